@@ -1,4 +1,4 @@
-"""Helpers for the scripts: interleaved measurement of variants, the engine's training step, tables and JSON."""
+"""Helpers for the benchmarks: interleaved measurements of variants, the engine's training step, tables and JSON."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from paceline.training.build import assemble
 from paceline.training.evaluate import training_evaluator
 from paceline.training.loop import Loop, Outputs
 
-WARMUP_STEPS = 14  # the engine captures its CUDA graph after 11 eager steps
+WARMUP_STEPS = 14  # enough for the engine, which captures its CUDA graph after 11 eager steps
 MAX_STEPS = 400
 
 
 @dataclass
 class Variant:
-    """One way to do the same work."""
+    """One of several implementations of a workload whose speeds are compared."""
 
     name: str
     step: Callable[[], None]
-    before: Callable[[], None] = lambda: None  # sets torch's global flags for this variant
-    after: Callable[[], None] = lambda: None  # releases the resources of the variant
+    before: Callable[[], None] = lambda: None  # function that sets torch's global flags for this variant
+    after: Callable[[], None] = lambda: None  # function that releases the resources of this variant
     warmup: int = 3
     images: int = 0  # images per step, if different from the workload's batch size
-    length: int = 0  # steps per block; 0: chosen by duration
+    length: int = 0  # number of steps per block; 0 means: as many as fit the block's duration
     rates: list[float] = field(default_factory=list)
 
 
@@ -48,7 +48,7 @@ def set_torch_defaults() -> None:
 
 
 def engine_variant(name: str, recipe: str, folder: Path, **settings: Any) -> Variant:
-    """Return the training loop of `paceline train`: it loads data and writes metrics, but does not evaluate."""
+    """Return a variant that trains like `paceline train`, with data loading and metrics but without evaluation."""
     fixed = {"epochs": 100_000, "save_every": "100000 epochs", "sample_every": "100000 epochs", "validation": 0}
     assignments = [f"{key}={value}" for key, value in (fixed | settings).items()]
     parts = assemble(configure(recipe, {}, assignments=assignments))
@@ -153,7 +153,7 @@ def print_rows(title: str, rows: list[dict[str, Any]]) -> None:
 
 
 def endless(loader: Any) -> Iterator[Any]:
-    """Iterate over a DataLoader endlessly; as in plain scripts, each epoch starts new workers."""
+    """Iterate over a DataLoader endlessly; each epoch starts new workers, as in plain scripts."""
     while True:
         yield from loader
 

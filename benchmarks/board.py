@@ -39,7 +39,7 @@ SCROLL = """new Promise((done) => {
 
 
 def write_runs(root: Path, num_runs: int, num_points: int) -> None:
-    """Write runs with plausible curves."""
+    """Write run folders whose metrics form plausible curves."""
     random = np.random.default_rng(0)
     steps = np.arange(1, num_points + 1)
     for number in range(num_runs):

@@ -1,8 +1,9 @@
 """Measure the scaling efficiency of two processes on a CPU, and how long recipes wait for data held in memory.
 
-`scaling`: ResNet-18 under ddp in two processes (gloo) with one thread each, against one process with one thread.
-Both are measured in the same two processes, interleaved; while one process works alone, the other waits.
-`waiting`: trains every recipe for some steps with `--loader resident`; the fraction of time spent waiting for data.
+`scaling` compares ResNet-18 under ddp in two processes (gloo), with one thread each, with ResNet-18 in one process.
+Both measurements alternate in the same two processes; while one process works alone, the other process waits.
+`waiting` trains every recipe for some steps with `--loader resident` and measures how long training waits for data.
+
 
     PYTHONPATH=src python benchmarks/cpu_scaling.py --json cpu_scaling.json
     PYTHONPATH=src python benchmarks/cpu_scaling.py --width 8 --batch 32 --steps 20
@@ -19,7 +20,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-os.environ["OMP_NUM_THREADS"] = "1"  # set before torch is imported, here and in child processes
+os.environ["OMP_NUM_THREADS"] = "1"  # must be set before torch is imported, also for child processes
 
 import numpy as np
 from _variants import write_results
@@ -36,7 +37,7 @@ from paceline.runs.metrics import read_metrics
 
 
 def scaling(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
-    """Return the throughput of one and of two processes, each as a fraction of 2 × one process."""
+    """Return the throughput of one and of two processes, also as a fraction of twice the throughput of one."""
     settings = {"strategy": "ddp", "devices": 2, "accelerator": "cpu", "batch_size": str(options.batch)}
     assignments = [f"width={options.width}", "validation=0", "size=32", "channels=3"]
     config = configure("classification", settings, assignments=assignments)

@@ -1,4 +1,6 @@
-"""Measure DeepLIIF at full size: the cost of a step, and the results of training on a few rows for some minutes.
+"""Measure DeepLIIF at full size: the cost of a step, and the results of training on a few images for some minutes.
+
+A row is an image file with several panels side by side: the input, the modalities and the segmentation.
 
 `step` times one step of the whole model (512 pixels, batch 1, 4 modalities: 9 generators, 9 discriminators) on random
 rows, with several combinations of precision, CUDA graph and compilation. `train` trains on a folder of rows for a
@@ -61,12 +63,12 @@ def make_parts(data_root: Path, small: bool, assignments: list[str], **settings:
 
 
 def endless_steps(parts: Parts) -> Iterator[StepData]:
-    """Return data for any number of steps."""
+    """Return the data of a practically endless sequence of steps."""
     return parts.feed.steps(0, 2**62)
 
 
 def write_random_rows(folder: Path, side_px: int) -> None:
-    """Write two rows of noise for each split."""
+    """Write two rows (images of six panels) with random pixels for each split."""
     generator = np.random.default_rng(0)
     for split in ("train", "test"):
         (folder / split).mkdir(parents=True)
@@ -114,7 +116,7 @@ def run_step_benchmark(arguments: argparse.Namespace) -> None:
         for name in names:
             try:
                 rows.append(time_step(name, Path(folder) / "rows", arguments.small, arguments.set, arguments.repeats))
-            except Exception as error:  # the other variants are still measured
+            except Exception as error:  # if one variant fails, measure the others
                 rows.append({"variant": name, "error": f"{type(error).__name__}: {error}"[:500]})
             gc.collect()
             if on_gpu:
@@ -126,7 +128,7 @@ def run_step_benchmark(arguments: argparse.Namespace) -> None:
 
 
 def describe(row: dict[str, Any], first: dict[str, Any]) -> str:
-    """Return one line of the table."""
+    """Return the row of one variant as a line of text."""
     if "error" in row:
         return f"{row['variant']:20} failed: {row['error'].splitlines()[0]}"
     speedup = row["images_per_second"] / first["images_per_second"] if "images_per_second" in first else float("nan")
@@ -152,7 +154,7 @@ def run_training(arguments: argparse.Namespace) -> None:
         loss_log.add(data.images, parts.run_step(data))
         number += 1
         if perf_counter() - reported > REPORT_SECONDS or perf_counter() - start > seconds:
-            values = loss_log.read().values  # waits for the device, so that the time is accurate
+            values = loss_log.read().values  # reading waits for the device, so that the time is accurate
             reported = perf_counter()
             history.append({"step": number, "seconds": reported - start, **values})
             shown = {name: f"{value:.3g}" for name, value in values.items() if name.endswith("distance")}
@@ -176,7 +178,7 @@ def rate_by_time(peak: float, start: float, seconds: float) -> Callable[[int], f
 
 @torch.no_grad()
 def write_strips(parts: Parts, split: str, file: Path, panel_px: int) -> None:
-    """Write a strip for each row of a split: the input, and each predicted panel next to the real one, if any."""
+    """Write a strip for each row of a split: the input, and each predicted panel next to the real panel, if any."""
     parts.recipe.eval()
     strips = []
     for batch in evaluation_batches(BatchPipeline(parts.loaders[split], None, parts.precision.weights), 0, 1):

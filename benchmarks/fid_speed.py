@@ -1,10 +1,10 @@
-"""Measure how long FID takes for images on the device, against torchmetrics with the same feature network.
+"""Measure how long FID takes for images on the device, compared with torchmetrics and the same feature network.
 
 Each variant receives the real and the generated uint8 images in batches of the same size and computes the distance.
-torchmetrics' FrechetInceptionDistance runs the TorchScript file unchanged. Our function resizes its images, since
-torchmetrics has no resizing that matches the file. Both run in fp32 and, on a GPU, in tf32. Ours also runs in fp16, and
-with cached statistics of the real images, as in a run. Repeated measurements are interleaved. One-time work (loading
-kernels, profiling the script) is done before the measurement.
+torchmetrics' FrechetInceptionDistance runs the TorchScript file unchanged, after Paceline has resized the images,
+because torchmetrics has no resizing that matches the file. torchmetrics and Paceline run in fp32 and, on a GPU, in
+tf32. Paceline also runs in fp16, and with cached statistics of the real images, as in training. Repeated measurements
+are interleaved. One-time work (loading kernels, profiling the script) is done before the measurement.
 
     PYTHONPATH=src python benchmarks/fid_speed.py --inception default_1.pt --json fid_speed.json
     PYTHONPATH=src python benchmarks/fid_speed.py --images 300 --repeats 2      # an untrained small network, on a CPU
@@ -35,7 +35,7 @@ SIDE_PX = 32
 
 
 class Untrained(FeatureNetwork):
-    """A small network with random weights, to test the script without a file."""
+    """A small network with random weights, to test this script without an Inception file."""
 
     label, num_features = "untrained", 64
 
@@ -84,7 +84,7 @@ def statistics(network: FeatureNetwork, images: Tensor, arithmetic: Arithmetic) 
 
 @torch.no_grad()
 def ours(network: FeatureNetwork, real: Statistics | Tensor, made: Tensor, arithmetic: Arithmetic) -> float:
-    """Return our distance; `real` holds images or their statistics."""
+    """Return the FID computed by Paceline; `real` contains images or their statistics."""
     known = real if isinstance(real, Statistics) else statistics(network, real, arithmetic)
     other = statistics(network, made, arithmetic)
     return frechet_distance(known.mean, known.covariance, other.mean, other.covariance)
@@ -92,7 +92,7 @@ def ours(network: FeatureNetwork, real: Statistics | Tensor, made: Tensor, arith
 
 @torch.no_grad()
 def theirs(network: nn.Module, real: Tensor, made: Tensor, arithmetic: Arithmetic) -> float:
-    """Return torchmetrics' distance."""
+    """Return the FID computed by torchmetrics."""
     with computing_in(arithmetic):
         metric = FrechetInceptionDistance(feature=network).to(real.device)
         for images, is_real in ((real, True), (made, False)):
@@ -102,7 +102,7 @@ def theirs(network: nn.Module, real: Tensor, made: Tensor, arithmetic: Arithmeti
 
 
 def random_images(count: int, seed: int, device: torch.device, *, blur: float = 0.0) -> Tensor:
-    """Return images of random squares; blurring them yields an FID similar to that of a trained GAN."""
+    """Return images of random squares; blurred images have an FID similar to that of a trained GAN."""
     generator = torch.Generator().manual_seed(seed)
     small = torch.rand(count, 3, SIDE_PX // 4, SIDE_PX // 4, generator=generator)
     images = 255 * small.repeat_interleave(4, 2).repeat_interleave(4, 3)
@@ -125,14 +125,14 @@ def warm_up(network: FeatureNetwork, scripted: nn.Module, images: Tensor, arithm
 
 
 def parse_repeats(text: str) -> dict[str, int]:
-    """Parse the number of measurements per variant; `1,fp16=3` means 3 for variants with fp16 in their name, else 1."""
+    """Parse the repetitions per variant: `1,fp16=3` means 3 for variants with fp16 in their name, and 1 for others."""
     first, *others = text.split(",")
     special = {part: int(count) for part, _, count in (other.partition("=") for other in others)}
     return special | {"": int(first)}
 
 
 def summarise(seconds: dict[str, list[float]], distances: dict[str, float]) -> list[dict[str, Any]]:
-    """Return one row per measured variant, compared with the first."""
+    """Return one row per measured variant, with its speedup and FID difference from the first variant."""
     first = next(iter(seconds))
     return [
         {

@@ -1,9 +1,9 @@
 """Compare the training speed of a DCGAN under Lightning's Trainer and under the engine, each used as documented.
 
 The Trainer runs a LightningModule with manual optimization (a GAN has two optimizers), with its own precision
-(`bf16-mixed` on a GPU), loop and `self.log`. It reads from torch's DataLoader, then from a batch that is already on
-the device, and is also measured compiled. The engine runs as in `paceline train dcgan`. Networks, batch and images are
-the same.
+(`bf16-mixed` on a GPU), loop and `self.log`. The Trainer is measured with torch's DataLoader, with a batch
+that is already on the device, and with compiled networks. The engine runs as in `paceline train dcgan`. Both use the
+same networks, batch size and images.
 
 The Trainer cannot be paused between steps, so a block is a whole `fit`, timed from the end of its first steps to the
 end of its last one. The engine's blocks are interleaved with the fits.
@@ -44,12 +44,12 @@ from torch.utils.data import DataLoader, Dataset
 from paceline.models.dcgan import Discriminator, Generator
 
 SIDE_PX, NOISE = 32, 100
-WARMUP_BATCHES = 20  # per fit
-Fit = Callable[[int], float]  # takes a number of steps, returns the elapsed seconds
+WARMUP_BATCHES = 20  # number of batches before the timing of each fit starts
+Fit = Callable[[int], float]  # function that runs a number of steps and returns the elapsed seconds
 
 
 class Images(Dataset):
-    """Small images held in a tensor, scaled when read."""
+    """A dataset of small images in one tensor; pixels are scaled to [-1, 1] when read."""
 
     def __init__(self, images: np.ndarray) -> None:
         self.images = torch.from_numpy(images).permute(0, 3, 1, 2)
@@ -75,7 +75,7 @@ class Repeated:
 
 
 class Gan(lightning.LightningModule):
-    """DCGAN as in the paper."""
+    """A DCGAN as a LightningModule with manual optimization."""
 
     def __init__(self, width: int, compiled: bool) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ def make_fit(data: Iterable[Any], width: int, device: torch.device, folder: Path
             accelerator="gpu" if device.type == "cuda" else "cpu",
             devices=1,
             precision="bf16-mixed" if device.type == "cuda" else "32-true",
-            max_steps=2 * clock.last,  # Lightning counts the steps of both optimizers
+            max_steps=2 * clock.last,  # Lightning counts the steps of both optimizers separately
             callbacks=[clock],
             logger=lightning.pytorch.loggers.CSVLogger(str(folder)),
             enable_checkpointing=False,

@@ -35,8 +35,8 @@ from paceline.training.evaluate import training_evaluator
 from paceline.training.loop import Loop, Outputs
 
 SIDE_PX, PADDING_PX, NUM_CLASSES = 32, 4, 100
-LOG_EVERY_STEPS = 50  # both variants read their losses back at this interval, as training does
-EPOCHS = 1000  # more than any measurement needs
+LOG_EVERY_STEPS = 50  # both variants copy their losses to the host at this interval, as in training
+EPOCHS = 1000  # more epochs than any measurement needs
 LEARNER = {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4}
 
 Step = Callable[[], None]
@@ -58,7 +58,7 @@ def hand_written_step_factory(
 ) -> Step:
     """Return the training step of an optimised loop written by hand for this network.
 
-    With `graph`, the whole step is captured once and replayed: an upper bound for the engine's captured step.
+    With `graph`, the step is captured once and replayed, which gives an upper bound for the engine's captured step.
     """
     torch.backends.cudnn.benchmark = True
     torch.manual_seed(0)
@@ -128,7 +128,7 @@ def capture(learn: Step, device: torch.device) -> Step:
     with torch.cuda.graph(graph):
         learn()
 
-    def replay(keep_alive: Step = learn) -> None:  # the graph itself holds no references to its tensors
+    def replay(keep_alive: Step = learn) -> None:  # keeps the tensors alive, which the graph does not
         graph.replay()
 
     return replay

@@ -1,7 +1,7 @@
-"""Measure how long an epoch of random crops from large photographs takes to load: decoding each time or once.
+"""Measure how long loading an epoch of random crops takes if large photographs are decoded each time or only once.
 
 The images are created once and kept in the folder: enlarged crops of the bundled photographs, with a little noise
-so that their PNG files are as large as a camera's. The variants, without a model:
+so that their PNG files are as large as a camera's. These variants load the crops, without training a model:
 
 - `decode each time`: torch's DataLoader over Pillow, torchvision's RandomCrop and ToTensor, as in a plain script, with
   each of the given worker counts; the workers are restarted for each epoch;
@@ -48,7 +48,7 @@ from paceline.data.transforms import Augment
 from paceline.runs.provenance import versions_and_hardware
 
 NOISE_LEVELS = 2.0
-SMALLEST_PX = 400  # shortest side of the photographs to enlarge
+SMALLEST_PX = 400  # minimum side length of the photographs to enlarge
 Epoch = Callable[[int], None]
 
 
@@ -95,7 +95,7 @@ class DecodeEachTime(Dataset):
 
 
 def plain_epoch(files: list[Path], crop: int, batch_size: int, workers: int, device: torch.device) -> Epoch:
-    """Return an epoch of the plain script's loader."""
+    """Return a function that loads an epoch as a plain script does."""
     loader = DataLoader(
         DecodeEachTime(files, crop),
         batch_size,
@@ -113,7 +113,7 @@ def plain_epoch(files: list[Path], crop: int, batch_size: int, workers: int, dev
 
 
 def our_epoch(loader: Loader, batch_size: int) -> Epoch:
-    """Return an epoch of one of our loaders, flipped and scaled to floats; the stream continues across epochs."""
+    """Return a function that loads an epoch with one of Paceline's loaders, with random flips and as floats."""
     stream, steps = Stream(0, len(loader.source)), len(loader.source) // batch_size
     starts = itertools.count(0, batch_size)
     pipeline = BatchPipeline(loader, Augment(flip=True), torch.float32)
@@ -136,7 +136,7 @@ def timed(epoch: Epoch, number: int, device: torch.device) -> float:
 
 
 def variants(options: argparse.Namespace, device: torch.device) -> Iterator[tuple[str, Epoch, float, str]]:
-    """Yield each variant: its name, a function that loads an epoch, and the seconds and name of its preparation."""
+    """Yield the name of each variant, a function that loads an epoch, and the duration and name of its preparation."""
     folder = Path(options.folder)
     files = sorted((folder / "train").glob("*.png"))[: options.images]
     for workers in (int(word) for word in options.workers.split(",")):

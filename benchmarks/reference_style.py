@@ -96,7 +96,7 @@ def gan_networks(options: argparse.Namespace, device: torch.device, count: int) 
 def gan_step(
     batches: Batches, device: torch.device, options: argparse.Namespace, num_discriminators: int = 1
 ) -> Callable[[], None]:
-    """Return the step of DCGAN, or of the dual GAN, whose losses determine which discriminator trains the generator."""
+    """Return the step of DCGAN or of the dual GAN, in which the losses select the discriminator for the generator."""
     generator, *discriminators = gan_networks(options, device, num_discriminators)
     bce = nn.BCELoss()
     rate = {"lr": 2e-4, "betas": (0.5, 0.999)}
@@ -190,7 +190,7 @@ def reference_variants(
     options: argparse.Namespace,
     epochs: bool = False,
 ) -> list[Variant]:
-    """Return the plain loop with each worker count, timed in steps or epochs, and with one batch on the device."""
+    """Return a plain loop for each number of workers, and one that reuses a batch on the device."""
     variants = []
     for workers in map(int, options.workers.split(",")):
         loader = DataLoader(data, batch_size, shuffle=True, num_workers=workers, drop_last=True)
@@ -203,7 +203,7 @@ def reference_variants(
 
 
 def in_epochs(variant: Variant, num_steps: int, batch_size: int) -> Variant:
-    """Return the variant with one epoch per step and per block, so that nothing is prefetched between blocks."""
+    """Return a variant whose step and block are one epoch, so that nothing is prefetched between blocks."""
 
     def epoch() -> None:
         for _ in range(num_steps):
@@ -214,7 +214,7 @@ def in_epochs(variant: Variant, num_steps: int, batch_size: int) -> Variant:
 
 
 def engine_variants(recipe: str, folder: Path, options: argparse.Namespace, **settings: object) -> list[Variant]:
-    """Return the engine with its defaults and, with `--compile`, compiled."""
+    """Return the engine with its defaults and, with `--compile`, also a compiled variant."""
     variants = [engine_variant("engine", recipe, folder, loader="resident", **settings)]
     if options.compile:
         variants.append(engine_variant("engine, compiled", recipe, folder, loader="resident", compile=True, **settings))
@@ -234,7 +234,7 @@ def write_small_images(folder: Path, samples: int) -> dict[str, np.ndarray]:
 
 
 def write_photos(folder: Path, options: argparse.Namespace) -> list[Path]:
-    """Write photographs as PNG files unless they exist; return those of the training split."""
+    """Write photographs as PNG files unless they exist; return the files of the training split."""
     width, height = (int(word) for word in options.photo_size.split("x"))
     for split, count in (("train", options.photos), ("test", 1)):
         (folder / split).mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
-"""Train SRResNet ×4 on a folder of photographs, then SRGAN from it, and evaluate both on Set5 and Set14.
+"""Train SRResNet ×4 on a folder of photographs, then SRGAN from its weights, and evaluate both on Set5 and Set14.
 
     python benchmarks/super_resolution.py --data-root train291 --tests Set5 Set14 --vgg vgg.pth --minutes 15 --out out
 
-A test set is a folder with HR and LRx4: the low-resolution images are read from files. SRResNet trains for --images,
+A test set is a folder with the subfolders HR and LRx4 (low-resolution images). SRResNet trains for --images,
 or for as many images as fit into --minutes at the speed of a short trial. SRGAN then trains for --gan-images. Both
 runs, strips of each test set and results.json are written to --out. PSNR and SSIM follow protocol y: 8-bit, MATLAB's
 luma, ignoring a border of 4 pixels.
@@ -22,9 +22,9 @@ from typing import Any
 from paceline.runs.metrics import read_metrics
 from paceline.runs.provenance import versions_and_hardware
 
-LARGEST_CROP = 128  # crop size of the preset
+LARGEST_CROP = 128  # crop size of the preset train291
 TRIAL_IMAGES = 20_000
-SHARE_FOR_TRAINING = 0.9  # fraction of --minutes; the rest is for startup, evaluation and saving
+SHARE_FOR_TRAINING = 0.9  # fraction of --minutes; the remaining time is for startup, evaluation and saving
 CADENCE = [f"{name}=5%" for name in ("evaluate_every", "sample_every", "save_every")]
 # The activations of the rescaled VGG19 are about 1. The pixel loss has a small weight, so that texture may
 # differ from the original. The learning rate is low because the network is already trained.
@@ -63,7 +63,7 @@ def train(folder: Path, images: int, arguments: argparse.Namespace, *more: str) 
     """Train a run; return its number of images, elapsed seconds and throughput."""
     words = ["train", "super_resolution", "--preset", "train291", "--data", "photos"]
     words += ["--data-root", str(arguments.out / "photos"), "--images", str(images), "--out", str(folder)]
-    test = arguments.tests[0]  # a test set is given, so that no photographs are held out for testing
+    test = arguments.tests[0]  # with a test set, no photographs are held out for testing
     test_data = [f"test_root={test / 'HR'}", f"test_low_root={test / 'LRx4'}"]
     _, seconds = paceline(*words, *sets(CADENCE + test_data), *more, *arguments.extra)
     rows = read_metrics(folder)
@@ -80,7 +80,7 @@ def train(folder: Path, images: int, arguments: argparse.Namespace, *more: str) 
 
 
 def link_photographs(root: Path, folder: Path, crop: int) -> dict[str, int]:
-    """Link the photographs that are at least as large as the crop; count those and the ones that are too small."""
+    """Link the photographs that are at least as large as the crop; return how many are used and too small."""
     from PIL import Image
 
     folder.mkdir(exist_ok=True)
@@ -103,7 +103,7 @@ def evaluate(folder: Path, test: Path, precision: str) -> dict[str, float]:
 
 
 def strips(runs: dict[str, Path], tests: list[Path], out: Path) -> list[str]:
-    """Write strips of each test set's first images: low resolution, bicubic, each run's result, the original."""
+    """Write strips of each test set's first images: low resolution, bicubic, the result of each run, original."""
     import numpy as np
     import torch
     from PIL import Image
@@ -143,7 +143,7 @@ def centre(size: tuple[int, int], side: int) -> tuple[int, int, int, int]:
 
 
 def main() -> None:
-    """Train and evaluate; results are written after each stage, so that a time limit loses only the remaining ones."""
+    """Train and evaluate; write the results after each stage, so that a time limit does not lose earlier results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-root", type=Path, required=True, help="folder of photographs to train on")
     parser.add_argument("--tests", type=Path, nargs="+", required=True, help="folders with HR and LRx4")

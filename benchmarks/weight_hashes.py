@@ -4,7 +4,7 @@ Each row trains a few steps through the command line (CPU, fp32, deterministic) 
 of their EMA. A refactoring must leave every hash unchanged:
 
     python benchmarks/weight_hashes.py --out before.json          # in the old checkout
-    python benchmarks/weight_hashes.py --compare before.json      # in the new one
+    python benchmarks/weight_hashes.py --compare before.json      # in the new checkout
 
 Hashes depend on the processor and on the version of torch, so run both on the same machine.
 """
@@ -31,12 +31,12 @@ RUNS = {
     "restoration": "restoration --preset quick --batch-size 8 --images 80",
     "translation": "translation --preset quick --batch-size 4 --images 24",
 }
-STRATEGIES = {"single": "1", "ddp": "2", "lightning": "2"}  # strategy: number of processes
+STRATEGIES = {"single": "1", "ddp": "2", "lightning": "2"}  # number of processes for each strategy
 EMA_PREFIX = "ema/"
 
 
 def main() -> int:
-    """Train every configuration and print the hash of its weights; return 1 if one differs from `--compare`."""
+    """Train every configuration and print the hash of its weights; return 1 if a hash differs from `--compare`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", default=",".join(RUNS), help="comma-separated rows")
     parser.add_argument("--strategies", default=",".join(STRATEGIES), help="comma-separated strategies")

@@ -1,4 +1,4 @@
-"""A test recipe that uses the whole contract: two networks, three phases, shared tensors, signals and draws."""
+"""A test recipe with two networks, three phases, shared tensors, signals between phases and random inputs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paceline.contracts.recipe import Batch, DataSpec, Draw, Loss, Phase, Recipe
 
 @dataclass(frozen=True)
 class DuetSettings:
-    """Switches for tests."""
+    """The setting that tests can change."""
 
     norm: Literal["batch", "none"] = setting("batch", "normalisation")
 
@@ -52,7 +52,7 @@ class Duet(Recipe):
         self.watched = False
         pixels = spec.channels * spec.height * spec.width
         norm = (lambda: nn.BatchNorm1d(8)) if settings.norm == "batch" else nn.Identity
-        biased = settings.norm == "none"  # BatchNorm cancels a bias, so its gradient would be rounding error
+        biased = settings.norm == "none"  # BatchNorm cancels a bias, so the bias gradient would only be rounding error
         self.generator = nn.Sequential(nn.Linear(5, 8, biased), norm(), nn.Tanh(), nn.Linear(8, pixels), nn.Tanh())
         self.critic = nn.Sequential(nn.Linear(pixels, 8, biased), norm(), nn.Tanh(), nn.Linear(8, 1))
 
@@ -79,7 +79,7 @@ class Duet(Recipe):
         scores = self.critic(mixed)
         (slope,) = torch.autograd.grad(scores.sum(), mixed, create_graph=True)
         penalty = slope.square().sum(1).mean() * (1 + batch["gap"].mean() + batch["level"].mean())
-        return Loss({"slope": penalty + 0 * scores.mean()})  # gives the last bias a gradient
+        return Loss({"slope": penalty + 0 * scores.mean()})  # adding 0 gives the last bias a gradient
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
         self._record("predict", batch)

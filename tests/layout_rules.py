@@ -1,4 +1,4 @@
-"""Layout rules for a package on disk: each returns one line per violation, with file and line number."""
+"""Rules for the package layout. Each rule is a function that returns one line per violation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from paceline.core.registry import KINDS
 
-LAYERS = (  # top to bottom; a package may import only from lower layers
+LAYERS = (  # from top to bottom; a package may import only from lower layers
     {"paceline", "__main__"},
     {"cli"},
     {"commands"},
@@ -28,22 +28,22 @@ LAYERS = (  # top to bottom; a package may import only from lower layers
     {"core"},
 )
 DEPTH = {unit: depth for depth, layer in enumerate(LAYERS) for unit in layer}
-SINGLE_DEVICE = {"models", "recipes"}  # these must not use torch.distributed
+SINGLE_DEVICE = {"models", "recipes"}  # packages that must not use torch.distributed
 PLUGIN_FOLDERS = tuple(kind.package for kind in KINDS.values())
-TEMPLATES = "commands/templates"  # templates for users, which import public names
+TEMPLATES = "commands/templates"  # recipe templates for users, exempt from the import rules
 MAX_LINES = 300
-MAX_SHARE = 0.15  # largest fraction of all lines in one package
+MAX_SHARE = 0.15  # maximum fraction of all code lines that one package may have
 MODULE = re.compile(r"paceline(\.\w+)+")
 COMMAND = re.compile(r"-m (paceline(?:\.\w+)+)")
 
 
 class Import(NamedTuple):
-    """An imported module or name and its location."""
+    """An imported module or name, and where the import is."""
 
     file: str
     line: int
-    unit: str  # the importing unit: the first name under `paceline`
-    parents: tuple[str, ...]  # the package that the file is in
+    unit: str  # the importing unit: a package or module directly under `paceline`
+    parents: tuple[str, ...]  # dotted name of the package that contains the file, as parts
     target: str  # dotted name of the imported module or name
 
     def __str__(self) -> str:
@@ -51,7 +51,7 @@ class Import(NamedTuple):
 
     @property
     def target_unit(self) -> str | None:
-        """Return the imported unit; None for imports from outside the package and of the version."""
+        """Return the imported unit, or None for the version and for modules outside Paceline."""
         first, _, rest = self.target.partition(".")
         if first != "paceline" or rest == "__version__":
             return None
@@ -66,7 +66,7 @@ def modules(package: Path) -> Iterator[tuple[Path, ast.Module]]:
 
 
 def imports(package: Path) -> list[Import]:
-    """Return all imports in a package, including imports inside functions, dynamic imports and module names."""
+    """Return all imports in a package, including those inside functions and module names in strings."""
     found = []
     for path, tree in modules(package):
         if path.is_relative_to(TEMPLATES):
@@ -93,7 +93,7 @@ def _targets(node: ast.AST, parents: tuple[str, ...]) -> list[str]:
             return [start.rpartition(".")[0]]
         case ast.Constant(value=str(text)):
             named = [text] if MODULE.fullmatch(text) else COMMAND.findall(text)
-            return [name for name in named if name.split(".")[1] in DEPTH]  # others are keys or entry-point groups
+            return [name for name in named if name.split(".")[1] in DEPTH]  # skips keys and entry-point groups
     return []
 
 
@@ -106,7 +106,7 @@ def _parts_of_texts(tree: ast.Module) -> set[ast.AST]:
 
 
 def upward(package: Path, allowed: Collection[str] = ()) -> list[str]:
-    """Return imports that point to a higher layer, except in files that may import any package."""
+    """Return imports from a higher layer or the same one, except in the `allowed` files."""
     problems = []
     for one in imports(package):
         here, there = one.unit, one.target_unit
@@ -133,7 +133,7 @@ def distributed(package: Path) -> list[str]:
 
 
 def private(package: Path) -> list[str]:
-    """Return the imports of private modules and names from outside their package."""
+    """Return the imports of private modules and names by files outside their package."""
     problems = []
     for one in imports(package):
         parts = tuple(one.target.split("."))
@@ -149,7 +149,7 @@ def private(package: Path) -> list[str]:
 
 
 def plugin_imports(package: Path) -> list[str]:
-    """Return the imports of plugins from outside their folder."""
+    """Return the imports of plugin modules by files outside the plugin's folder."""
     problems = []
     for one in imports(package):
         for folder in PLUGIN_FOLDERS:
@@ -175,7 +175,7 @@ def plugin_comparisons(package: Path) -> list[str]:
 
 
 def _compared(node: ast.AST, constants: Mapping[str, set[str]]) -> Iterator[tuple[int, str]]:
-    """Return the strings used in a comparison, each with its line number."""
+    """Yield the strings used in a comparison, each with its line number."""
     match node:
         case ast.Compare() if any(isinstance(op, ast.Eq | ast.NotEq | ast.In | ast.NotIn) for op in node.ops):
             for side in (node.left, *node.comparators):
@@ -185,7 +185,7 @@ def _compared(node: ast.AST, constants: Mapping[str, set[str]]) -> Iterator[tupl
 
 
 def _texts(node: ast.AST, constants: Mapping[str, set[str]]) -> set[str]:
-    """Return the strings in an expression; names are resolved to the module's assignments."""
+    """Return the strings in an expression, including those assigned to constants that it uses."""
     match node:
         case ast.Constant(value=str(text)):
             return {text}
@@ -214,7 +214,7 @@ def _plugins(package: Path, folder: str) -> set[str]:
 
 
 def long_files(package: Path) -> list[str]:
-    """Return the files that are too long to read in one sitting."""
+    """Return the files with more than MAX_LINES lines."""
     return [
         f"{path}: {count} lines; split it by what a reader looks for"
         for path, count in _line_counts(package).items()
@@ -223,7 +223,7 @@ def long_files(package: Path) -> list[str]:
 
 
 def large_packages(package: Path) -> list[str]:
-    """Return the packages that contain too large a fraction of all lines."""
+    """Return the packages with more than the fraction MAX_SHARE of all lines."""
     counts = _line_counts(package)
     total, by_unit = sum(counts.values()), dict.fromkeys((path.parts[0] for path in counts), 0)
     for path, count in counts.items():

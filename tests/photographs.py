@@ -1,4 +1,4 @@
-"""Photographs for tests, from those that ship with Paceline."""
+"""Photographs for tests, loaded from the files bundled with Paceline."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from paceline.images.decode import decode
 
 
 def photograph(name: str) -> NDArray[np.uint8]:
-    """Return a bundled photograph by the name of its file without the suffix."""
+    """Return the pixels of a bundled photograph, given its file name without the suffix."""
     (file,) = FOLDER.glob(f"{name}.*")
     return np.array(decode(file))

@@ -1,4 +1,4 @@
-"""The work of one rank in multi-process tests: a few recorded steps."""
+"""Functions that multi-process tests run in each rank, such as training and recording a few steps."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Mailbox = dict[str, np.ndarray]
 
 
 def make_parts(recipe: str, **settings: Any) -> Parts:
-    """Assemble a small float64 run."""
+    """Assemble a float64 run on the CPU."""
     return assemble(make_config(recipe, **settings))
 
 
 def make_config(recipe: str, **settings: Any) -> Config:
-    """Return the settings of a small float64 run."""
+    """Return the settings of a float64 run on the CPU."""
     return configure(recipe, {"precision": "fp64", "accelerator": "cpu"} | settings)
 
 
@@ -40,14 +40,14 @@ def weights(parts: Parts) -> dict[str, torch.Tensor]:
 
 
 def difference(first: dict[str, Any], second: dict[str, Any]) -> float:
-    """Return the largest difference over all tensors, relative to the largest value."""
+    """Return the largest difference between two sets of tensors, relative to the largest value."""
     assert first.keys() == second.keys()
     largest = max(float(abs(value).max()) for value in first.values())
     return max(float(abs(first[name] - second[name]).max()) for name in first) / largest
 
 
 def note_steps(path: str, recipe: str, steps: int, settings: dict[str, Any]) -> None:
-    """Train and evaluate; write samples, draws, signals, weights and evaluated samples to PATH-RANK.npz."""
+    """Train and evaluate; write the inputs of every phase, the weights and the results to PATH-RANK.npz."""
     parts = make_parts(recipe, **settings)
     parts.recipe.watched = True
     run_steps(parts, steps)
@@ -68,7 +68,7 @@ def note_steps(path: str, recipe: str, steps: int, settings: dict[str, Any]) -> 
 
 
 def spoil_and_check(recipe: str, spoiled: str, settings: dict[str, Any]) -> None:
-    """Check the replicas at the start, after two steps, and after the last rank has changed one of its weights."""
+    """Check that all ranks have equal weights: at the start, after two steps, and after one rank changes a weight."""
     parts = make_parts(recipe, **settings)
     check_replicas(parts.recipe, parts.world)
     run_steps(parts, 2)

@@ -1,4 +1,4 @@
-"""Real processes for tests: `paceline` commands that start quickly, and the processes they leave behind."""
+"""Functions for tests that start `paceline` commands in real processes and wait for them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from typing import Any
 
 from paceline.core.heartbeat import die_with_parent
 
-TIMEOUT_SECONDS = 120.0  # generous, since the machine may be busy
-_PRELOAD = [  # imported before forking, so that a command starts in a fraction of a second
+TIMEOUT_SECONDS = 120.0  # long, since the machine may be busy
+_PRELOAD = [  # modules imported before forking, so that commands start quickly
     "paceline.cli.app",
     "paceline.commands.train",
     "paceline.commands.evaluate",
@@ -33,7 +33,7 @@ _PRELOAD = [  # imported before forking, so that a command starts in a fraction 
     "paceline.evaluation.evaluators.accuracy",
     "paceline.parallel.strategies.ddp",
     "paceline.parallel.strategies.lightning",
-    "torch._inductor",  # imported by optimizers
+    "torch._inductor",  # torch's optimizers import this module
     "torch.utils.tensorboard",
 ]
 _forks = multiprocessing.get_context("forkserver")
@@ -42,9 +42,9 @@ _forks.set_forkserver_preload(_PRELOAD)
 
 @dataclass
 class Running:
-    """A command running in a separate process and session."""
+    """A command that runs in a separate process and session."""
 
-    folder: Path  # working directory, also holds its output
+    folder: Path  # working directory, which also contains the output files
     pid: int
     wait_for_end: Callable[[float], int | None] = field(repr=False)
 
@@ -57,7 +57,7 @@ class Running:
         return (self.folder / f"stderr-{self.pid}").read_text()
 
     def wait(self, seconds: float = TIMEOUT_SECONDS) -> int:
-        """Wait and return the exit code; it is negative if a signal killed the process."""
+        """Wait for the process and return its exit code, which is negative if a signal killed the process."""
         code = self.wait_for_end(seconds)
         assert code is not None, f"still running after {seconds:g} s:\n{self.stdout}\n{self.stderr}"
         return code
@@ -77,7 +77,7 @@ class Running:
 def start_fork(
     folder: Path, *arguments: str, largest_file: int | None = None, environment: dict[str, str] | None = None
 ) -> Running:
-    """Start `paceline ARGUMENTS` in a fork of a process that has imported everything."""
+    """Start `paceline ARGUMENTS` quickly, in a fork of a process that has already imported its modules."""
     return _fork(folder, environment or {}, largest_file, _run_command, arguments)
 
 
@@ -89,7 +89,7 @@ def start_ranks(folder: Path, size: int, *arguments: str) -> list[Running]:
 def start_function_in_ranks(
     folder: Path, size: int, function: Callable[..., int | None], *values: Any
 ) -> list[Running]:
-    """Start an importable function in several processes that can rendezvous; it may return an exit code."""
+    """Start an importable function in several ranks; its return value, if any, is the exit code."""
     shared = {**_meeting_point(), "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
     environments = [{**shared, "RANK": rank, "LOCAL_RANK": rank} for rank in range(size)] if size > 1 else [{}]
     return [_fork(folder, environment, None, function, *values) for environment in environments]
@@ -132,7 +132,7 @@ def _fork(
 
 
 def start_command(folder: Path, *arguments: str, before: tuple[str, ...] = ()) -> Running:
-    """Start `paceline ARGUMENTS` as a user does; `before` is a command prefix."""
+    """Start `paceline ARGUMENTS` as a user would; `before` is a command prefix such as nohup."""
     pending = [(folder / name).open("wb") for name in ("stdout", "stderr")]
     command = [*before, sys.executable, "-m", "paceline", *arguments]
     process = subprocess.Popen(
@@ -141,7 +141,7 @@ def start_command(folder: Path, *arguments: str, before: tuple[str, ...] = ()) -
         stdout=pending[0],
         stderr=pending[1],
         start_new_session=True,
-        preexec_fn=die_with_parent,  # commands of failed tests must not outlive the tests
+        preexec_fn=die_with_parent,  # end the command if its test fails
     )
     for file in pending:
         file.close()
@@ -159,7 +159,7 @@ def start_command(folder: Path, *arguments: str, before: tuple[str, ...] = ()) -
 def run_fork(
     folder: Path, *arguments: str, largest_file: int | None = None, environment: dict[str, str] | None = None
 ) -> Running:
-    """Run a forked command to completion."""
+    """Run `paceline ARGUMENTS` in a fork and wait until the command ends."""
     running = start_fork(folder, *arguments, largest_file=largest_file, environment=environment)
     running.wait()
     return running
@@ -205,7 +205,7 @@ def _run_command(arguments: tuple[str, ...]) -> int:
 
 
 def wait_until(condition: Callable[[], Any], running: Running | None = None, seconds: float = TIMEOUT_SECONDS) -> Any:
-    """Poll a condition while a command runs and return its first truthy value."""
+    """Wait until a condition is true, and return its value."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         value = condition()
@@ -233,7 +233,7 @@ def workers_of(launcher: int) -> dict[int, int]:
 
 
 def processes_naming(text: str) -> list[int]:
-    """Return other processes with this text in their command line or environment; zombies have neither."""
+    """Return other live processes with this text in their command line or environment."""
     found = [pid for pid in _processes() if text in _read(pid, "cmdline") + _read(pid, "environ")]
     return [pid for pid in found if pid != os.getpid()]
 
@@ -250,7 +250,7 @@ def _read(pid: int, name: str) -> str:
 
 
 def metrics_without_times(run: Path) -> list[dict[str, Any]]:
-    """Return the metrics lines of a run without times, which differ between identical runs."""
+    """Return the lines of metrics.jsonl without times, which differ between identical runs."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [
         {name: value for name, value in row.items() if name not in ("time", "seconds") and not name.startswith("time/")}
@@ -259,7 +259,7 @@ def metrics_without_times(run: Path) -> list[dict[str, Any]]:
 
 
 def weights_of(run: Path, images: int | None = None) -> dict[str, bytes]:
-    """Return the tensor files of the last checkpoint, or of the checkpoint at `images`."""
+    """Return the contents of the tensor files of the last checkpoint, or of the one at `images`."""
     folders = sorted(path for path in (run / "checkpoints").iterdir() if path.name.isdigit())
     folder = folders[-1] if images is None else run / "checkpoints" / f"{images:012d}"
     return {name: (folder / name).read_bytes() for name in ("weights.safetensors", "state.safetensors", "state.json")}

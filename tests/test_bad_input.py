@@ -1,4 +1,4 @@
-"""A user error prints one line and exits with code 2; no data is lost."""
+"""A user error prints one line and exits with code 2, and intact checkpoints are kept."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def assert_one_line(rejected: Running, *parts: str) -> None:
         assert part in rejected.stderr, rejected.stderr
 
 
-USER_ERRORS: dict[str, str] = {  # a command, and what its line contains
+USER_ERRORS: dict[str, str] = {  # expected part of the error line for each command
     "train classificaton": "unknown recipe 'classificaton'; did you mean 'classification'?",
     "train ./nothing.py": "recipe 'nothing.py': no such file",
     "train ./broken_recipe.py": "recipe 'broken_recipe.py': cannot be imported: SyntaxError",
@@ -48,16 +48,17 @@ USER_ERRORS: dict[str, str] = {  # a command, and what its line contains
     "train classification --preset quik": "unknown preset 'quik'; did you mean 'quick'?",
     "train classification --set batchsize=3": "--set: unknown setting 'batchsize'; did you mean 'batch_size'?",
     "train classification --set classifer.lr=1": "unknown network 'classifer'; did you mean 'classifier'?",
-    "train classification --set classifier.epochs=1": "'epochs' is a setting of the whole run, not of network "
-    "'classifier'",
+    "train classification --set classifier.epochs=1": "'epochs' is a setting of the run and cannot be set "
+    "for network 'classifier' alone",
     "train classification --set lr": "--set lr: expected name=value",
     "train classification --set =3": "--set =3: expected name=value",
     "train classification --set lr=fast": "--set lr: 'fast' is not a number",
     "train classification --set optimizer=sdg": "unknown value 'sdg'; did you mean 'sgd'?",
     "train classification --set warmup=soon": "warmup='soon': expected a span like '5 epochs'",
     "train classification --set validation=1": "validation=1: must be at least 0 and below 1",
-    "train classification --set validation=0.00001": "validation=1e-05: leaves a split empty with 1438 samples; "
-    "use --set validation=0.001 to hold out at least one, or --set validation=0 to hold out none",
+    "train classification --set validation=0.00001": "validation=1e-05: leaves a split empty "
+    "(number of samples: 1438); use --set validation=0.001 to hold out at least one sample, "
+    "or --set validation=0 to hold out none",
     "train classification --set momentum=1": "momentum=1: must be at least 0 and below 1",
     "train classification --set classifier.clip=-0.5": "classifier.clip=-0.5: must be at least 0",
     "train classification --set label_smoothing=1.5": "label_smoothing=1.5: must be at least 0 and below 1",
@@ -83,10 +84,10 @@ USER_ERRORS: dict[str, str] = {  # a command, and what its line contains
     "train classification --data folder --data-root nowhere": "--data-root nowhere: no such folder",
     "train classification --data folder --data-root empty": "--data-root empty: has no images",
     "train classification --data npz --data-root nowhere.npz": "nowhere.npz",
-    "train restoration --data digits --crop 8": "--data digits: its samples have no 'target'; use a different source",
-    "train super_resolution --data degraded": "--data degraded: its samples have a 'target', which super_resolution "
-    "would ignore; to use it, run: paceline train restoration",
-    "train super_resolution --data pairs --data-root pairs": "--data pairs: its samples have a 'target'",
+    "train restoration --data digits --crop 8": "--data digits: its samples have no field 'target'; use a",
+    "train super_resolution --data degraded": "--data degraded: its samples have a field 'target', which "
+    "super_resolution would ignore; to use it, run: paceline train restoration",
+    "train super_resolution --data pairs --data-root pairs": "--data pairs: its samples have a field 'target'",
     "train restoration --data pairs": "--data pairs: needs --data-root; pass the path of your data",
     "train classification --data folder": "--data folder: needs --data-root",
     "train classification --data npz": "--data npz: needs --data-root",
@@ -94,24 +95,26 @@ USER_ERRORS: dict[str, str] = {  # a command, and what its line contains
     "import a.pth --recipe restoration --out a.safetensors": "--recipe restoration: has no importer; recipes "
     "with an importer: super_resolution, translation",
     "train classification --out a_file": "--out a_file: ",
-    "train classification --out full": "--out full: the folder exists and is not a run (it holds diary.txt); "
+    "train classification --out full": "--out full: the folder exists and is not a run (it contains diary.txt); "
     "choose a new or empty folder",
-    "train classification --bogus": "No such option: --bogus (--help lists all options; if it is a setting of "
+    "train classification --bogus": "No such option: --bogus (--help lists all options; for a setting of "
     "the recipe or source, use --set bogus=VALUE)",
     "train classification --warmup 5": "No such option: --warmup (use --set warmup=VALUE)",
     "train classification --learning-rate 1": "No such option: --learning-rate (use --lr)",
     "train classification --config other_word.toml": "unknown setting 'learning_rate'; did you mean 'lr'?",
-    "train classification --set zzz=1": "--set: unknown setting 'zzz'; `paceline settings classification` lists them",
+    "train classification --set zzz=1": "--set: unknown setting 'zzz'; `paceline settings classification` "
+    "lists every setting",
     "train ./lossless.py --preset quick": "unknown preset 'quick'; there are none",
     "train ./lossless.py": "recipe './lossless.py': phase 'classifier' needs a method classifier_loss(self, batch); "
-    "it has clasifier_loss",
+    "found: clasifier_loss",
     "train ./netless.py": "recipe './netless.py': phase 'critic' refers to an unknown network 'critic'; "
     "choose from: network",
     "train ./phaseless.py": "recipe './phaseless.py': has no phases; define phases = (Phase(NAME, NETWORK),)",
-    "plan dcgan --preset quick --devices 2 --mirror s3://x": "No such option: --mirror (plan does not accept it)",
+    "plan dcgan --preset quick --devices 2 --mirror s3://x": "No such option: --mirror "
+    "(not supported by plan; leave it out)",
     "plan dcgan --nnodes 3": "No such option: --nnodes (use --nodes)",
     "new recipe mine --kind gan": "No such option: --kind (--help lists all options)",
-    "verify dcgan --precision bf16": "No such option: --precision (verify does not accept it)",
+    "verify dcgan --precision bf16": "No such option: --precision (not supported by verify; leave it out)",
     "train": "Missing argument",
     "trian classification": "No such command 'trian'",
     "evaluate nowhere": "nowhere: not a run folder",
@@ -173,7 +176,7 @@ def test_a_user_error_is_reported_in_one_line(bad_inputs: Path, command: str) ->
 
 
 @pytest.mark.parametrize("count", [2, 3, 5, 17, 999])
-def test_the_suggested_validation_fraction_works(count: int, tmp_path: Path) -> None:
+def test_the_validation_fraction_suggested_by_an_error_message_works(count: int, tmp_path: Path) -> None:
     arrays = {"x_train": np.zeros((count, 4, 4), np.uint8), "y_train": np.arange(count) % 2}
     np.savez(tmp_path / "few.npz", **arrays, x_test=arrays["x_train"], y_test=arrays["y_train"])
     flags = {"data": "npz", "data_root": str(tmp_path / "few.npz")}
@@ -186,7 +189,7 @@ def test_the_suggested_validation_fraction_works(count: int, tmp_path: Path) -> 
 
 
 @pytest.mark.skipif(not NO_GPU, reason="there are GPUs here")
-def test_gpus_are_rejected_where_there_are_none(tmp_path: Path) -> None:
+def test_gpu_options_are_rejected_on_a_machine_without_gpus(tmp_path: Path) -> None:
     for flags in (("--gpus", "0"), ("--accelerator", "cuda")):
         assert_one_line(run_fork(tmp_path, "train", "classification", *flags), flags[0], "no CUDA device is visible")
 
@@ -195,9 +198,9 @@ def test_more_gpus_than_available_are_rejected(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     check_devices(RunSettings(devices=2))
-    with pytest.raises(UserError, match=r"--devices 4: there are 2 GPUs here \(ids 0 to 1\)"):
+    with pytest.raises(UserError, match=r"--devices 4: PyTorch sees only 2 GPUs \(ids 0 to 1\)"):
         check_devices(RunSettings(devices=4))
-    with pytest.raises(UserError, match="--gpus 1,2: there are 2 GPUs"):
+    with pytest.raises(UserError, match="--gpus 1,2: PyTorch sees only 2 GPUs"):
         check_devices(RunSettings(devices=2, gpus="1,2"))
     with pytest.raises(UserError, match="use --backend gloo"):
         check_devices(RunSettings(devices=2, gpus="0,0", backend="nccl"))
@@ -205,7 +208,7 @@ def test_more_gpus_than_available_are_rejected(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    """Two classes of images; one training image is truncated."""
+    """A folder with images of two classes, one of which is truncated."""
     for name in ("train/cat", "train/dog", "test/cat", "test/dog"):
         folder = tmp_path / "photos" / name
         folder.mkdir(parents=True)
@@ -217,7 +220,7 @@ def photos(tmp_path: Path) -> Path:
     return tmp_path / "photos"
 
 
-def test_an_unreadable_image_is_reported_or_skipped(tmp_path: Path, photos: Path) -> None:
+def test_an_unreadable_image_is_reported_or_skipped_as_configured(tmp_path: Path, photos: Path) -> None:
     command = (
         "train",
         TINY,
@@ -264,7 +267,7 @@ def tensors_in(content: bytes) -> list[torch.Tensor]:
     return [tensor for tensor in safetensors.torch.load(content).values() if tensor.is_floating_point()]
 
 
-def test_a_diverging_run_ends_before_it_is_saved(tmp_path: Path) -> None:
+def test_a_run_with_a_diverging_loss_ends_with_an_error(tmp_path: Path) -> None:
     rejected = run_fork(tmp_path, "train", TINY, "--lr", "1e30", "--out", "run")
     assert_one_line(rejected, "not finite", "phase 'classifier'")
 
@@ -274,18 +277,18 @@ def test_a_parameter_without_a_gradient_is_reported(tmp_path: Path) -> None:
     assert_one_line(rejected, "computes no gradient for 2 parameters of 'classifier' (spare.weight, spare.bias)")
 
 
-def test_two_processes_print_a_user_error_once(tmp_path: Path, photos: Path) -> None:
+def test_a_user_error_in_a_run_with_two_processes_is_printed_once(tmp_path: Path, photos: Path) -> None:
     command = ("train", TINY, "--devices", "2", "--set", "save_every=2 steps")
     images = ("--data", "folder", "--data-root", str(photos), "--loader", "workers", "--batch-size", "2")
     of_all = start_command(tmp_path, *command, "--set", "not_finite_at=4", "--out", "loss")
-    # Only one rank reads the bad image; the other loses its peer and prints nothing.
+    # Only one of the two ranks reads the damaged image. The other rank must print nothing.
     of_one = start_command(tmp_path, *command, *images, "--images", "64", "--set", "validation=0", "--out", "images")
     assert_one_line(of_all, "loss 'cross_entropy' of phase 'classifier' is not finite at step 4 (64 images seen)")
     assert "the checkpoint at 64 images is intact" in of_all.stderr
     assert_one_line(of_one, "train/cat/3.png", "unreadable image")
 
 
-def test_externally_launched_processes_print_their_user_errors(tmp_path: Path) -> None:
+def test_processes_started_by_another_launcher_print_their_user_errors(tmp_path: Path) -> None:
     for flags, expected in (
         (("--strategy", "single"), "--strategy single: needs 1 process, but 2 were started; use ddp or lightning"),
         (("--devices", "2", "--batch-size", "1"), "--batch-size 1: needs at least 2 images (2 devices × 1"),

@@ -1,4 +1,4 @@
-"""The layout: imports point down only, plugins are found by name, files stay short, text mentions no machine."""
+"""Rules for the source tree: the direction of imports, access to plugins, file sizes and forbidden text."""
 
 from __future__ import annotations
 
@@ -23,10 +23,8 @@ from layout_rules import (
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "paceline"
 
-MAY_NAME_ANY_PACKAGE = {"paceline/core/registry.py"}  # it lists the plugin folders
-TOLERATED_IMPORTS: dict[
-    str, str
-] = {}  # a violation, such as "file.py: imports the plugin module", and why it is allowed
+MAY_NAME_ANY_PACKAGE = {"paceline/core/registry.py"}  # this file lists the plugin folders
+TOLERATED_IMPORTS: dict[str, str] = {}  # the reason for each tolerated violation
 TOLERATED_COMPARISONS = {
     "paceline/models/diffaugment.py: compares with the plugin 'translation'": "the paper's name for a shift",
     "paceline/board/gallery.py: compares with the plugin 'tensorboard'": "the name of a folder inside a run",
@@ -41,10 +39,10 @@ def _package(folder: Path, files: dict[str, str]) -> Path:
     return package
 
 
-# Imports point down only
+# Packages import only from lower layers
 
 
-def test_no_import_points_up() -> None:
+def test_no_package_imports_from_a_higher_layer() -> None:
     problems = upward(PACKAGE, MAY_NAME_ANY_PACKAGE)
     assert not problems, "\n".join(["imports against the layout:", *problems])
 
@@ -70,12 +68,14 @@ def test_no_import_points_up() -> None:
         ("helpers.py", "import os", " 'helpers' is in no layer"),
     ],
 )
-def test_a_forbidden_import_is_reported_with_file_and_line(tmp_path: Path, file: str, text: str, fault: str) -> None:
+def test_an_import_from_a_higher_layer_is_reported_with_file_and_line(
+    tmp_path: Path, file: str, text: str, fault: str
+) -> None:
     (found,) = upward(_package(tmp_path, {file: text}))
     assert found.startswith(f"paceline/{file}:") and fault in found
 
 
-def test_arrows_down_and_within_a_package_pass(tmp_path: Path) -> None:
+def test_imports_from_lower_layers_and_within_a_package_are_allowed(tmp_path: Path) -> None:
     package = _package(
         tmp_path,
         {
@@ -105,7 +105,7 @@ def test_a_model_that_imports_torch_distributed_is_reported(tmp_path: Path, text
     assert fault == "paceline/models/net.py:1: models → torch.distributed"
 
 
-# An underscore means private to its package
+# Names with an underscore are private to their package
 
 
 def test_no_private_module_is_imported_from_another_package() -> None:
@@ -130,7 +130,7 @@ def test_a_private_module_or_name_of_another_package_is_reported(
     assert fault.startswith(f"paceline/{file}:1: ") and fault.endswith(f"is private to {owner}")
 
 
-def test_a_package_imports_its_own_private_modules(tmp_path: Path) -> None:
+def test_a_package_may_import_its_own_private_modules(tmp_path: Path) -> None:
     files = {
         "data/a.py": "from paceline.data import _pixels\nfrom ._pixels import Pixels\nfrom paceline.data.b import _f",
         "data/sources/c.py": "from paceline.data._pixels import Pixels",
@@ -139,7 +139,7 @@ def test_a_package_imports_its_own_private_modules(tmp_path: Path) -> None:
     assert private(_package(tmp_path, files)) == []
 
 
-# Plugins are reached through the registry
+# Plugins are loaded only through the registry
 
 
 def test_no_plugin_is_imported_from_outside_its_folder() -> None:
@@ -162,13 +162,13 @@ def test_no_plugin_is_imported_from_outside_its_folder() -> None:
         ("recipes/parts/a.py", "from paceline.recipes.dcgan import DCGAN"),
     ],
 )
-def test_an_import_of_a_plugin_from_outside_is_reported(tmp_path: Path, file: str, text: str) -> None:
+def test_an_import_of_a_plugin_from_outside_its_folder_is_reported(tmp_path: Path, file: str, text: str) -> None:
     plugins = {"recipes/dcgan.py": "", "data/sources/photos.py": ""}
     (fault,) = plugin_imports(_package(tmp_path, {file: text, **plugins}))
     assert fault.startswith(f"paceline/{file}:1: imports the plugin paceline.")
 
 
-def test_plugins_may_import_each_other_and_shared_parts(tmp_path: Path) -> None:
+def test_plugins_may_import_each_other_and_shared_modules(tmp_path: Path) -> None:
     files = {
         "data/sources/degraded.py": "from paceline.data.sources.photos import Photos",
         "data/sources/photos.py": "from paceline.data.source import Source",
@@ -178,7 +178,7 @@ def test_plugins_may_import_each_other_and_shared_parts(tmp_path: Path) -> None:
     assert plugin_imports(_package(tmp_path, files)) == []
 
 
-def test_no_code_outside_plugin_folders_compares_with_a_plugins_name() -> None:
+def test_no_code_outside_plugin_folders_compares_a_value_with_a_plugin_name() -> None:
     problems, unused = _less(plugin_comparisons(PACKAGE), TOLERATED_COMPARISONS)
     assert not problems, "\n".join(
         ["plugins declare what others need to know, and core.registry finds them:", *problems]
@@ -199,13 +199,13 @@ def test_no_code_outside_plugin_folders_compares_with_a_plugins_name() -> None:
         "match name:\n    case 'dp' | 'ring': pass",
     ],
 )
-def test_a_comparison_with_a_plugins_name_is_reported(tmp_path: Path, text: str) -> None:
+def test_a_comparison_with_a_plugin_name_is_reported(tmp_path: Path, text: str) -> None:
     package = _package(tmp_path, {"runs/a.py": text, "parallel/strategies/dp.py": ""})
     (fault,) = plugin_comparisons(package)
     assert fault.startswith("paceline/runs/a.py:") and fault.endswith(": compares with the plugin 'dp'")
 
 
-def test_only_plugins_may_branch_on_plugin_names(tmp_path: Path) -> None:
+def test_comparisons_with_plugin_names_are_allowed_inside_plugins(tmp_path: Path) -> None:
     files = {
         "parallel/strategies/dp.py": "if name == 'dp': pass",
         "runs/a.py": "DEFAULT = 'dp'\nif name == 'auto' or count > 1: name = 'dp'\nshow('dp is', NAMES['dp'])",
@@ -214,15 +214,15 @@ def test_only_plugins_may_branch_on_plugin_names(tmp_path: Path) -> None:
 
 
 def _less(problems: list[str], tolerated: dict[str, str]) -> tuple[list[str], set[str]]:
-    """Return violations that are not on a list, and list entries without a violation; line numbers are ignored."""
+    """Return violations that are not tolerated, and tolerated entries that no longer occur."""
     kept = {re.sub(r"(\.py):\d+", r"\1", fault): fault for fault in problems}
     return [fault for key, fault in kept.items() if key not in tolerated], tolerated.keys() - kept.keys()
 
 
-# Sizes
+# Sizes of files and packages
 
 
-def test_source_files_can_be_read_in_one_sitting() -> None:
+def test_no_source_file_exceeds_the_maximum_length() -> None:
     long = long_files(PACKAGE)
     assert not long, "\n".join([f"longer than {MAX_LINES} lines:", *long])
 
@@ -233,7 +233,7 @@ def test_a_file_that_is_too_long_is_reported(tmp_path: Path) -> None:
     assert fault.startswith(f"runs/long.py: {MAX_LINES + 1} lines")
 
 
-def test_no_package_holds_more_than_its_share_of_the_code() -> None:
+def test_no_package_exceeds_the_maximum_fraction_of_the_code() -> None:
     large = large_packages(PACKAGE)
     assert not large, "\n".join(large)
 
@@ -245,10 +245,10 @@ def test_a_package_that_is_too_large_is_reported(tmp_path: Path) -> None:
     assert fault.startswith("runs: 22.0% of 100 lines")
 
 
-# Imports and imported names
+# Imports at startup, test modules and forbidden text
 
 
-def test_the_command_line_starts_without_torch() -> None:
+def test_the_command_line_module_does_not_import_torch() -> None:
     code = "import sys, paceline.cli.app; print(*{'torch', 'torchvision', 'lightning'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
     assert done.returncode == 0, done.stderr
@@ -257,7 +257,7 @@ def test_the_command_line_starts_without_torch() -> None:
     )
 
 
-def test_any_set_of_test_files_can_run_together() -> None:
+def test_test_files_have_unique_names_and_do_not_import_conftest() -> None:
     files = [file for file in (ROOT / "tests").rglob("*.py") if file.name != "conftest.py"]
     counts = Counter(file.name for file in files)
     assert not [name for name, count in counts.items() if count > 1], "two modules of one name"
@@ -274,7 +274,7 @@ PRIVATE = {
 }
 
 
-def test_no_text_mentions_a_machine_or_an_issue() -> None:
+def test_no_file_mentions_a_local_path_or_an_issue_number() -> None:
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if listed.returncode:
@@ -284,7 +284,7 @@ def test_no_text_mentions_a_machine_or_an_issue() -> None:
         try:
             lines = (ROOT / name).read_text().splitlines()
         except (UnicodeDecodeError, FileNotFoundError, IsADirectoryError):
-            continue  # an image, or a deleted file that is still in the index
+            continue  # a binary file, or a deleted file that git still lists
         for number, line in enumerate(lines, start=1):
             problems += [f"{name}:{number}: {what}" for what, pattern in PRIVATE.items() if pattern.search(line)]
     assert not problems, "\n".join(problems)

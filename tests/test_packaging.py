@@ -1,4 +1,4 @@
-"""What pyproject.toml promises: declared dependencies, extras that messages name, files in the wheel, README links."""
+"""Packaging: dependencies and extras are declared, the wheel is complete, and links in the README work."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 EXTRAS: dict[str, list[str]] = PROJECT["project"]["optional-dependencies"]
 FOR_DEVELOPERS = {"dev", "docs"}
 REPOSITORY = PROJECT["project"]["urls"]["Repository"]
-DISTRIBUTIONS = {  # distribution by module, if their names differ
+DISTRIBUTIONS = {  # module → distribution, if the names differ
     "PIL": "pillow",
     "nvidia": "nvidia-dali-cuda130",
     "pynvml": "nvidia-ml-py",
     "torch_fidelity": "torch-fidelity",
     "yaml": "pyyaml",
 }
-NOT_DECLARED = {"triton", "_typeshed"}  # triton comes with torch for GPUs; _typeshed is only for mypy
+NOT_DECLARED = {"triton", "_typeshed"}  # torch installs triton; only mypy needs _typeshed
 
 
 def names(requirements: list[str]) -> set[str]:
@@ -30,7 +30,7 @@ def names(requirements: list[str]) -> set[str]:
 
 
 def imported() -> dict[str, str]:
-    """Return every third-party module that the package imports, with one file that imports it."""
+    """Return every third-party module that Paceline imports, with one of the importing files."""
     found = {}
     for file in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
@@ -53,12 +53,12 @@ def test_every_imported_package_is_declared() -> None:
     assert not missing and "torch" in imported()
 
 
-def test_the_extra_all_has_every_extra_for_users() -> None:
+def test_the_extra_all_includes_every_extra_for_users() -> None:
     (everything,) = EXTRAS["all"]
     assert everything == f"paceline[{','.join(sorted(EXTRAS.keys() - FOR_DEVELOPERS - {'all'}))}]"
 
 
-def test_messages_name_extras_that_exist() -> None:
+def test_extras_mentioned_in_messages_exist() -> None:
     pattern = re.compile(
         r"""install_extra\(["'](\w+)["']\)|missing\(\w+, ["'](\w+)["']\)|\bextra = "(\w+)"|paceline\[(\w+)\]"""
     )
@@ -76,7 +76,7 @@ def test_every_file_of_the_package_is_in_the_wheel() -> None:
 
 
 def test_links_of_the_readme_work_outside_the_repository() -> None:
-    """A package index shows the README without the repository around it."""
+    """PyPI shows the README without the other files of the repository."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert not re.findall(r"\]\((?!https://)[^)]*\)", text), "a relative link"
     definition = re.compile(r"^\[([^\]]+)\]: (\S+)$", re.MULTILINE)

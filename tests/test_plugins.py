@@ -1,4 +1,4 @@
-"""Plugins from packages and user files work like built-in ones; a broken one affects nothing else."""
+"""Plugins from packages and user files work like built-in plugins, and broken plugins affect no others."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ SHORT = ("--images", "48", "--set", "width=2", "--accelerator", "cpu")
 
 @pytest.fixture(scope="module")
 def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that the example package is installed in."""
-    copy = shutil.copytree(EXAMPLE, tmp_path_factory.mktemp("source") / "example")  # pip builds in the folder
+    """Install the example package and return the folder that contains it."""
+    copy = shutil.copytree(EXAMPLE, tmp_path_factory.mktemp("source") / "example")  # pip modifies it
     target = tmp_path_factory.mktemp("installed")
     install = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps"]
     install += ["--no-build-isolation", "--no-index", "--target", str(target), str(copy)]
@@ -38,7 +38,7 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def from_example(example: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The example package is on this process's path."""
+    """Make the example package importable in this process."""
     monkeypatch.syspath_prepend(example)
     for name in [name for name in sys.modules if name.partition(".")[0] == "paceline_example"]:
         monkeypatch.delitem(sys.modules, name)
@@ -46,7 +46,7 @@ def from_example(example: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a package whose plugins are all broken."""
+    """Return the folder of an installed package whose plugins are all broken."""
     folder = tmp_path_factory.mktemp("broken")
     make_package(
         folder,
@@ -70,7 +70,7 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make_package(folder: Path, name: str, plugins: dict[str, dict[str, str]], **modules: str) -> None:
-    """Lay out a package as pip would leave it: its modules, and plugins by group and name."""
+    """Write a package as pip would install it, with the given modules and plugins."""
     for module, text in modules.items():
         (folder / f"{module}.py").write_text(text)
     metadata = folder / f"{name.replace('-', '_')}-0.1.dist-info"
@@ -85,7 +85,7 @@ def make_package(folder: Path, name: str, plugins: dict[str, dict[str, str]], **
 
 
 def start_with(packages: tuple[Path, ...], folder: Path, *words: str) -> Running:
-    """Start a command as a user with some packages installed."""
+    """Start a `paceline` command with the given packages importable."""
     path = os.pathsep.join(filter(None, [*map(str, packages), os.environ.get("PYTHONPATH", "")]))
     return start_command(folder, *words, before=("env", f"PYTHONPATH={path}"))
 
@@ -95,7 +95,7 @@ def one_line(error: pytest.ExceptionInfo[UserError]) -> str:
     return line
 
 
-# Installed packages
+# Plugins of installed packages
 
 
 @pytest.mark.usefixtures("from_example")
@@ -110,7 +110,7 @@ def test_installed_plugins_are_listed_and_described_without_being_imported() -> 
 
 
 @pytest.mark.usefixtures("from_example")
-def test_an_entry_point_names_a_module_or_a_class() -> None:
+def test_an_entry_point_may_refer_to_a_module_or_a_class() -> None:
     assert registry.load_class("recipe", "rotation", Recipe).__name__ == "Rotation"
     assert registry.load_class("source", "shapes", Source).__name__ == "Shapes"
     assert "'shapes'" in RegisteredSources().owners()["noise"]
@@ -118,7 +118,7 @@ def test_an_entry_point_names_a_module_or_a_class() -> None:
 
 
 @pytest.mark.parametrize("kind", registry.KINDS.values(), ids=lambda kind: kind.name)
-def test_every_kind_has_a_group_of_entry_points(
+def test_a_package_can_add_plugins_of_every_kind(
     kind: registry.Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_package(
@@ -135,30 +135,30 @@ def test_every_kind_has_a_group_of_entry_points(
     assert not [other for other in others if "extra" in registry.names(other)]
 
 
-def test_a_kind_whose_folder_does_not_exist_has_no_names() -> None:
+def test_a_plugin_kind_without_a_folder_has_no_plugins() -> None:
     assert registry.Kind("logger", "paceline.runs.not_made_yet", "paceline.not_made_yet").built_in() == set()
 
 
-def test_an_installed_recipe_and_source_are_listed_train_and_verify(example: Path, tmp_path: Path) -> None:
+def test_settings_train_and_verify_work_with_an_installed_recipe_and_source(example: Path, tmp_path: Path) -> None:
     listed = start_with((example,), tmp_path, "settings", "rotation", "--data", "shapes")
     trained = start_with((example,), tmp_path, "train", "rotation", "--data", "shapes", *SHORT, "--out", "run")
     assert listed.wait() == 0, listed.stderr
     assert "source shapes" in listed.stdout and "standard deviation of the noise" in listed.stdout
     assert trained.wait() == 0, trained.stderr
     assert "validation/top1" in trained.stdout and weights_of(tmp_path / "run")
-    # The worker processes of ddp find the plugins, too.
+    # With ddp, the worker processes must find the plugins, too.
     words = ("verify", "rotation", "--data", "shapes", "--accelerator", "cpu", "--strategies", "single,ddp")
     verified = start_with((example,), tmp_path, *words, "--steps", "3")
     assert verified.wait() == 0, verified.stdout + verified.stderr
     assert "rotation on shapes" in verified.stdout and "gradients" in verified.stdout
 
 
-def test_without_the_package_its_names_are_unknown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plugins_of_a_package_that_is_not_installed_are_unknown(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["settings", "rotation"]) == 2
     assert "unknown recipe 'rotation'" in capsys.readouterr().err
 
 
-# Broken packages
+# Plugins that cannot be loaded
 
 MODULE = "cannot be imported: ModuleNotFoundError: No module named"
 FAULTS = {
@@ -171,7 +171,7 @@ FAULTS = {
 }
 
 
-def test_settings_lists_broken_plugins_with_their_package_and_the_rest_as_usual(
+def test_the_settings_command_lists_broken_plugins_with_their_package(
     broken: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.syspath_prepend(broken)
@@ -184,7 +184,7 @@ def test_settings_lists_broken_plugins_with_their_package_and_the_rest_as_usual(
 
 
 @pytest.mark.parametrize(("kind", "name"), [("recipe", "rotnet"), ("recipe", "gone"), ("recipe", "nameless")])
-def test_a_broken_plugin_is_reported_with_its_package_where_it_is_used(
+def test_using_a_broken_plugin_prints_an_error_with_its_package(
     kind: registry.PluginKind, name: str, broken: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(broken)
@@ -193,15 +193,17 @@ def test_a_broken_plugin_is_reported_with_its_package_where_it_is_used(
     assert one_line(error).startswith(f"plugin {name!r} of package paceline-broken 0.1: {FAULTS[name]}")
 
 
-def test_an_entry_point_that_names_another_class_is_reported(broken: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_entry_point_that_refers_to_an_unrelated_class_is_reported(
+    broken: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(broken)
     with pytest.raises(UserError, match=r"'wrong' of package paceline-broken 0.1: defines no subclass of Strategy"):
         registry.load_class("strategy", "wrong", Strategy)
 
 
-def test_a_broken_package_harms_no_command_that_uses_others(broken: Path, tiny: str, tmp_path: Path) -> None:
+def test_a_broken_package_does_not_affect_commands_that_do_not_use_it(broken: Path, tiny: str, tmp_path: Path) -> None:
     trained = start_with((broken,), tmp_path, "train", tiny, *SHORT, "--out", "run")
-    rejected = start_with((broken,), tmp_path, "train", tiny, "--set", "low_root=x")  # loads every source
+    rejected = start_with((broken,), tmp_path, "train", tiny, "--set", "low_root=x")  # loads all source classes
     doctor = start_with((broken,), tmp_path, "doctor")
     used = start_with((broken,), tmp_path, "train", tiny, "--strategy", "leaving")
     assert trained.wait() == 0 and not trained.stderr, trained.stderr
@@ -211,14 +213,14 @@ def test_a_broken_package_harms_no_command_that_uses_others(broken: Path, tiny: 
     assert used.stderr == f"paceline: plugin 'leaving' of package paceline-broken 0.1: {FAULTS['leaving']}\n"
 
 
-def test_all_working_classes_of_a_kind_can_be_loaded(broken: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_working_strategies_can_be_loaded_despite_broken_ones(broken: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(broken)
     found = registry.load_classes("strategy", Strategy)
     assert {"single", "ddp"} <= found.keys() and not {"leaving", "wrong"} & found.keys()
 
 
 @pytest.mark.parametrize("text", ["[paceline.recipes]\nno value\n", "[paceline.recipes]\nx = !\n"])
-def test_damaged_entry_points_are_reported_with_their_package_and_harm_nothing(
+def test_damaged_entry_points_are_reported_with_their_package(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_package(tmp_path, "paceline-damaged", {})
@@ -229,12 +231,10 @@ def test_damaged_entry_points_are_reported_with_their_package_and_harm_nothing(
     assert line.startswith("package paceline-damaged 0.1: its entry points cannot be read: ")
 
 
-# Equal names
+# Plugins with equal names
 
 
-def test_an_unrelated_package_with_damaged_metadata_harms_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unrelated_package_with_damaged_metadata_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     damaged = tmp_path / "unrelated-1.0.dist-info"
     damaged.mkdir()
     (damaged / "entry_points.txt").write_bytes(b"[console_scripts]\nx = \xff\xfe:main\n")
@@ -242,7 +242,7 @@ def test_an_unrelated_package_with_damaged_metadata_harms_nothing(
     assert "classification" in registry.names("recipe")
 
 
-def test_a_built_in_plugin_wins_over_an_installed_one_and_the_clash_is_reported_once(
+def test_a_built_in_plugin_is_used_instead_of_an_installed_one_with_the_same_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_package(tmp_path, "paceline-dcgan", {"recipes": {"dcgan": "their_dcgan"}}, their_dcgan="raise SystemError\n")
@@ -255,7 +255,7 @@ def test_a_built_in_plugin_wins_over_an_installed_one_and_the_clash_is_reported_
     assert registry.plugin_problems() == [line] and registry.names("recipe").count("dcgan") == 1
 
 
-def test_two_packages_with_one_name_are_both_reported_and_neither_is_used(
+def test_two_installed_plugins_with_the_same_name_are_reported_and_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("paceline-one", "paceline-two"):
@@ -267,15 +267,17 @@ def test_two_packages_with_one_name_are_both_reported_and_neither_is_used(
     assert len(registry.plugin_problems()) == 1 and "uninstall all but one" in registry.plugin_problems()[0]
 
 
-def test_a_package_that_is_found_twice_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_installed_twice_is_used_from_its_first_location(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for place in ("first", "second"):
         make_package(tmp_path / place, "paceline-twice", {"recipes": {"mine": f"recipe_of_{place}"}})
         monkeypatch.syspath_prepend(tmp_path / place)
     (plugin,) = registry.KINDS["recipe"].installed()["mine"]
-    assert plugin.module == "recipe_of_second"  # prepended last, so it is the first on the path
+    assert plugin.module == "recipe_of_second"  # prepended last, so first on the path
 
 
-# The user's own files
+# Plugins in the user's own files
 
 OWN_STRATEGY = """
 from paceline.parallel.strategies.ddp import DistributedDataParallel
@@ -299,7 +301,7 @@ class Mine(Loader):
 """
 
 
-def test_a_user_loader_gives_the_same_run_as_built_in_ones(tiny: str, tmp_path: Path) -> None:
+def test_a_run_with_a_user_loader_equals_a_run_with_a_built_in_loader(tiny: str, tmp_path: Path) -> None:
     (tmp_path / "my_loader.py").write_text(OWN_LOADER)
     ours = run_fork(tmp_path, "train", tiny, *SHORT, "--loader", "workers", "--out", "ours")
     own = run_fork(tmp_path, "train", tiny, *SHORT, "--loader", "./my_loader.py", "--out", "own")
@@ -309,7 +311,7 @@ def test_a_user_loader_gives_the_same_run_as_built_in_ones(tiny: str, tmp_path: 
     assert own_state["state.safetensors"] == ours_state["state.safetensors"]
 
 
-def test_a_user_strategy_trains_in_its_processes_and_is_verified(tiny: str, tmp_path: Path) -> None:
+def test_train_and_verify_work_with_a_user_strategy(tiny: str, tmp_path: Path) -> None:
     (tmp_path / "my_strategy.py").write_text(OWN_STRATEGY)
     own = ("--strategy", "./my_strategy.py", "--devices", "2")
     trained = start_command(tmp_path, "train", tiny, *SHORT, *own, "--out", "run")
@@ -329,7 +331,7 @@ def test_a_user_source_works_with_a_user_recipe(tiny: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("kind", "flag"), [("strategy", "--strategy"), ("loader", "--loader"), ("source", "--data")])
-def test_a_user_file_without_the_class_is_reported_before_a_run_is_created(
+def test_a_user_file_without_a_plugin_class_is_rejected_before_a_run_is_created(
     kind: str, flag: str, tiny: str, tmp_path: Path
 ) -> None:
     (tmp_path / "empty.py").write_text("answer = 42\n")

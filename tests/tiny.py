@@ -1,4 +1,4 @@
-"""A recipe for tests: small, fast, and with switches that simulate failures."""
+"""A small, fast recipe for tests, with settings that simulate failures and delays."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from paceline.contracts.recipe import Batch, Best, DataSpec, Loss, Phase, Recipe
 
 @dataclass(frozen=True)
 class TinySettings:
-    """Switches for tests."""
+    """Settings that change the network or simulate failures and delays."""
 
     width: int = setting(4, "channels")
     norm: Literal["batch", "none"] = setting("batch", "normalisation")
@@ -33,7 +33,7 @@ class TinySettings:
 
 
 class Tiny(Recipe):
-    """One convolution, one linear layer."""
+    """A classifier with one convolution and one linear layer."""
 
     Settings = TinySettings
     evaluator = "accuracy"
@@ -88,7 +88,7 @@ class Tiny(Recipe):
             loss = loss * float("nan")
         if self.calls - 1 == self.settings.bad_gradient_at:
             weight = self.classifier[0].weight
-            loss = loss + (weight - weight.detach()).abs().sum().sqrt()  # adds zero, but with an infinite gradient
+            loss = loss + (weight - weight.detach()).abs().sum().sqrt()  # adds zero with an infinite gradient
         return Loss({"cross_entropy": loss})
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
@@ -108,7 +108,7 @@ def _note(folder: Path, samples: list[int]) -> None:
 
 
 def _slow_down_sync(seconds: float) -> None:
-    """Make a save take long enough to be interrupted."""
+    """Slow down os.fsync, so that tests can interrupt a save."""
     sync = os.fsync
 
     def slow(descriptor: Any) -> None:

@@ -1,4 +1,4 @@
-"""A generative recipe for tests: two linear networks on digits at their original size of 8×8 pixels."""
+"""A small GAN recipe for tests: two linear networks that train on 8×8 images of digits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline.contracts.recipe import Batch, Best, DataSpec, Draw, Loss, NoSetti
 
 
 class TinyGan(Recipe):
-    """A generator and a discriminator of one layer each."""
+    """A generator and a discriminator with one layer each."""
 
     evaluator = "generation"
     evaluated_on = "train"

@@ -6,7 +6,7 @@
     model = paceline.load(result.folder)
     probabilities = model.predict(images)
 
-Importing this package does not import torch. Torch is imported when a name is first used.
+Importing this package does not import torch. Torch is imported when one of the package's names is first used.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ __all__ = [
     "train",
     "verify",
 ]
-_MODULES = {  # imported when a name is first used
+_MODULES = {  # the module of each public name, imported when the name is first used
     "ArraySource": "paceline.data.source",
     "Batch": "paceline.contracts.phase",
     "Best": "paceline.contracts.phase",
@@ -252,9 +252,9 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-if not TYPE_CHECKING:  # otherwise, a type checker would accept any name
+if not TYPE_CHECKING:  # hidden from type checkers, which would otherwise accept any attribute name
 
     def __getattr__(name: str) -> Any:
         if name not in _MODULES:
-            raise AttributeError(f"module 'paceline' has no attribute {name!r}; it has {', '.join(__all__)}")
+            raise AttributeError(f"module 'paceline' has no attribute {name!r}; choose from: {', '.join(__all__)}")
         return getattr(importlib.import_module(_MODULES[name]), name)

@@ -34,7 +34,7 @@ def docstring(name: str) -> str:
 
 
 def _docstring_below(name: str) -> str:
-    """Return the docstring below an assignment, which editors and the API reference show."""
+    """Return the string below an assignment, which editors and the API reference show as its docstring."""
     source = importlib.import_module(paceline._MODULES[name]).__file__
     body = ast.parse(Path(source).read_text(encoding="utf-8")).body
     for statement, below in pairwise(body):
@@ -45,7 +45,7 @@ def _docstring_below(name: str) -> str:
 
 
 class CallsMayPrint(doctest.OutputChecker):
-    """Accepts any output if the example shows none, since training prints its progress."""
+    """An output checker that accepts any output if the example shows none, because training prints its progress."""
 
     def check_output(self, want: str, got: str, optionflags: int) -> bool:
         return not want or super().check_output(want, got, optionflags)
@@ -69,7 +69,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         photos = "docs/examples/photos"
         paceline.train("restoration", data="degraded", data_root=photos, images=2, batch_size=2, loggers="", **small)
         yield folder
-    sys.modules.pop("my_recipe", None)  # another example may have imported it
+    sys.modules.pop("my_recipe", None)  # another example may have imported this module
 
 
 @pytest.mark.parametrize("name", NAMES)

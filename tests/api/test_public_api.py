@@ -1,4 +1,4 @@
-"""The public API: `paceline` exports it without importing torch, and it suffices for writing plugins."""
+"""`paceline` exports the public API without importing torch, and plugins need no other names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 import paceline
 
 
-def test_importing_the_package_imports_no_torch() -> None:
+def test_importing_the_package_does_not_import_torch() -> None:
     code = "import paceline, sys; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
@@ -36,7 +36,7 @@ def test_a_star_import_imports_exactly_the_public_names() -> None:
 
 
 def public_methods() -> Iterator[tuple[str, str]]:
-    """Yield the docstring of every public object and, for classes, of the members that Paceline defines."""
+    """Yield the name and docstring of every public object and of every public method defined in Paceline."""
     for name in paceline.__all__:
         value = getattr(paceline, name)
         if isinstance(value, GenericAlias):
@@ -55,7 +55,7 @@ def test_a_docstring_starts_with_one_short_sentence(name: str, docstring: str) -
     assert first.endswith(".") and len(first) < 80 and not rest.split("\n")[0].strip(), docstring
 
 
-def test_a_recipe_and_a_source_written_with_public_names_alone_train_and_load(
+def test_a_recipe_and_source_that_use_only_public_names_can_be_trained_and_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -82,11 +82,11 @@ def test_a_recipe_and_a_source_written_with_public_names_alone_train_and_load(
     assert model.predict(image).argmax(dim=1).tolist() == [0]
 
 
-def test_a_user_error_raises_the_error_that_the_command_prints() -> None:
+def test_train_raises_the_same_error_that_the_command_prints() -> None:
     with pytest.raises(paceline.UserError, match="unknown recipe 'clasification'; did you mean 'classification'"):
         paceline.train("clasification")
 
 
-def test_the_reference_lists_every_public_name() -> None:
+def test_the_api_reference_lists_every_public_name() -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "python.md").read_text()
     assert sorted(re.findall(r"^::: paceline\.(\w+)$", page, re.MULTILINE)) == sorted(paceline.__all__)

@@ -1,4 +1,4 @@
-"""In a notebook or debugger, public classes are shown as one short line."""
+"""The repr of a public object is one short line, for use in notebooks and debuggers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SAME = paceline.Difference("ddp", "weights", "generator", 2.2e-16, 1e-9, "")
 OTHER = paceline.Difference("fsdp", "gradients of penalty", "discriminator", 0.25, 1e-12, "main.0.weight")
 
 
-def test_a_training_result_shows_the_metrics_of_the_last_evaluation() -> None:
+def test_the_repr_of_a_training_result_shows_the_metrics_of_the_last_evaluation() -> None:
     metrics = {"classifier/cross_entropy": 0.1, "validation/top1": 97.2, "test/top1": 98.3333, "test/count": 359.0}
     metrics["test/checkpoint_images"] = 14_370.0
     assert repr(paceline.TrainResult(Path("runs/first"), 14_370, 0, metrics)) == (
@@ -33,12 +33,12 @@ def test_a_training_result_shows_the_metrics_of_the_last_evaluation() -> None:
     )
 
 
-def test_a_result_is_ok_if_the_run_finished() -> None:
+def test_a_training_result_is_ok_if_the_run_finished() -> None:
     assert paceline.TrainResult(Path("run"), 32, 0, {}).ok
     assert not paceline.TrainResult(Path("run"), 32, 75, {}).ok
 
 
-def test_a_difference_shows_whether_it_is_within_the_tolerance() -> None:
+def test_the_repr_of_a_difference_shows_whether_it_is_within_the_tolerance() -> None:
     assert repr(SAME) == "Difference(ddp, weights of generator, 2.2e-16, ok)"
     assert repr(OTHER) == (
         "Difference(fsdp, gradients of penalty in discriminator, 2.5e-01, above 1e-12 in main.0.weight)"
@@ -52,7 +52,7 @@ def test_a_verify_result_is_true_if_every_difference_is_within_its_tolerance() -
     assert repr(bad) == f"VerifyResult(1 of 2 differences above tolerance, first {OTHER})"
 
 
-def test_a_data_spec_shows_only_values_that_differ_from_the_defaults() -> None:
+def test_the_repr_of_a_data_spec_omits_default_values() -> None:
     names = tuple(f"class {number}" for number in range(1000))
     spec = paceline.DataSpec(3, 224, 224, num_classes=1000, class_names=names)
     assert repr(spec) == (
@@ -61,13 +61,13 @@ def test_a_data_spec_shows_only_values_that_differ_from_the_defaults() -> None:
     )
 
 
-def test_settings_show_only_values_that_differ_from_the_defaults() -> None:
+def test_the_repr_of_settings_omits_default_values() -> None:
     assert repr(paceline.RunSettings()) == "RunSettings()"
     folder = "/data/" + "deep/" * 12
     assert repr(paceline.RunSettings(data_root=folder, seed=1)) == f"RunSettings(data_root={folder!r}, seed=1)"
 
 
-def test_a_loss_shows_values_and_shapes_without_the_graph() -> None:
+def test_the_repr_of_a_loss_shows_values_and_shapes() -> None:
     weight = torch.ones(3, requires_grad=True)
     loss = paceline.Loss({"real": weight.sum() / 3}, signals={"balance": torch.tensor(0.123456)})
     assert repr(loss) == "Loss(terms={'real': 1}, signals={'balance': 0.1235})"
@@ -76,14 +76,16 @@ def test_a_loss_shows_values_and_shapes_without_the_graph() -> None:
     )
 
 
-def test_a_source_shows_its_number_of_samples() -> None:
+def test_the_repr_of_a_source_shows_its_number_of_samples() -> None:
     arrays = {"image": np.zeros((1200, 8, 9, 3), np.uint8)}
     source = paceline.ArraySource(arrays, paceline.DataSpec(3, 8, 9, num_classes=10))
     assert repr(source) == "ArraySource(1,200 samples, 3×8×9, 10 classes)"
     assert repr(paceline.ArraySource(arrays, paceline.DataSpec(3, 8, 9))) == "ArraySource(1,200 samples, 3×8×9)"
 
 
-def test_a_model_shows_its_recipe_and_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny: str) -> None:
+def test_the_repr_of_a_model_shows_its_recipe_and_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     paceline.train(tiny, images=160, loggers="", accelerator="cpu", out="run")
     best = choose_checkpoint(RunFolder(Path("run")).checkpoints, "best").images

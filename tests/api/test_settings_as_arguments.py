@@ -27,7 +27,7 @@ OTHER_TEXT = {"preset": "quick", "batch_size": "16", "data": "mnist", "strategy"
 
 
 def keywords(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the type of each keyword-only parameter."""
+    """Return the type of each keyword-only parameter of a function."""
     names = {name: getattr(paceline, name) for name in paceline.__all__} | vars(types) | {"Literal": Literal}
     hints = get_type_hints(function, localns=names | vars(collections.abc))
     parameters = inspect.signature(function).parameters.values()
@@ -35,7 +35,7 @@ def keywords(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("function", [paceline.train, paceline.verify])
-def test_parameters_have_the_names_and_types_of_settings(function: Callable[..., Any]) -> None:
+def test_keyword_parameters_have_the_names_and_types_of_settings(function: Callable[..., Any]) -> None:
     for name, hint in keywords(function).items():
         assert name in SETTINGS, f"{name} is not a setting"
         assert name not in WIDER or SETTINGS[name] is str
@@ -44,7 +44,7 @@ def test_parameters_have_the_names_and_types_of_settings(function: Callable[...,
         assert get_args(hint | None) == get_args(expected | None) and (default is None or hint is expected), name
 
 
-def test_verify_has_no_parameter_that_its_command_rejects() -> None:
+def test_verify_has_no_parameter_that_the_verify_command_rejects() -> None:
     assert not keywords(paceline.verify).keys() & set(SETTINGS_NOT_IN_VERIFY)
     assert keywords(paceline.verify).keys() < keywords(paceline.train).keys()
 
@@ -63,7 +63,9 @@ def other_value(name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", keywords(paceline.train))
-def test_a_parameter_of_train_sets_its_setting(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_parameter_of_train_changes_the_setting_of_the_same_name(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(train_command, "train_and_report", lambda config: config)
     value = other_value(name)
     given = Path(value) if WIDER.get(name) is types.StrPath else value
@@ -72,7 +74,9 @@ def test_a_parameter_of_train_sets_its_setting(name: str, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("name", keywords(paceline.verify))
-def test_a_parameter_of_verify_sets_its_setting(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_parameter_of_verify_changes_the_setting_of_the_same_name(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[Config] = []
     monkeypatch.setattr(verify_command, "differences", lambda config, *_: seen.append(config) or [])
     value = 3 if name == "devices" else other_value(name)
@@ -80,13 +84,13 @@ def test_a_parameter_of_verify_sets_its_setting(name: str, monkeypatch: pytest.M
     assert getattr(seen[0].run, name) == value
 
 
-def test_none_means_the_default_of_the_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_argument_of_none_means_the_default_of_the_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train_command, "train_and_report", lambda config: config)
     nothing: dict[str, Any] = dict.fromkeys(keywords(paceline.train)) | {"accelerator": "cpu"}
     assert paceline.train("dcgan", **nothing) == paceline.train("dcgan", accelerator="cpu")
 
 
-def test_a_recipe_may_be_a_path(monkeypatch: pytest.MonkeyPatch, tiny: str) -> None:
+def test_a_recipe_may_be_given_as_a_path(monkeypatch: pytest.MonkeyPatch, tiny: str) -> None:
     monkeypatch.setattr(train_command, "train_and_report", lambda config: config)
     config: Any = paceline.train(Path(tiny), accelerator="cpu", width=2)
     assert config.recipe_name == tiny and config.recipe.width == 2

@@ -1,4 +1,4 @@
-"""The types that editors and type checkers see."""
+"""The package provides types to editors and type checkers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_the_package_is_marked_as_typed() -> None:
 
 @pytest.mark.slow
 def test_a_users_program_passes_mypy_in_strict_mode(tmp_path: Path) -> None:
-    """Run mypy without the project's configuration; `make lint` checks the same file with it."""
+    """Run mypy without the project's configuration. `make lint` checks the same file with that configuration."""
     program = tmp_path / "program.py"
     program.write_text(Path(__file__).with_name("typed_use.py").read_text())
     command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--config-file=", program.name]

@@ -1,6 +1,7 @@
-"""A sample user program; mypy checks that the public API has the types that it expects.
+"""A sample user program. mypy checks that the public API has the types that the program expects.
 
-`make lint` runs mypy on this file with the project's configuration, test_types.py without it. Nothing is executed.
+`make lint` runs mypy on this file with the project's configuration, and test_types.py runs mypy without it.
+The program itself is never executed.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def use() -> None:
 
 
 def misuse() -> None:
-    """Misuse the API; mypy reports unused `type: ignore` comments, so each of these lines must be an error."""
+    """Use the API incorrectly. mypy reports unused `type: ignore` comments, so each line here must be a type error."""
     paceline.train("dcgan", devices="two")  # type: ignore[arg-type]
     paceline.train("dcgan", precision="fp8")  # type: ignore[arg-type]
     paceline.train("dcgan", "digits")  # type: ignore[call-arg]
@@ -62,14 +63,14 @@ def misuse() -> None:
 
 @dataclass(frozen=True)
 class ClassifierSettings:
-    """The settings of the recipe below."""
+    """The settings of the recipe `Classifier`."""
 
     width: int = setting(32, "channels of the first layer", at_least=1)
     activation: Literal["relu", "silu"] = setting("relu", "activation")
 
 
 class Classifier(Recipe):
-    """A typed recipe."""
+    """A recipe with type annotations."""
 
     Settings = ClassifierSettings
     defaults = {"data": "digits", "batch_size": 64, "classifier": {"lr": 1e-3}}

@@ -16,7 +16,7 @@ TINY = str(Path(__file__).resolve().parent.parent / "tiny.py")
 RUNG = {"name": "one", "images_per_second": 100.0, "low": 90.0, "high": 110.0, "n": 7}
 
 
-def test_a_step_ladder_has_the_keys_that_reports_read(tmp_path: Path) -> None:
+def test_saved_throughput_measurements_have_the_keys_that_reports_read(tmp_path: Path) -> None:
     ladder = StepLadder(
         devices=2, batch=64, rungs=(MeasuredRung("one", 100.0, 90.0, 110.0, 7),), gradient_bytes={"g": 8}
     )
@@ -26,7 +26,7 @@ def test_a_step_ladder_has_the_keys_that_reports_read(tmp_path: Path) -> None:
     assert StepLadder.from_json(found) == ladder
 
 
-def test_a_device_test_round_trips_through_its_json_file(tmp_path: Path) -> None:
+def test_a_device_test_can_be_saved_as_json_and_read_back(tmp_path: Path) -> None:
     all_reduce = AllReduce(1.5, 1.0, 2.0, 10, "nccl", 2)
     for graph in (None, ReplayCheck(True, "a captured step", 0.0, 2, "nccl")):
         tested = DeviceTest(all_reduce, graph)
@@ -34,7 +34,7 @@ def test_a_device_test_round_trips_through_its_json_file(tmp_path: Path) -> None
         assert DeviceTest.from_json(read_json(tmp_path / "tested.json")) == tested
 
 
-def test_cpu_processes_time_their_all_reduce_and_capture_no_graph(tmp_path: Path) -> None:
+def test_cpu_processes_measure_all_reduce_and_capture_no_cuda_graph(tmp_path: Path) -> None:
     config = configure(TINY, {"devices": "2", "strategy": "ddp", "accelerator": "cpu"})
     path = tmp_path / "tested.json"
     assert run_in_processes(Task.of(measure_devices, str(path)), config) == 0

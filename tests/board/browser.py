@@ -1,4 +1,4 @@
-"""Headless Chromium, controlled over a pipe with the DevTools protocol: needs no port, driver or package."""
+"""Headless Chromium, controlled over a pipe with the DevTools protocol. This needs no port, driver or package."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Browser:
         to_browser, self._out = os.pipe()
         self._in, from_browser = os.pipe()
 
-        def wire() -> None:  # Chromium reads commands from file descriptor 3 and writes responses to 4
+        def wire() -> None:  # Chromium reads commands from file descriptor 3 and writes responses to file descriptor 4
             die_with_parent()
             reading, writing = (fcntl.fcntl(one, fcntl.F_DUPFD, 10) for one in (to_browser, from_browser))
             os.dup2(reading, 3)
@@ -73,7 +73,7 @@ class Browser:
         self._call("Page.navigate", url=url)
 
     def evaluate(self, expression: str) -> Any:
-        """Evaluate a JavaScript expression on the page and return its value; promises are awaited."""
+        """Evaluate a JavaScript expression on the page, await it if it is a promise, and return its value."""
         answer = self._call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")

@@ -18,6 +18,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def board(root: Path) -> Iterator[Served]:
-    """A board that serves these runs."""
+    """A board that serves the runs in `root`."""
     with serve(root) as served:
         yield served

@@ -1,4 +1,4 @@
-"""Regular and unusual run folders, and files outside them that the board must not read."""
+"""Create regular and unusual run folders, and files outside these folders that the board must not read."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ OUTSIDE = "content outside of the folder"
 
 
 def line(images: int, **values: float) -> str:
-    """Return a metrics line; two underscores in a name become a slash."""
+    """Return one line of a metrics file. Two underscores in a keyword become a slash."""
     named = {name.replace("__", "/"): value for name, value in values.items()}
     return json.dumps({"images": images, "seconds": images / 10, "time": time.time(), **named}) + "\n"
 
 
 def make_run(folder: Path, lines: int = 5, **status: object) -> Path:
-    """Write a run with a decreasing loss; `status` is the content of its status file."""
+    """Write a run folder with a decreasing loss. `status` is the content of the run's status file."""
     folder.mkdir(parents=True)
     rows = [line(10 * i, net__loss=1 / i, spread__net__loss=0.1, time__step_seconds=2.0) for i in range(1, lines + 1)]
     (folder / "metrics.jsonl").write_text("".join(rows))

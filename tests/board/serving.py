@@ -48,7 +48,7 @@ class Served:
     def ask(
         self, path: str, *, token: bool = True, method: str = "GET", headers: dict[str, str] | None = None
     ) -> Answer:
-        """Send one request without normalizing the path."""
+        """Send one HTTP request without normalizing the path, and return the response."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT_SECONDS)
         sent = ({"Authorization": f"Bearer {self.token}"} if token else {}) | (headers or {})
         try:
@@ -62,17 +62,17 @@ class Served:
             connection.close()
 
     def json(self, path: str) -> Any:
-        """Return the response of a route under /api/."""
+        """Request a path under /api/ and return the parsed JSON response."""
         answer = self.ask(path)
         assert answer.status == 200, answer
         return json.loads(answer.body)
 
     def runs(self) -> dict[str, dict[str, Any]]:
-        """Return the runs by name."""
+        """Return the runs that the board lists, keyed by name."""
         return {run["name"]: run for run in self.json("/api/runs")["runs"]}
 
     def wait_for(self, name: str, condition: Any) -> dict[str, Any]:
-        """Wait until a run meets a condition and return it."""
+        """Wait until a run meets a condition, and return the run."""
         until = time.monotonic() + TIMEOUT_SECONDS
         while time.monotonic() < until:
             run = self.runs().get(name)
@@ -88,7 +88,7 @@ class Served:
 
 @contextmanager
 def serve(root: str | Path, *arguments: str) -> Iterator[Served]:
-    """Run `paceline board ROOT` on a free port inside the `with` block; it must exit cleanly."""
+    """Run `paceline board ROOT` on a free port inside the `with` block, and check that it exits cleanly."""
     process = subprocess.Popen(
         [sys.executable, "-m", "paceline", "board", str(root), "--port", "0", *arguments],
         stdout=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""Requests without the token or from other sites are rejected; nothing outside the folder is read."""
+"""The board rejects requests without the token or from other sites, and reads nothing outside its folder."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_responses_forbid_third_party_code_and_caching(board: Served) -> None:
     assert board.ask("/api/runs").headers["cache-control"] == "no-store"
 
 
-def test_nothing_can_be_written(board: Served) -> None:
+def test_requests_that_would_write_are_rejected(board: Served) -> None:
     for method in ("POST", "PUT", "DELETE", "PATCH"):
         assert board.ask("/api/runs", method=method).status == 405, method
 
@@ -93,7 +93,7 @@ def test_nothing_can_be_written(board: Served) -> None:
         "/api/runs/%00/settings",
     ],
 )
-def test_no_path_escapes_the_folder(board: Served, path: str) -> None:
+def test_no_url_path_escapes_the_folder(board: Served, path: str) -> None:
     answer = board.ask(path)
     assert answer.status == 404 and b"root:" not in answer.body and OUTSIDE.encode() not in answer.body
 
@@ -107,7 +107,7 @@ def test_image_names_that_escape_the_folder_are_not_found(board: Served) -> None
         assert answer.status in (400, 404), images
 
 
-def test_symlinks_that_leave_the_folder_and_pipes_are_ignored(board: Served) -> None:
+def test_pipes_and_symlinks_to_outside_the_folder_are_ignored(board: Served) -> None:
     runs = board.runs()
     assert "a link to outside" not in runs
     run = runs["leads out"]
@@ -128,7 +128,7 @@ def test_credentials_are_hidden(board: Served) -> None:
     assert SECRET not in str(shown) + log
 
 
-def test_names_are_shown_verbatim_and_nothing_is_executed(board: Served, root: Path) -> None:
+def test_unusual_run_names_are_shown_verbatim_and_never_executed(board: Served, root: Path) -> None:
     runs = board.runs()
     for name in ODD_NAMES:
         assert runs[name]["last_values"]["net/loss"] == pytest.approx(0.2), name
@@ -154,7 +154,7 @@ def listeners(pid: int) -> set[tuple[str, int]]:
     return found
 
 
-def test_a_public_address_prints_a_warning_and_accepts_addresses_but_no_unknown_host_names(root: Path) -> None:
+def test_listening_on_a_public_address_prints_a_warning_and_rejects_unknown_host_names(root: Path) -> None:
     with serve(root, "--host", "0.0.0.0") as wide:
         assert "reachable from other machines" in wide.process.stdout.readline()  # type: ignore[union-attr]
         assert wide.ask("/api/runs", headers={"Host": "10.0.0.1:80"}).status == 200

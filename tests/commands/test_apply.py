@@ -1,4 +1,4 @@
-"""`apply` as a user runs it: all image formats and sizes, tiles, several devices, unusable files."""
+"""`paceline apply` with all image formats and sizes, tiles, several devices and unusable files."""
 
 from __future__ import annotations
 
@@ -113,14 +113,14 @@ def test_tiled_results_equal_those_of_the_whole_image(name):
         assert np.abs(tiled[key] - image).max() < 1e-5, key
 
 
-def test_a_folder_keeps_its_structure_and_a_second_run_gives_the_same_result(capsys):
+def test_results_keep_the_folder_structure_and_are_the_same_in_a_second_run(capsys):
     assert apply("super_resolution.safetensors", "photos", "--out", "photos/made") == 0
     first = pixels("photos/made/one.png")
     assert first.shape == (120, 160, 3) and pixels("photos/made/inner/two.png").shape == (82, 66, 3)
     assert apply("super_resolution.safetensors", "photos", "--out", "photos/made", "--tile", 16, "--overwrite") == 0
     printed = capsys.readouterr().out
     assert "2 images on cpu" in printed and "20 tiles of 16 pixels" in printed
-    assert np.abs(pixels("photos/made/one.png").astype(int) - first).max() <= 1  # at most one grey level of rounding
+    assert np.abs(pixels("photos/made/one.png").astype(int) - first).max() <= 1  # rounding differs by at most 1
     assert sorted(path.name for path in Path("photos/made").rglob("*.*")) == ["one.png", "two.png"]
     shutil.rmtree("photos/made")
 
@@ -149,7 +149,7 @@ def test_grey_images_stay_grey_in_8_and_16_bit(tmp_path):
     assert np.array_equal(deep, pixels(tmp_path / "out/deep.tif"))
 
 
-def test_16_bit_colour_is_kept_in_tiff_and_noted_for_png(tmp_path, capsys):
+def test_16_bit_colour_is_kept_in_tiff_and_reduced_to_8_bits_in_png(tmp_path, capsys):
     deep = PHOTO.astype(np.uint16) * 257
     tifffile.imwrite(tmp_path / "deep.tif", deep, photometric="rgb")
     assert (
@@ -161,7 +161,7 @@ def test_16_bit_colour_is_kept_in_tiff_and_noted_for_png(tmp_path, capsys):
     assert "16-bit" not in capsys.readouterr().out
     (tmp_path / "deep.png").write_bytes(deep_png(deep))
     assert apply("super_resolution.safetensors", tmp_path / "deep.png", "--out", tmp_path / "out") == 0
-    assert "its 16-bit colours were read as 8-bit; use TIFF to keep them" in capsys.readouterr().out
+    assert "16-bit colours were read as 8-bit; use TIFF to keep 16 bits" in capsys.readouterr().out
 
 
 def deep_png(image: np.ndarray) -> bytes:
@@ -187,11 +187,12 @@ def test_transparency_is_kept_and_upscaled(tmp_path):
     made = pixels(tmp_path / "out/clear.png")
     assert made.shape == (120, 160, 4)
     assert (made[:, :72, 3] == 0).all() and (made[:, 88:, 3] == 255).all()
-    assert np.array_equal(made[..., :3], pixels(tmp_path / "out/one.png"))  # same colours as for the opaque image
+    # The colours are the same as for the opaque image.
+    assert np.array_equal(made[..., :3], pixels(tmp_path / "out/one.png"))
     assert pixels(tmp_path / "out/clear-grey.png").shape == (120, 160, 2)
 
 
-def test_other_modes_become_rgb_and_rotated_images_become_upright(tmp_path):
+def test_other_colour_modes_become_rgb_and_rotated_images_become_upright(tmp_path):
     photo = Image.fromarray(PHOTO)
     photo.convert("CMYK").save(tmp_path / "cmyk.tif")
     photo.convert("P", palette=Image.Palette.ADAPTIVE).save(tmp_path / "palette.png")
@@ -214,11 +215,12 @@ def test_a_network_for_grey_images_processes_each_colour_channel(tmp_path):
     Image.fromarray(PHOTO[..., 2]).save(tmp_path / "blue.png")
     assert apply(tmp_path / "grey.safetensors", "photos/one.png", tmp_path / "blue.png", "--out", tmp_path / "out") == 0
     colours, blue = pixels(tmp_path / "out/one.png"), pixels(tmp_path / "out/blue.png")
-    assert np.abs(colours[..., 2].astype(int) - blue).max() <= 1  # three channels may round differently
+    # Rounding may differ, because the three channels are processed together.
+    assert np.abs(colours[..., 2].astype(int) - blue).max() <= 1
     assert np.abs(colours[..., 0].astype(int) - blue).max() > 20
 
 
-def test_unusable_files_are_listed_and_the_others_processed(tmp_path, capsys):
+def test_unusable_files_are_listed_and_the_other_files_are_processed(tmp_path, capsys):
     Image.fromarray(PHOTO).save(tmp_path / "good.png")
     whole = (tmp_path / "good.png").read_bytes()
     (tmp_path / "cut.png").write_bytes(whole[: len(whole) // 2])
@@ -275,7 +277,7 @@ def test_a_user_error_prints_one_line(words, line, capsys):
     assert not Path("o").exists()
 
 
-def test_networks_that_cannot_be_tiled_use_whole_images_or_report_why_not(capsys, tmp_path):
+def test_networks_that_cannot_be_tiled_use_whole_images_or_print_a_warning(capsys, tmp_path):
     assert apply("instance.safetensors", "photos/one.png", "--out", tmp_path) == 0
     assert "tiles" not in capsys.readouterr().out
     assert apply("instance.safetensors", "photos/one.png", "--out", tmp_path / "tiled", "--tile", 32) == 0
@@ -324,7 +326,7 @@ def test_tiles_become_smaller_when_a_device_runs_out_of_memory(fail, tmp_path, m
     assert np.abs(difference).max() <= 1
 
 
-def test_tile_windows_cover_a_side_and_stay_inside():
+def test_tile_windows_cover_the_image_and_stay_inside_it():
     windows = Tiling(32, 8).windows(70)
     assert windows == [(0, 32, 0, 40), (32, 64, 24, 70), (64, 70, 56, 70)]
 
@@ -366,7 +368,7 @@ def test_several_processes_share_the_files(place, tmp_path):
         assert np.array_equal(pixels(tmp_path / "out" / name), pixels(tmp_path / "alone" / name))
 
 
-def test_images_are_listed_when_all_processes_die(tmp_path, monkeypatch, capsys):
+def test_unprocessed_images_are_listed_when_all_worker_processes_die(tmp_path, monkeypatch, capsys):
     start = applier_processes._start
 
     def start_and_lose(*words: Any) -> subprocess.Popen[str]:
@@ -380,12 +382,12 @@ def test_images_are_listed_when_all_processes_die(tmp_path, monkeypatch, capsys)
     assert apply("super_resolution.safetensors", tmp_path, "--out", tmp_path / "out", "--devices", 2) == 1
     *listed, last = capsys.readouterr().err.splitlines()
     assert sorted(line.split(": ")[1] for line in listed) == [str(tmp_path / f"{number}.png") for number in range(5)]
-    assert sum("the process working on it died (exit code -9)" in line for line in listed) == 2
-    assert sum("all processes had ended" in line for line in listed) == 3
+    assert sum("the process working on this image died (exit code -9)" in line for line in listed) == 2
+    assert sum("all worker processes had died" in line for line in listed) == 3
     assert last == "0 of 5 images were processed, 5 could not be used"
 
 
-def test_a_run_is_applied_without_its_data(tmp_path, capsys):
+def test_apply_does_not_need_the_training_data_of_a_run(tmp_path, capsys):
     words = ["train", "super_resolution", "--data", "photos", "--data-root", str(tmp_path / "data"), "--accelerator"]
     words += ["cpu", "--set", "scale=2", "--set", "num_blocks=1", "--set", "width=2", "--crop", "16", "--images", "4"]
     for number in range(8):
@@ -403,7 +405,7 @@ def test_a_run_is_applied_without_its_data(tmp_path, capsys):
     )
 
 
-def test_a_recipe_that_apply_does_not_support_is_rejected_with_the_command_to_use(capsys, tmp_path):
+def test_apply_rejects_an_unsupported_recipe_and_names_the_command_to_use(capsys, tmp_path):
     config = configure("classification", {}, elsewhere=True)
     write_weights(
         tmp_path / "digits.safetensors", config, DataSpec(1, 8, 8, num_classes=10), {"weight": torch.zeros(1)}

@@ -64,7 +64,7 @@ def names_in(folder: str) -> list[str]:
 
 def test_an_existing_file_is_replaced_only_with_overwrite(weights, capsys):
     save("vacation/1.jpg", "vacation/2.jpg")
-    Image.new("RGB", (7, 7)).save("vacation/1.png")  # an unrelated image, not a result
+    Image.new("RGB", (7, 7)).save("vacation/1.png")  # an image that is not a result
     own = Path("vacation/1.png").read_bytes()
     words = [weights / "twice.safetensors", "vacation/1.jpg", "vacation/2.jpg", "--out", "vacation"]
     assert apply(*words) == 2
@@ -89,7 +89,7 @@ def test_an_input_image_is_never_overwritten(weights, capsys):
     assert Path("a.png").read_bytes() == before
 
 
-def test_an_image_with_some_results_present_is_reported_and_the_others_are_processed(weights, capsys):
+def test_an_image_with_only_some_results_is_reported_and_other_images_are_processed(weights, capsys):
     save("in/a.png", "in/b.png")
     words = [weights / "stains.safetensors", "in", "--out", "out"]
     assert apply(*words) == 0
@@ -137,12 +137,12 @@ def test_every_image_format_in_a_folder_is_used_and_other_files_are_ignored(weig
 def test_writing_results_among_the_input_images_prints_a_warning(weights, capsys):
     save("in/a.jpg", "album/a.jpg")
     assert apply(weights / "twice.safetensors", "in", "--out", "in/made") == 0
-    assert "the next call" not in capsys.readouterr().out  # a folder of results contains no input images
+    assert "the next call" not in capsys.readouterr().out  # no warning, as this folder has no input images
     assert apply(weights / "twice.safetensors", "album", "--out", "album") == 0
     assert "--out album: is also an input folder, so the next call would read these results" in capsys.readouterr().out
 
 
-def test_a_missing_image_does_not_stop_the_others(weights, capsys):
+def test_a_missing_image_does_not_stop_the_processing_of_other_images(weights, capsys):
     save("good.png")
     assert apply(weights / "twice.safetensors", "missing.png", "good.png", "none/*.png", "--out", "out") == 1
     assert capsys.readouterr().err.splitlines() == [
@@ -173,18 +173,18 @@ def test_images_too_small_to_compare_are_reported_with_their_size(weights, capsy
     words = [weights / "twice.safetensors", "tiny.png", "enough.png", "--out", "out", "--downsample", "bicubic"]
     assert apply(*words) == 1
     printed = capsys.readouterr()
-    assert "tiny.png: 3×5 pixels; needs at least 16×16 to downsample by 2 and compare" in printed.err
+    assert "tiny.png: 3×5 pixels; at least 16×16 are needed to downsample by 2" in printed.err
     assert "enough.png: lr_psnr" in printed.out
 
 
-def test_float_images_are_distinguished_from_other_unsupported_files(weights, capsys):
+def test_the_error_for_float_images_differs_from_that_for_other_unsupported_files(weights, capsys):
     tifffile.imwrite("colours.tif", PHOTO.astype(np.float32), photometric="rgb")
     tifffile.imwrite("grey.tif", PHOTO[..., 0].astype(np.float32))
     Path("text.tif").write_text("no image")
     assert apply(weights / "twice.safetensors", "*.tif", "--out", "out") == 1
     colours, text, grey, _ = capsys.readouterr().err.splitlines()
     assert "colours.tif: 32-bit pixels have no defined white" in colours
-    assert "grey.tif: 32-bit pixels (mode F) have no defined white level; save it with 8 or 16 bits" in grey
+    assert "grey.tif: 32-bit pixels (mode F) have no defined white level; save the image with 8 or 16 bits" in grey
     assert "text.tif: not an image in a supported format" in text
 
 
@@ -199,7 +199,7 @@ def test_progress_for_few_images_counts_pixels_and_ends_at_the_total(weights, ca
     assert "100%" in capsys.readouterr().out
 
 
-def test_an_interrupt_prints_how_many_images_are_done_and_the_command_can_resume(weights, tmp_path):
+def test_an_interrupted_command_prints_how_many_images_are_done_and_can_resume(weights, tmp_path):
     save(*(f"in/{number:03}.png" for number in range(200)))
     words = ["apply", str(weights / "twice.safetensors"), "in", "--out", "out", "--accelerator", "cpu"]
     running = start_fork(tmp_path, *words)
@@ -209,6 +209,7 @@ def test_an_interrupt_prints_how_many_images_are_done_and_the_command_can_resume
     done = len(names_in("out"))
     printed = running.stderr.splitlines()[0]
     assert printed.endswith(" of 200 images were processed; use --skip-existing to process the rest")
-    assert 2 <= done < 200 and done - 1 <= int(printed.split()[0]) <= done  # one may not be counted yet
+    # The last image may not be counted yet.
+    assert 2 <= done < 200 and done - 1 <= int(printed.split()[0]) <= done
     assert run([*words, "--skip-existing"]) == 0
     assert len(names_in("out")) == 200

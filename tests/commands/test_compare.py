@@ -1,4 +1,4 @@
-"""A grid of runs: finished runs are not repeated, failures are shown, and interrupting loses nothing."""
+"""`paceline compare` does not repeat finished runs, shows failures, and loses nothing when interrupted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def quality(folder: Path) -> dict[str, Any]:
 
 
 def has_begun(folder: Path, seed: int) -> bool:
-    """Return whether a run has logged metrics, which means that it handles signals."""
+    """Return whether a run has logged metrics. From then on, it saves its state on Ctrl-C."""
     metrics = seen(folder, seed) / "metrics.jsonl"
     return metrics.is_file() and metrics.stat().st_size > 0
 
@@ -36,14 +36,15 @@ def seen(folder: Path, seed: int) -> Path:
     return folder / f"table/cells/classification-single-1-batch64-seed{seed}"
 
 
-def test_a_killed_comparison_repeats_no_finished_run_and_ends_with_the_same_table(tmp_path: Path) -> None:
+def test_a_comparison_that_was_killed_resumes_without_repeating_finished_runs(tmp_path: Path) -> None:
     killed = tmp_path / "killed"
     killed.mkdir()
     running = start_fork(killed, *LONG)
     wait_until(lambda: has_begun(killed, 1), running)
     running.kill()
     assert running.wait() == -signal.SIGKILL
-    wait_until(lambda: not processes_naming(f"{killed}/"), seconds=TIMEOUT_SECONDS)  # the run dies with its parent
+    # The process of the current run ends when its parent is killed.
+    wait_until(lambda: not processes_naming(f"{killed}/"), seconds=TIMEOUT_SECONDS)
     assert not (killed / "table/report.json").exists()
     before = (seen(killed, 0) / "metrics.jsonl").stat().st_mtime_ns, (seen(killed, 0) / "metrics.jsonl").read_bytes()
     again = run_fork(killed, *LONG)
@@ -64,7 +65,7 @@ def test_a_killed_comparison_repeats_no_finished_run_and_ends_with_the_same_tabl
         }
 
 
-def test_ctrl_c_stops_the_running_cell_cleanly(tmp_path: Path) -> None:
+def test_ctrl_c_stops_the_current_run_cleanly(tmp_path: Path) -> None:
     running = start_fork(tmp_path, *TINY, "--epochs", "400")
     wait_until(lambda: has_begun(tmp_path, 0), running)
     running.interrupt_group()
@@ -75,7 +76,7 @@ def test_ctrl_c_stops_the_running_cell_cleanly(tmp_path: Path) -> None:
     assert not seen(tmp_path, 1).exists()
 
 
-def test_a_failing_cell_is_shown_with_its_reason_and_the_others_run(tmp_path: Path) -> None:
+def test_a_failing_run_is_shown_with_its_reason_and_the_other_runs_continue(tmp_path: Path) -> None:
     words = [
         *TINY,
         "--set",
@@ -127,7 +128,7 @@ def test_a_user_error_prints_one_line_before_anything_runs(
     assert not (tmp_path / "runs").exists()
 
 
-def test_recipes_that_are_evaluated_differently_are_rejected(capsys: pytest.CaptureFixture[str]) -> None:
+def test_recipes_with_different_metrics_cannot_be_compared(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["compare", "classification,dcgan", "--accelerator", "cpu"]) == 2
     assert "classification and dcgan are evaluated with different metrics (validation/top1 and train/FID)" in (
         capsys.readouterr().err
@@ -139,7 +140,7 @@ def config() -> Config:
     return configure("classification", {"accelerator": "cpu"})
 
 
-def test_single_uses_one_device_and_weak_scaling_a_batch_per_device(config: Config) -> None:
+def test_strategy_single_uses_one_device_and_weak_scaling_sets_the_batch_size_per_device(config: Config) -> None:
     grid = Grid.parse(["classification"], "single,ddp", "2,4", "64", "0", "weak")
     cells = [one.cell for one in grid.cells({"classification": config})]
     assert [(cell.strategy, cell.devices, cell.batch) for cell in cells] == [
@@ -150,15 +151,15 @@ def test_single_uses_one_device_and_weak_scaling_a_batch_per_device(config: Conf
     assert len({cell.name for cell in cells}) == 3
 
 
-def test_an_unavailable_device_count_is_shown_as_a_reason_and_not_an_error(
+def test_too_few_gpus_are_reported_as_the_reason_why_a_run_is_skipped(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     on_gpu = config.with_run(accelerator="cuda")
-    assert obstacle_here(on_gpu, "ddp", 2, []) == "this machine has 1 GPU"
+    assert obstacle_here(on_gpu, "ddp", 2, []) == "needs 2 GPUs, but this machine has 1"
     assert obstacle_here(on_gpu, "ddp", 2, ["0", "0"]) == ""
-    assert obstacle_here(on_gpu, "ddp", 4, ["0", "0"]) == "--gpus lists 2, but 4 are needed"
+    assert obstacle_here(on_gpu, "ddp", 4, ["0", "0"]) == "needs 4 GPUs, but --gpus lists only 2"
     shared = Grid.parse(["classification"], "single,ddp", "2", "64", "0", "strong").cells(
         {"classification": on_gpu.with_run(gpus="0,0")}
     )

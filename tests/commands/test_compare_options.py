@@ -1,4 +1,4 @@
-"""A comparison reports each requested run once, and no run that is unfinished or has different settings."""
+"""A comparison reports each requested run once, and omits runs that are unfinished or have different settings."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CELL = "cells/classification-single-1-batch64-seed0"
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with two comparisons of one run each: a learning rate from a config file, and a user recipe."""
+    """A folder with two comparisons of one run each: one uses a config file, and the other a user recipe."""
     folder = tmp_path_factory.mktemp("made")
     (folder / "rate.toml").write_text("lr = 0.1\n")
     assert run_fork(folder, *TINY, "--config", "rate.toml", "--out", "table").wait() == 0
@@ -39,7 +39,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def place(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A modifiable copy of the comparisons, as the working directory."""
+    """A copy of the comparisons that a test can modify, used as the working directory."""
     shutil.copytree(made, tmp_path / "here")
     monkeypatch.chdir(tmp_path / "here")
     return tmp_path / "here"
@@ -68,7 +68,9 @@ def test_runs_with_different_settings_are_rejected_before_anything_changes(
     (place / "rate.toml").write_text(f"lr = {rate}\n")
     before = contents(place / "table")
     assert run([*TINY, "--config", "rate.toml", *words, "--out", "table"]) == 2
-    expected = f"--out table: its run {CELL.removeprefix('cells/')} differs ({message}); choose a different --out\n"
+    expected = (
+        f"--out table: run {CELL.removeprefix('cells/')} has different settings ({message}); choose a different --out\n"
+    )
     assert capsys.readouterr().err == f"paceline: {expected}"
     assert contents(place / "table") == before
 
@@ -80,7 +82,7 @@ def test_a_changed_user_recipe_counts_as_a_different_recipe(place: Path, capsys:
     with (place / "mine.py").open("a") as file:
         file.write("# another line\n")
     assert run(words) == 2
-    assert "differs (code in mine.py: " in capsys.readouterr().err
+    assert "has different settings (code in mine.py: " in capsys.readouterr().err
 
 
 def test_changed_data_is_rejected_before_a_new_run_is_created(
@@ -101,10 +103,7 @@ def test_changed_data_is_rejected_before_a_new_run_is_created(
     before = contents(tmp_path / "table")
     assert run([*words, "--seeds", "0,1,2"]) == 2
     printed = capsys.readouterr().err
-    assert (
-        "--out table: its run classification-single-1-batch4-seed0 was trained on different data (6 samples, "
-        in printed
-    )
+    assert "--out table: run classification-single-1-batch4-seed0 was trained on different data (6 samples, " in printed
     assert printed.endswith("; use the same data to resume, or choose a different --out\n") and printed.count("\n") == 1
     assert contents(tmp_path / "table") == before
     shutil.rmtree("images")
@@ -112,7 +111,7 @@ def test_changed_data_is_rejected_before_a_new_run_is_created(
     assert capsys.readouterr().out.count("(already finished)") == 2
 
 
-def test_a_run_without_its_record_is_used_unchanged_or_rejected(
+def test_a_run_without_a_readable_cell_file_is_used_only_if_its_length_matches(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     good = (place / "table/report.json").read_bytes()
@@ -129,33 +128,35 @@ def test_a_run_without_its_record_is_used_unchanged_or_rejected(
     assert read_json(record)["finished"] is True
 
 
-def test_a_run_that_was_trained_further_is_a_failed_cell(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_was_trained_further_and_stopped_is_reported_as_failed(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     status = json.loads((place / "table" / CELL / "status.json").read_text())
     (place / "table" / CELL / "status.json").write_text(json.dumps(status | {"state": "stopped"}))
     assert run([*TINY, "--config", "rate.toml", "--out", "table"]) == 1
     assert f"failed: table/{CELL}: contains an unfinished run of 128 images" in capsys.readouterr().out
 
 
-def test_a_run_that_cannot_be_read_is_a_failed_cell(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_cannot_be_read_is_reported_as_failed(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = place / "table" / CELL / "config.toml"
     config.write_text("\n".join(line for line in config.read_text().splitlines() if not line.startswith("recipe =")))
     assert run([*TINY, "--config", "rate.toml", "--out", "table"]) == 1
-    assert f"failed: table/{CELL}/config.toml: lists no recipe" in capsys.readouterr().out
+    assert f"failed: table/{CELL}/config.toml: does not name a recipe" in capsys.readouterr().out
 
 
-def test_a_comparison_in_progress_is_left_alone(tmp_path: Path) -> None:
+def test_a_second_comparison_cannot_use_the_folder_of_one_in_progress(tmp_path: Path) -> None:
     words = [*TINY, "--images", "640000", "--out", "table"]
     first = start_fork(tmp_path, *words)
     wait_until(lambda: (tmp_path / "table" / CELL / "metrics.jsonl").is_file(), first)
     second = run_fork(tmp_path, *words)
     first.interrupt_group()
     assert second.wait() == 2
-    assert f"--out table: this run is in use by process {first.pid}; choose another --out" in second.stderr
+    assert f"--out table: this run is in use by process {first.pid}; choose a different --out" in second.stderr
     assert first.wait() == 130
     assert read_json(tmp_path / "table" / CELL / "cell.json")["finished"] is False
 
 
-def test_the_last_stage_of_a_recipe_is_the_run_of_its_cell(
+def test_a_recipe_with_stages_is_compared_by_its_last_stage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -173,12 +174,12 @@ def test_the_last_stage_of_a_recipe_is_the_run_of_its_cell(
     assert group["runs"] == [f"{cell}/adversarial" for cell in cells]
     assert run(["compare", "super_resolution", *words, "--seeds", "0,1"]) == 0
     assert capsys.readouterr().out.count("(already finished)") == 2
-    assert run(["compare", *cells]) == 0  # given as the folder that contains both stages
+    assert run(["compare", *cells]) == 0  # the run is given as the folder of both stages
     (group,) = report(tmp_path / "runs/compare-finished-super_resolution-photos")["groups"].values()
     assert group["seeds"] == [0, 1]
 
 
-def test_parity_is_measured_with_the_compared_settings(tmp_path: Path) -> None:
+def test_parity_between_strategies_is_measured_with_the_compared_settings(tmp_path: Path) -> None:
     flags = {"accelerator": "cpu", "preset": "quick", "sync_batchnorm": "off"}
     configs = {"classification": configure("classification", flags, assignments=["width=2"])}
     grid = Grid.parse(["classification"], "ddp", "2", "64", "0", "strong")
@@ -188,7 +189,7 @@ def test_parity_is_measured_with_the_compared_settings(tmp_path: Path) -> None:
     assert any(one.value > one.tolerance for one in differences)
 
 
-def test_a_run_counts_once_under_several_names(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_given_under_several_names_counts_once(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(place / "table" / CELL, place / "run")
     good = (place / "table/report.json").read_bytes()
     assert run(["compare", "run", "./run", "run/", str(place / "run")]) == 0
@@ -203,14 +204,14 @@ def test_a_run_counts_once_under_several_names(place: Path, capsys: pytest.Captu
 @pytest.mark.parametrize(
     "words", [["--epochs", "9"], ["--seeds", "7"], ["--verify"], ["--set", "lr=1"], ["--scaling", "weak"]]
 )
-def test_options_for_new_runs_are_rejected_for_finished_ones(
+def test_options_for_new_runs_are_rejected_for_finished_runs(
     place: Path, capsys: pytest.CaptureFixture[str], words: list[str]
 ) -> None:
     assert run(["compare", f"table/{CELL}", *words]) == 2
     assert f"{words[0]}: applies only to new runs, but table/{CELL} is a finished run" in capsys.readouterr().err
 
 
-def test_a_folder_named_like_a_recipe_is_used_only_if_it_holds_a_run(
+def test_a_folder_named_like_a_recipe_is_used_only_if_it_contains_a_run(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (place / "classification").mkdir()
@@ -225,7 +226,7 @@ def test_a_folder_named_like_a_recipe_is_used_only_if_it_holds_a_run(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([""], "compare '': an empty name; give recipes or run folders"),
+        ([""], "compare '': the name is empty; give recipes or run folders"),
         (["classification", "--set", "seed=5"], "--set seed: each run of a comparison has its own value; use --seeds"),
         (["classification", "--set", "strategy=ddp"], "use --strategies"),
         (["classification", "--set", "batch-size=5"], "use --batch-size"),
@@ -244,7 +245,7 @@ def test_a_folder_named_like_a_recipe_is_used_only_if_it_holds_a_run(
         (["classification", "--out", "mine.py"], "--out mine.py: File exists"),
     ],
 )
-def test_an_argument_that_would_be_ignored_prints_one_line(
+def test_an_argument_that_would_be_ignored_is_rejected(
     place: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
 ) -> None:
     for folder in ("a", "b"):

@@ -1,4 +1,4 @@
-"""The commands of `make demo` work, and each writes a report."""
+"""Every comparison of `make demo` runs and writes a report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`paceline doctor`: what it records about this machine, and how runs use it."""
+"""`paceline doctor` saves measurements of this machine, and runs use them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_missing_package_is_listed_with_its_install_command(
     assert "pip install 'paceline[dali]'" in capsys.readouterr().out
 
 
-def test_a_strategy_whose_package_is_missing_cannot_run_here(
+def test_a_strategy_whose_package_is_missing_is_listed_as_unavailable(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(load_class("strategy", "lightning", Strategy), "package", "no_such_package.inside")
@@ -72,7 +72,7 @@ def test_a_strategy_whose_package_is_missing_cannot_run_here(
     assert " no " in row and "package no_such_package.inside is not installed: pip install 'paceline[lightning]'" in row
 
 
-def test_a_strategy_that_needs_gpus_reports_if_there_are_none(
+def test_a_strategy_that_needs_gpus_is_listed_as_unavailable_without_gpus(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -103,7 +103,7 @@ def test_a_passed_self_test_allows_cuda_graphs_on_the_tested_gpus(save_self_test
         ({"graph": PASSED | {"processes": 1}}, r"fewer GPUs \(1, not 2\)"),
     ],
 )
-def test_any_other_result_keeps_the_step_eager_and_gives_the_reason(
+def test_a_failed_or_outdated_self_test_disables_cuda_graphs_with_a_reason(
     changed: dict[str, Any], reason: str, save_self_test: Callable[[Any], None]
 ) -> None:
     save_self_test(GOOD | changed)
@@ -112,20 +112,20 @@ def test_any_other_result_keeps_the_step_eager_and_gives_the_reason(
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"verified": true, "machine": {}, "graph": {}}'])
-def test_a_missing_or_damaged_result_counts_as_no_self_test(
+def test_a_missing_or_damaged_self_test_file_counts_as_no_self_test(
     content: str, save_self_test: Callable[[Any], None]
 ) -> None:
     save_self_test(content)
     assert "paceline doctor --self-test" in graph_obstacle(processes=2, hosts=1)
 
 
-def test_a_step_on_several_hosts_is_never_captured(save_self_test: Callable[[Any], None]) -> None:
+def test_cuda_graphs_are_never_used_on_several_hosts(save_self_test: Callable[[Any], None]) -> None:
     save_self_test(GOOD)
     assert "several hosts" in graph_obstacle(processes=2, hosts=2)
 
 
 class Wrong:
-    """A step that drops one of its updates."""
+    """A training step that skips one of its weight updates."""
 
     def __init__(self, step: Step) -> None:
         self.step, self.calls = step, 0
@@ -145,17 +145,17 @@ def check(capture: Callable[[Step], RunStep]) -> ReplayCheck:
         torch.use_deterministic_algorithms(before)
 
 
-def test_the_check_of_a_captured_step_passes_when_the_weights_are_equal() -> None:
+def test_the_cuda_graph_check_passes_when_the_weights_are_equal() -> None:
     result = check(lambda step: step)
     assert result.passed and result.difference == 0.0 and result.processes == 1
 
 
-def test_the_check_of_a_captured_step_fails_when_an_update_is_lost() -> None:
+def test_the_cuda_graph_check_fails_when_a_weight_update_is_lost() -> None:
     result = check(Wrong)
     assert not result.passed and result.difference > 1e-6 and "differed" in result.result
 
 
-def test_loaders_are_measured_and_the_results_saved(
+def test_loader_speeds_are_measured_and_saved(
     cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(loader_throughput, "BLOCK_SECONDS", 0.02)
@@ -204,7 +204,7 @@ def test_prefetched_batches_are_consumed_before_timing_starts() -> None:
     ("words", "line"),
     [
         (["--loaders", "--self-test"], "--self-test: cannot be combined with --loaders; run them separately"),
-        (["--data", "digits"], "--data: only used with --loaders; add that flag"),
+        (["--data", "digits"], "--data: only used with --loaders; add --loaders"),
         (["--loaders", "--data", "photos", "--crop", "9999"], "--crop 9999: larger than some images: "),
         (["--loaders", "--data", "nothing"], "unknown source 'nothing'"),
         (["--loaders", "--workers", "-1"], "--workers -1: must be at least 0"),

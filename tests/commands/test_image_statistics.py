@@ -1,4 +1,4 @@
-"""pix2pix and DeepLIIF networks normalise with the statistics of the test image, as in pix2pix, section 3.3.
+"""pix2pix and DeepLIIF networks normalise with the test image's statistics (section 3.3 of the pix2pix paper).
 
 The reference networks are built from torch layers as in the papers, and run in training mode on one image, so that
 their BatchNorm uses that image's statistics.
@@ -36,7 +36,7 @@ class Block(nn.Module):
 
 
 def residual_network() -> nn.Module:
-    """Build the network of Johnson et al. 2016: c7s1-2, d4, d8, six residual blocks, u4, u2, c7s1-3."""
+    """Build the network c7s1-2, d4, d8, six residual blocks, u4, u2, c7s1-3 (notation of Johnson et al. 2016)."""
     layers: list[nn.Module] = [nn.ReflectionPad2d(3), nn.Conv2d(3, NGF, 7, bias=False), nn.BatchNorm2d(NGF), nn.ReLU()]
     for width in (NGF, 2 * NGF):
         layers += [nn.Conv2d(width, 2 * width, 3, 2, 1, bias=False), nn.BatchNorm2d(2 * width), nn.ReLU()]
@@ -84,7 +84,7 @@ def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def import_network(kind: str, *words: str) -> nn.Module:
-    """Save a network with random weights and statistics like pix2pix, import it, and return the original."""
+    """Save a random network under pix2pix's file name, import the file, and return the original network."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         network = NETWORKS[kind]()
@@ -110,7 +110,7 @@ def levels(network: nn.Module, pixels: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", NETWORKS)
-def test_an_imported_network_produces_the_same_images_as_in_its_paper(
+def test_an_imported_network_produces_the_same_images_as_the_reference_network(
     kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     network, pixels = import_network(kind), random_image(SIDE, SIDE)
@@ -150,7 +150,7 @@ def test_larger_images_are_processed_in_windows_of_the_training_size(capsys: pyt
 
 
 @pytest.mark.parametrize("ours", [True, False])
-def test_synchronized_layers_still_normalise_each_image_separately(ours: bool) -> None:
+def test_synchronized_batchnorm_layers_still_normalise_each_image_separately(ours: bool) -> None:
     network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Sequential(nn.BatchNorm2d(4)))
     normalise_by_image(network)
     images = torch.rand(2, 3, 8, 8)

@@ -1,4 +1,4 @@
-"""Networks from other projects are imported for `apply`; models exported to ONNX compute the same results."""
+"""Networks from other projects can be imported, and models exported to ONNX compute the same results."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class TheirBlock(nn.Module):
 
 
 class TheirGenerator(nn.Module):
-    """A generator in the style of other projects, with their layer names and a list that repeats one block."""
+    """A generator with the layer names of other projects. If `shared`, all residual blocks are the same module."""
 
     def __init__(
         self, doublings: int = 2, shared: bool = True, bias: bool = True, slopes: int = 1, mixed: bool = False
@@ -109,7 +109,7 @@ def test_an_imported_generator_generates_the_same_images(wrapped, capsys):
 
 
 @pytest.mark.parametrize(("shared", "mixed"), [(True, False), (False, False), (True, True)])
-def test_an_imported_generator_with_one_slope_per_channel_generates_the_same_images(shared, mixed, capsys):
+def test_an_imported_generator_with_one_prelu_slope_per_channel_generates_the_same_images(shared, mixed, capsys):
     theirs = TheirGenerator(shared=shared, slopes=WIDTH, mixed=mixed).eval()
     torch.save(theirs.state_dict(), "theirs.pth")
     assert import_file("theirs.pth") == 0
@@ -143,14 +143,14 @@ def nested(state: dict, *keys: str) -> dict:
         ("model", "generator.", "module.", "_orig_mod."),
     ],
 )
-def test_a_network_is_found_wherever_a_checkpoint_stores_it(keys):
+def test_a_network_is_found_under_any_common_key_of_a_checkpoint(keys):
     state = TheirGenerator().state_dict()
     torch.save({"epoch": 3, "optimizer": {"state": {}}, **nested(state, *keys)}, "theirs.pth")
     assert all(torch.equal(tensor, state[key]) for key, tensor in read_state_dict(Path("theirs.pth")).items())
     assert len(read_state_dict(Path("theirs.pth"))) == len(state)
 
 
-def test_ema_weights_are_preferred_if_a_file_has_both():
+def test_ema_weights_are_used_if_a_file_has_ema_and_plain_weights():
     state = TheirGenerator().state_dict()
     torch.save({"params": {key: tensor + 1 for key, tensor in state.items()}, "params_ema": state}, "theirs.pth")
     assert torch.equal(read_state_dict(Path("theirs.pth"))["last.weight"], state["last.weight"])
@@ -165,11 +165,11 @@ def test_ema_weights_are_preferred_if_a_file_has_both():
         ("head.0.weight body.0.body.0.weight body.0.body.2.weight tail.0.0.weight", "EDSR"),
         ("conv_first.weight body.0.conv1.weight upconv1.weight conv_last.weight", "EDSR or MSRResNet"),
         ("conv1.weight bn1.weight layer1.0.conv1.weight layer4.0.conv1.weight fc.weight", "a ResNet classifier"),
-        ("model.model.0.weight model.model.1.model.1.weight", "a pix2pix or CycleGAN generator; try --recipe"),
+        ("model.model.0.weight model.model.1.model.1.weight", "a pix2pix or CycleGAN generator (try --recipe"),
         ("cls_token pos_embed blocks.0.attn.qkv.weight", "a vision transformer"),
     ],
 )
-def test_the_error_names_a_known_network_that_cannot_be_imported(keys, name, capsys):
+def test_the_error_for_a_known_but_unsupported_network_names_the_network(keys, name, capsys):
     torch.save({"params": {key: torch.zeros(4, 4, 3, 3) for key in keys.split()}}, "theirs.pth")
     assert import_file("theirs.pth") == 2
     printed = capsys.readouterr().err
@@ -368,7 +368,7 @@ class Own(Recipe):
 """
 
 
-def test_a_user_importer_is_one_file_named_in_the_recipe(capsys):
+def test_a_user_recipe_can_name_a_file_with_its_own_importer(capsys):
     Path("own_importer.py").write_text(OWN_IMPORTER)
     Path("own_recipe.py").write_text(OWN_RECIPE)
     theirs = nn.ModuleDict({"first": nn.Conv2d(3, 3, 3, padding=1)})
@@ -426,7 +426,7 @@ def test_an_exported_network_computes_the_same_result_at_other_sizes(recipe, set
     assert [path.name for path in Path.cwd().glob("model*")] == ["model.onnx"]
 
 
-def test_export_reports_what_is_missing_or_wrong(capsys, monkeypatch):
+def test_export_reports_missing_packages_and_invalid_arguments(capsys, monkeypatch):
     assert run(["export", "nowhere", "--out", "model.pt"]) == 2
     assert "--out model.pt: expected a file name ending in .onnx" in capsys.readouterr().err
     monkeypatch.setattr("paceline.commands.export.PACKAGES", ("onnx", "no_such_package"))
@@ -434,8 +434,7 @@ def test_export_reports_what_is_missing_or_wrong(capsys, monkeypatch):
     assert "export needs " in (printed := capsys.readouterr().err) and "pip install 'paceline[export]'" in printed
 
 
-def test_the_importer_expects_the_shapes_of_our_network():
-    """The shapes that the importer expects equal those of our network."""
+def test_the_imported_generator_has_as_many_parameters_as_our_network():
     theirs, ours = TheirGenerator(3, shared=True), SRResNet(8, 3, WIDTH, 4, shared=True)
     count = sum(parameter.numel() for parameter in theirs.parameters())
     assert count == sum(parameter.numel() for parameter in ours.parameters())

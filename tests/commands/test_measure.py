@@ -51,7 +51,7 @@ def test_metrics_follow_their_definition_and_are_written_to_files(capsys: pytest
     assert [float(row["psnr[rgb]"]) for row in rows] == pytest.approx(values)
 
 
-def test_two_files_are_compared_whatever_their_names(capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_files_are_compared_even_if_their_names_differ(capsys: pytest.CaptureFixture[str]) -> None:
     save("a.png", noise(0))
     save("b.png", noise(0))
     assert run(["measure", "a.png", "b.png", "--protocol", "y", "--border", "2"]) == 0
@@ -92,13 +92,13 @@ def test_masks_are_compared_by_iou_and_dice(capsys: pytest.CaptureFixture[str]) 
     ("result", "target"),
     [("22_2_segmentation", "22_2"), ("0001x4", "0001"), ("sr_castle", "castle"), ("castle-sr", "castle"), ("a", "a")],
 )
-def test_a_result_may_have_one_word_more_in_its_name(result: str, target: str) -> None:
+def test_a_result_matches_a_target_if_its_name_has_one_extra_word(result: str, target: str) -> None:
     files = [Path(f"{name}.png") for name in (result, "other")], [Path(f"{name}.jpg") for name in (target, "other")]
     pairs, problems = match_files(*files)
     assert pairs == list(zip(*files, strict=True)) and not problems
 
 
-def test_results_that_match_the_same_target_need_a_suffix() -> None:
+def test_results_that_match_the_same_target_require_the_suffix_option() -> None:
     results, targets = [Path("a-sr.png"), Path("a-lr.png")], [Path("a.png"), Path("b.png")]
     with pytest.raises(UserError, match=r"a-lr.png and a-sr.png: both match a.png; choose results with --suffix"):
         match_files(results, targets)
@@ -123,7 +123,7 @@ def test_wrong_input_is_reported_in_one_line(words: list[str], line: str, capsys
     assert line in printed and len(printed.splitlines()) == 1
 
 
-def test_panels_that_repeat_the_input_are_reported() -> None:
+def test_target_panels_that_are_copies_of_the_input_are_reported() -> None:
     for number in range(5):
         save(f"rows/{number}.png", np.concatenate([noise(number), noise(number if number == 4 else 9)], axis=1))
     save("rows/0.png", np.concatenate([noise(0), noise(0)], axis=1))

@@ -21,7 +21,7 @@ from paceline.data.source_settings import RegisteredSources
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """Use one thread: small networks are slower on several, especially when other tests use the cores."""
+    """Use one thread, because small networks are slower with several threads."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -76,7 +76,8 @@ def test_a_new_recipe_accepts_any_image_size_and_is_reproducible_on_a_gpu(
         if node := nodes.pop():
             names.add(node.name())
             nodes += [before for before, _ in node.next_functions]
-    # The backward passes of these add in nondeterministic order: https://pytorch.org/docs/stable/generated/torch.use_deterministic_algorithms.html
+    # The backward passes of pooling and upsampling layers are nondeterministic on a GPU:
+    # https://pytorch.org/docs/stable/generated/torch.use_deterministic_algorithms.html
     assert "ConvolutionBackward0" in names and not [name for name in names if "Pool" in name or "Upsample" in name]
 
 
@@ -90,13 +91,13 @@ def test_a_new_source_has_the_same_samples_every_time(tmp_path: Path) -> None:
     assert set(first.arrays["label"]) == {0, 1}
 
 
-def test_a_new_recipe_reports_what_data_it_needs(tmp_path: Path) -> None:
+def test_a_new_recipe_reports_which_data_it_needs(tmp_path: Path) -> None:
     recipe_class = registry.load_class("recipe", str(new("recipe", "unlabelled", tmp_path)), Recipe)
     with pytest.raises(UserError, match="--data"):
         recipe_class(recipe_class.Settings(), DataSpec(channels=1, height=8, width=8))
 
 
-def test_a_new_gan_trains_is_evaluated_and_generates_images(tmp_path: Path) -> None:
+def test_a_new_gan_can_be_trained_evaluated_and_sampled(tmp_path: Path) -> None:
     new("gan", "drawer", tmp_path)
     short = ("--preset", "quick", "--images", "256", "--set", "width=8", "--set", "size=8", "--out", "run")
     trained = run_fork(tmp_path, "train", "./drawer.py", *short)
@@ -107,7 +108,7 @@ def test_a_new_gan_trains_is_evaluated_and_generates_images(tmp_path: Path) -> N
     assert (tmp_path / "drawn.png").is_file()
 
 
-def test_the_guide_shows_the_file_that_new_gan_writes(tmp_path: Path) -> None:
+def test_the_guide_shows_the_file_that_paceline_new_gan_writes(tmp_path: Path) -> None:
     guide = (Path(__file__).parents[2] / "docs" / "guide" / "networks.md").read_text()
     section = guide.partition("## Several networks")[2].partition("\n## ")[0]
     shown = [line for line in section.partition("```python\n")[2].partition("```")[0].splitlines() if line]
@@ -122,7 +123,7 @@ def test_any_python_identifier_produces_a_file_that_loads(tmp_path: Path, name: 
     assert registry.load_class("recipe", str(path), Recipe).phases
 
 
-def test_nothing_is_overwritten(tmp_path: Path) -> None:
+def test_an_existing_file_is_not_overwritten(tmp_path: Path) -> None:
     path = new("recipe", "mine", tmp_path)
     path.write_text("my work")
     with pytest.raises(UserError, match=r"mine\.py exists; choose a different name"):
@@ -137,7 +138,7 @@ def test_a_name_that_is_not_a_python_identifier_is_rejected(tmp_path: Path, name
     assert not list(tmp_path.iterdir())
 
 
-def test_an_unknown_kind_or_folder_is_rejected(tmp_path: Path) -> None:
+def test_an_unknown_kind_of_file_or_a_missing_folder_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="did you mean 'recipe'"):
         new("recipes", "x", tmp_path)
     with pytest.raises(UserError, match="nowhere"):

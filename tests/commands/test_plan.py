@@ -1,4 +1,4 @@
-"""The speedup from more devices, predicted from the cost of a step and of a gradient exchange."""
+"""`paceline plan` predicts the speedup from more devices, using the times of a step and of a gradient exchange."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_n_devices_without_communication_costs_are_n_times_as_fast() -> None:
     assert predict(SEEN, PERFECT, 8, 512).images_per_second == pytest.approx(8 * 1600)
 
 
-def test_an_exchange_costs_ring_transfer_time_and_latencies() -> None:
+def test_a_gradient_exchange_takes_the_transfer_time_and_latencies_of_a_ring() -> None:
     link = Link(latency_seconds=1e-4, bytes_per_second=1e9, devices=2)
     assert link.all_reduce_seconds(10_000_000, 2) == pytest.approx(1e-4 + 0.010)
     assert link.all_reduce_seconds(10_000_000, 4) == pytest.approx(2e-4 + 0.015)
@@ -54,7 +54,7 @@ def test_an_exchange_costs_ring_transfer_time_and_latencies() -> None:
     assert step.images_per_second == pytest.approx(64 / (0.020 + step.exchange_seconds))
 
 
-def test_overlap_hides_all_but_the_last_bucket() -> None:
+def test_overlap_hides_the_exchange_of_all_but_the_last_gradient_bucket() -> None:
     link = Link(0.0, 1e9, 2)
     hidden = replace(SEEN, overlap=1.0, step_seconds={32: 1.0, 64: 2.0})
     assert predict(hidden, link, 2, 64).exchange_seconds == pytest.approx(2 * 0.001)
@@ -62,25 +62,25 @@ def test_overlap_hides_all_but_the_last_bucket() -> None:
 
 def test_the_plan_reports_when_more_devices_stop_paying_off() -> None:
     assert max_useful_devices(SEEN, PERFECT, 64) is None
-    slow = Link(0.0, 1e9, 2)  # a 15 ms exchange and a 40 ms step
+    slow = Link(0.0, 1e9, 2)  # a gradient exchange takes 15 ms, a step 40 ms
     assert max_useful_devices(SEEN, slow, 64) == 2
     assert max_useful_devices(SEEN, Link(0.0, 1e6, 2), 64) == 1
 
 
-def test_a_step_time_between_two_measured_batches_is_interpolated() -> None:
+def test_a_step_time_between_two_measured_batch_sizes_is_interpolated() -> None:
     assert SEEN.seconds_of_step(48) == pytest.approx(0.030)
     assert SEEN.seconds_of_step(128) == pytest.approx(0.080)
     assert 0 < SEEN.seconds_of_step(1) < 0.010
 
 
-def test_a_measurement_round_trips_through_its_json_file(tmp_path: Path) -> None:
+def test_a_measurement_can_be_saved_as_json_and_read_back(tmp_path: Path) -> None:
     whole = replace(SEEN, link=Link(1e-4, 1e9, 2), checked=(Checked(predicted=90.0, measured=100.0),))
     for one in (SEEN, whole):
         write_json(tmp_path / "measured.json", one.to_json())
         assert Measurement.from_json(read_json(tmp_path / "measured.json")) == one
 
 
-def test_the_prediction_for_one_device_uses_the_step_time_measured_alone() -> None:
+def test_the_prediction_for_one_device_uses_the_step_time_of_a_device_alone() -> None:
     crowded = replace(SEEN, alone_seconds={64: 0.025})
     assert predict(crowded, PERFECT, 1, 64).images_per_second == pytest.approx(64 / 0.025)
     assert predict(crowded, PERFECT, 2, 64).images_per_second == pytest.approx(64 / 0.020)
@@ -130,7 +130,7 @@ def test_latency_is_parsed_with_its_unit() -> None:
             parse_seconds(text)
 
 
-def test_given_link_values_are_used_and_the_rest_is_measured_or_assumed() -> None:
+def test_given_bandwidth_and_latency_are_used_and_missing_values_are_measured_or_assumed() -> None:
     measured = Link(3e-4, 4e9, 2)
     neither, slow, wide = LinkOverride.parse("", ""), LinkOverride.parse("", "5ms"), LinkOverride.parse("100Gbps", "")
     assert neither.apply(measured) == measured
@@ -158,7 +158,7 @@ def test_given_link_values_are_used_and_the_rest_is_measured_or_assumed() -> Non
         (["--devices", "64", "--check"], "--check: this machine can measure"),
         (
             ["--devices", "1", "--check", "--latency", "5ms"],
-            "--latency 5ms: --check uses the link of",
+            "--latency 5ms: cannot be combined with --check",
         ),
     ],
 )
@@ -168,7 +168,7 @@ def test_a_user_error_prints_one_line(words: list[str], message: str, capsys: py
     assert message in error and error.count("\n") == 1
 
 
-def test_a_thread_count_that_is_not_a_number_prints_one_line(
+def test_a_thread_count_that_is_not_a_number_is_reported_in_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "many")
@@ -179,7 +179,7 @@ def test_a_thread_count_that_is_not_a_number_prints_one_line(
 
 @pytest.fixture(scope="module")
 def plans(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The output of two plans in a narrow terminal: for two nodes, and for two local processes."""
+    """The output of `paceline plan` in a narrow terminal, for two nodes and for two local processes."""
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("measures two processes at once")
     small = ("plan", "classification", "--preset", "quick", "--set", "width=2", "--batch-size", "4", "--devices", "2")
@@ -210,9 +210,9 @@ def test_numbers_are_not_truncated_in_a_narrow_terminal(plans: list[str]) -> Non
         assert "devices batch images/s efficiency images/day lr, linear lr, sqrt" in _rows(text)
 
 
-def test_a_plan_starts_from_one_device_alone_and_uses_the_given_latency(plans: list[str]) -> None:
+def test_a_plan_measures_one_device_alone_and_uses_the_given_latency(plans: list[str]) -> None:
     _, here = plans
-    assert "one of several devices (2 at once), without communication: 2:" in here
+    assert "one of several devices (2 processes in parallel), without communication: 2:" in here
     assert "GB/s (measured over 2 processes)" in here and "latency 1,000,000 µs per exchange (as given)" in here
     alone = re.search(r"one device alone \(1 thread\): 4: ([\d.]+) ms", here)
     assert alone

@@ -1,4 +1,4 @@
-"""Restoration runs as a user starts them: stages, initial weights, strips, and metrics on other images."""
+"""Training and evaluation of restoration runs: stages, initial weights, image strips and metrics."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_run_with_stages_resumes_when_its_folder_is_given_as_an_absolute_path(
     assert again.wait() == 0 and "finished at 32 images" in again.stdout, again.stderr
 
 
-def test_a_missing_file_of_a_later_stage_is_reported_before_the_first_starts(place):
+def test_a_missing_file_of_a_later_stage_is_reported_before_training_starts(place):
     rejected = run_fork(place, *TRAIN, "--set", "stage=both", "--vgg", "nope.pth", "--out", "lacking")
     assert rejected.wait() == 2 and "--vgg nope.pth: no such file" in rejected.stderr
     assert not (place / "lacking").exists()
@@ -93,7 +93,7 @@ def test_a_test_image_that_cannot_be_evaluated_is_reported_before_training(place
     assert not (place / "unevaluated").exists()
 
 
-def test_a_second_start_resumes_the_stage_that_had_started(place):
+def test_repeating_the_command_does_not_repeat_a_finished_stage(place):
     before = {path: path.stat().st_mtime_ns for path in Path("both/pretrain").rglob("*") if path.is_file()}
     again = run_fork(place, *TRAIN, "--set", "stage=both", "--out", "both")
     assert again.wait() == 0 and "finished at 32 images" in again.stdout
@@ -112,7 +112,7 @@ def test_a_stopped_stage_is_finished_before_the_next_one_starts(tmp_path):
 
 
 def test_two_processes_train_both_stages(place):
-    # With a learning rate of zero, both stages keep the initial weights of the first.
+    # With a learning rate of zero, the weights do not change in either stage.
     words = [*TRAIN, "--set", "stage=both", "--lr", "0", "--set", "perceptual=0", "--images", "8", "--strategy", "ddp"]
     assert run_ranks(place, 2, *words, "--out", "ranks") == [0, 0]
     start, end = weights("ranks/pretrain"), weights("ranks/adversarial")
@@ -129,7 +129,7 @@ def run_two_hosts(first: Path, second: Path, *words: str) -> list[Running]:
 
 
 @pytest.mark.parametrize("replaced", [0, 1])
-def test_a_replaced_host_resumes_the_stage_that_the_other_had_started(replaced, tmp_path):
+def test_a_replaced_host_resumes_the_stage_that_the_other_host_had_started(replaced, tmp_path):
     folders = [tmp_path / "0", tmp_path / "1"]
     folders[replaced].mkdir()
     shutil.copytree("both/adversarial", folders[1 - replaced] / "both/adversarial")
@@ -137,16 +137,18 @@ def test_a_replaced_host_resumes_the_stage_that_the_other_had_started(replaced, 
     assert "resuming from 32 images" in hosts[0].stdout and "pretrain" not in hosts[0].stdout
     first, second = (weights(str(folder / "both/adversarial")) for folder in folders)
     assert all(torch.equal(first[name], second[name]) for name in first)
-    assert not any((folder / "both/pretrain").exists() for folder in folders)  # no longer needed
+    # The folder of the first stage is no longer needed.
+    assert not any((folder / "both/pretrain").exists() for folder in folders)
 
 
-def test_a_stage_without_a_checkpoint_starts_from_the_host_with_the_most_progress(tmp_path):
+def test_a_stage_without_a_checkpoint_starts_from_the_weights_of_the_most_advanced_host(tmp_path):
     folders = [tmp_path / "0", tmp_path / "1"]
     for folder in folders:
         shutil.copytree("both/pretrain", folder / "both/pretrain")
-    shutil.rmtree(folders[0] / "both/pretrain/checkpoints/000000000032")  # this host's disk is behind
+    shutil.rmtree(folders[0] / "both/pretrain/checkpoints/000000000032")  # this host lacks the last checkpoint
     (folders[1] / "both/adversarial").mkdir()
-    shutil.copy("both/adversarial/config.toml", folders[1] / "both/adversarial")  # killed before its first save
+    # The second stage was killed before its first save.
+    shutil.copy("both/adversarial/config.toml", folders[1] / "both/adversarial")
     hosts = run_two_hosts(*folders, "--lr", "0", "--set", "perceptual=0", "--images", "8")
     assert "initialized from both/pretrain at 32 images: generator" in hosts[0].stdout
     best = weights("both/pretrain", "best")
@@ -172,13 +174,13 @@ def test_a_run_starts_from_given_weights(place, origin, tmp_path):
     assert all(torch.equal(found[name], best[name]) for name in parameters)
 
 
-def test_training_saves_strips_that_sample_shows_and_animates(capsys):
+def test_the_sample_command_shows_and_animates_the_image_strips_saved_by_training(capsys):
     names = sorted(path.name for path in Path("both/pretrain/samples").iterdir())
     assert names == [f"samples-{images:012}.png" for images in (0, 16, 32)]
     assert run(["sample", "both/pretrain", "--checkpoint", "last", "--accelerator", "cpu"]) == 0
     with Image.open("both/pretrain/grid.png") as shown, Image.open(f"both/pretrain/samples/{names[-1]}") as kept:
         assert np.array_equal(np.asarray(shown), np.asarray(kept))
-        assert shown.width > 4 * 32  # low resolution, bicubic, restored and target
+        assert shown.width > 4 * 32  # four images: low resolution, bicubic, restored and target
     for flags in (["--grid", "2x2"], ["--interpolate"]):
         assert run(["sample", "both/pretrain", "--accelerator", "cpu", *flags]) == 2
         assert (
@@ -189,7 +191,7 @@ def test_training_saves_strips_that_sample_shows_and_animates(capsys):
         assert moving.n_frames == 3
 
 
-def test_a_photo_folder_is_evaluated_as_a_whole_from_its_low_resolution_images(capsys):
+def test_all_photos_of_a_folder_are_evaluated_from_their_low_resolution_images(capsys):
     command = ["evaluate", "both/pretrain", "--data", "photos", "--data-root", "set3/HR", "--accelerator", "cpu"]
     assert run([*command, "--set", "low_root=set3/LR"]) == 0
     printed = capsys.readouterr().out
@@ -201,13 +203,13 @@ def test_a_photo_folder_is_evaluated_as_a_whole_from_its_low_resolution_images(c
     assert run([*command, "--low-root", "set3/LR"]) == 0
     assert capsys.readouterr().out == printed
     others = ["--test-root", "set3/HR", "--test-low-root", "set3/LR", "--accelerator", "cpu"]
-    assert run(["evaluate", "both/pretrain", *others]) == 0  # evaluates these images, not those of the run
+    assert run(["evaluate", "both/pretrain", *others]) == 0  # the run's own test images are not used
     assert capsys.readouterr().out == printed
     assert run([*command, "--set", "low_root=set3/LR", "--set", "protocol=rgb"]) == 0
     assert "bicubic_psnr[rgb]" in capsys.readouterr().out
 
 
-def test_the_protocol_is_saved_with_the_metrics():
+def test_the_evaluation_protocol_is_saved_with_the_metrics():
     kept = json.loads(Path("both/pretrain/protocols.json").read_text())
     assert kept["validation"]["y"]["border"] == 2
 
@@ -236,7 +238,7 @@ def test_a_user_error_prints_one_line(words, line, capsys, tmp_path):
     assert line in printed and len(printed.splitlines()) == 1
 
 
-def test_the_last_finished_stage_is_evaluated_and_shown(capsys, tmp_path):
+def test_evaluate_and_sample_use_the_last_finished_stage(capsys, tmp_path):
     assert run(["evaluate", "both", "--accelerator", "cpu"]) == 0
     of_folder = capsys.readouterr().out
     assert run(["evaluate", "both/adversarial", "--accelerator", "cpu"]) == 0
@@ -245,7 +247,7 @@ def test_the_last_finished_stage_is_evaluated_and_shown(capsys, tmp_path):
     assert "adversarial at 32 images" in capsys.readouterr().out
 
 
-def test_images_of_the_wrong_shape_are_distinguished_from_wrong_weights(capsys):
+def test_images_of_the_wrong_shape_and_wrong_weights_cause_different_errors(capsys):
     assert run(["evaluate", "both/pretrain", "--accelerator", "cpu", "--set", "channels=1"]) == 2
     expected = "--data photos: its images have 1 channel, but both/pretrain expects 3; use --set channels=3"
     assert expected in capsys.readouterr().err
@@ -262,7 +264,7 @@ def test_a_folder_of_runs_is_rejected_and_some_of_its_runs_are_listed(capsys, tm
     assert f"choose one of the runs in it: {tmp_path}/run-0, " in printed and "run-4 and 2 more" in printed
 
 
-def test_the_last_finished_stage_is_applied(capsys, tmp_path):
+def test_apply_uses_the_last_finished_stage(capsys, tmp_path):
     words = ["photos/0.png", "--accelerator", "cpu", "--out"]
     assert run(["apply", "both", *words, str(tmp_path / "last")]) == 0
     assert "super_resolution from both/adversarial at 32 images" in capsys.readouterr().out
@@ -274,13 +276,13 @@ def test_the_last_finished_stage_is_applied(capsys, tmp_path):
     assert run(["apply", str(both), *words, str(tmp_path / "first")]) == 0
     printed = capsys.readouterr()
     assert "both/pretrain at 32 images" in printed.out
-    assert printed.err.startswith(f"{both}/adversarial is not finished: using {both}/pretrain\n")
+    assert printed.err.startswith(f"{both}/adversarial has not finished: using {both}/pretrain\n")
     assert (tmp_path / "first/0.png").read_bytes() != (tmp_path / "last/0.png").read_bytes()
 
 
-def test_a_finished_stage_still_counts_while_it_is_trained_further(capsys, tmp_path):
+def test_a_finished_stage_is_still_used_while_it_is_trained_further(capsys, tmp_path):
     shutil.copytree("both", tmp_path / "both")
-    leave_unfinished(tmp_path / "both/adversarial")  # as after resuming with more images and stopping
+    leave_unfinished(tmp_path / "both/adversarial")  # simulates a run that was resumed and stopped
     assert run(["evaluate", str(tmp_path / "both"), "--accelerator", "cpu"]) == 0
     printed = capsys.readouterr()
     assert f"super_resolution from {tmp_path}/both/adversarial at 32 images on test of photos: " in printed.out
@@ -300,7 +302,7 @@ def test_a_weights_file_of_different_networks_is_rejected(capsys, tmp_path):
     shutil.rmtree(tmp_path / "run", ignore_errors=True)
 
 
-def test_weights_that_fit_but_have_conflicting_settings_are_rejected(capsys, tmp_path):
+def test_weights_with_matching_shapes_but_conflicting_settings_are_rejected(capsys, tmp_path):
     shared = configure("super_resolution", {}, assignments=[*NETWORKS, "blocks=shared"], elsewhere=True)
     spec = DataSpec(3, 16, 16)
     write_weights(tmp_path / "shared.safetensors", shared, spec, build(shared, spec).state_dict())
@@ -311,7 +313,7 @@ def test_weights_that_fit_but_have_conflicting_settings_are_rejected(capsys, tmp
     assert run([*words, "--out", str(tmp_path / "same")]) == 0
 
 
-def test_a_started_run_no_longer_needs_its_initial_weights(monkeypatch, tmp_path):
+def test_a_started_run_no_longer_needs_its_initial_weights_file(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     shutil.copytree("both/pretrain", tmp_path / "given")
     words = [*TRAIN, "--init-from", "~/given", "--set", "ema_half_life=8 images", "--out", str(tmp_path / "run")]
@@ -332,4 +334,5 @@ def test_two_processes_train_the_same_weights_as_one_even_with_a_frozen_network(
     words += ["--data-root", "photos", "--crop", "16", "--set", "width=2", "--set", "d_width=2", "--accelerator", "cpu"]
     verified = run_fork(place, "verify", "super_resolution", "--strategies", "single,ddp", "--steps", "3", *words)
     assert verified.wait() == 0, verified.stdout + verified.stderr
-    assert verified.stdout.count("generator") == verified.stdout.count("discriminator") == 2  # gradients and weights
+    # Each network is listed once for its gradients and once for its weights.
+    assert verified.stdout.count("generator") == verified.stdout.count("discriminator") == 2

@@ -1,4 +1,4 @@
-"""Generated images as a user sees them: grids, interpolations, animations, and two runs side by side."""
+"""`paceline sample` writes grids, interpolations, animations, and images of two runs side by side."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from paceline.inference.interpolation import slerp
 
 TINY_GAN = str(Path(__file__).parent.parent / "tiny_gan.py")
 BRIGHT = (255, 0, 255)
-CELL_PX = 32 + GAP_PX  # the 8-pixel digits, upscaled
+CELL_PX = 32 + GAP_PX  # the 8-pixel digits are upscaled to 32 pixels
 
 
 @pytest.fixture(scope="module")
@@ -42,13 +42,13 @@ def pixels(path: str | Path) -> np.ndarray:
         return np.asarray(image.convert("RGB"))
 
 
-def test_training_saves_grids_of_the_same_noise_from_start_to_end():
+def test_training_saves_image_grids_generated_from_the_same_noise():
     names = sorted(path.name for path in Path("long/samples").iterdir())
     assert names == [f"samples-{images:012}.png" for images in (0, 640, 1280, 1920)]
     assert not np.array_equal(pixels(Path("long/samples", names[0])), pixels(Path("long/samples", names[-1])))
 
 
-def test_a_grid_equals_the_one_that_training_saved_at_that_checkpoint(capsys):
+def test_the_grid_of_a_checkpoint_equals_the_grid_that_training_saved(capsys):
     assert run(["sample", "long", "--trust", "--checkpoint", "1280"]) == 0
     assert np.array_equal(pixels("long/grid.png"), pixels("long/samples/samples-000000001280.png"))
     assert "long at 1,280 images → long/grid.png" in capsys.readouterr().out
@@ -61,7 +61,7 @@ def test_a_smaller_grid_shows_the_first_images_of_the_larger_one():
     assert np.array_equal(small[:CELL_PX], large[:CELL_PX, : 5 * CELL_PX + GAP_PX])
 
 
-def test_an_interpolation_runs_from_one_fixed_image_to_the_next():
+def test_an_interpolation_goes_from_one_sample_image_to_the_next():
     assert run(["sample", "long", "--trust", "--checkpoint", "last", "--interpolate", "--grid", "2x7"]) == 0
     between, whole = pixels("long/interpolation.png"), pixels("long/samples/samples-000000001920.png")
     assert between.shape == (2 * CELL_PX + GAP_PX, 7 * CELL_PX + GAP_PX, 3)
@@ -134,7 +134,7 @@ def test_an_animation_keeps_rare_colours(tmp_path):
             assert np.abs(frame.astype(int) - image).max() <= largest
 
 
-def test_a_caption_fits_or_is_shortened():
+def test_a_caption_that_does_not_fit_is_shortened():
     image = Image.new("RGB", (20, 20), "black")
     assert captioned(image, "a long caption").width == 20
     wide = captioned(image, "a long caption", room=True)

@@ -42,7 +42,7 @@ def test_every_setting_is_listed_with_the_value_that_a_run_would_use(
         assert {f.name for f in fields(group)} <= listed.keys()
 
 
-def test_values_come_from_the_recipe_and_its_preset(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_listed_values_come_from_the_recipe_and_its_preset(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["settings", "super_resolution"]) == 0
     plain = rows(capsys.readouterr().out)
     assert plain["num_blocks"][0] == "16" and plain["crop"][0] == "96" and "low_root" in plain
@@ -52,7 +52,7 @@ def test_values_come_from_the_recipe_and_its_preset(capsys: pytest.CaptureFixtur
     assert quick["num_blocks"][0] == "3" and quick["data"][0] == "pairs" and "low_root" not in quick
 
 
-def test_a_user_source_is_listed_too(
+def test_settings_of_a_user_source_are_listed_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "mine.py").write_text(SOURCE)

@@ -31,7 +31,7 @@ UNFIT = "its Settings must be a frozen @dataclass that extends RunSettings"
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a user source, and a run that sets the source's noise."""
+    """A folder with a user source, and a run that changes the source's `noise` setting."""
     folder = tmp_path_factory.mktemp("own")
     new("source", "shapes", folder)
     trained = run_fork(folder, *TRAIN, "--set", "noise=3")
@@ -40,7 +40,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def source_file(folder: Path, settings: str) -> str:
-    """Write a source whose class body consists of these lines."""
+    """Write a source file whose class body consists of the given lines, and return its path."""
     lines = ["from dataclasses import dataclass", "from paceline.data.source import ArraySource"]
     lines += ["from paceline.config.settings import RunSettings, setting", "class Own(ArraySource):"]
     file = folder / "own.py"
@@ -62,7 +62,7 @@ def test_a_setting_of_a_user_source_is_saved_and_changes_the_data(place: Path) -
     assert len(np.unique(still)) == 2 and len(np.unique(noisy)) > 20
 
 
-def test_the_same_command_resumes_and_a_different_value_is_rejected(place: Path) -> None:
+def test_the_same_command_resumes_a_run_and_a_different_setting_is_rejected(place: Path) -> None:
     again = run_fork(place, *TRAIN, "--set", "noise=3", "--images", "128")
     assert again.wait() == 0 and "resuming from 64 images" in again.stdout, again.stderr
     other = run_fork(place, *TRAIN, "--set", "noise=4", "--images", "128")
@@ -71,7 +71,7 @@ def test_the_same_command_resumes_and_a_different_value_is_rejected(place: Path)
     assert evaluated.wait() == 0 and "test of ./shapes.py" in evaluated.stdout, evaluated.stderr
 
 
-def test_a_wrong_value_of_a_source_setting_prints_one_line(place: Path) -> None:
+def test_a_wrong_value_of_a_source_setting_is_reported_in_one_line(place: Path) -> None:
     for assignment, line in (
         ("noise=-1", "noise=-1: must be at least 0"),
         ("noise=much", "--set noise: 'much' is not a num"),
@@ -81,7 +81,7 @@ def test_a_wrong_value_of_a_source_setting_prints_one_line(place: Path) -> None:
         assert wrong.stderr.count("\n") == 1
 
 
-def test_commands_that_need_no_data_need_no_source_file(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_that_read_no_data_work_without_the_source_file(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place / "run")  # a folder without ./shapes.py
     assert config_of(".", load_source=False).run.data == "./shapes.py"
     assert config_of(".", [("flag", {"data": "digits"})]).run.data == "digits"
@@ -94,15 +94,15 @@ def test_commands_that_need_no_data_need_no_source_file(place: Path, monkeypatch
     [
         (
             [("flag", {"data": "photos"}), ("--set", {"degrade_noise": "3"})],
-            "--set degrade_noise belongs to source 'degraded', but --data is 'photos'",
+            "--set degrade_noise belongs to source 'degraded', but --data is 'photos'; leave it out",
         ),
         (
             [("flag", {"low_root": "small"})],
-            "--low-root belongs to source 'degraded' or 'photos', but --data is 'digits'",
+            "--low-root belongs to source 'degraded' or 'photos', but --data is 'digits'; leave it out",
         ),
         (
             [("--config my.toml", {"data": "panels", "panels": "image,-"}), ("flag", {"data": "npz"})],
-            "--config my.toml panels belongs to source 'panels', but --data is 'npz'",
+            "--config my.toml panels belongs to source 'panels', but --data is 'npz'; leave it out",
         ),
         (
             [("flag", {"data": "degraded"}), ("--set", {"degrade_nois": "3"})],
@@ -115,7 +115,7 @@ def test_a_setting_of_another_source_is_rejected_with_the_name_of_that_source(la
     assert rejected(*layers) == line
 
 
-def test_recipe_defaults_for_one_source_are_ignored_for_others(place: Path) -> None:
+def test_recipe_defaults_for_one_source_are_ignored_for_other_sources(place: Path) -> None:
     usual = configure("translation", {"preset": "pix2pix"}).run
     assert usual.panels == "image,target"  # type: ignore[attr-defined]
     other = configure("translation", {"preset": "pix2pix", "data": str(place / "shapes.py")}, assignments=["noise=1"])
@@ -123,7 +123,7 @@ def test_recipe_defaults_for_one_source_are_ignored_for_others(place: Path) -> N
     assert rejected(("recipe own", Inherited(degrade_nose=3))).startswith("recipe own: unknown setting 'degrade_nose'")
 
 
-def test_a_resumed_run_may_change_settings_that_are_mutable_on_resume() -> None:
+def test_a_resumed_run_may_change_the_test_folder_but_not_the_training_settings() -> None:
     given = {"data": "degraded", "test_root": "here", "degrade_seed": 1, "generator.lr": 0.1}
     kept = resolve("own", Recipe, [("--set", given)], RegisteredSources()).values()
     layers = [("--set", {"data": "degraded", "test_root": "there", "degrade_seed": 2})]
@@ -158,7 +158,7 @@ def test_invalid_source_settings_are_reported(lines: str, line: str, tmp_path: P
     assert re.search(line, rejected(("flag", {"data": source_file(tmp_path, lines)})))
 
 
-def test_a_source_may_change_defaults_and_use_plain_fields(tmp_path: Path) -> None:
+def test_a_source_may_change_defaults_and_declare_settings_as_plain_fields(tmp_path: Path) -> None:
     lines = (
         "@dataclass(frozen=True)\nclass Settings(RunSettings):\n    size: int = setting(24, 'side')\n    plain: int = 5"
     )
@@ -182,13 +182,13 @@ def test_photos_are_degraded_as_configured(tmp_path: Path) -> None:
     assert "--set degrade_noise belongs to source 'degraded', but --data is 'photos'" in packed.stderr
 
 
-def test_photo_folders_are_flags(capsys: pytest.CaptureFixture[str]) -> None:
+def test_photo_folders_can_be_given_with_flags(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["train", "--help"]) == 0
     shown = capsys.readouterr().out
     assert all(flag in shown for flag in ("--low-root", "--test-root", "--test-low-root"))
 
 
-def test_the_source_in_the_guide_accepts_its_setting(tmp_path: Path) -> None:
+def test_the_example_source_in_the_guide_accepts_its_own_setting(tmp_path: Path) -> None:
     section = GUIDE.read_text().partition("## Your own source")[2]
     (tmp_path / "my_source.py").write_text(section.partition("```python\n")[2].partition("```")[0])
     for split, count in (("train", 40), ("test", 8)):

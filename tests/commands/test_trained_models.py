@@ -1,4 +1,4 @@
-"""A trained model gives the same results as its evaluation, whether it is used from Python, on files or as ONNX."""
+"""A trained model produces the same results from Python, from the command line and as an ONNX file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from paceline.inference.trained import build
 from paceline.runs.weights_file import write_weights
 
 TINY_GAN = str(Path(__file__).parent.parent / "tiny_gan.py")
-CLASSES = ("nought", "one", "three", "two")  # in the sort order of the folders
+CLASSES = ("nought", "one", "three", "two")  # the class folders in sorted order
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             place = folder / "digits" / ("test" if number % 3 == 0 else "train") / name
             place.mkdir(parents=True, exist_ok=True)
             image = Image.fromarray((pixels * 15.9).astype(np.uint8)).resize((24, 24), Image.Resampling.NEAREST)
-            image.crop((0, 0, 24, 26)).save(place / f"{number}.png")  # not square
+            image.crop((0, 0, 24, 26)).save(place / f"{number}.png")  # the image is not square
     words = ["train", "classification", "--data", "folder", "--data-root", "digits", "--set", "size=12"]
     words += ["--set", "width=4", "--set", "ema_half_life=64 images", "--images", "1024", "--batch-size", "32"]
     words += ["--set", "channels=1", "--set", "pad_crop=0", "--accelerator", "cpu", "--out"]
@@ -114,7 +114,7 @@ def test_a_loaded_classifier_accepts_images_and_tensors_and_changes_no_global_st
     torch.set_float32_matmul_precision("highest")
 
 
-def test_a_loaded_classifier_uses_the_evaluated_ema():
+def test_a_loaded_classifier_uses_the_same_ema_weights_as_evaluation():
     weights = paceline.load("classifier", checkpoint=1024).networks["classifier"].state_dict()
     path = next(Path("classifier/checkpoints").glob("*1024/weights.safetensors"))
     kept = importlib.import_module("safetensors.torch").load_file(path)
@@ -144,7 +144,7 @@ def test_images_that_a_classifier_does_not_accept_are_reported(images, line):
     assert line in str(raised.value)
 
 
-def test_an_unusable_file_is_reported_and_the_others_are_predicted(tmp_path, capsys):
+def test_predict_reports_an_unusable_file_and_processes_the_others(tmp_path, capsys):
     good = next(Path("digits/test/one").iterdir())
     Image.open(good).save(tmp_path / "good.png")
     (tmp_path / "broken.png").write_bytes(b"no image")
@@ -201,7 +201,7 @@ def test_invalid_options_of_predict_are_reported(words, line, capsys):
         ("apply", "classifier", "predict"),
     ],
 )
-def test_a_command_that_does_not_support_a_recipe_names_the_one_that_does(command, of, other, tmp_path, capsys):
+def test_a_command_that_does_not_support_a_recipe_names_the_command_that_does(command, of, other, tmp_path, capsys):
     assert run([command, of, "digits/test", "--trust", "--out", str(tmp_path / "x.csv")]) == 2
     printed = capsys.readouterr().err
     assert f"which `{command}` does not do: use `{other}`" in printed and len(printed.splitlines()) == 1
@@ -209,7 +209,7 @@ def test_a_command_that_does_not_support_a_recipe_names_the_one_that_does(comman
         getattr(paceline.load(of, device="cpu"), command)(None)
 
 
-def test_a_loaded_generator_generates_what_sample_shows():
+def test_a_loaded_generator_generates_the_same_images_as_sample():
     assert run(["sample", "generator", "--trust", "--accelerator", "cpu", "--grid", "3x5", "--out", "grid.png"]) == 0
     model = paceline.load("generator", device="cpu")
     made = model.sample(15)
@@ -220,13 +220,13 @@ def test_a_loaded_generator_generates_what_sample_shows():
     assert list(model.networks) == ["generator", "discriminator"] and not model.networks["generator"].training
 
 
-def test_a_loaded_restorer_returns_what_apply_writes(tmp_path):
+def test_a_loaded_restorer_returns_the_same_image_as_apply(tmp_path):
     photo = photograph("astronaut")[100:141, 180:233]
     for name, one in (("colour", photo), ("grey", photo[..., 0])):
         Image.fromarray(one).save(tmp_path / f"{name}.png")
     words = ["apply", "restorer.safetensors", str(tmp_path), "--accelerator", "cpu", "--out", str(tmp_path / "made")]
     assert run(words) == 0
-    torch.use_deterministic_algorithms(False)  # `paceline` commands enable this, but a user's program may not
+    torch.use_deterministic_algorithms(False)  # commands enable this mode, but a user's program may not
     model = paceline.load("restorer.safetensors", device="cpu")
     for name in ("colour", "grey"):
         made = model.apply(Image.open(tmp_path / f"{name}.png"))
@@ -247,7 +247,7 @@ def test_an_unavailable_device_is_reported():
         paceline.load("classifier", device=wrong)
 
 
-def test_a_recipe_that_no_command_supports_is_rejected(tmp_path, capsys):
+def test_predict_rejects_a_recipe_that_it_does_not_support(tmp_path, capsys):
     (tmp_path / "mute.py").write_text(
         "from torch import nn\nfrom paceline.contracts.recipe import Loss, Phase, Recipe\n\n\nclass Mute(Recipe):\n"
         "    defaults = {'data': 'digits', 'size': 8}\n    phases = (Phase('net', 'net'),)\n\n"
@@ -301,7 +301,7 @@ def test_an_exported_generator_takes_noise_as_its_only_input(tmp_path, capsys):
 
 
 def write_weights_of(recipe: str, spec: DataSpec, *settings: str, spoilt: bool = False) -> str:
-    """Write a weights file of an untrained recipe."""
+    """Write a weights file with the initial weights of a recipe, and return its name."""
     config = configure(recipe, {}, assignments=settings, elsewhere=True)
     weights = build(config, spec).state_dict()
     if spoilt:
@@ -366,16 +366,16 @@ class Dice(Recipe):
 
 
 @can_export
-def test_a_classifier_that_reads_draws_is_not_exported_and_the_draw_is_reported(tmp_path, capsys):
+def test_a_classifier_with_a_random_input_is_not_exported_and_the_input_is_reported(tmp_path, capsys):
     (tmp_path / "dice.py").write_text(DICE)
     weights = write_weights_of(str(tmp_path / "dice.py"), DataSpec(1, 8, 8, num_classes=3), "data=digits", "size=8")
     assert run(["export", weights, "--out", str(tmp_path / "model.onnx")]) == 2
     printed = capsys.readouterr().err
-    assert "predict() of Dice reads the draw 'dice', but" in printed and len(printed.splitlines()) == 1
+    assert "predict() of Dice reads the random input 'dice', but" in printed and len(printed.splitlines()) == 1
 
 
 @can_export
-def test_a_fixed_size_classifier_trained_on_crops_is_rejected_with_a_fix(tmp_path, capsys):
+def test_export_rejects_a_fixed_size_classifier_that_was_trained_on_crops(tmp_path, capsys):
     (tmp_path / "flat.py").write_text(DICE.replace(' + batch["dice"]', ""))
     images, labels = np.zeros((40, 8, 8), np.uint8), np.arange(40) % 3
     np.savez(tmp_path / "few.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
@@ -396,12 +396,12 @@ def test_a_fixed_size_classifier_trained_on_crops_is_rejected_with_a_fix(tmp_pat
     [
         ('batch.get("noise")', ["noise"]),
         ('batch.pop("noise")', ["noise"]),
-        ('{**batch}["noise"]', ["noise", "coin"]),  # reads of a copy cannot be traced
+        ('{**batch}["noise"]', ["noise", "coin"]),  # copying counts as reading all random inputs
         ('(batch | {})["noise"]', ["noise", "coin"]),
         ('dict(batch.items())["noise"]', ["noise", "coin"]),
     ],
 )
-def test_noise_is_an_input_however_the_generator_reads_it(reading, names, tmp_path, capsys):
+def test_noise_is_an_onnx_input_however_the_generator_reads_it(reading, names, tmp_path, capsys):
     import onnxruntime
 
     text = Path(TINY_GAN).read_text()

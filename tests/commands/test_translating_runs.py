@@ -1,4 +1,4 @@
-"""Image translation as a user runs it: a folder of rows, training, strips and metrics."""
+"""Training and evaluation of image translation on a folder of rows, each with several panels side by side."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from running import run_fork
 
 from paceline.cli.app import run
 
-SIDE = 40  # a multiple of neither the crop nor 32, which a five-level U-Net needs
+SIDE = 40  # not a multiple of the crop or of 32; a five-level U-Net needs multiples of 32
 TINY = "generator=resnet_6,segmentation_generator=unet_32,ngf=1,ndf=1,d_layers=1,dropout=0"
 
 
 def write_row(file: Path, seed: int) -> None:
-    """Save a row: an input, its negative as the stain, and a mask of its bright half."""
+    """Save a row of three panels: an input, its negative as the stain, and a mask of its left half."""
     image = np.random.default_rng(seed).integers(256, size=(SIDE, SIDE, 3), dtype=np.uint8)
     mask = np.zeros_like(image)
     mask[:, : SIDE // 2] = 255
@@ -32,7 +32,7 @@ def settings() -> list[str]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a run trained on four rows."""
+    """A folder with a run trained on four rows of panels."""
     folder = tmp_path_factory.mktemp("translation")
     for number in range(4):
         write_row(folder / "rows" / "train" / f"{number}.png", number)
@@ -48,7 +48,7 @@ def inside(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
 
 
-def test_training_evaluates_every_panel_and_saves_strips():
+def test_training_evaluates_every_panel_and_saves_image_strips():
     rows = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
     evaluated = [row for row in rows if "validation/psnr" in row]
     assert [row["images"] for row in evaluated] == [2, 4]
@@ -59,13 +59,13 @@ def test_training_evaluates_every_panel_and_saves_strips():
         assert strip.width >= 5 * SIDE  # the input, two generated panels and two real ones
 
 
-def test_a_run_is_evaluated_on_whole_rows(capsys):
+def test_evaluate_prints_the_metrics_of_all_panels(capsys):
     assert run(["evaluate", "run", "--accelerator", "cpu"]) == 0
     printed = capsys.readouterr().out
     assert "stain_psnr" in printed and "dice" in printed
 
 
-def test_a_given_folder_of_rows_is_evaluated_as_a_whole(capsys):
+def test_evaluate_uses_all_rows_of_a_given_folder(capsys):
     for number in range(5):
         write_row(Path("others", f"{number}.png"), number)
     assert run(["evaluate", "run", "--accelerator", "cpu", "--data-root", "others"]) == 0
@@ -73,7 +73,7 @@ def test_a_given_folder_of_rows_is_evaluated_as_a_whole(capsys):
     assert count == "5"
 
 
-def test_a_row_of_the_wrong_size_prints_one_line(capsys):
+def test_a_row_of_the_wrong_size_is_reported_in_one_line(capsys):
     Image.new("RGB", (3 * SIDE + 2, SIDE)).save("rows/train/odd.png")
     try:
         command = ["train", "translation", "--accelerator", "cpu", "--data-root", "rows", "--out", "other"]
@@ -85,13 +85,13 @@ def test_a_row_of_the_wrong_size_prints_one_line(capsys):
     assert not Path("other").exists()
 
 
-def test_apply_recognises_a_row_of_panels_and_can_process_one(capsys):
+def test_apply_recognises_a_row_of_panels_and_can_process_a_single_panel(capsys):
     write_row(Path("row/0.png"), 7)
     with Image.open("row/0.png") as row:
         row.crop((0, 0, SIDE, SIDE)).save("row/alone.png")
     words = ["--accelerator", "cpu", "--out"]
     assert run(["apply", "run", "row/0.png", *words, "whole"]) == 0
-    assert "it looks like a row of 3 panels: use --panel 1 to process only the first" in capsys.readouterr().out
+    assert "the image looks like a row of 3 panels: use --panel 1 to process only the first" in capsys.readouterr().out
     assert run(["apply", "run", "row/0.png", *words, "first", "--panel", "1"]) == 0
     assert run(["apply", "run", "row/alone.png", *words, "alone"]) == 0
     assert "looks like" not in capsys.readouterr().out
@@ -113,7 +113,7 @@ def test_apply_recognises_a_row_of_panels_and_can_process_one(capsys):
         ("super_resolution", "upscale_factor=4", "unknown setting 'upscale_factor': use --set scale=4"),
     ],
 )
-def test_the_error_for_a_setting_of_an_original_project_names_ours(recipe, word, line, capsys):
+def test_the_error_for_a_setting_from_another_project_names_the_paceline_setting(recipe, word, line, capsys):
     assert run(["train", recipe, "--set", word, "--out", "never"]) == 2
     printed = capsys.readouterr().err
     assert line in printed and len(printed.splitlines()) == 1

@@ -40,7 +40,7 @@ def mine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def hostile(folder: Path, good: Path, **settings: str) -> Path:
-    """Copy a run, add code to the copy and refer to it in its config. Return the copy."""
+    """Return a copy of a run whose config refers to a code file in the copy."""
     run = folder / "stranger"
     shutil.copytree(good, run)
     written, table, others = (run / "config.toml").read_text().partition("\n[")
@@ -52,7 +52,7 @@ def hostile(folder: Path, good: Path, **settings: str) -> Path:
 
 
 def refused(running: Running, name: str, code: str) -> bool:
-    """Return whether the command failed with one line that names the code; fail if the code ran."""
+    """Return whether the command failed with one line that names the code. Fail the test if the code ran."""
     assert not (running.folder / "canary").exists(), "the code ran"
     line = f"paceline: {name}: refers to code ({code}), which runs only with --trust\n"
     return running.wait() == 2 and running.stderr == line
@@ -80,7 +80,7 @@ def test_no_command_runs_the_recipe_file_of_an_untrusted_run(
 def test_evaluate_runs_no_plugin_of_an_untrusted_run(setting: str, good: Path, tmp_path: Path) -> None:
     hostile(tmp_path, good, **{setting: "./stranger/x.py"})
     assert refused(run_fork(tmp_path, "evaluate", "stranger"), "stranger", "./stranger/x.py")
-    if setting == "data":  # the user's own `--data` replaces the run's
+    if setting == "data":  # the user's `--data` replaces that of the run
         assert run_fork(tmp_path, "evaluate", "stranger", "--data", "digits").wait() == 0
 
 
@@ -102,7 +102,7 @@ def test_code_that_a_weights_file_refers_to_does_not_run(good: Path, tmp_path: P
 
 @pytest.mark.parametrize("setting", ["data", "loader", "strategy", "loggers"])
 def test_code_that_a_settings_file_refers_to_does_not_run(setting: str, good: Path, tmp_path: Path) -> None:
-    """This applies to the config of a run and to any other TOML file."""
+    """The config of a run and any other TOML file are treated alike."""
     hostile(tmp_path, good, **{setting: "./stranger/x.py"})
     (tmp_path / "plain.toml").write_text(f'{setting} = "tensorboard, ./stranger/x.py"\n'.replace(
         "tensorboard, ", "tensorboard, " if setting == "loggers" else ""
@@ -113,7 +113,7 @@ def test_code_that_a_settings_file_refers_to_does_not_run(setting: str, good: Pa
 
 
 def test_a_run_cannot_mark_a_torchscript_file_as_trusted(good: Path, tmp_path: Path) -> None:
-    """Only the user may set the SHA-256 that lets its code run, whether spelled with hyphens or underscores."""
+    """Only the user can set `inception_sha256` (in either spelling), which allows TorchScript code to run."""
     from paceline.runs.finished_run import config_of
 
     for name in ("inception_sha256", "inception-sha256"):
@@ -134,7 +134,7 @@ def test_reports_show_a_run_without_running_its_code(good: Path, mine: Path, tmp
     assert run_fork(mine, "compare", "run", "--out", "report").wait() == 0
 
 
-def test_the_users_own_code_runs_with_trust(mine: Path) -> None:
+def test_the_users_own_code_runs_with_the_trust_option(mine: Path) -> None:
     rejected = run_fork(mine, "evaluate", "run")
     assert refused(rejected, "run", "./my_recipe.py")
     for command in (("evaluate", "run"), ("predict", "run", str(IMAGES)), ("compare", "run", "--out", "report")):
@@ -142,20 +142,20 @@ def test_the_users_own_code_runs_with_trust(mine: Path) -> None:
         assert used.wait() == 0, used.stderr
 
 
-def test_trust_reaches_worker_processes(mine: Path) -> None:
+def test_the_trust_option_applies_to_worker_processes_too(mine: Path) -> None:
     used = run_fork(mine, "evaluate", "run", "--trust", "--devices", "2", "--accelerator", "cpu")
     assert used.wait() == 0, used.stderr
 
 
-def test_code_passed_on_the_command_line_runs_without_trust(mine: Path) -> None:
-    """`train` with the same files can resume the run, or start a new one from its config."""
+def test_code_passed_on_the_command_line_runs_without_the_trust_option(mine: Path) -> None:
+    """If the user passes the code files again, `train` can resume the run or start a new run from its config."""
     again = ("--config", "run/config.toml", "--data", "./shapes.py", "--out", "second")
     assert run_fork(mine, "train", "./my_recipe.py", *again).wait() == 0
     longer = run_fork(mine, "train", "./my_recipe.py", "--data", "./shapes.py", *SHORT[2:], "--out", "run")
     assert longer.wait() == 0, longer.stderr
 
 
-def test_load_runs_code_only_with_trust(mine: Path, monkeypatch) -> None:
+def test_load_runs_code_only_if_trust_is_true(mine: Path, monkeypatch) -> None:
     monkeypatch.chdir(mine)
     with pytest.raises(UserError, match="--trust"):
         paceline.load("run", device="cpu")

@@ -1,4 +1,4 @@
-"""A single line announces a user's file before it runs, however it was given."""
+"""Before code from a user's file runs, one printed line names the file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def announced(output: str) -> list[str]:
     ]
 
 
-def test_a_user_file_is_announced_before_it_runs(tmp_path: Path) -> None:
+def test_the_name_of_a_user_file_is_printed_before_its_code_runs(tmp_path: Path) -> None:
     new("recipe", "mine", tmp_path)
     new("source", "shapes", tmp_path)
     (tmp_path / "settings.toml").write_text('data = "./shapes.py"\n')
@@ -30,13 +30,13 @@ def test_a_user_file_is_announced_before_it_runs(tmp_path: Path) -> None:
     assert evaluated.stdout.startswith("running the code in ")
 
 
-def test_a_user_file_that_fails_is_announced_too(tmp_path: Path) -> None:
+def test_the_name_of_a_user_file_is_printed_even_if_its_code_fails(tmp_path: Path) -> None:
     (tmp_path / "failing.py").write_text("raise SystemError('no')")
     rejected = run_fork(tmp_path, "train", "classification", "--data", "./failing.py")
     assert rejected.wait() == 2 and announced(rejected.stdout) == ["failing.py"]
 
 
-def test_worker_processes_do_not_repeat_the_announcement_and_have_all_settings(tmp_path: Path) -> None:
+def test_worker_processes_print_no_file_names_and_receive_all_settings(tmp_path: Path) -> None:
     new("recipe", "mine", tmp_path)
     new("source", "shapes", tmp_path)
     own = ("--data", "./shapes.py", "--set", "noise=7", "--devices", "2", "--accelerator", "cpu")
@@ -47,7 +47,7 @@ def test_worker_processes_do_not_repeat_the_announcement_and_have_all_settings(t
     assert "noise = 7.0" in kept and "width = 2" in kept
 
 
-def test_a_loss_function_that_returns_no_loss_is_reported_in_one_line(tmp_path: Path) -> None:
+def test_a_loss_function_that_returns_a_wrong_type_is_reported_in_one_line(tmp_path: Path) -> None:
     new("recipe", "mine", tmp_path)
     own = tmp_path / "mine.py"
     text = own.read_text()
@@ -55,4 +55,4 @@ def test_a_loss_function_that_returns_no_loss_is_reported_in_one_line(tmp_path: 
     own.write_text(text.replace("return Loss(", "return dict("))
     rejected = run_fork(tmp_path, "train", "./mine.py", *SHORT)
     assert rejected.wait() == 2 and len(rejected.stderr.splitlines()) == 1, rejected.stderr
-    assert "its loss is a dict: return Loss(" in rejected.stderr
+    assert "the loss is a dict: return paceline.Loss(" in rejected.stderr

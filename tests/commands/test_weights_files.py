@@ -1,4 +1,4 @@
-"""A checkpoint's weights.safetensors is a weights file. Every command that accepts a run accepts it too."""
+"""Commands accept a checkpoint's weights.safetensors in place of a run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TRAIN += ["--set", "width=4", "--set", "depth=1", "--images", "8", "--batch-size
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Train a run on ten pairs, and copy its weights file."""
+    """A folder with a run trained on ten pairs of images, and a copy of its weights file."""
     folder, random = tmp_path_factory.mktemp("weights"), np.random.default_rng(0)
     for name in ("own/input", "own/target", "other/input", "other/target"):
         (folder / name).mkdir(parents=True)
@@ -56,7 +56,7 @@ def test_a_checkpoint_and_its_weights_file_have_the_same_metrics(capsys: pytest.
     assert found[0] == found[1] == found[2] and "psnr" in found[0][0]
 
 
-def test_the_weights_of_a_checkpoint_transform_images_and_start_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_checkpoint_weights_can_be_applied_to_images_and_used_to_start_runs(capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("run", "alone.safetensors"):
         assert run(["apply", name, "other/input/0.png", "--out", f"made-{name}", "--accelerator", "cpu"]) == 0
     assert Path("made-run/0.png").read_bytes() == Path("made-alone.safetensors/0.png").read_bytes()
@@ -72,7 +72,9 @@ def _last() -> list[Path]:
     return sorted(Path("next/checkpoints").glob("0*"))[-1:]
 
 
-def test_sample_shows_a_generator_and_reports_what_a_weights_file_lacks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_sample_accepts_the_weights_file_of_a_generator_and_rejects_unsupported_options(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     write_random_weights(Path("gan.safetensors"), "dcgan", ["ngf=2", "ndf=2"])
     assert run(["sample", "gan.safetensors", "--grid", "1x2", "--out", "grid.png", "--accelerator", "cpu"]) == 0
     with Image.open("grid.png") as grid:
@@ -113,7 +115,7 @@ def test_metadata_is_reproducible_and_contains_no_folder_or_source_file() -> Non
     assert run(["apply", "stranger.safetensors", "other/input/0.png", "--out", "stranger"]) == 2
 
 
-def test_tensors_that_share_memory_are_read_under_both_names(tmp_path: Path) -> None:
+def test_tensors_that_share_memory_are_saved_under_both_names(tmp_path: Path) -> None:
     tensor = torch.rand(3)
     (tmp_path / "shared.safetensors").write_bytes(pack({"a": tensor, "b": tensor}, {"format": "pt"})[0])
     found, _ = read_tensors(tmp_path / "shared.safetensors")

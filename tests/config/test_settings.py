@@ -1,4 +1,4 @@
-"""Bounds are checked however a setting is given, and large integers stay exact."""
+"""Settings are checked against their bounds, and large integers stay exact."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from paceline.runs.config import resolve_config
 @dataclass(frozen=True)
 class OwnSettings:
     share: float = setting(0.5, "a fraction", above=0, at_most=1)
-    plain: int = 3  # a plain field, without `setting`
+    plain: int = 3  # a plain field, declared without `setting()`
 
 
 class OwnRecipe(Recipe):
@@ -70,7 +70,7 @@ def test_every_numeric_setting_has_bounds_or_is_checked_where_it_is_used() -> No
         for f in dataclasses.fields(group)
         if f.type in ("int", "float") and not f.metadata["bounds"]
     }
-    assert unbounded == {"size", "channels"}  # sources declare their own limits
+    assert unbounded == {"size", "channels"}  # each source checks these two settings
     assert set(RunSettings.__dataclass_fields__["seed"].metadata["bounds"]) <= set(BOUNDS)
 
 

@@ -26,7 +26,7 @@ def test_control_characters_are_escaped_and_other_text_is_kept() -> None:
     assert printable_lines("a\tb\n\x1bc") == "a\tb\n\\x1bc"
 
 
-def test_a_message_and_a_table_cannot_control_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_messages_and_tables_cannot_send_control_codes_to_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["evaluate", f"runs/{HOSTILE}"]) == 2
     printed = capsys.readouterr().err
     assert printed.endswith("\n") and printable(printed[:-1]) == printed[:-1]

@@ -1,4 +1,4 @@
-"""Credentials are hidden or rejected before anything is written or shown; other text is unchanged."""
+"""Credentials are hidden or rejected before text is written or shown. Text without credentials is unchanged."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_credentials_are_hidden(text: str, shown: str) -> None:
         "http://host/a@b",
     ],
 )
-def test_other_text_is_unchanged(text: str) -> None:
+def test_text_without_credentials_is_unchanged(text: str) -> None:
     assert redact(text) == text
 
 
@@ -63,12 +63,12 @@ def test_a_setting_with_a_credential_is_rejected_and_not_written(
     monkeypatch.chdir(tmp_path)
     assert run(["train", "classification", "--data-root", "https://me:hunter2@host/data"]) == 2
     output = capsys.readouterr()
-    assert "data_root: holds a credential (https://***@host/data)" in output.err
+    assert "data_root: contains a credential (https://***@host/data)" in output.err
     assert "hunter2" not in output.err + output.out and not list(tmp_path.iterdir())
 
 
 def test_hiding_credentials_takes_linear_time() -> None:
-    """A quadratic search would take hours on such text, and stall training and the board."""
+    """A search in quadratic time would take hours on these texts, and stall training and the board."""
     code = (
         "from paceline.core.secrets import is_private_name, redact\n"
         "for part in ('a', '-', '://', 'key', '=', 'token', 'a://', 'a.', 'a://b:', 'pass ', 'sk-', '@', 'api_'):\n"

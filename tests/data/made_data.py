@@ -1,4 +1,4 @@
-"""Small real data in the layout of each source; to have a new source tested, add a writer here."""
+"""Writers of small data sets in the layout of each source. To test a new source, add a writer here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from paceline.data.tickets import Tickets
 
 
 def raw_batches(loader: Loader, requests: Iterable[Tickets]) -> Iterator[Batch]:
-    """Return the batch of each request as the loader yields it, before the transforms."""
+    """Return the batch that the loader yields for each request, before any transforms."""
     return map(loader.finish, loader.fetch(requests))
 
 
@@ -28,14 +28,14 @@ def random_images(*shape: int) -> np.ndarray:
 
 
 def write_packed(root: Path, requested: dict[str, int]) -> None:
-    """Pack a small folder with the requested size and channels."""
+    """Pack a small folder of images with the requested size and channels."""
     unpacked = root.with_name("unpacked")
     write_folder(unpacked, pytest.MonkeyPatch())
     assert pack(str(unpacked), str(root), {"data": "folder", "workers": 0}, requested) == 0
 
 
 def write_digits(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Write nothing: the digits ship with Paceline."""
+    """Write nothing, because the digits ship with Paceline."""
 
 
 def write_npz(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +59,7 @@ def write_folder(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write_photos(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Save images of one size, so that whole images can be batched; other tests mix sizes."""
+    """Save images of equal size, so that they can be batched without cropping."""
     for split, count in (("train", 4), ("test", 2)):
         (root / split).mkdir()
         for number, image in enumerate(random_images(count, 14, 20, 3)):
@@ -133,7 +133,7 @@ def mnist_files() -> dict[str, bytes]:
 
 
 def zip_files(folder: Path, files: dict[str, bytes]) -> list[tuple[str, str]]:
-    """Write each file gzip-compressed and return the file names with their checksums."""
+    """Compress each file with gzip, and return the file names with their checksums."""
     resources = []
     for name, content in files.items():
         file = folder / f"{name}.gz"

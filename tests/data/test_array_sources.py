@@ -1,4 +1,4 @@
-"""Sources held in memory: digits and the user's arrays."""
+"""Sources that are kept in memory: the digits, and arrays from a user's .npz file."""
 
 from __future__ import annotations
 
@@ -73,7 +73,9 @@ def test_npz_finds_the_only_file_in_a_folder(tmp_path: Path) -> None:
         ({"y_train": np.array([{}] * 6)}, "y_train cannot be read"),
     ],
 )
-def test_npz_reports_the_file_and_the_wrong_key(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+def test_an_error_in_an_npz_file_names_the_file_and_the_wrong_key(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(UserError, match=f"own.npz: {message}") as raised:
         Npz("train", npz(tmp_path, **changes))
     assert "\n" not in str(raised.value)

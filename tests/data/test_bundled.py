@@ -1,4 +1,4 @@
-"""The data that ships with Paceline: unchanged, listed with its licence, and computed as its README.md says."""
+"""The data that ships with Paceline is unchanged, listed with its licence, and computed as its README.md describes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceline.data.sources.photos import EMBEDDED
 from paceline.data.stained_tissue import stained_tissue
 from paceline.images.decode import decode
 
-# SHA-256 of dtype, shape and values of each decoded array. Runs of other versions depend on them.
+# SHA-256 of the dtype, shape and values of each decoded array. Runs of other versions depend on these arrays.
 HASHES = {
     "astronaut.webp": "089ac17d8a2cc4d015818f80eb8a33f3c6570418d812a1b147faf2b3f64316a8",
     "brick.png": "1340f4e291b06ddcb10c1fdc454228794a199f06b87c356857fd8db0fe63689a",
@@ -55,7 +55,7 @@ def arrays() -> dict[str, NDArray[np.uint8]]:
     return found
 
 
-def test_no_array_has_changed() -> None:
+def test_no_bundled_array_has_changed() -> None:
     found = {
         name: sha256(f"{array.dtype} {array.shape}".encode() + array.tobytes()).hexdigest()
         for name, array in arrays().items()
@@ -63,7 +63,7 @@ def test_no_array_has_changed() -> None:
     assert found == HASHES
 
 
-def test_every_file_is_used_and_listed_with_its_licence() -> None:
+def test_every_bundled_file_is_used_and_listed_with_its_licence() -> None:
     photographs = {name for split in EMBEDDED.values() for name in split}
     others = {"digits.npz", "ihc_hematoxylin.webp", "ihc_dab.webp", "ihc_mask.png"}
     assert set(data_files()) == photographs | others
@@ -71,7 +71,7 @@ def test_every_file_is_used_and_listed_with_its_licence() -> None:
     assert not [name for name in data_files() if f"`{name}`" not in listed]
 
 
-def test_the_stains_and_the_mask_are_those_of_scikit_image() -> None:
+def test_the_bundled_stains_and_mask_equal_those_computed_with_scikit_image() -> None:
     tissue = stained_tissue()
     stains = rgb2hed(tissue.image)
     for stain, stored in ((0, tissue.hematoxylin), (2, tissue.dab)):

@@ -1,4 +1,4 @@
-"""The DALI loader yields the same batches as `workers`, and prints one line for anything unsupported."""
+"""The DALI loader yields the same batches as the `workers` loader, and rejects unsupported files."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ CPU = torch.device("cpu")
 Test = TypeVar("Test", bound=Callable[..., Any])
 BATCH, CROP, SCALE = 5, 12, 4
 SIZES = [(16, 24), (40, 13), (12, 12), (31, 29), (20, 20), (17, 50), (24, 24)]
-DECODERS_DIFFER_BY = 2  # grey levels; builds of libjpeg round differently, the same build gives 0
+DECODERS_DIFFER_BY = 2  # largest difference in grey levels between builds of libjpeg
 
 
 def has_dali() -> bool:
     try:
         return importlib.util.find_spec("nvidia.dali") is not None
-    except ModuleNotFoundError:  # the parent package is missing too
+    except ModuleNotFoundError:  # raised if the parent package `nvidia` is missing
         return False
 
 
@@ -58,7 +58,7 @@ def save(file: Path, height: int, width: int, **options: object) -> None:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in each layout, with images of mixed sizes; one photo has an EXIF rotation."""
+    """A folder with images of mixed sizes in every layout. One photo has an EXIF rotation."""
     root = tmp_path_factory.mktemp("files")
     sideways = Image.Exif()
     sideways[0x0112] = 6
@@ -124,7 +124,7 @@ def test_evaluation_yields_every_whole_image_once_and_a_short_last_batch(kind: s
 
 
 @needs_dali
-def test_requests_whose_length_varies_by_one_are_served(data: Path) -> None:
+def test_batches_of_different_sizes_can_be_requested(data: Path) -> None:
     source = open_source(data, "png")
     stream = Stream(0, len(source))
     requests = [stream.take(0, 2), stream.take(2, 5), stream.take(5, 6)]
@@ -133,7 +133,7 @@ def test_requests_whose_length_varies_by_one_are_served(data: Path) -> None:
 
 
 @needs_dali
-def test_no_requests_yield_no_batches(data: Path) -> None:
+def test_without_requests_no_batches_are_loaded(data: Path) -> None:
     assert list(raw_batches(Dali(open_source(data, "png"), CPU, RunSettings(), CROP), [])) == []
 
 
@@ -161,7 +161,7 @@ def test_a_file_that_disappeared_is_reported(tmp_path: Path) -> None:
 
 
 @needs_dali
-def test_files_that_dali_decodes_differently_are_rejected_with_their_name(tmp_path: Path) -> None:
+def test_files_that_dali_decodes_differently_are_rejected(tmp_path: Path) -> None:
     for split in ("train", "test"):
         save(tmp_path / split / "plain.png", 20, 20)
         pixels = random_images(20, 20, 4)
@@ -185,7 +185,7 @@ def test_sources_that_modify_their_images_are_rejected(data: Path, tmp_path: Pat
             Dali(source, CPU, RunSettings())
 
 
-def test_without_dali_one_line_shows_which_extra_to_install(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_if_dali_is_missing_the_error_names_the_extra_to_install(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nvidia.dali", None)
     with pytest.raises(UserError, match=r"not installed; pip install 'paceline\[dali\]'"):
         Dali(open_source(data, "png"), CPU, RunSettings(), CROP)

@@ -11,7 +11,7 @@ from paceline.data.source import ArraySource, Sample, Source
 
 
 class OnlyRead(Source):
-    """A source whose labels are available only by reading the samples."""
+    """A source whose labels can be found only by reading the samples."""
 
     def __init__(self, source: Source) -> None:
         self.source, self.spec = source, source.spec
@@ -23,11 +23,11 @@ class OnlyRead(Source):
         return self.source.read(index)
 
 
-def test_the_fingerprint_depends_on_labels_too() -> None:
+def test_the_fingerprint_of_data_depends_on_labels_too() -> None:
     image, labels = random_images(40, 6, 6, 3), np.arange(40)
     plain = describe_samples(ArraySource({"image": image}, DataSpec(3, 6, 6)))
     assert plain == f"40 samples, {fingerprint(ArraySource({'image': image}, DataSpec(3, 6, 6)), IDENTITY_SAMPLES)}"
-    for change in (slice(0, None), slice(7, 8)):  # all labels, and one that a spot check would miss
+    for change in (slice(0, None), slice(7, 8)):  # change all labels, then one that a spot check would miss
         other = labels.copy()
         other[change] += 1
         sources = [

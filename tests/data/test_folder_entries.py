@@ -1,4 +1,4 @@
-"""Entries of a folder that are not regular files are reported, and strange names are printed escaped."""
+"""Folder entries that are not regular files are reported, and unprintable characters in names are escaped."""
 
 from __future__ import annotations
 
@@ -116,14 +116,14 @@ def test_a_folder_that_cannot_be_read_is_reported(tmp_path: Path, monkeypatch: p
             raise PermissionError(13, "Permission denied")
         return scandir(path)
 
-    monkeypatch.setattr(os, "scandir", refuse)  # tests may run as root, which can read every folder
+    monkeypatch.setattr(os, "scandir", refuse)  # simulates missing permissions, even for root
     assert "locked: cannot be read (Permission denied)" in list_folder(folder).unusable
     with pytest.raises(UserError, match=r"locked: cannot be read \(Permission denied\)"):
         images_under(folder / "locked")
 
 
 @pytest.mark.parametrize("damaged", [False, True])
-def test_strange_names_are_printed_escaped(
+def test_unprintable_characters_in_file_names_are_escaped(
     damaged: bool, tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     folder = tmp_path / "in"
@@ -143,7 +143,7 @@ def test_strange_names_are_printed_escaped(
         assert str(error.value).isprintable()
     else:
         assert pack("photos", str(tmp_path / "packed"), flags, {}) == 0
-    printed = b"".join(capsysbinary.readouterr()).decode()  # valid UTF-8
+    printed = b"".join(capsysbinary.readouterr()).decode()  # fails if the output is not valid UTF-8
     assert printed.replace("\n", "").isprintable() and "ünïcode 日本.png" in printed and r"\x1b[2J" in printed
 
 

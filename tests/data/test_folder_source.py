@@ -1,4 +1,4 @@
-"""Images in folders: layouts, file formats, and broken files."""
+"""The source `folder` reads images in several layouts and file formats, and reports broken files."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_classes_are_the_subfolders_of_the_training_folder(tmp_path: Path) -> No
     assert [int(test.read(index)["label"]) for index in range(len(test))] == [1]
 
 
-def test_without_a_test_folder_a_fixed_fifth_is_held_out(tmp_path: Path) -> None:
+def test_without_a_test_folder_a_fixed_fifth_of_the_images_is_held_out(tmp_path: Path) -> None:
     for kind in ("a", "b"):
         for number in range(10):
             save(tmp_path / kind / "deep" / f"{number}.png", random_images(4, 4, 3))
@@ -65,7 +65,7 @@ def test_images_without_class_folders_have_no_labels(tmp_path: Path) -> None:
     assert source.read_many(np.arange(4)).keys() == {"image"}
 
 
-def test_a_class_may_be_called_train(tmp_path: Path) -> None:
+def test_a_class_may_be_named_train(tmp_path: Path) -> None:
     for kind in ("boat", "train"):
         for number in range(5):
             save(tmp_path / kind / f"{number}.png", random_images(4, 4, 3))
@@ -78,7 +78,7 @@ def test_images_next_to_class_folders_are_skipped_with_a_note(tmp_path: Path) ->
     save(tmp_path / "train" / "a" / ".hidden.png", random_images(4, 4, 3))
     source = Folder("train", settings(tmp_path))
     assert len(source) == 1
-    assert source.notes == (f"1 images in {tmp_path} are outside the class folders and are not used",)
+    assert source.notes == (f"{tmp_path}: images outside the class folders are not used (number of images: 1)",)
 
 
 @pytest.mark.parametrize("suffix", ["png", "bmp", "tif", "gif", "webp", "jpg"])
@@ -95,7 +95,7 @@ def test_grey_images_become_colour_by_default(tmp_path: Path) -> None:
     assert np.array_equal(read_only_image(tmp_path, channels=1), grey[..., None])
 
 
-def test_colour_becomes_grey_by_bt601_luma(tmp_path: Path) -> None:
+def test_colour_images_are_converted_to_grey_with_bt601_luma(tmp_path: Path) -> None:
     colour = random_images(6, 6, 3)
     save_train_and_test(tmp_path, "a.png", colour)
     luma = colour @ np.array([0.299, 0.587, 0.114])
@@ -135,7 +135,7 @@ def test_transparent_pixels_become_white(tmp_path: Path) -> None:
 def test_an_image_is_rotated_by_its_exif_orientation(tmp_path: Path) -> None:
     image = random_images(4, 4, 3)
     exif = Image.Exif()
-    exif[0x0112] = 6  # rotate by 90° clockwise to view
+    exif[0x0112] = 6  # EXIF orientation: rotate by 90° clockwise
     save_train_and_test(tmp_path, "a.png", image, exif=exif)
     assert np.array_equal(read_only_image(tmp_path), np.rot90(image, -1))
 
@@ -157,7 +157,7 @@ def test_downsampling_averages_over_all_pixels(tmp_path: Path) -> None:
     assert np.abs(read_only_image(tmp_path, size=8).astype(int) - 127)[:, 1:-1].max() <= 3
 
 
-def test_an_unreadable_image_is_reported_with_a_fix(tmp_path: Path) -> None:
+def test_the_error_for_an_unreadable_image_suggests_a_fix(tmp_path: Path) -> None:
     save_train_and_test(tmp_path, "a.png", random_images(4, 4, 3))
     (tmp_path / "train" / "b.png").write_bytes(b"no image")
     source = Folder("train", settings(tmp_path))
@@ -166,7 +166,7 @@ def test_an_unreadable_image_is_reported_with_a_fix(tmp_path: Path) -> None:
     assert "\n" not in str(raised.value)
 
 
-def test_unreadable_images_are_skipped_and_counted_with_bad_images_skip(tmp_path: Path) -> None:
+def test_unreadable_images_are_skipped_and_counted_if_bad_images_is_skip(tmp_path: Path) -> None:
     for kind in ("a", "b"):
         save_train_and_test(tmp_path, f"{kind}/good.png", random_images(8, 8, 3))
     (tmp_path / "train" / "a" / "0.jpg").write_bytes(b"no image")
@@ -178,11 +178,11 @@ def test_unreadable_images_are_skipped_and_counted_with_bad_images_skip(tmp_path
     assert source.notes == (f"left out 2 of 4 images in {tmp_path} as unreadable: train/a/0.jpg, train/a/torn.png",)
 
 
-def test_a_folder_with_only_unreadable_images_is_an_error_even_with_skip(tmp_path: Path) -> None:
+def test_a_folder_with_only_unreadable_images_is_rejected_even_if_bad_images_is_skip(tmp_path: Path) -> None:
     for split in ("train", "test"):
         (tmp_path / split).mkdir()
         (tmp_path / split / "a.png").write_bytes(b"no image")
-    with pytest.raises(UserError, match="none of its 1 images can be read"):
+    with pytest.raises(UserError, match=r"none of its images can be read \(number of images: 1\)"):
         Folder("train", settings(tmp_path, bad_images="skip"))
     with pytest.raises(UserError, match=r"a\.png: unreadable image"):
         Folder("train", settings(tmp_path))

@@ -1,4 +1,4 @@
-"""Files of a group are always in the same split, and both files of a pair may be in one folder."""
+"""Files of one group are always in the same split, and both files of a pair may be in the same folder."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_group_is_never_divided_and_stays_in_its_split_when_files_are_added(na
     assert before["train"] <= after["train"] and before["test"] <= after["test"] and not after["train"] & after["test"]
 
 
-def test_validation_samples_are_whole_groups(tmp_path: Path) -> None:
+def test_the_validation_split_contains_only_whole_groups(tmp_path: Path) -> None:
     write_scenes(tmp_path)
     flags = {"data": "degraded", "data_root": str(tmp_path), "crop": 8, "workers": 1}
     layers = [("flag", flags), ("--set", {"group_by": BY_SCENE, "validation": 0.3})]
@@ -87,9 +87,9 @@ def test_validation_samples_are_whole_groups(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("pattern", "message"),
     [
-        (r"(scene\d)_", r"does not match 8 files: scene10_0\.png, .* and 5 more"),
+        (r"(scene\d)_", r"must match every file, but does not match scene10_0\.png, .* and 5 more"),
         (r"(", "invalid regular expression"),
-        (r"scene", "1 groups are too few"),
+        (r"scene", r"too few groups \(1\)"),
     ],
 )
 def test_a_pattern_that_does_not_group_the_files_is_rejected(pattern: str, message: str, tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_pairs_in_one_folder_are_matched_by_name_suffixes(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("high", ["_HR", ""])
-def test_both_resolutions_may_be_in_one_folder(high: str, tmp_path: Path) -> None:
+def test_high_and_low_resolution_images_may_be_in_one_folder(high: str, tmp_path: Path) -> None:
     for number in range(5):
         write(tmp_path / f"{number}{high}.png", (16, 32))
         write(tmp_path / f"{number}_LR.png", (4, 8))

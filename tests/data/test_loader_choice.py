@@ -1,4 +1,4 @@
-"""Which loader a run uses: data is kept in memory if it fits."""
+"""A run chooses its loader automatically, and keeps data in memory if it fits."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def samples(count: int, kind: type[ArraySource] = ArraySource) -> Source:
 
 @pytest.fixture
 def room(monkeypatch: pytest.MonkeyPatch) -> SetRoom:
-    """Set how many samples fit on each kind of device; the returned list records memory queries."""
+    """Return a function that sets how many samples fit on each type of device and records memory queries."""
 
     def set_room(sample_bytes: int = SAMPLE_BYTES, **counts: int) -> list[str]:
         requested: list[str] = []
@@ -61,7 +61,7 @@ def room(monkeypatch: pytest.MonkeyPatch) -> SetRoom:
 
 
 @pytest.mark.parametrize("requested", ["auto", "resident"])
-def test_data_stays_on_the_device_when_it_fits(requested: str) -> None:
+def test_data_is_kept_on_the_device_if_it_fits(requested: str) -> None:
     digits = Digits("test", RunSettings())
     name, reason, home = choose_loader(RunSettings(loader=requested), digits, CPU)
     assert (name, home) == ("resident", CPU) and " fit in " in reason and "25% of the free host memory" in reason
@@ -72,7 +72,7 @@ def test_a_requested_loader_is_used() -> None:
 
 
 @pytest.mark.parametrize("requested", ["auto", "resident"])
-def test_on_a_cpu_data_that_does_not_fit_is_read_by_workers(requested: str, room: SetRoom) -> None:
+def test_data_that_does_not_fit_in_host_memory_is_read_by_workers(requested: str, room: SetRoom) -> None:
     room(cpu=10)
     settings = RunSettings(loader=requested)
     assert choose_loader(settings, samples(10), CPU).name == "resident"
@@ -84,7 +84,7 @@ def test_on_a_cpu_data_that_does_not_fit_is_read_by_workers(requested: str, room
 
 
 @pytest.mark.parametrize("requested", ["auto", "resident"])
-def test_data_too_large_for_a_gpu_stays_in_host_memory_or_in_its_files(requested: str, room: SetRoom) -> None:
+def test_data_too_large_for_a_gpu_is_kept_in_host_memory_or_read_from_files(requested: str, room: SetRoom) -> None:
     settings, source = RunSettings(loader=requested), samples(10, Photographs)
     room(cuda=0, cpu=10)
     name, why, home = choose_loader(settings, source, GPU)
@@ -95,7 +95,7 @@ def test_data_too_large_for_a_gpu_stays_in_host_memory_or_in_its_files(requested
     assert "paceline pack" not in choose_loader(settings, samples(10), GPU).reason
 
 
-def test_all_splits_share_one_budget_and_training_comes_first(room: SetRoom) -> None:
+def test_all_splits_share_the_available_memory_and_training_data_comes_first(room: SetRoom) -> None:
     requested = room(cuda=100, cpu=30)
     sources = {"test": samples(30), "train": samples(80), "validation": samples(25), "other": samples(15)}
     choices, lines = choose_loaders(RunSettings(), sources, GPU)
@@ -113,7 +113,7 @@ def test_all_splits_share_one_budget_and_training_comes_first(room: SetRoom) -> 
 
 def test_a_run_prints_which_split_does_not_fit(room: SetRoom) -> None:
     config = configure("classification", {"accelerator": "cpu", "data": "digits"}, small=True)
-    train, validation = 1294, 144  # 1,438 digits for training in total, 359 for testing
+    train, validation = 1294, 144  # together 1,438 digits; another 359 are for testing
     room(sample_bytes=16 * 16 + 8, cpu=train + validation)
     parts = assemble(config, World(Place(), CPU))
     try:
@@ -126,7 +126,7 @@ def test_a_run_prints_which_split_does_not_fit(room: SetRoom) -> None:
             loader.close()
 
 
-def test_a_choice_builds_the_loader_with_its_data_on_the_right_device(room: SetRoom) -> None:
+def test_the_chosen_loader_keeps_its_data_on_the_right_device(room: SetRoom) -> None:
     room(cpu=4)
     loader = choose_loader(RunSettings(), samples(4), CPU).build(samples(4), CPU, RunSettings())
     assert isinstance(loader, Resident) and loader.home == CPU
@@ -150,7 +150,7 @@ class Own(Loader):
 """
 
 
-def test_a_user_loader_declares_whether_it_fits(tmp_path: Path, room: SetRoom) -> None:
+def test_a_user_loader_declares_whether_it_supports_the_data(tmp_path: Path, room: SetRoom) -> None:
     room(cpu=3)
     file = tmp_path / "own.py"
     file.write_text(OWN_LOADER.format(order=None))
@@ -160,14 +160,16 @@ def test_a_user_loader_declares_whether_it_fits(tmp_path: Path, room: SetRoom) -
     assert (name, home) == ("resident", CPU) and why.startswith("three or more; ") and " fit in " in why
 
 
-def test_auto_tries_loaders_in_the_order_that_they_declare(monkeypatch: pytest.MonkeyPatch, room: SetRoom) -> None:
+def test_the_automatic_choice_tries_loaders_in_their_declared_order(
+    monkeypatch: pytest.MonkeyPatch, room: SetRoom
+) -> None:
     room(cpu=10)
     assert choose_loader(RunSettings(), samples(2), CPU).name == "resident"
     monkeypatch.setattr(Workers, "auto_order", Resident.auto_order - 1)  # type: ignore[operator]
     assert choose_loader(RunSettings(), samples(2), CPU) == ("workers", "automatic", None)
 
 
-def test_a_source_that_no_loader_fits_prints_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_that_no_loader_supports_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     for loader in (Resident, Workers):
         monkeypatch.setattr(loader, "fits", classmethod(lambda cls, *_: Fit(False, f"not by {cls.__name__}")))
     with pytest.raises(UserError, match=r"--loader auto: no loader .*: not by Resident; not by Workers"):

@@ -1,4 +1,4 @@
-"""Every loader yields the same batches in order and leaves no process behind."""
+"""All loaders yield the same batches in the same order, and leave no processes behind."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def take(loader: Loader, source: Source, count: int) -> list[Batch]:
 
 
 class Slow(Source):
-    """A source whose first samples take longest, so that workers finish out of order."""
+    """A source whose first samples take longest to read, so that workers finish out of order."""
 
     spec = DataSpec(3, 6, 4, num_classes=10)
 
@@ -77,13 +77,13 @@ def digits() -> Source:
 SETUPS = [("workers", 0), ("workers", 2), ("resident", 0), ("resident", 2)]
 
 
-def test_every_loader_is_compared_below_or_with_files_in_test_dali() -> None:
+def test_every_loader_is_tested_here_or_in_test_dali() -> None:
     assert {name for name, _ in SETUPS} | {"dali"} == set(registry.names("loader"))
 
 
 @pytest.mark.parametrize("device", DEVICES, ids=str)
 @pytest.mark.parametrize(("name", "workers"), SETUPS)
-def test_batches_contain_the_samples_of_their_tickets(
+def test_batches_contain_the_requested_samples_and_random_numbers(
     name: str, workers: int, device: torch.device, digits: Source
 ) -> None:
     for batch, request in zip(take(build(name, digits, device, workers), digits, 12), endless(digits), strict=False):
@@ -139,7 +139,7 @@ def test_loading_leaves_the_torch_random_state_unchanged(name: str, workers: int
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_resident_data_is_the_same_when_read_in_chunks(digits: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_kept_in_memory_is_the_same_when_read_in_chunks(digits: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pixels, "BYTES_PER_READ", 100 * 1032)
     pieces = pixels.Pixels(digits, CPU, num_workers=0).samples
     assert np.array_equal(pieces["image"].numpy(), digits.read_many(np.arange(len(digits)))["image"])
@@ -224,7 +224,7 @@ print("orderly end", flush=True)
 
 @pytest.fixture
 def trainer() -> Iterator[subprocess.Popen[str]]:
-    """A process in a separate group that loads batches until SIGTERM and then fifty more."""
+    """A process in a separate process group. After SIGTERM, it loads fifty more batches and then ends."""
     process = subprocess.Popen([sys.executable, "-c", TRAINER], stdout=subprocess.PIPE, text=True, process_group=0)
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     yield process
@@ -232,7 +232,7 @@ def trainer() -> Iterator[subprocess.Popen[str]]:
     process.wait()
 
 
-def test_workers_die_with_a_killed_parent(trainer: subprocess.Popen[str]) -> None:
+def test_workers_end_when_their_parent_is_killed(trainer: subprocess.Popen[str]) -> None:
     workers = children(trainer.pid)
     assert len(workers) == 2 and all(map(is_alive, workers))
     trainer.kill()
@@ -240,7 +240,7 @@ def test_workers_die_with_a_killed_parent(trainer: subprocess.Popen[str]) -> Non
     assert wait_until_gone(workers, seconds=2)
 
 
-def test_a_signal_to_the_process_group_leaves_the_workers_alive(trainer: subprocess.Popen[str]) -> None:
+def test_a_sigterm_to_the_process_group_does_not_end_the_workers(trainer: subprocess.Popen[str]) -> None:
     workers = children(trainer.pid)
     os.killpg(trainer.pid, signal.SIGTERM)
     output, _ = trainer.communicate(timeout=20)
@@ -251,7 +251,7 @@ def test_a_signal_to_the_process_group_leaves_the_workers_alive(trainer: subproc
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize(("name", "workers"), SETUPS)
-def test_no_batch_waits_for_the_gpu(name: str, workers: int, digits: Source) -> None:
+def test_loading_a_batch_does_not_wait_for_the_gpu(name: str, workers: int, digits: Source) -> None:
     loader = build(name, digits, torch.device("cuda", 0), workers)
     batches = raw_batches(loader, endless(digits))
     augment = Augment(pad_crop=4, flip=True, cutout=8)
@@ -265,7 +265,7 @@ def test_no_batch_waits_for_the_gpu(name: str, workers: int, digits: Source) -> 
         loader.close()
 
 
-def test_an_array_source_needs_only_one_field() -> None:
+def test_an_array_source_with_images_alone_can_be_loaded() -> None:
     source = ArraySource({"image": np.zeros((BATCH, 2, 2, 1), np.uint8)}, DataSpec(1, 2, 2))
     for name, workers in SETUPS:
         assert take(build(name, source, workers=workers), source, 1)[0].keys() == {"image", "index", "uniforms"}

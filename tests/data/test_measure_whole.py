@@ -1,4 +1,4 @@
-"""A folder given for evaluation is evaluated as a whole, unless it has a test split."""
+"""All samples of a folder given for evaluation are evaluated, unless the folder has a test split."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def settings_of(name: str, root: Path, **changes: str | int) -> RunSettings:
 
 
 def write(root: Path, name: str, count: int) -> None:
-    """Write samples in the layout that the source expects in the folder of one split."""
+    """Write the samples of one split in the layout that the source expects."""
     for folder in FOLDERS[name]:
         (root / folder).mkdir(parents=True, exist_ok=True)
         for number in range(count):
@@ -42,7 +42,7 @@ def write(root: Path, name: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("name", FOLDERS)
-def test_a_folder_without_a_test_split_is_evaluated_as_a_whole(name: str, tmp_path: Path) -> None:
+def test_all_samples_of_a_folder_without_a_test_split_are_evaluated(name: str, tmp_path: Path) -> None:
     write(tmp_path, name, COUNT)
     settings = settings_of(name, tmp_path)
     assert len(source_class(name)("test", settings)) == COUNT // 5
@@ -70,7 +70,7 @@ def test_only_the_test_split_is_evaluated_if_there_is_one(name: str, tmp_path: P
 
 
 @pytest.mark.parametrize("name", FOLDERS)
-def test_a_separate_test_folder_leaves_all_of_the_root_for_training(name: str, tmp_path: Path) -> None:
+def test_with_a_separate_test_folder_all_other_data_is_used_for_training(name: str, tmp_path: Path) -> None:
     write(tmp_path / "own", name, 5)
     write(tmp_path / "other", name, 4)
     settings = settings_of(name, tmp_path / "own", test_root=str(tmp_path / "other"))
@@ -92,7 +92,7 @@ def test_classes_keep_their_labels_if_the_whole_folder_is_evaluated(tmp_path: Pa
         source_class("folder")("test", other)
 
 
-def test_panels_in_two_folders_have_their_own_test_split(tmp_path: Path) -> None:
+def test_panels_in_folders_named_a_and_b_are_evaluated_on_their_test_split(tmp_path: Path) -> None:
     for folder, count in (("trainA", 3), ("trainB", 3), ("testA", 2), ("testB", 2)):
         write(tmp_path / folder, "panels", count)
     settings = settings_of("panels", tmp_path)
@@ -101,7 +101,7 @@ def test_panels_in_two_folders_have_their_own_test_split(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", sorted({*writers} - {*FOLDERS}))
-def test_all_other_sources_evaluate_their_test_split(name: str, tmp_path: Path) -> None:
+def test_sources_with_a_fixed_test_split_evaluate_that_split(name: str, tmp_path: Path) -> None:
     settings = settings_of(name, tmp_path)
     assert source_class(name).measure_whole(settings) is settings
 

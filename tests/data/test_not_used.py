@@ -1,4 +1,4 @@
-"""Files and folders that are not used are reported; if there are many, a file lists them all."""
+"""Files and folders that are not used are reported. If there are many, a file lists all of them."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_validation_folder_that_is_the_test_split_is_not_reported(tmp_path: Pa
     assert not Photos("train", PhotoSettings(data="photos", data_root=str(tmp_path))).notes
 
 
-def test_train_and_val_are_not_two_classes(tmp_path: Path) -> None:
+def test_folders_named_train_and_val_are_not_treated_as_classes(tmp_path: Path) -> None:
     write_images(*(tmp_path / folder for folder in ("train/a", "train/b", "val/a", "val/b")))
     with pytest.raises(
         UserError, match=r"has a val folder but no test folder; .*--data-root .*train --test-root .*val"

@@ -100,7 +100,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class AnyClass:
-    """A classifier for which only the decoding of its input matters."""
+    """A classifier that reads its input images and always predicts the same class."""
 
     classes = ("any",)
 
@@ -137,7 +137,7 @@ def photos_accept(folder: Path) -> set[str]:
 
 
 def photos_read(folder: Path) -> set[str]:
-    """Return the files that a source can read if they are not all checked when it is opened."""
+    """Return the files that the source `photos` can read. Each file is tried in a separate folder."""
     accepted = set()
     for name in ODD_FILES:
         alone = folder.parent / f"only {name}"
@@ -157,7 +157,7 @@ def test_all_commands_accept_the_same_files(accept: Callable[[Path], set[str]], 
     assert accept(folder) == {name for name, file in ODD_FILES.items() if file.accepted}
 
 
-def test_the_default_size_is_not_taken_from_an_animated_image(tmp_path: Path) -> None:
+def test_a_folder_of_animated_images_is_rejected(tmp_path: Path) -> None:
     for name in ("a.gif", "b.gif"):
         animate()(tmp_path / name)
     with pytest.raises(UserError, match="animated images are not supported"):

@@ -1,4 +1,4 @@
-"""`paceline pack` resumes where it stopped, and errors name the damaged file."""
+"""`paceline pack` resumes where it was interrupted, and its errors name the damaged file."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_truncated_missing_and_changed_files_are_rejected(packed: Path) -> None:
     pixels, index, names = (packed / "train" / name for name in ("image.pixels", "index.npy", "names.json"))
     whole = pixels.read_bytes()
     pixels.write_bytes(whole[:-1])
-    with pytest.raises(UserError, match=r"image\.pixels: 12,149 bytes instead of 12,150; delete .*packed and pack"):
+    with pytest.raises(UserError, match=r"image\.pixels: has 12,149 bytes instead of 12,150; delete .*packed and pack"):
         open_packed(packed)
     pixels.write_bytes(whole)
     for file in (index, names):
@@ -182,7 +182,7 @@ def test_settings_fixed_by_packing_cannot_be_changed_later(packed: Path) -> None
         open_packed(packed, "validation")
 
 
-def test_unreadable_images_are_left_out_of_a_pack_with_bad_images_skip(photos: Path, tmp_path: Path) -> None:
+def test_unreadable_images_are_left_out_of_a_pack_if_bad_images_is_skip(photos: Path, tmp_path: Path) -> None:
     (photos / "train" / "bad.png").write_bytes(b"no image")
     with pytest.raises(UserError, match=r"bad\.png: unreadable"):
         pack(str(photos), str(tmp_path / "packed"), NO_FLAGS, {})

@@ -24,7 +24,7 @@ from paceline.data.sources.packed import Packed
 from paceline.data.sources.photos import Photos
 from paceline.data.worker_pool import _print_unless_orphaned
 
-COUNT = 40  # more than a spot check of 16 would cover
+COUNT = 40  # more samples than a spot check of 16 would cover
 NO_FLAGS = {"workers": 0}
 OWN = """
 import time
@@ -63,7 +63,7 @@ def photos(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def own(tmp_path: Path) -> Path:
-    """A source in a user file; its content can be compared only by reading it."""
+    """A source in a user file. Changes in its samples can be found only by reading them."""
     (tmp_path / "texts").mkdir()
     for number in range(COUNT):
         (tmp_path / "texts" / f"{number}.txt").write_text(str(number))
@@ -89,15 +89,15 @@ def test_changed_labels_are_detected(tmp_path: Path) -> None:
     np.savez(tmp_path / "own.npz", **arrays, y_train=labels, y_test=labels[:2])
     assert pack(*again) == pack(*again) == 0
     np.savez(tmp_path / "own.npz", **arrays, y_train=(labels + 1) % 3, y_test=labels[:2])
-    with rejected("train: its labels differ"):
+    with rejected("train: the labels differ"):
         pack(*again)
 
 
 @pytest.mark.parametrize(
     ("change", "noticed"),
     [
-        ("replaced", "train: its files have different names, sizes or modification times"),
-        ("renamed", "train: its samples have different names"),
+        ("replaced", "train: the files have different names, sizes or modification times"),
+        ("renamed", "train: the samples have different names"),
         ("added", "train has 41 samples instead of 40"),
     ],
 )
@@ -120,7 +120,7 @@ def test_a_label_changed_by_renaming_a_folder_is_detected(photos: Path, tmp_path
     again = (str(photos), str(tmp_path / "packed"), NO_FLAGS | {"data": "folder"}, {})
     assert pack(*again) == pack(*again) == 0
     (photos / "cat" / "39.png").rename(photos / "dog" / "00a.png")
-    with rejected(r"train: its (samples have different names|labels differ|files .*)"):
+    with rejected(r"train: the (samples have different names|labels differ|files .*)"):
         pack(*again)
 
 
@@ -133,7 +133,9 @@ def test_a_moved_source_counts_as_unchanged_and_a_pack_works_without_its_source(
 
 
 @pytest.mark.parametrize("changed", ["21", "99"])  # "21" changes only the image, "99" the label too
-def test_a_source_without_cheap_metadata_is_read_again(changed: str, own: Path, tmp_path: Path) -> None:
+def test_a_source_without_file_metadata_is_read_again_to_detect_changes(
+    changed: str, own: Path, tmp_path: Path
+) -> None:
     again = (str(tmp_path / "own.py"), str(tmp_path / "packed"), {"data_root": str(own), "workers": 0}, {})
     assert pack(*again) == pack(*again) == 0
     (own / "20.txt").write_text(changed)
@@ -141,7 +143,7 @@ def test_a_source_without_cheap_metadata_is_read_again(changed: str, own: Path, 
         pack(*again)
 
 
-def test_a_class_that_overrides_reading_does_not_use_inherited_metadata(photos: Path, tmp_path: Path) -> None:
+def test_a_source_that_overrides_reading_does_not_use_inherited_file_metadata(photos: Path, tmp_path: Path) -> None:
     (tmp_path / "darker.py").write_text(
         "from pathlib import Path\n"
         "from paceline.data.sources.photos import Photos\n"
@@ -169,7 +171,7 @@ def interrupted(folder: Path, own: Path) -> Running:
     return running
 
 
-def test_after_ctrl_c_one_line_shows_how_to_resume_and_changes_are_rejected(
+def test_after_ctrl_c_packing_can_resume_unless_the_source_has_changed(
     own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert interrupted(tmp_path, own).stderr == "paceline: interrupted; run the same command again to resume\n"
@@ -186,7 +188,7 @@ def test_after_ctrl_c_one_line_shows_how_to_resume_and_changes_are_rejected(
 
 
 def begun(photos: Path, folder: Path, count: int) -> dict[str, Photos]:
-    """Leave a folder in the state after a kill in the middle of the training split."""
+    """Pack part of the training split and stop, as if the process had been killed. Return the sources."""
     sources = {split: Photos(split, Photos.Settings(data_root=str(photos))) for split in ("train", "test")}
     packing.begin(folder, {split: describe(source) for split, source in sources.items()}, {"data": "photos"})
 
@@ -205,7 +207,7 @@ def begun(photos: Path, folder: Path, count: int) -> dict[str, Photos]:
 def test_a_packed_image_that_was_replaced_before_a_resume_is_detected(photos: Path, tmp_path: Path) -> None:
     begun(photos, tmp_path / "packed", 20)
     replace(photos / "train" / "04.png")
-    with rejected("train: its files have different names, sizes or modification times"):
+    with rejected("train: the files have different names, sizes or modification times"):
         pack(str(photos), str(tmp_path / "packed"), NO_FLAGS, {})
 
 
@@ -254,7 +256,7 @@ def test_a_pack_has_the_splits_of_its_source(own: Path, tmp_path: Path) -> None:
     assert Packed.splits_of(RunSettings(data_root=str(again))) == ("train",)
 
 
-def test_a_worker_is_silent_if_its_reader_is_gone_and_prints_other_errors(
+def test_a_worker_hides_errors_caused_by_a_dead_parent_and_prints_all_others(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     for error in (BrokenPipeError(), ConnectionResetError(), EOFError()):
@@ -269,14 +271,14 @@ def test_two_processes_cannot_pack_into_the_same_folder(photos: Path, tmp_path: 
     sources = {split: Photos(split, Photos.Settings(data_root=str(photos))) for split in ("train", "test")}
     packing.begin(packed, {split: describe(source) for split, source in sources.items()}, {"data": "photos"})
     other = Lock(packed)
-    with pytest.raises(UserError, match=rf"packed: another process \({os.getpid()}\) is packing into it"):
+    with pytest.raises(UserError, match=rf"packed: another process \({os.getpid()}\) is writing to this folder"):
         pack(str(photos), str(packed), NO_FLAGS, {})
     other.release(remove=True)
     assert pack(str(photos), str(packed), NO_FLAGS, {}) == 0
     assert not (packed / LOCK).exists()
 
 
-def test_a_folder_finished_by_another_process_in_the_meantime_stays_intact(
+def test_a_pack_that_another_process_has_just_finished_is_not_changed(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packed = tmp_path / "packed"
@@ -288,6 +290,8 @@ def test_a_folder_finished_by_another_process_in_the_meantime_stays_intact(
         return resumes
 
     monkeypatch.setattr("paceline.commands.pack.begin", begin_too_late)
-    with pytest.raises(UserError, match="another process has just packed it; run the same command again to check it"):
+    with pytest.raises(
+        UserError, match="another process has just finished packing; run the same command again to check it"
+    ):
         pack(str(photos), str(packed), NO_FLAGS, {})
     assert pack(str(photos), str(packed), NO_FLAGS, {}) == 0

@@ -1,4 +1,4 @@
-"""Rows of panels, pairs of folders, and the bundled tissue images."""
+"""The source `panels` reads rows of panels, pairs of folders, and the bundled tissue images."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_row_is_split_into_its_named_panels(tmp_path):
     assert all(image.shape == (SIDE, SIDE, 3) and np.ptp(image) == 0 for image in sample.values())
 
 
-def test_the_input_may_be_any_panel_and_the_segmentation_comes_last(tmp_path):
+def test_the_input_may_be_any_panel_and_the_segmentation_is_the_last_output(tmp_path):
     write_rows(tmp_path, 4)
     source = open_rows(tmp_path, panels="segmentation,-,image,stain")
     assert source.spec.panels == ("stain", "segmentation")
@@ -66,7 +66,7 @@ def test_rows_of_two_panels_need_no_names(tmp_path):
     assert len(open_rows(tmp_path, "test")) == 2
 
 
-def test_without_split_folders_a_fixed_fifth_is_held_out_for_testing(tmp_path):
+def test_without_split_folders_a_fixed_fifth_of_the_rows_is_held_out_for_testing(tmp_path):
     write_rows(tmp_path, 2, splits=(".",), rows=5)
     train, test = open_rows(tmp_path), open_rows(tmp_path, "test")
     assert (len(train), len(test)) == (4, 1)
@@ -138,12 +138,12 @@ def test_without_a_folder_tiles_of_stained_tissue_are_used(tmp_path, monkeypatch
     assert train.spec.panels == ("hematoxylin", "dab", "segmentation") and train.spec.height == 64
     assert "bundled with Paceline" in train.notes[0]
     write_rows(tmp_path / "data", 2, splits=(".",), rows=5)
-    assert Panels("train", Panels.Settings()).spec.height == SIDE  # the existing rows are used
+    assert Panels("train", Panels.Settings()).spec.height == SIDE  # now the rows in data/ are used
     mask = np.stack([train.read(index)["segmentation"] for index in range(len(train))])
     assert set(np.unique(mask)) == {0, 255} and 0.3 < (mask > 0).mean() < 0.7
     dense, empty = mask[..., 0] > 0, mask[..., 0] == 0
     dab = np.stack([train.read(index)["dab"] for index in range(len(train))]).mean(axis=-1)
-    assert dab[dense].mean() < dab[empty].mean() - 20  # dense tissue has darker brown stain
+    assert dab[dense].mean() < dab[empty].mean() - 20  # dense tissue has a darker brown stain
 
 
 def test_tiles_have_the_requested_size_and_panels(tmp_path, monkeypatch):
@@ -161,7 +161,7 @@ def test_tiles_have_the_requested_size_and_panels(tmp_path, monkeypatch):
         Panels("train", Panels.Settings(size=300))
 
 
-def test_windows_flips_and_rotations_are_shared_by_all_panels_with_either_loader(tmp_path):
+def test_all_panels_share_the_same_window_flip_and_rotation_with_either_loader(tmp_path):
     (tmp_path / "train").mkdir()
     for number, row in enumerate(np.random.default_rng(0).integers(256, size=(3, SIDE, SIDE, 3), dtype=np.uint8)):
         Image.fromarray(np.concatenate([row, row // 2, row // 4], axis=1)).save(tmp_path / "train" / f"{number}.png")

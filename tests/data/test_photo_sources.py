@@ -1,4 +1,4 @@
-"""Photos, pairs and degraded photos: which files are used, and how others are reported."""
+"""The sources `photos`, `pairs` and `degraded` find usable files and report unusable ones."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def names(source: Photos | Pairs) -> list[str]:
     return [source.name_of(index) for index in range(len(source))]
 
 
-def test_without_a_root_the_bundled_photos_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_data_root_the_bundled_photos_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     training, testing = (Photos(split, Photos.Settings(crop=96)) for split in ("train", "test"))
     assert len(training) > len(testing) > 0 and not set(names(training)) & set(names(testing))
@@ -54,7 +54,7 @@ def test_without_a_root_the_bundled_photos_are_used(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize(
     ("train", "test"), [("train", "test"), ("DIV2K_train_HR", "DIV2K_valid_HR"), ("train/deep", "test/deep")]
 )
-def test_folders_for_training_and_testing_are_used_as_they_are(train: str, test: str, tmp_path: Path) -> None:
+def test_existing_folders_for_training_and_testing_are_used(train: str, test: str, tmp_path: Path) -> None:
     for number in range(3):
         save(tmp_path / train / f"000{number}.png", 10, 12)
     save(tmp_path / test / "0801.jpg", 11, 9)
@@ -114,13 +114,13 @@ def test_files_with_the_same_name_are_distinguished_by_their_folders(tmp_path: P
         Photos("train", settings(tmp_path / "high", low_root=f"{tmp_path}/low,{tmp_path}/low"))
 
 
-def test_a_low_resolution_file_is_never_guessed(tmp_path: Path) -> None:
+def test_an_ambiguous_low_resolution_file_is_rejected(tmp_path: Path) -> None:
     for split in ("train", "test"):
         save(tmp_path / "high" / split / "1.png", 16, 16)
         save(tmp_path / "low" / split / "1.png", 4, 4)
     with pytest.raises(UserError, match=r"several files match 1\.png: .*train/1\.png"):
         Photos("train", settings(tmp_path / "high", low_root=f"{tmp_path}/low/train,{tmp_path}/low/test"))
-    for split in ("train", "test"):  # matching folder names are unambiguous
+    for split in ("train", "test"):  # equal folder names make the match unambiguous
         (files,) = Photos(split, settings(tmp_path / "high", low_root=str(tmp_path / "low"))).files
         assert files["low"] == tmp_path / "low" / split / "1.png"
 
@@ -153,9 +153,11 @@ def test_unrelated_low_resolution_files_are_not_reported_as_a_different_scale(tm
     with pytest.raises(UserError) as rejected:
         Photos("train", settings(tmp_path / "high", low_root=str(tmp_path / "low")))
     first, second, _ = str(rejected.value).split("0.png: ", 1)[1].split(", ", 2)
-    assert first == "9×5 pixels is not an integer fraction of 0.png (16×16): is it the same image?"
-    assert second.endswith("2.png: 3×7 pixels is not an integer fraction of 2.png (16×16): is it the same image?")
-    assert "3.png: 4×4 pixels is 1/4 of 3.png (16×16) but others are 1/2" in str(rejected.value)
+    assert first == "9×5 pixels is not an integer fraction of 0.png (16×16): do they show the same image?"
+    assert second.endswith(
+        "2.png: 3×7 pixels is not an integer fraction of 2.png (16×16): do they show the same image?"
+    )
+    assert "3.png: 4×4 pixels is 1/4 of 3.png (16×16) but other files are 1/2" in str(rejected.value)
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
@@ -164,7 +166,7 @@ def test_unusable_files_are_reported_or_skipped(tmp_path: Path) -> None:
     save(good, 30, 30)
     content = good.read_bytes()
     (root / "train" / "truncated.png").write_bytes(content[: len(content) // 2])
-    source = Photos("train", settings(root))  # opens without an error, because the header does not show the damage
+    source = Photos("train", settings(root))  # no error yet, because the header is intact
     with pytest.raises(UserError, match=r"truncated\.png: unreadable image"):
         source.read(1)
     (root / "train" / "empty.jpg").touch()
@@ -184,7 +186,7 @@ def test_unusable_files_are_reported_or_skipped(tmp_path: Path) -> None:
 
 
 def bomb(side: int) -> bytes:
-    """Return a small file whose header claims a huge size."""
+    """Return the bytes of a small PNG file whose header declares a huge size."""
     header = struct.pack(">2I5B", side, side, 8, 2, 0, 0, 0)
     chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(b"")), (b"IEND", b"")]
     parts = [struct.pack(">I", len(c)) + kind + c + struct.pack(">I", zlib.crc32(kind + c)) for kind, c in chunks]
@@ -202,7 +204,7 @@ def test_a_folder_without_usable_images_is_rejected(tmp_path: Path) -> None:
         Photos("train", settings(tmp_path / "nowhere"))
 
 
-def test_a_rotated_photo_and_its_size_are_upright(tmp_path: Path) -> None:
+def test_photos_with_exif_rotation_and_their_sizes_are_upright(tmp_path: Path) -> None:
     turned = Image.Exif()
     turned[0x0112] = 6
     for suffix in ("png", "jpg", "tif"):
@@ -212,7 +214,7 @@ def test_a_rotated_photo_and_its_size_are_upright(tmp_path: Path) -> None:
     assert [source.read(index)["image"].shape for index in range(3)] == [(16, 10, 3)] * 3
 
 
-def test_exif_after_the_pixels_is_rejected_or_decoded_first(
+def test_photos_with_exif_data_after_the_pixels_are_rejected_unless_decoded_on_opening(
     tmp_path: Path,
 ) -> None:
     file = tmp_path / "train" / "late.png"
@@ -222,7 +224,7 @@ def test_exif_after_the_pixels_is_rejected_or_decoded_first(
     content, chunk_data = file.read_bytes(), b"eXIf" + turned.tobytes().removeprefix(b"Exif\0\0")
     chunk = struct.pack(">I", len(chunk_data) - 4) + chunk_data + struct.pack(">I", zlib.crc32(chunk_data))
     file.write_bytes(content[:-12] + chunk + content[-12:])  # inserted before the IEND chunk
-    with pytest.raises(UserError, match=r"late\.png: the image has 10×16 pixels, but its header says 16×10; use"):
+    with pytest.raises(UserError, match=r"late\.png: the image has 10×16 pixels, but its header specifies 16×10; use"):
         Photos("train", settings(tmp_path)).read(0)
     source = Photos("train", settings(tmp_path, bad_images="skip"))
     assert source.sizes is not None and source.sizes.tolist() == [[16, 10]] and not source.notes
@@ -271,7 +273,7 @@ def test_pairs_that_do_not_match_are_listed(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="has no folder test"):
         Pairs("test", pair_settings(tmp_path))
     save(tmp_path / "train" / "input" / "same.jpg", 10, 10)
-    with pytest.raises(UserError, match=r"input/same\.jpg and same\.png: two files with the same name"):
+    with pytest.raises(UserError, match=r"input/same\.jpg and same\.png: the names differ only in the suffix"):
         Pairs("train", pair_settings(tmp_path))
 
 
@@ -281,7 +283,7 @@ def test_the_degradation_of_an_image_depends_only_on_the_seed_and_its_index(tmp_
     options = {"degrade_blur": 1.0, "degrade_noise": 10.0, "degrade_jpeg": 80}
     one, same = (Degraded("train", settings(tmp_path, **options)) for _ in range(2))
     other = Degraded("train", settings(tmp_path, **options, degrade_seed=1))
-    same.read(5)  # earlier reads have no effect
+    same.read(5)  # an earlier read must not change later ones
     assert np.array_equal(one.read(0)["image"], same.read(0)["image"])
     assert not np.array_equal(one.read(0)["image"], other.read(0)["image"])
     assert np.array_equal(one.read(0)["target"], one.read(1)["target"])
@@ -310,5 +312,5 @@ def test_invalid_degradations_are_rejected(tmp_path: Path) -> None:
     save(tmp_path / "train" / "a.png", 10, 10)
     with pytest.raises(UserError, match="degrade_blur, degrade_noise or degrade_jpeg"):
         Degraded("train", settings(tmp_path, degrade_noise=0.0))
-    with pytest.raises(UserError, match="--low-root: not supported by --data degraded"):
+    with pytest.raises(UserError, match="--low-root, low_suffix: not supported by --data degraded"):
         Degraded("train", settings(tmp_path, low_root=str(tmp_path)))

@@ -1,4 +1,4 @@
-"""The source contract; new sources are tested automatically (add a writer to made_data.py)."""
+"""Tests that every source must pass. To include a new source, add a writer to made_data.py."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_digits_and_house_numbers_may_not_be_flipped(make_data) -> None:
     assert [name for name, allowed in may_flip.items() if not allowed] == ["digits", "mnist", "svhn"]
 
 
-def test_a_source_in_a_user_file_is_used_by_its_path(tmp_path: Path) -> None:
+def test_a_source_in_a_user_file_is_given_by_its_path(tmp_path: Path) -> None:
     file = tmp_path / "stripes.py"
     file.write_text(
         "import numpy as np\n"
@@ -158,7 +158,7 @@ def test_the_files_of_a_sample_contain_the_images_that_reading_returns(name: str
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_sample_declares_its_files_and_the_values_that_reading_returns(name: str, make_data) -> None:
+def test_the_declared_files_and_numbers_of_a_sample_match_what_is_read(name: str, make_data) -> None:
     source = build(name, "train", make_data(name))
     sample = source.files_of(1)
     if sample is None:

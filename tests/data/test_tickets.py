@@ -1,4 +1,4 @@
-"""Tickets: the order of samples and their random numbers."""
+"""Tickets (sample indices with random numbers) depend only on the seed and the position in training."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def test_an_epoch_contains_every_sample_once(epoch: int) -> None:
     assert uniforms.dtype == np.float32 and uniforms.min() >= 0 and uniforms.max() < 1
 
 
-def test_epochs_and_seeds_differ() -> None:
+def test_sample_order_and_random_numbers_differ_between_epochs_and_seeds() -> None:
     first = tickets(0, 0, 50)
     for other in (tickets(0, 1, 50), tickets(1, 0, 50)):
         assert not np.array_equal(first.index, other.index)
         assert not np.array_equal(first.uniforms, other.uniforms)
 
 
-def test_the_generator_still_returns_the_values_of_earlier_versions() -> None:
+def test_the_random_generator_still_returns_the_values_of_earlier_versions() -> None:
     index, uniforms = tickets(seed=42, epoch=3, length=10)
     assert index.tolist() == [8, 4, 7, 1, 6, 3, 0, 2, 9, 5]
     assert uniforms[0, :3].tolist() == [0.2540859580039978, 0.32575345039367676, 0.09693330526351929]
@@ -36,7 +36,7 @@ def test_a_batch_may_span_epochs() -> None:
     assert taken.uniforms.shape == (17, NUM_UNIFORMS)
 
 
-def test_the_stream_does_not_depend_on_the_batch_size() -> None:
+def test_the_sample_order_does_not_depend_on_the_batch_size() -> None:
     stream = Stream(seed=5, length=13)
     whole = stream.take(0, 60)
     pieces = [stream.take(start, start + 4) for start in range(0, 60, 4)]
@@ -45,7 +45,7 @@ def test_the_stream_does_not_depend_on_the_batch_size() -> None:
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 7])
-def test_the_tickets_of_all_ranks_form_the_global_batch(world_size: int) -> None:
+def test_the_samples_of_all_ranks_form_the_global_batch(world_size: int) -> None:
     stream = Stream(seed=9, length=50)
     parts = [stream.take(*part(128, 256, rank, world_size)) for rank in range(world_size)]
     assert np.array_equal(np.concatenate([one.index for one in parts]), stream.take(128, 256).index)

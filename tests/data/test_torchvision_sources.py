@@ -1,4 +1,4 @@
-"""torchvision data sets, with a few synthetic samples in their file layout."""
+"""Sources for torchvision data sets, tested with a few synthetic samples in the original file layouts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NAMES = ["cifar10", "cifar100", "fashion_mnist", "mnist", "stl10", "svhn"]
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Serve a small MNIST at the URL that torchvision uses; return the list of fetched files."""
+    """Serve a small MNIST data set at the URL that torchvision uses. Return the list of requested files."""
     served = tmp_path / "served"
     served.mkdir()
     fetched: list[str] = []
@@ -59,7 +59,7 @@ def test_a_missing_data_set_is_downloaded_once_while_other_processes_wait(tmp_pa
     Mnist("test", settings)
     assert len(server) == downloads_alone
     assert len({path for path in server}) == 4
-    assert downloads_alone <= 8  # torchvision requests each file twice: once to follow redirects
+    assert downloads_alone <= 8  # torchvision requests each of the 4 files twice
 
 
 def test_a_download_with_a_wrong_checksum_is_rejected(tmp_path: Path, server: list[str]) -> None:
@@ -70,7 +70,7 @@ def test_a_download_with_a_wrong_checksum_is_rejected(tmp_path: Path, server: li
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_missing_data_offline_reports_which_files_to_put_where(
+def test_without_a_network_the_error_names_the_missing_files_and_their_folder(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*arguments: object, **named: object) -> None:
@@ -104,7 +104,7 @@ def test_a_folder_that_cannot_be_locked_is_still_read(make_data) -> None:
     assert len(Mnist("train", settings)) == 12
 
 
-def test_images_and_labels_match_the_files(make_data) -> None:
+def test_cifar10_images_and_labels_match_the_files(make_data) -> None:
     settings = make_data("cifar10")
     rows = random_images(4, 3072).reshape(4, 3, 32, 32).transpose(0, 2, 3, 1)
     source = Cifar10("test", settings)
@@ -131,7 +131,7 @@ def test_svhn_labels_the_digit_zero_as_zero(make_data) -> None:
     assert np.array_equal(source.arrays["image"][1], random_images(32, 32, 3, 6)[..., 1])
 
 
-def test_stl10_is_upright_and_counts_classes_from_zero(make_data) -> None:
+def test_stl10_images_are_upright_and_labels_start_at_zero(make_data) -> None:
     source = Stl10("test", make_data("stl10"))
     assert np.array_equal(source.arrays["image"], random_images(2, 3, 96, 96).transpose(0, 3, 2, 1))
     assert source.arrays["label"].tolist() == [0, 1]

@@ -1,4 +1,4 @@
-"""Augmentation and scaling, compared with a slow version that handles one sample at a time."""
+"""Augmentation and scaling of batches equal a slow implementation that handles one sample at a time."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def prepare_slowly(image: np.ndarray, uniforms: np.ndarray, augment: Augment) ->
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("augment", AUGMENTS, ids=str)
-def test_a_batch_equals_its_samples_one_by_one(augment: Augment, channels: int) -> None:
+def test_transforming_a_batch_equals_transforming_its_samples_one_by_one(augment: Augment, channels: int) -> None:
     raw = raw_batch(channels=channels)
     image = transform(raw, augment, torch.float64)["image"]
     slow = [prepare_slowly(raw["image"][n].numpy(), raw["uniforms"][n].numpy(), augment) for n in range(len(image))]
@@ -59,7 +59,7 @@ def test_a_batch_equals_its_samples_one_by_one(augment: Augment, channels: int) 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-def test_a_batch_and_its_parts_are_bit_identical(dtype: torch.dtype) -> None:
+def test_transforming_a_batch_in_parts_produces_bit_identical_images(dtype: torch.dtype) -> None:
     raw, augment = raw_batch(), AUGMENTS[-1]
     whole = transform(raw, augment, dtype)["image"]
     parts = [
@@ -70,7 +70,7 @@ def test_a_batch_and_its_parts_are_bit_identical(dtype: torch.dtype) -> None:
     assert torch.equal(whole, torch.cat(parts))
 
 
-def test_black_is_minus_one_and_white_is_one_and_nothing_lies_outside() -> None:
+def test_black_becomes_minus_one_and_white_becomes_one() -> None:
     every_value = torch.arange(256, dtype=torch.uint8).reshape(1, 1, 16, 16)
     raw = {"image": every_value, "uniforms": torch.zeros(1, 8)}
     for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
@@ -122,7 +122,7 @@ def test_images_of_one_sample_are_augmented_together() -> None:
     ("flip", "flip_allowed", "expected"),
     [("auto", True, True), ("auto", False, False), ("on", False, True), ("off", True, False)],
 )
-def test_the_source_decides_whether_flips_are_allowed_unless_the_user_does(
+def test_the_source_decides_whether_images_are_flipped_unless_the_user_sets_it(
     flip: str, flip_allowed: bool, expected: bool
 ) -> None:
     settings = RunSettings(pad_crop=4, flip=flip, cutout=8)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Images of mixed sizes: windows depend only on tickets, not on the loader; evaluation uses whole images."""
+"""Every loader crops training images of mixed sizes to the same windows. Evaluation uses whole images."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def save(file: Path, height: int, width: int) -> None:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in each layout, with images of mixed sizes."""
+    """A folder with images of mixed sizes in every layout."""
     root = tmp_path_factory.mktemp("mixed")
     for split, (number, (height, width)) in itertools.product(("train", "test"), enumerate(SIZES)):
         save(root / "photos" / split / f"{number}.png", height, width)
@@ -76,7 +76,7 @@ def build(name: str, source: Source, workers: int, monkeypatch: pytest.MonkeyPat
     loader_class = registry.load_class("loader", name.split()[0], Loader)
     loader = loader_class(source, CPU, RunSettings(workers=workers), crop)
     if "host" in name:
-        monkeypatch.setattr(loader, "device", torch.device("meta"))  # must differ from the device that holds the pixels
+        monkeypatch.setattr(loader, "device", torch.device("meta"))  # must differ from the device of the pixels
         monkeypatch.setattr(resident, "upload", lambda batch, device: batch)
     return loader
 
@@ -89,7 +89,7 @@ def endless(source: Source) -> Iterator[Tickets]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("name", "workers"), SETUPS)
-def test_every_loader_cuts_the_windows_of_the_tickets(
+def test_every_loader_crops_images_to_the_requested_windows(
     name: str, workers: int, kind: str, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = open_source(data, kind)
@@ -140,7 +140,7 @@ def test_packed_samples_equal_those_of_the_source(kind: str, data: Path) -> None
         assert one.keys() == other.keys() and all(np.array_equal(one[field], other[field]) for field in one)
 
 
-def test_packed_samples_smaller_than_the_crop_can_be_skipped_too(data: Path) -> None:
+def test_packed_samples_smaller_than_the_crop_can_be_skipped(data: Path) -> None:
     names = []
     for name, folder in (("photos", "photos"), ("packed", "packed photos")):
         source_class = registry.load_class("source", name, Source)
@@ -155,7 +155,7 @@ def test_packed_samples_smaller_than_the_crop_can_be_skipped_too(data: Path) -> 
 
 
 @pytest.mark.parametrize(("name", "workers"), SETUPS)
-def test_training_steps_contain_windows_and_draws(
+def test_training_batches_contain_image_windows_and_random_inputs(
     name: str, workers: int, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = open_source(data, "pairs")
@@ -172,7 +172,7 @@ def test_training_steps_contain_windows_and_draws(
         assert all(torch.equal(one[field], other[field]) for field in one)
 
 
-def test_windows_stay_inside_and_reach_every_position() -> None:
+def test_windows_stay_inside_the_image_and_reach_every_position() -> None:
     uniforms = np.random.default_rng(0).random((4000, NUM_UNIFORMS), dtype=np.float32)
     uniforms[0], uniforms[1] = 0, np.nextafter(np.float32(1), np.float32(0))
     sizes = np.tile([[15, 12]], (4000, 1))
@@ -184,7 +184,7 @@ def test_windows_stay_inside_and_reach_every_position() -> None:
     assert {window.left for window in aligned} == {0, 4, 8, 12, 16, 20}
 
 
-def test_a_window_does_not_depend_on_the_batch_around_it() -> None:
+def test_a_window_does_not_depend_on_the_other_samples_in_its_batch() -> None:
     uniforms = np.random.default_rng(0).random((9, NUM_UNIFORMS), dtype=np.float32)
     sizes = np.random.default_rng(1).integers(20, 3000, (9, 2))
     together = windows(uniforms, sizes, 16, 0)
@@ -207,7 +207,7 @@ def test_images_of_different_sizes_are_not_batched_without_a_crop(data: Path) ->
         check_crop(source.sizes, 0, 0, source.name_of)
 
 
-def test_the_crop_is_a_multiple_of_the_scale_of_the_files(data: Path) -> None:
+def test_the_crop_must_be_a_multiple_of_the_scale_of_the_files(data: Path) -> None:
     source = open_source(data, "photos with low")
     with pytest.raises(UserError, match="--crop 10: must be a multiple of 4"):
         registry.load_class("loader", "resident", Loader)(source, CPU, RunSettings(), 10)
@@ -238,7 +238,7 @@ def test_different_images_have_different_fingerprints(data: Path, tmp_path: Path
     assert first == same != changed, "the target images are part of the fingerprint"
 
 
-def test_rot90_equals_numpy_in_every_field() -> None:
+def test_rotation_by_90_degrees_equals_numpy_for_all_images_of_a_sample() -> None:
     images = {"image": random_images(8, 6, 6, 3), "low": random_images(8, 3, 3, 3)}
     raw = {name: torch.from_numpy(field).permute(0, 3, 1, 2) for name, field in images.items()}
     uniforms = torch.zeros(8, NUM_UNIFORMS)

@@ -1,4 +1,4 @@
-"""The commands in the documentation: every fenced bash or console block in README.md and docs/."""
+"""Find the commands in the documentation: those in fenced bash or console blocks of README.md and docs/."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ ASSIGNMENT = re.compile(r"[A-Z_]+=")
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: its language, its lines, and the reason if its commands are not run."""
+    """A fenced code block. `reason` explains why its commands are not run, and is empty if they are run."""
 
     page: str
-    line: int  # line number of its first line, starting at 1
+    line: int  # line number of the first code line, starting at 1
     language: str
     lines: tuple[str, ...]
     reason: str
@@ -34,7 +34,7 @@ class Command:
 
     page: str
     line: int
-    text: str  # without comments
+    text: str  # the command without comments
     reason: str
 
     @cached_property
@@ -80,7 +80,7 @@ def commands() -> list[Command]:
         for number, line in enumerate(block.lines, start=block.line):
             if block.language == "console" and not pending:
                 if not line.startswith("$ "):
-                    continue  # output
+                    continue  # this line is output, not a command
                 line = line[2:]
             first = first if pending else number
             pending += line.removesuffix("\\")
@@ -94,7 +94,7 @@ def commands() -> list[Command]:
 
 
 def inline_code() -> Iterator[tuple[str, str]]:
-    """Yield each inline code span outside fenced blocks, with its position."""
+    """Yield the position and text of each inline code span outside fenced blocks."""
     for path in PAGES:
         inside = False
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):

@@ -1,4 +1,4 @@
-"""Every command in the documentation runs at a small size, or a comment above its block explains why not."""
+"""Every documented command runs with small settings, unless a comment above its block explains why it is not run."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from running import run_fork, start_function_in_ranks
 
 TINY = str(ROOT / "tests" / "tiny.py")  # a recipe whose steps take a millisecond
 
-# Patterns and replacements that make documented commands small, applied in order.
+# Patterns and replacements that make documented commands run faster, applied in order.
 # Commands that become identical run only once.
 SMALLER: tuple[tuple[str, str], ...] = (
     (r"^paceline verify .*$", f"paceline verify {TINY} --strategies single,ddp --steps 1"),
     (r"^paceline compare (?!runs/).*$", f"paceline compare {TINY} --strategies single --images 16 --no-verify"),
     (r"file:///tmp/", "file://PLACE/"),
-    (r" --epochs 14\b", " --images 48"),  # more than the run has trained, so that it resumes
+    (r" --epochs 14\b", " --images 48"),  # more images than the run was trained on, so that it resumes
     (r" --(epochs|batch-size|crop) \S+", ""),
     (r"^(paceline train (super_resolution|restoration) --preset quick)", r"\1 --data-root docs/examples/photos"),
     (r"^(paceline train classification)", r"\1 --batch-size 16 --set width=2"),
@@ -40,7 +40,7 @@ def order(page: str) -> tuple[int, str]:
 
 
 def runnable_commands() -> dict[str, list[Command]]:
-    """Return the commands to run in order, keyed by page."""
+    """Return the commands that are run, in order, keyed by page."""
     found: dict[str, list[Command]] = {}
     for command in sorted(commands(), key=lambda one: order(one.page)):
         if not command.reason:
@@ -49,16 +49,16 @@ def runnable_commands() -> dict[str, list[Command]]:
 
 
 def python_blocks() -> list[Block]:
-    """Return the examples that use runs; other tests cover the rest, which define classes."""
+    """Return the Python examples that use runs. Examples that define classes are covered by other tests."""
     return [block for block in blocks() if block.language == "python" and any("runs/" in line for line in block.lines)]
 
 
 class Place:
-    """A folder in which commands run in order, each only once."""
+    """A folder in which the documented commands run in order, each only once."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.ended: dict[str, tuple[int, str]] = {}  # command: exit code and output
+        self.ended: dict[str, tuple[int, str]] = {}  # exit code and output of each command
 
     def run(self, command: Command) -> tuple[int, str]:
         text = smaller(command.text).replace("PLACE", str(self.folder))
@@ -73,7 +73,7 @@ class Place:
         return self.ended[text]
 
     def run_before(self, page: str) -> None:
-        """Run the commands of earlier pages."""
+        """Run the commands of all pages that come before a page."""
         for earlier, found in runnable_commands().items():
             if order(earlier) < order(page):
                 for command in found:
@@ -90,7 +90,7 @@ def smaller(text: str) -> str:
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("documented")
     (folder / "docs").symlink_to(ROOT / "docs")
-    for block in blocks():  # examples that start with their file name
+    for block in blocks():  # save the examples that start with a file name
         named = re.fullmatch(r"# (\w+\.py)", block.lines[0]) if block.language == "python" else None
         if named:
             (folder / named[1]).write_text("\n".join(block.lines))
@@ -119,12 +119,12 @@ def execute(code: str) -> None:
     exec(code, {"__name__": "documented_example"})
 
 
-def test_a_reason_refers_to_an_existing_test() -> None:
+def test_reasons_for_not_running_a_block_name_existing_tests() -> None:
     named = {path for command in commands() for path in re.findall(r"tests/[\w/.]+", command.reason)}
     assert named and not [path for path in named if not (ROOT / path).exists()]
 
 
-def test_only_known_programs_run() -> None:
-    """A block that runs another program needs a comment with the reason."""
+def test_documented_commands_run_only_known_programs() -> None:
+    """Blocks that run programs other than `paceline` and `ls` need a comment with the reason."""
     unknown = [command for command in commands() if not command.reason and command.words[0] not in ("paceline", "ls")]
     assert not unknown, "\n".join(map(str, unknown))

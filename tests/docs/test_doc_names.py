@@ -27,7 +27,7 @@ LEARNER = {f.name for f in fields(LearnerSettings)}
 RESOLVED = {"train", "verify", "plan"}
 # Settings of the example recipe and source in docs/guide/.
 EXAMPLES = {"first", "noise_size"}
-INSTALLED_RECIPES = {"rotation"}  # from examples/paceline-example, which is not installed during tests
+INSTALLED_RECIPES = {"rotation"}  # a recipe of examples/paceline-example, which is not installed during tests
 TABLE_OF_SETTINGS = re.compile(r"^\| *setting *\|", re.IGNORECASE)
 
 
@@ -76,7 +76,7 @@ def paceline_commands() -> list[Command]:
     return [command for command in commands() if command.words and command.words[0] == "paceline"]
 
 
-def test_the_documentation_has_commands() -> None:
+def test_the_documentation_contains_commands() -> None:
     assert len(paceline_commands()) > 60
 
 
@@ -85,7 +85,7 @@ def test_a_command_in_the_documentation_parses(command: Command) -> None:
     found = subcommand(command.words[1:])
     assert found, f"no such command: {command}"
     parsed, words = found
-    if isinstance(parsed, TyperGroup):  # paceline --version, paceline --help
+    if isinstance(parsed, TyperGroup):  # options without a command: --version, --help
         assert words and set(words) <= flags_of(parsed)
         return
     if "--help" in words:
@@ -105,7 +105,7 @@ def is_known(name: str) -> bool:
 
 
 def resolve(name: str, parameters: dict[str, Any]) -> None:
-    """Resolve settings like the command does, independently of this machine's files and devices."""
+    """Resolve settings as the command does, but ignore which files and devices this machine has."""
     own = {"recipe", "config", "vgg", "set_", "strategies", "steps", "tolerance", "control", "result"}
     own |= {"nodes", "bandwidth", "latency", "check"}
     flags = {key: value for key, value in parameters.items() if key not in own and value is not None}

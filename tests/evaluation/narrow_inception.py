@@ -10,7 +10,7 @@ NARROW = 8  # channels of all layers except those of the last block
 
 
 class Layer(nn.Module):
-    """Convolution, BatchNorm without a scale and ReLU, named as in the file."""
+    """Convolution, BatchNorm without a scale, and ReLU, with the names used in the Inception file."""
 
     def __init__(
         self, channels: int, kernel: tuple[int, int], stride: int = 1, *, padded: bool = True, out: int = NARROW
@@ -33,14 +33,14 @@ class Layer(nn.Module):
 
 
 class Block(nn.Module):
-    """Concatenates the outputs of its children along the channels."""
+    """A module that concatenates the outputs of its children along the channel dimension."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat([child(x) for child in self.children()], dim=1)
 
 
 class LastBlock(nn.Module):
-    """A block whose towers branch."""
+    """The last block, in which two of the towers split into branches."""
 
     def __init__(self, channels: int, pool: nn.Module, widths: tuple[int, ...]) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ def tower(channels: int, *kernels: tuple[int, int], stride: int = 1) -> nn.Modul
 
 
 def file_network(*, padding_counts: bool) -> nn.Module:
-    """Return a narrow network with the file's names; `padding_counts` makes it compute different features."""
+    """Return a narrow network with the names of the Inception file. `padding_counts` changes its features."""
 
     def average() -> nn.Module:
         return nn.AvgPool2d(3, 1, 1, count_include_pad=padding_counts)

@@ -23,7 +23,7 @@ def no_run(folder: str) -> OpenedRun:
 
 
 def sums_of(logits: torch.Tensor, labels: torch.Tensor, sizes: list[int]) -> torch.Tensor:
-    """Return the evaluator's sums after it received the samples in batches of these sizes."""
+    """Return the sums that the accuracy evaluator computes from batches of the given sizes."""
     evaluator = evaluator_of(logits.shape[1])
     for part, label in zip(logits.split(sizes), labels.split(sizes), strict=True):
         evaluator.update({"logits": part}, {"label": label})
@@ -31,7 +31,7 @@ def sums_of(logits: torch.Tensor, labels: torch.Tensor, sizes: list[int]) -> tor
 
 
 @pytest.mark.parametrize("num_classes", [3, 5, 100])
-def test_accuracy_over_uneven_parts_equals_torchmetrics_over_the_whole(num_classes):
+def test_accuracy_computed_in_uneven_batches_equals_torchmetrics(num_classes):
     torch.manual_seed(0)
     labels = torch.randint(num_classes, (257,))
     logits = torch.randn(257, num_classes) + 2 * torch.nn.functional.one_hot(labels, num_classes)
@@ -53,7 +53,7 @@ def test_accuracy_does_not_depend_on_how_samples_are_distributed():
     torch.testing.assert_close(whole, parts, rtol=1e-14, atol=0)
 
 
-def test_equal_logits_rank_the_lower_class_first():
+def test_the_lower_class_ranks_first_if_logits_are_equal():
     logits = torch.zeros(10, 10, dtype=torch.bfloat16)
     results = evaluator_of(10).results(sums_of(logits, torch.arange(10), [10]))
     assert (results["top1"], results["top5"]) == (10, 50)
@@ -65,7 +65,7 @@ def test_nan_logits_are_never_correct():
     assert (results["top1"], results["top5"]) == (0, 0)
 
 
-def test_sums_are_float64_and_not_aliased():
+def test_the_returned_sums_are_float64_copies():
     evaluator = evaluator_of(3)
     evaluator.update({"logits": torch.eye(3)}, {"label": torch.arange(3)})
     evaluator.sums().zero_()

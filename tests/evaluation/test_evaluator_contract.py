@@ -1,4 +1,4 @@
-"""The evaluator contract: an evaluator is complete when constructed and declares what it reads."""
+"""Tests that every evaluator (the component that computes metrics) must pass."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ def no_run(folder: str) -> OpenedRun:
 
 
 @pytest.mark.parametrize("name", names("evaluator"))
-def test_an_evaluator_is_complete_when_constructed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_evaluator_is_ready_for_use_after_construction(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     source = ArraySource({"image": np.zeros((COUNT, 16, 16, 3), np.uint8)}, SPEC)
     case = Case(source, "test", COUNT, no_run)
@@ -35,7 +37,7 @@ def test_an_evaluator_is_complete_when_constructed(name: str, tmp_path: Path, mo
     assert sums.dtype == torch.float64 and sums.ndim == 1 and not sums.any(), "nothing has been measured yet"
 
 
-def test_a_classifier_is_recognised_by_its_evaluator(tmp_path: Path) -> None:
+def test_a_recipe_with_a_classification_evaluator_is_a_classifier(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
         "from paceline.evaluation.contract import Evaluator\n\n\nclass Own(Evaluator):\n    classifies = True\n"
     )

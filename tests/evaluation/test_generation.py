@@ -1,4 +1,4 @@
-"""Evaluation of generated images: torchmetrics parity, distribution, cached statistics, feature networks."""
+"""Metrics of generated images equal those of torchmetrics and do not depend on the number of processes."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def evaluator_of(real: Tensor, count: int, **settings: object) -> Generation:
 
 
 def measured(real: Tensor, made: Tensor, cuts: tuple[int, ...] = (), **settings: object) -> dict[str, float]:
-    """Return the results when the images are split at `cuts` and each part has a separate evaluator."""
+    """Return the metrics of images that are split at `cuts` and measured by one evaluator per part."""
     evaluators = [evaluator_of(real, len(made), **settings) for _ in range(len(cuts) + 1)]
     for pool, add in ((real, "update_samples"), (made, "update")):
         parts = zip(torch.arange(len(pool)).tensor_split(cuts), pool.tensor_split(cuts), evaluators, strict=True)
@@ -75,7 +75,7 @@ def measured(real: Tensor, made: Tensor, cuts: tuple[int, ...] = (), **settings:
 
 
 class PixelModule(nn.Module):
-    """Our simplest features, wrapped as torchmetrics expects a network."""
+    """A module that computes pixel features, with the interface that torchmetrics expects."""
 
     num_features = 3 * Pixels.SIDE_PX**2
 
@@ -99,7 +99,7 @@ def test_the_metrics_do_not_depend_on_how_images_are_distributed():
     assert measured(real, made, cuts=(123, 400)) == pytest.approx(measured(real, made), rel=1e-9)
 
 
-def test_statistics_of_real_images_are_cached_by_their_content_and_protocol(tmp_path):
+def test_statistics_of_real_images_are_cached_per_content_and_evaluation_protocol(tmp_path):
     real, made = images(300, 1), images(300, 2)
     assert evaluator_of(real, 300).needs_samples
     results = measured(real, made)
@@ -141,7 +141,7 @@ def test_fewer_images_than_features_are_rejected_and_few_images_print_a_warning(
     assert evaluator_of(images(960, 1), 960).notes == ()
 
 
-def test_protocols_are_equal_only_if_everything_but_the_seed_agrees():
+def test_equal_evaluation_protocols_may_differ_only_in_the_seed():
     real = images(300, 1)
     protocol = evaluator_of(real, 300).protocol()
     assert {"features", "weights", "resize", "real", "made", "seed", "split", "fingerprint"} <= protocol.keys()
@@ -153,7 +153,7 @@ def test_protocols_are_equal_only_if_everything_but_the_seed_agrees():
 
 
 class Scripted(nn.Module):
-    """A stand-in for Inception that computes a few features per image."""
+    """A simple network that replaces Inception in tests."""
 
     def __init__(self, num_features: int) -> None:
         super().__init__()
@@ -181,7 +181,7 @@ def test_an_inception_file_is_loaded_only_if_its_hash_is_known_or_given(tmp_path
     with pytest.raises(UserError, match="no such file"):
         evaluator_of(real, 250, inception=str(tmp_path / "nothing.pt"))
     answer = network(inception.make_test_image(CPU) / 128 - 1)[0, :8]
-    monkeypatch.setattr(inception, "ANSWER", tuple(answer.tolist()))  # use this file as the Inception network
+    monkeypatch.setattr(inception, "ANSWER", tuple(answer.tolist()))  # accept the file as the Inception network
     with pytest.raises(UserError, match=r"too few for the covariance of 2,048 features"):
         evaluator_of(real, 250, inception=path, inception_sha256=digest)
     evaluator = evaluator_of(real, 250, inception=path, inception_sha256=digest.upper(), few_images="allow")
@@ -213,13 +213,13 @@ def test_images_are_resized_as_in_tensorflow_1():
         6,
         4,
         4,
-    ]  # pixel i samples i / 2; the last is repeated
+    ]  # output pixel i is read at input position i / 2, and the last pixel is repeated
     assert enlarged.shape == (1, 1, 6, 6)
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a tiny classifier and a tiny generator that was evaluated with its features."""
+    """A folder with a tiny classifier, and a tiny generator that was evaluated with the classifier's features."""
     folder = tmp_path_factory.mktemp("runs")
     classifier = ["train", "classification", "--preset", "quick", "--set", "width=4", "--images", "640"]
     trained = run_fork(folder, *classifier, "--accelerator", "cpu", "--out", "classifier")
@@ -230,7 +230,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_generator_is_evaluated_during_training_and_its_best_checkpoint_is_known(runs):
+def test_a_generator_is_evaluated_during_training_and_its_best_checkpoint_is_recorded(runs):
     rows = [json.loads(line) for line in (runs / "gan" / "metrics.jsonl").read_text().splitlines()]
     name = "train/FID[resnet18-digits]"
     values = {row["images"]: row[name] for row in rows if name in row}
@@ -248,10 +248,10 @@ def values_in(text: str) -> dict[str, float]:
     return {name: float(value) for name, value in words}
 
 
-def test_two_processes_measure_the_same_as_one(runs):
+def test_two_processes_measure_the_same_metrics_as_one(runs):
     found = []
     for size in (1, 2):
-        # The second run also computes the statistics of the real images itself.
+        # The precisions differ, so the second run cannot reuse the cached statistics of the real images.
         sets = ["--set", "features=classifier", "--set", f"feature_precision={'fp32' if size == 1 else 'tf32'}"]
         command = ["evaluate", "gan", "--trust", "--accelerator", "cpu", "--devices", str(size), *sets]
         before = set(runs.glob("stdout-*"))
@@ -261,7 +261,7 @@ def test_two_processes_measure_the_same_as_one(runs):
     assert found[1] == pytest.approx(found[0], rel=1e-6)
 
 
-def test_a_run_resumes_only_if_it_is_evaluated_as_before(runs):
+def test_a_run_resumes_only_with_the_same_evaluation_protocol(runs):
     command = ["train", TINY_GAN, "--accelerator", "cpu", "--out", "gan", "--images", "2560"]
     rejected = run_fork(runs, *command, "--set", "features=classifier", "--set", "generated_images=700")
     assert rejected.wait() == 2
@@ -276,11 +276,11 @@ def test_features_from_an_unsuitable_run_or_for_different_images_are_rejected(ru
     assert rejected.wait() == 2 and "features=gan: not a classification run" in rejected.stderr
     monkeypatch.chdir(runs)
     case = Case(source_of(images(300, 1)), "train", 300, open_run)
-    with pytest.raises(UserError, match="features=classifier: trained on images of 8×8×1, but these are 12×12×3"):
+    with pytest.raises(UserError, match="trained on images of 8×8×1, but the images to evaluate are 12×12×3"):
         Generation(case, DATA_SPEC, CPU, RunSettings(features="classifier"))
 
 
-def test_real_images_pass_the_loader_unchanged():
+def test_real_images_are_unchanged_after_scaling_and_rounding():
     values = torch.arange(256).to(torch.uint8).view(1, 1, 16, 16)
     for dtype in (torch.float32, torch.float64):
         batch = transform({"image": values, "uniforms": torch.zeros(1, NUM_UNIFORMS)}, None, dtype)

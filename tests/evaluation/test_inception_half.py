@@ -1,4 +1,4 @@
-"""Inception in float16: kernels accumulate in float32, and weights lose almost no precision.
+"""The float16 kernels for Inception accumulate in float32, and weights lose almost no precision.
 
 Without a GPU, the kernels run in Triton's interpreter (see tests/conftest.py).
 """
@@ -49,12 +49,12 @@ def test_pairs_of_float16_numbers_keep_the_precision_of_large_and_small_weights(
     [
         (64, 48, (1, 1), 1, (0, 0)),
         (32, 80, (3, 3), 2, (0, 0)),
-        (80, 64, (5, 5), 1, (2, 2)),  # one and a half tiles of channels
+        (80, 64, (5, 5), 1, (2, 2)),  # 80 channels are not a whole number of tiles
         (8, 16, (1, 7), 1, (0, 3)),
         (128, 130, (7, 1), 1, (3, 0)),
     ],
 )
-def test_a_convolution_rounds_once_and_writes_only_its_own_channels(num_in, num_out, kernel, stride, padding):
+def test_a_convolution_rounds_only_once_and_writes_only_its_own_channels(num_in, num_out, kernel, stride, padding):
     torch.manual_seed(0)
     weight = torch.randn(num_out, num_in, *kernel, device=DEVICE) / (num_in * kernel[0] * kernel[1]) ** 0.5
     bias = torch.randn(num_out, device=DEVICE)

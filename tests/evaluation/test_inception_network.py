@@ -1,4 +1,4 @@
-"""Our implementation of the 2015 Inception network equals the TorchScript file in all precisions."""
+"""Our 2015 Inception network computes the same features as the TorchScript file in every precision."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ no_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def opened(
     folder: Path, patch: pytest.MonkeyPatch, device: torch.device = CPU, *, padding_counts: bool = False
 ) -> tuple[FeatureNetwork, nn.Module]:
-    """Return the loaded network and the network from which the file was traced."""
+    """Save a traced network to a file; return the network loaded from the file and the original."""
     torch.manual_seed(0)
     network, path = file_network(padding_counts=padding_counts), folder / "narrow.pt"
     trial = inception.enlarged(inception.make_test_image(CPU))
@@ -40,7 +40,7 @@ def opened(
 
 
 def folded_next_to(scripted: FeatureNetwork, folder: Path, device: torch.device) -> str:
-    """Describe for the failure message why our network was not used; raise if it cannot run at all."""
+    """Return, for a failure message, how much our network's features differ from those of the TorchScript file."""
     trial = inception.make_test_image(device)
     weights = inception.load_script(str(folder / "narrow.pt"), device).state_dict()
     answer, found = (
@@ -61,7 +61,7 @@ def some_images() -> Tensor:
 
 @pytest.mark.parametrize("device", [CPU, pytest.param(GPU, marks=[pytest.mark.gpu, no_gpu])], ids=str)
 @torch.no_grad()
-def test_our_network_computes_the_features_of_the_file_in_every_precision(tmp_path, monkeypatch, device):
+def test_our_network_computes_the_same_features_as_the_file_in_every_precision(tmp_path, monkeypatch, device):
     ours, file = opened(tmp_path, monkeypatch, device)
     assert isinstance(ours, FoldedInception), folded_next_to(ours, tmp_path, device)
     wanted = file(inception.enlarged(some_images()))
@@ -76,12 +76,12 @@ def test_our_network_computes_the_features_of_the_file_in_every_precision(tmp_pa
 @pytest.mark.parametrize(
     "broken, reason",
     [
-        (lambda network: lambda x: network(x) + 1, "gives incorrect features on this GPU"),
+        (lambda network: lambda x: network(x) + 1, "computes incorrect features on this GPU"),
         (lambda network: lambda x: x / object(), r"the Triton kernels fail here \(unsupported operand.*\)"),
     ],
 )
 @torch.no_grad()
-def test_fp16_is_rejected_if_it_does_not_work(tmp_path, monkeypatch, broken, reason):
+def test_fp16_is_rejected_if_its_kernels_do_not_work(tmp_path, monkeypatch, broken, reason):
     pytest.importorskip("triton")
     ours, _ = opened(tmp_path, monkeypatch)
     monkeypatch.setattr("paceline.evaluation.features.inception_half.Half", broken)
@@ -89,12 +89,12 @@ def test_fp16_is_rejected_if_it_does_not_work(tmp_path, monkeypatch, broken, rea
         ours(some_images(), "fp16")
 
 
-def test_a_file_with_the_same_names_but_different_results_is_run_unchanged(tmp_path, monkeypatch):
+def test_a_file_with_the_same_layer_names_but_different_results_is_run_as_torchscript(tmp_path, monkeypatch):
     network, file = opened(tmp_path, monkeypatch, padding_counts=True)
     assert isinstance(network, ScriptedInception)
     wanted = file(inception.enlarged(some_images()))
     assert torch.allclose(network(some_images(), "fp32").vectors, wanted, rtol=1e-4, atol=1e-5)
-    with pytest.raises(UserError, match="feature_precision=fp16: only Inception from a file supports it"):
+    with pytest.raises(UserError, match="feature_precision=fp16: supported only by Inception loaded from a file"):
         network.require("fp16", GPU)
 
 

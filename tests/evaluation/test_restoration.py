@@ -1,4 +1,4 @@
-"""PSNR and SSIM equal scikit-image's under named protocols, however images are distributed."""
+"""PSNR and SSIM equal those of scikit-image and do not depend on how images are split over processes."""
 
 import sys
 
@@ -53,7 +53,7 @@ def as_array(levels: torch.Tensor) -> np.ndarray:
 
 
 @pytest.mark.parametrize("colours", [1, 3])
-def test_values_equal_scikit_image(colours):
+def test_psnr_and_ssim_equal_those_of_scikit_image(colours):
     made, target = (to_levels(images[:, :colours]) for images in (NOISY, IMAGE))
     theirs = peak_signal_noise_ratio(as_array(target), as_array(made), data_range=255)
     assert psnr(made, target).item() == pytest.approx(theirs, abs=1e-6)
@@ -69,15 +69,15 @@ def test_values_equal_scikit_image(colours):
     assert ssim(made, target).item() == pytest.approx(theirs, abs=1e-6)
 
 
-def test_luma_equals_matlab():
-    # Values that MATLAB documents for rgb2ycbcr: black, white and the primary colours.
+def test_luma_equals_that_of_matlab():
+    # The expected values are those that MATLAB documents for rgb2ycbcr.
     colours = torch.tensor([[0, 0, 0], [255, 255, 255], [255, 0, 0], [0, 255, 0], [0, 0, 255]]).double()
     found = luma(colours[:, :, None, None]).flatten()
     assert found.tolist() == pytest.approx([16, 235, 81.481, 144.553, 40.966])
 
 
 @pytest.mark.parametrize(("protocol", "convert"), [("y", luma), ("rgb", lambda levels: levels)])
-def test_a_protocol_compares_its_channels_without_the_border(protocol, convert):
+def test_upscaled_images_are_compared_without_their_border_in_rgb_or_luma(protocol, convert):
     found = measure([{"image": NOISY, "target": IMAGE}], protocol=protocol, output_scale=4)
     made, target = (convert(to_levels(images)[..., 4:-4, 4:-4]) for images in (NOISY, IMAGE))
     assert found == {
@@ -87,7 +87,7 @@ def test_a_protocol_compares_its_channels_without_the_border(protocol, convert):
     }
 
 
-def test_images_of_the_same_size_are_compared_with_their_border():
+def test_images_that_were_not_upscaled_are_compared_including_their_border():
     spoiled = IMAGE.clone()
     spoiled[..., :2, :] *= -1
     prediction = {"image": spoiled, "target": IMAGE}
@@ -95,7 +95,7 @@ def test_images_of_the_same_size_are_compared_with_their_border():
     assert measure([prediction], output_scale=1)["psnr[y]"] < 30
 
 
-def test_results_are_rounded_to_8_bit_as_in_image_files():
+def test_images_are_rounded_to_8_bits_before_comparison():
     within = IMAGE + 0.4 / 127.5
     beyond = IMAGE + (IMAGE > 0.99) * 3.0
     assert measure([{"image": within, "target": IMAGE}])["psnr[y]"] == PSNR_OF_IDENTICAL
@@ -104,7 +104,7 @@ def test_results_are_rounded_to_8_bit_as_in_image_files():
     )
 
 
-def test_a_metric_is_the_mean_over_images_of_any_size_and_distribution():
+def test_a_metric_is_the_mean_over_images_of_any_size_on_any_number_of_ranks():
     small = {"image": NOISY[..., :40, :50], "target": IMAGE[..., :40, :50]}
     large = {"image": NOISY, "target": IMAGE}
     whole = measure([large, small, small])
@@ -114,20 +114,20 @@ def test_a_metric_is_the_mean_over_images_of_any_size_and_distribution():
         make_evaluator(),
         make_evaluator(),
         make_evaluator(),
-    )  # three ranks, one of which has no images
+    )  # three ranks; the third has no images
     first.update(large, {})
     second.update({name: torch.cat([field, field]) for name, field in small.items()}, {})
     spread = third.results(first.sums() + second.sums() + third.sums())
     assert spread == pytest.approx(whole, abs=1e-12)
 
 
-def test_the_baseline_of_a_recipe_is_measured_under_its_name():
+def test_metrics_of_a_baseline_are_prefixed_with_its_name():
     found = measure([{"image": IMAGE, "bicubic": NOISY, "target": IMAGE}])
     assert set(found) == {"psnr[y]", "ssim[y]", "bicubic_psnr[y]", "bicubic_ssim[y]", "count"}
     assert found["bicubic_psnr[y]"] == measure([{"image": NOISY, "target": IMAGE}])["psnr[y]"]
 
 
-def test_the_protocol_records_everything_that_comparable_metrics_share():
+def test_evaluators_with_different_settings_have_different_protocols():
     protocols = [
         make_evaluator().protocol(),
         make_evaluator("rgb").protocol(),
@@ -137,12 +137,12 @@ def test_the_protocol_records_everything_that_comparable_metrics_share():
     assert make_evaluator("rgb").label == "rgb"
 
 
-def test_an_image_smaller_than_the_window_is_reported_before_any_is_restored():
+def test_an_image_smaller_than_the_ssim_window_is_rejected_before_evaluation():
     with pytest.raises(
         UserError, match=r"sample 1: a side of 19 pixels is too short .* only 8 can be used; .* the test split"
     ):
         make_evaluator(sizes=((40, 40), (40, 19), (40, 23)))
-    make_evaluator(sizes=((20, 20),))  # 12 pixels remain without the border of 4
+    make_evaluator(sizes=((20, 20),))  # 12 of 20 pixels remain after a 4-pixel border is cut off
     make_evaluator(output_scale=1, sizes=((11, 30),))
 
 
@@ -163,7 +163,7 @@ class LPIPS(torch.nn.Module):
 
 @pytest.fixture
 def perceptual_package(tmp_path, monkeypatch):
-    """A stand-in for the lpips package, which would download its weights."""
+    """Install a stand-in for the lpips package, because the real one downloads its weights."""
     (tmp_path / "lpips.py").write_text(STAND_IN)
     monkeypatch.syspath_prepend(tmp_path)
     perceptual._lpips_network.cache_clear()
@@ -172,14 +172,14 @@ def perceptual_package(tmp_path, monkeypatch):
     sys.modules.pop("lpips", None)
 
 
-def test_the_perceptual_distance_is_measured_if_its_package_is_installed(perceptual_package):
+def test_lpips_is_measured_if_its_package_is_installed(perceptual_package):
     found = measure([{"image": NOISY, "target": IMAGE}])
     wanted = (to_levels(NOISY) - to_levels(IMAGE)).abs().mean().item() / 127.5
     assert found["lpips[y]"] == pytest.approx(wanted, rel=1e-5)
     assert make_evaluator().protocol()["lpips"] == "alex"
 
 
-def test_the_perceptual_distance_without_its_weights_is_skipped_with_a_note(perceptual_package):
+def test_lpips_is_skipped_with_a_note_if_its_weights_cannot_be_loaded(perceptual_package):
     perceptual_package.write_text(STAND_IN.replace('!= "alex"', '== "alex"'))
     evaluator = make_evaluator()
     assert evaluator.notes == ("LPIPS is not measured: no such network",)

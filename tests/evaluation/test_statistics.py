@@ -25,7 +25,7 @@ def by_scipy(first: Tensor, second: Tensor) -> float:
 
 
 @pytest.mark.parametrize(("count", "size"), [(500, 8), (900, 200), (300, 256)])
-def test_the_frechet_distance_equals_the_formula_with_a_general_matrix_square_root(count, size):
+def test_the_frechet_distance_equals_the_formula_computed_with_scipy(count, size):
     first, second = features(count, size, 1), features(count, size, 2)
     assert frechet_distance(*moments(first), *moments(second)) == pytest.approx(by_scipy(first, second), rel=1e-6)
 
@@ -34,12 +34,12 @@ def test_the_frechet_distance_is_correct_for_singular_covariances():
     first = torch.zeros(100, 5, dtype=torch.float64)
     first[:, 0] = torch.linspace(-1, 1, 100)
     second = 3 * first + torch.tensor([0.0, 2, 0, 0, 0])
-    spread = first[:, 0].std().item()  # for points on a line: (σ₁ - σ₂)² plus the squared distance between the means
+    spread = first[:, 0].std().item()  # on a line, the distance is (σ₁ - σ₂)² plus (μ₁ - μ₂)²
     assert frechet_distance(*moments(first), *moments(second)) == pytest.approx(4 * spread**2 + 4, rel=1e-9)
     assert frechet_distance(*moments(first), *moments(first)) == pytest.approx(0, abs=1e-9)
 
 
-def test_a_nan_distance_is_never_the_best():
+def test_the_frechet_distance_of_nan_features_is_nan():
     mean, covariance = moments(features(50, 4, 1))
     assert np.isnan(frechet_distance(mean * float("nan"), covariance, mean, covariance))
 
@@ -51,7 +51,7 @@ def test_the_kernel_distance_is_the_mean_of_unbiased_estimates_over_subsets():
     assert kernel_distance(first, second, subset=100) == pytest.approx(theirs.item(), rel=1e-9)
 
 
-def test_the_kernel_distance_of_one_distribution_from_itself_is_zero_on_average():
+def test_the_kernel_distance_of_a_distribution_to_itself_is_zero_on_average():
     first, second = features(8000, 16, 1).split(4000)
     estimates = torch.tensor(
         [kernel_distance(one, other, subset=20) for one, other in zip(first.split(20), second.split(20), strict=True)]
@@ -60,19 +60,19 @@ def test_the_kernel_distance_of_one_distribution_from_itself_is_zero_on_average(
     assert estimates.min() < 0 and estimates.mean().abs() < 3 * error
 
 
-def test_precision_and_recall_equal_those_from_all_distances():
+def test_precision_and_recall_equal_a_direct_computation_from_all_pairwise_distances():
     real, made = features(120, 4, 1), 0.5 * features(150, 4, 1)[:140]
     among = []
     for rows, others in ((made[:120], real), (real, made[:120])):
         radii = torch.cdist(others, others).sort(dim=1).values[:, 3]
         among.append((torch.cdist(rows, others) <= radii).any(dim=1).double().mean().item())
     assert precision_and_recall(real, made) == pytest.approx(tuple(among))
-    assert among[0] > among[1]  # generated rows stay near the centre: precise but not diverse
+    assert among[0] > among[1]  # generated features are near the centre: precise but not diverse
     assert precision_and_recall(real, real + 100) == (0, 0)
 
 
-def test_the_inception_score_of_certain_and_balanced_classes_is_their_number():
+def test_the_inception_score_of_confident_balanced_predictions_is_the_number_of_classes():
     likelihoods, counts = torch.full((2, 5), 20.0, dtype=torch.float64), torch.full((2,), 100.0, dtype=torch.float64)
     assert inception_score(counts, likelihoods, torch.zeros(2)) == pytest.approx(5)
-    entropy = torch.full((2,), 100 * np.log(0.2), dtype=torch.float64)  # all classes are equally likely
+    entropy = torch.full((2,), 100 * np.log(0.2), dtype=torch.float64)  # uniform class probabilities
     assert inception_score(counts, likelihoods, entropy) == pytest.approx(1)

@@ -51,7 +51,7 @@ def results(sums: torch.Tensor) -> dict[str, float]:
     return make_evaluator().results(sums)
 
 
-def test_iou_and_dice_are_computed_over_all_pixels():
+def test_iou_and_dice_are_computed_over_the_pixels_of_all_images():
     *_, made, real = make_case()
     values = results(sums_of([5]))
     ious = []
@@ -64,7 +64,7 @@ def test_iou_and_dice_are_computed_over_all_pixels():
     assert values["iou"] == pytest.approx(sum(ious) / 4) and values["count"] == 5
 
 
-def test_psnr_of_each_panel_equals_torchmetrics_and_the_total_is_their_mean():
+def test_psnr_of_each_panel_equals_torchmetrics_and_the_total_is_the_mean_over_panels():
     from torchmetrics.functional.image import peak_signal_noise_ratio
 
     prediction, batch, *_ = make_case()
@@ -76,13 +76,13 @@ def test_psnr_of_each_panel_equals_torchmetrics_and_the_total_is_their_mean():
     assert values["psnr"] == pytest.approx((values["stain_psnr"] + values["segmentation_psnr"]) / 2)
 
 
-def test_the_metrics_do_not_depend_on_how_samples_are_distributed():
+def test_the_metrics_do_not_depend_on_how_samples_are_batched():
     whole, parts = sums_of([5]), sums_of([1, 3, 1])
     torch.testing.assert_close(whole, parts, rtol=1e-13, atol=0)
-    assert torch.equal(whole[-12:], parts[-12:])  # pixel counts are exact
+    assert torch.equal(whole[-12:], parts[-12:])  # the last 12 sums are pixel counts, which are exact
 
 
-def test_a_perfect_segmentation_has_an_overlap_of_one_and_one_class_needs_no_names():
+def test_a_perfect_segmentation_has_an_iou_and_dice_of_one():
     evaluator = make_evaluator()
     mask = torch.full((1, 3, 16, 16), -1.0).double()
     mask[..., :8] = 1
@@ -92,13 +92,13 @@ def test_a_perfect_segmentation_has_an_overlap_of_one_and_one_class_needs_no_nam
     assert not any(name.startswith("iou_") or name.startswith("stain") for name in values)
 
 
-def test_a_panel_smaller_than_the_ssim_window_is_reported():
+def test_a_panel_smaller_than_the_ssim_window_is_rejected():
     small = {"stain": torch.zeros(1, 3, 8, 16)}
     with pytest.raises(UserError, match="images of 16×8 pixels are too small to compare"):
         make_evaluator().update(small, small)
 
 
-def test_a_pixel_belongs_to_its_brightest_channel_or_to_no_class():
+def test_a_pixel_belongs_to_the_class_of_its_brightest_channel_or_to_none():
     levels = torch.tensor([[[[200, 90, 0, 255, 140]], [[50, 90, 255, 240, 20]], [[190, 90, 0, 230, 130]]]]).double()
     found = members(levels)[:, 0, 0]
     names = ["".join(name for name, one in zip(CLASSES, column, strict=True) if one) for column in found.T]

@@ -1,4 +1,4 @@
-"""A comparison on one GPU: processes that share it are labelled, and unavailable device counts are not measured."""
+"""`paceline compare` on one GPU: results of processes that share it are labelled, and two GPUs are not measured."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def compared(folder: Path, *words: str) -> dict[str, Any]:
     return json.loads((folder / "table/report.json").read_text())
 
 
-def test_two_processes_on_one_gpu_are_labelled_and_not_recommended(tmp_path: Path) -> None:
+def test_results_of_two_processes_on_one_gpu_are_labelled_and_not_recommended(tmp_path: Path) -> None:
     report = compared(tmp_path, "--strategies", "single,dp,ddp", "--devices", "2", "--gpus", "0,0")
     assert [cell["state"] for cell in report["cells"]] == ["done"] * 3, report["cells"]
     labels = [group["label"] for group in report["groups"].values()]
@@ -33,9 +33,9 @@ def test_two_processes_on_one_gpu_are_labelled_and_not_recommended(tmp_path: Pat
 
 
 @pytest.mark.skipif(torch.cuda.device_count() != 1, reason="needs exactly one GPU")
-def test_an_unavailable_device_count_is_not_measured(tmp_path: Path) -> None:
+def test_two_gpus_are_not_measured_on_a_machine_with_one(tmp_path: Path) -> None:
     report = compared(tmp_path, "--strategies", "single,ddp", "--devices", "2")
     assert [(cell["state"], cell["reason"]) for cell in report["cells"]] == [
         ("done", ""),
-        ("not measured", "this machine has 1 GPU"),
+        ("not measured", "needs 2 GPUs, but this machine has 1"),
     ]

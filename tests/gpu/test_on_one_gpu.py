@@ -1,4 +1,4 @@
-"""Tests that need one GPU. Two processes share it over gloo; DataParallel uses it twice."""
+"""Tests that need one GPU. For several devices, two processes or two DataParallel replicas share the GPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PACELINE = [sys.executable, "-m", "paceline"]
 
 
 def trained(recipe: str, steps: int = STEPS, **settings: Any) -> Parts:
-    """Assemble a run without a folder, train some steps and return its parts."""
+    """Train for some steps without a run folder, and return the parts of the run."""
     small = {"deterministic": True, "precision": "bf16", "images": 10**6} | settings
     parts = assemble(configure(recipe, small, small=True))
     parts.recipe.train()
@@ -52,7 +52,9 @@ CASES = [
 
 
 @pytest.mark.parametrize(("recipe", "settings"), CASES, ids=str)
-def test_a_captured_step_is_bit_identical_to_an_eager_one(recipe: str, settings: dict[str, Any]) -> None:
+def test_a_step_captured_as_a_cuda_graph_is_bit_identical_to_an_eager_step(
+    recipe: str, settings: dict[str, Any]
+) -> None:
     eager, graphed = trained(recipe, graph="off", **settings), trained(recipe, graph="on", **settings)
     assert isinstance(graphed.run_step, GraphedStep) and graphed.run_step.captured, "nothing was captured"
     ours, theirs = graphed.recipe.state_dict(), eager.recipe.state_dict()
@@ -66,7 +68,7 @@ def test_a_captured_step_is_bit_identical_to_an_eager_one(recipe: str, settings:
 
 @pytest.fixture
 def waiting(tmp_path: Path) -> str:
-    """The path of a recipe that synchronizes with the device in its step."""
+    """The path of a recipe whose loss waits for the GPU, so that its step cannot be captured."""
     recipe = tmp_path / "waiting.py"
     recipe.write_text(
         "from paceline.contracts.recipe import Loss\n"
@@ -80,7 +82,7 @@ def waiting(tmp_path: Path) -> str:
     return str(recipe)
 
 
-def test_a_recipe_that_synchronizes_is_reported_and_stays_eager(
+def test_a_recipe_that_waits_for_the_gpu_is_reported_and_trained_eagerly(
     waiting: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     parts = trained(waiting, steps=20, graph="auto")
@@ -90,7 +92,7 @@ def test_a_recipe_that_synchronizes_is_reported_and_stays_eager(
     assert all(value.isfinite().all() for value in parts.recipe.state_dict().values())
 
 
-def test_after_a_failed_capture_dropout_still_works_and_memory_does_not_grow(waiting: str) -> None:
+def test_dropout_works_and_memory_does_not_grow_after_a_failed_capture(waiting: str) -> None:
     parts = trained(waiting, steps=20, graph="auto", dropout=0.5, loader="workers", workers=1)
     taken = torch.cuda.memory_allocated()
     per_step = parts.feed.images_per_step
@@ -114,21 +116,21 @@ def test_graph_on_raises_if_the_step_cannot_be_captured(waiting: str) -> None:
         ("single,lightning", ["--backend", "gloo"]),
     ],
 )
-def test_two_replicas_on_one_gpu_train_the_same_weights_as_one(strategies: str, more: list[str]) -> None:
+def test_two_replicas_on_one_gpu_train_the_same_weights_as_a_single_process(strategies: str, more: list[str]) -> None:
     command = [*PACELINE, "verify", "classification", "--strategies", strategies, "--gpus", "0,0", *more]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("recipe", ["dcgan", "dual_gan"])
-def test_a_gradient_penalty_with_batchnorm_is_the_same_over_two_processes(recipe: str) -> None:
+def test_a_gradient_penalty_with_batchnorm_trains_the_same_weights_on_two_processes(recipe: str) -> None:
     command = [*PACELINE, "verify", recipe, "--strategies", "single,ddp", "--gpus", "0,0", "--set", "r1=1"]
     done = subprocess.run(command, capture_output=True, text=True)
     print(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_ddp_over_nccl_is_captured_with_its_collectives(tmp_path: Path) -> None:
+def test_a_ddp_step_over_nccl_is_captured_including_its_communication(tmp_path: Path) -> None:
     alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29517"}
     command = [*PACELINE, "train", "dual_gan", "--strategy", "ddp", "--graph", "on", "--images", "1000", "--out", "run"]
     sizes = ["--set", "ngf=8", "--set", "ndf=8", "--batch-size", "32", "--set", "few_images=allow"]
@@ -136,17 +138,17 @@ def test_ddp_over_nccl_is_captured_with_its_collectives(tmp_path: Path) -> None:
         command + sizes, cwd=tmp_path, env=os.environ | alone, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "step: one CUDA graph" in done.stdout and "eager from here on" not in done.stdout
+    assert "step: one CUDA graph" in done.stdout and "eager from now on" not in done.stdout
 
 
-def test_many_networks_train_the_same_weights_over_two_processes_on_one_gpu() -> None:
+def test_a_recipe_with_many_networks_trains_the_same_weights_on_two_processes() -> None:
     command = [*PACELINE, "verify", "translation", "--strategies", "single,ddp", "--gpus", "0,0", "--backend", "gloo"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("graph", ["on", "off"])
-def test_a_killed_deterministic_run_resumes_to_the_same_bits(tmp_path: Path, graph: str) -> None:
+def test_a_killed_deterministic_run_resumes_and_ends_with_bit_identical_weights(tmp_path: Path, graph: str) -> None:
     def command(out: str) -> list[str]:
         length = ["--images", "40000", "--set", "save_every=100 steps", "--set", "keep=1"]
         return [

@@ -1,4 +1,4 @@
-"""A snapshot of GPU state is complete before the loop continues, whatever the GPU does next."""
+"""Copies of GPU tensors are not affected by later training steps."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ pytestmark = [
 ]
 
 
-def test_copies_hold_the_gpu_state_at_the_time_of_the_request_and_serialize_to_the_same_bytes() -> None:
+def test_copies_contain_the_gpu_state_at_the_time_of_the_request() -> None:
     weight = torch.randn(64, 32, 3, 3, device="cuda").to(memory_format=torch.channels_last)
     tensors = {"a": weight, "b": weight, "step": torch.tensor(3.0, device="cuda"), "on_cpu": torch.ones(2)}
     bytes_before = pack(tensors)
     for _ in range(20):
         large = torch.randn(4096, 4096, device="cuda")
-        weight.add_((large @ large).mean())  # work that is still queued when the copies are requested
+        weight.add_((large @ large).mean())  # this addition is still queued when the copies are requested
         expected = pack(tensors)
         copies = copy_to_host(tensors)
         weight.mul_(2)

@@ -1,4 +1,4 @@
-"""Every function that decodes images rejects damaged files, if the format makes damage detectable."""
+"""All functions that decode images reject truncated files, and damaged files if the format has checksums."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from paceline.inference.animation import animation_frames
 
 PHOTO = Image.fromarray(photograph("astronaut")).resize((96, 80))
 READERS: dict[str, Callable[[Path], object]] = {"decode": decode, "read_image": read_image}
-CONTAINERS = {  # options for Pillow, by file name
+CONTAINERS = {  # Pillow's save options for each file name
     "a.png": {},
     "a.jpg": {},
     "progressive.jpg": {"progressive": True},
@@ -35,7 +35,7 @@ CONTAINERS = {  # options for Pillow, by file name
     "a.avif": {},
     "a.jp2": {},
 }
-# Only PNG and deflate have checksums. In other formats, a changed byte can yield a valid image with different pixels.
+# Only these have checksums. In other formats, a changed byte can yield a valid image with different pixels.
 CHECKED = ("a.png", "deflated.tif")
 
 
@@ -89,7 +89,7 @@ def test_truncated_16_bit_colour_images_are_rejected(compression: str | None, tm
             read_image(file)
 
 
-def test_a_png_without_its_last_chunk_is_truncated(tmp_path: Path) -> None:
+def test_a_png_without_its_last_chunk_is_rejected_as_truncated(tmp_path: Path) -> None:
     PHOTO.save(tmp_path / "a.png")
     (tmp_path / "a.png").write_bytes((tmp_path / "a.png").read_bytes()[:-12])
     with pytest.raises(BadImage, match="truncated"):
@@ -103,7 +103,7 @@ def test_bytes_after_the_end_of_a_png_are_ignored(tmp_path: Path) -> None:
     assert decode(tmp_path / "a.png").tobytes() == PHOTO.tobytes()
 
 
-def test_truncated_files_are_rejected_even_if_pillow_is_set_to_load_them(
+def test_truncated_files_are_rejected_even_if_pillow_is_configured_to_accept_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
@@ -114,7 +114,9 @@ def test_truncated_files_are_rejected_even_if_pillow_is_set_to_load_them(
             read(tmp_path / "a.jpg")
 
 
-def test_the_animation_command_names_a_damaged_sample_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_the_animation_command_contains_the_name_of_a_damaged_sample_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("paceline.inference.animation.readable_config_of", lambda run: None)
     (tmp_path / "samples").mkdir()
     PHOTO.save(tmp_path / "samples" / "samples-100.png")

@@ -31,11 +31,13 @@ PROFILE = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
 
 @pytest.mark.parametrize("orientation", TURNED)
 @pytest.mark.parametrize("kind", ["grey", "deep_grey", "colour", "deep_colour", "packed_grey"])
-def test_the_size_and_pixels_of_a_tiff_are_upright(kind: str, orientation: int, tmp_path: Path) -> None:
+def test_the_orientation_tag_of_a_tiff_is_applied_to_its_size_and_pixels(
+    kind: str, orientation: int, tmp_path: Path
+) -> None:
     file = tmp_path / "turned.tif"
     pixels = DEEP[..., :3] if "colour" in kind else DEEP[..., 0]
     pixels = pixels if "deep" in kind else (pixels >> 8).astype(np.uint8)
-    compression = "zlib" if kind == "packed_grey" else None  # uncompressed files may be memory-mapped
+    compression = "zlib" if kind == "packed_grey" else None  # other files may be memory-mapped
     tifffile.imwrite(file, pixels, compression=compression, extratags=[(0x0112, "H", 1, orientation, True)])
     upright = TURNED[orientation](pixels)
     assert upright_size(file) == upright.shape[:2]
@@ -45,7 +47,7 @@ def test_the_size_and_pixels_of_a_tiff_are_upright(kind: str, orientation: int, 
     assert np.abs(np.asarray(decode(file)) - eight).max() <= 1
 
 
-def test_sixteen_bit_colour_is_rgb_and_the_fourth_channel_is_used_as_declared(tmp_path: Path) -> None:
+def test_the_fourth_channel_of_a_16_bit_tiff_is_read_as_the_file_declares(tmp_path: Path) -> None:
     file = tmp_path / "deep.tif"
     tifffile.imwrite(file, DEEP, photometric="rgb", extrasamples=["unassalpha"])
     found = read_image(file)
@@ -58,7 +60,7 @@ def test_sixteen_bit_colour_is_rgb_and_the_fourth_channel_is_used_as_declared(tm
     assert "not transparency was ignored" in found.note
 
     half = np.full_like(DEEP, 32768)
-    half[..., :3] //= 2  # premultiplied colours are left unchanged
+    half[..., :3] //= 2  # colours premultiplied by an alpha of 0.5
     tifffile.imwrite(file, half, photometric="rgb", extrasamples=["assocalpha"])
     assert np.abs(read_image(file).pixels.astype(int) - 32768).max() <= 2
 
@@ -70,9 +72,9 @@ def test_sixteen_bit_colour_is_rgb_and_the_fourth_channel_is_used_as_declared(tm
     assert "16-bit colours were read as 8-bit" in found.note
 
 
-def test_planes_and_pages_are_not_mixed_up(tmp_path: Path) -> None:
+def test_colour_planes_and_pages_of_a_tiff_are_not_confused(tmp_path: Path) -> None:
     file = tmp_path / "planes.tif"
-    narrow = DEEP[:, :3, :3]  # as many columns as channels, which is ambiguous
+    narrow = DEEP[:, :3, :3]  # three columns and three channels, which are easily confused
     tifffile.imwrite(file, np.moveaxis(narrow, -1, 0), photometric="rgb", planarconfig="separate")
     assert np.array_equal(read_image(file).pixels, narrow)
     with pytest.raises(BadImage, match="16-bit colours in separate planes"):
@@ -82,7 +84,7 @@ def test_planes_and_pages_are_not_mixed_up(tmp_path: Path) -> None:
     assert np.array_equal(found.pixels, DEEP[..., :3]) and found.note == "only the first page was read"
 
 
-def test_sixteen_bit_grey_spans_black_to_white_for_any_photometric_and_bit_depth(tmp_path: Path) -> None:
+def test_inverted_16_bit_and_12_bit_grey_images_are_read_with_the_full_range(tmp_path: Path) -> None:
     file = tmp_path / "negative.tif"
     tifffile.imwrite(file, DEEP[..., 0], photometric="miniswhite")
     assert np.array_equal(read_image(file).pixels[..., 0], 65535 - DEEP[..., 0])
@@ -93,7 +95,7 @@ def test_sixteen_bit_grey_spans_black_to_white_for_any_photometric_and_bit_depth
 
 
 def row_of_twelve_bits(*values: int) -> bytes:
-    """Return a one-row 12-bit grey TIFF, which tifffile cannot write."""
+    """Return a 12-bit grey TIFF with one row; tifffile cannot write 12-bit files."""
     bits = "".join(f"{value:012b}" for value in values)
     row = int(bits, 2).to_bytes(len(bits) // 8, "big")
     tags = {256: len(values), 257: 1, 258: 12, 259: 1, 262: 1, 273: 8 + 2 + 9 * 12 + 4, 277: 1, 278: 1, 279: len(row)}
@@ -101,19 +103,19 @@ def row_of_twelve_bits(*values: int) -> bytes:
     return b"II*\0" + struct.pack("<IH", 8, len(tags)) + listed + bytes(4) + row
 
 
-def test_a_16_bit_grey_png_with_transparency_stays_grey_and_prints_a_note(tmp_path: Path) -> None:
+def test_a_16_bit_grey_png_with_transparency_is_read_as_8_bit_grey_with_a_note(tmp_path: Path) -> None:
     file = tmp_path / "deep.png"
     rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in DEEP[..., :2])
     chunks = [(b"IHDR", struct.pack(">2I5B", 30, 20, 16, 4, 0, 0, 0)), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")]
     parts = [struct.pack(">I", len(c)) + kind + c + struct.pack(">I", zlib.crc32(kind + c)) for kind, c in chunks]
     file.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(parts))
     found = read_image(file)
-    assert found.note == "its 16-bit grey and alpha channels were read as 8-bit"
+    assert found.note == "16-bit grey and alpha channels were read as 8-bit"
     assert np.array_equal(found.pixels[..., 0], DEEP[..., 0] >> 8)
     assert found.alpha is not None and np.array_equal(np.asarray(found.alpha), DEEP[..., 1] >> 8)
 
 
-def test_colour_profiles_are_kept_if_colours_are_not_converted(tmp_path: Path) -> None:
+def test_a_colour_profile_is_kept_unless_the_colours_are_converted(tmp_path: Path) -> None:
     colours = Image.fromarray((DEEP[..., :3] >> 8).astype(np.uint8))
     tifffile.imwrite(tmp_path / "deep.tif", DEEP[..., :3], photometric="rgb", iccprofile=PROFILE)
     colours.quantize(16).save(tmp_path / "palette.png", icc_profile=PROFILE)
@@ -134,7 +136,7 @@ def copied(image: ImageData) -> Canvas:
     return canvas
 
 
-def test_alpha_with_16_bit_colour_is_written_without_a_second_copy(tmp_path: Path) -> None:
+def test_a_16_bit_image_with_alpha_is_written_without_a_copy_in_memory(tmp_path: Path) -> None:
     alpha = Image.fromarray(np.random.default_rng(1).integers(0, 256, (700, 100), dtype=np.uint8))
     canvas = Canvas(1400, 200, deep=True)
     canvas.paste(0, 0, np.full((1400, 200, 3), 0.5, np.float32))
@@ -188,6 +190,6 @@ def test_exif_is_kept_except_for_fields_that_no_longer_apply(mode: str, suffix: 
 
 
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF")
-def test_an_image_with_damaged_exif_is_still_used(tmp_path: Path) -> None:
+def test_an_image_with_damaged_exif_is_read_without_it(tmp_path: Path) -> None:
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png", exif=b"Exif\0\0II*\0\xff\xff\xff\xff")
     assert read_image(tmp_path / "a.png").exif == b""

@@ -1,4 +1,4 @@
-"""Images resampled on the device equal Pillow's."""
+"""Images resampled with torch equal those resampled by Pillow."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ def as_levels(images: torch.Tensor) -> np.ndarray:
 
 @pytest.mark.parametrize("factor", [1 / 8, 1 / 4, 1 / 2, 2, 4])
 @pytest.mark.parametrize("name", IMAGES)
-def test_a_resampled_image_equals_that_of_pillow(name, factor):
+def test_a_resampled_image_equals_the_result_of_pillow(name, factor):
     image = IMAGES[name]
     height, width = (round(side * factor) for side in image.shape[:2])
     pillows = np.asarray(Image.fromarray(image).resize((width, height), Image.Resampling.BICUBIC))
@@ -34,19 +34,19 @@ def test_a_resampled_image_equals_that_of_pillow(name, factor):
     assert np.abs(ours - ours.round()).max() < 1e-4, "not rounded to 8-bit levels"
     difference = np.abs(ours - pillows)
     assert difference.max() < 1.01
-    assert (difference > 0.5).mean() < 0.02  # only sums on a rounding boundary differ
+    assert (difference > 0.5).mean() < 0.02  # only values halfway between two levels are rounded differently
 
 
-def test_the_plain_filter_keeps_detail_that_8_bit_rounding_would_lose():
+def test_plain_bicubic_resampling_does_not_round_to_8_bits():
     steps = torch.linspace(-0.9, 0.9, 64).expand(1, 3, 64, 64)
     small = bicubic(steps, 16, 16)
     assert small.dtype == torch.float32
     means = steps[0, 0, 0].view(16, 4).mean(1)
-    torch.testing.assert_close(small[0, 0, 8, 2:-2], means[2:-2], atol=1e-5, rtol=0)  # borders are weighted differently
+    torch.testing.assert_close(small[0, 0, 8, 2:-2], means[2:-2], atol=1e-5, rtol=0)  # weights differ at the border
     assert bicubic(steps.double(), 8, 8).dtype == torch.float64
 
 
-def test_autocast_to_half_precision_changes_nothing():
+def test_resampling_gives_the_same_result_under_half_precision_autocast():
     images = as_tensor(IMAGES["a photograph"])
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(bicubic_as_saved(images, 40, 38), bicubic_as_saved(images.clone(), 40, 38))
@@ -59,7 +59,7 @@ def test_resampling_a_batch_equals_resampling_each_image():
     assert torch.equal(together, torch.cat([bicubic_as_saved(one[None], 8, 10) for one in images]))
 
 
-def test_images_are_cropped_at_the_end_to_a_multiple_of_the_scale():
+def test_images_are_cropped_at_the_bottom_and_right_to_a_multiple_of_the_scale():
     image = torch.arange(7 * 9.0).view(1, 1, 7, 9)
     assert torch.equal(cut_to_multiple(image, 4), image[..., :4, :8])
     assert cut_to_multiple(image, 1) is not None and cut_to_multiple(image, 1).shape == image.shape
@@ -67,7 +67,7 @@ def test_images_are_cropped_at_the_end_to_a_multiple_of_the_scale():
 
 @pytest.mark.parametrize("factor", [2, 4, 8])
 @pytest.mark.parametrize("size", [(1, 1), (2, 3), (9, 14)])
-def test_the_exported_upscaling_is_the_same_up_to_the_border(factor, size, monkeypatch):
+def test_upscaling_during_export_gives_the_same_result_including_the_border(factor, size, monkeypatch):
     images = torch.rand(2, 3, *size, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 2 - 1
     enlarged = bicubic(images, size[0] * factor, size[1] * factor)
     monkeypatch.setattr(torch.compiler, "is_exporting", lambda: True)

@@ -1,4 +1,4 @@
-"""Out-of-memory errors are recognised on every platform, and no other errors are."""
+"""Out-of-memory errors are recognised on every platform and told apart from other errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tiles with the computed halo equal the whole image; with a halo one pixel smaller they may differ."""
+"""With the computed halo (the margin around a tile), results by tile equal the result for the full image."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def field_of(network: nn.Module, output_scale: int = 1) -> ReceptiveField:
 
 
 def lively(network: nn.Module) -> nn.Module:
-    """Return a float64 network with random weights that all affect the output."""
+    """Return the network in float64 with random weights that all affect the output."""
     torch.manual_seed(0)
     for module in network.modules():
         if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
@@ -44,7 +44,7 @@ def lively(network: nn.Module) -> nn.Module:
 
 
 def middle_from_a_tile(network: nn.Module, whole: Tensor, halo: int, begin: int, side: int, scale: int) -> Tensor:
-    """Compute a tile in the middle of the image from its own pixels and its halo."""
+    """Compute one tile from its pixels and a halo (the margin of pixels around the tile)."""
     rows = slice(max(0, begin - halo), begin + side + halo)
     made = network(whole[..., rows, rows])
     place = slice((begin - rows.start) * scale, (begin - rows.start + side) * scale)
@@ -53,7 +53,7 @@ def middle_from_a_tile(network: nn.Module, whole: Tensor, halo: int, begin: int,
 
 @pytest.mark.parametrize("name", NETWORKS)
 @torch.no_grad()
-def test_a_tile_with_its_halo_equals_that_part_of_the_whole(name):
+def test_a_tile_computed_with_its_halo_equals_that_part_of_the_full_result(name):
     make, scale = NETWORKS[name]
     network = lively(make())
     field = field_of(network, scale)
@@ -68,24 +68,24 @@ def test_a_tile_with_its_halo_equals_that_part_of_the_whole(name):
 
 
 @torch.no_grad()
-def test_the_halo_is_not_much_wider_than_needed():
+def test_a_halo_one_pixel_narrower_changes_the_result():
     network = lively(SRResNet(1, width=4, num_blocks=2, norm="none", output="residual"))
     field = field_of(network)
-    assert field.halo_px == 4 + 2 * 2 + 1 + 4  # head, two blocks of two convolutions, body, tail
+    assert field.halo_px == 4 + 2 * 2 + 1 + 4  # head, two blocks with two convolutions each, body, tail
     whole = torch.rand(1, 3, 60, 60, dtype=torch.float64)
     wanted = network(whole)[..., 26:30, 26:30]
     near = middle_from_a_tile(network, whole, field.halo_px - 1, 26, 4, 1)
     assert (near - wanted).abs().max() > 1e-12
 
 
-def test_strides_determine_the_required_multiple():
+def test_tile_sizes_must_be_a_multiple_of_the_total_stride():
     assert field_of(UNet(3, 4, 3)).multiple_px == 8
     assert field_of(ResnetGenerator(ngf=2, num_blocks=1).eval()).multiple_px == 4
     assert field_of(UnetGenerator(ngf=1, num_levels=5).eval()).multiple_px == 32
     assert field_of(SRResNet(4, width=4, num_blocks=1).eval(), 4).multiple_px == 1
 
 
-def test_layers_that_see_the_whole_image_are_reported():
+def test_layers_that_prevent_tiling_are_reported():
     class Squeezed(nn.Module):
         def forward(self, images: Tensor) -> Tensor:
             return images * images.mean((2, 3), keepdim=True)
@@ -102,13 +102,13 @@ def test_layers_that_see_the_whole_image_are_reported():
     assert normed.obstacles == ("the network normalises with statistics of the whole image",)
     assert (
         field_of(SRResNet(2, width=4, num_blocks=1).train(), 2).obstacles == normed.obstacles
-    )  # BatchNorm in training mode
+    )  # BatchNorm in training mode also uses statistics of the full image
     assert "whole image" in field_of(Squeezed()).obstacles[0]
     assert "whole image" in field_of(Pooled()).obstacles[0]
     assert field_of(Turned()).obstacles == ("the receptive field of the operation 'flip' is not known",)
 
 
-def test_pooling_dilation_and_upsampling_are_traced():
+def test_the_halo_accounts_for_pooling_dilation_and_upsampling():
     network = nn.Sequential(
         nn.Conv2d(3, 2, 3, padding=2, dilation=2),
         nn.MaxPool2d(2),
@@ -124,7 +124,7 @@ def test_pooling_dilation_and_upsampling_are_traced():
         assert torch.equal(middle_from_a_tile(network, whole, field.tiled_halo_px, 16, 4, 1), wanted)
 
 
-def test_the_tensors_that_affect_the_result_are_listed():
+def test_only_parameters_that_affect_the_result_are_listed():
     network = nn.ModuleDict({"used": nn.Conv2d(3, 3, 1), "idle": nn.Conv2d(3, 3, 1)})
     field = receptive_field(lambda images: {"image": network["used"](images)}, 3)
     used = {name for name, tensor in network.named_parameters() if id(tensor) in field.used}
@@ -132,8 +132,8 @@ def test_the_tensors_that_affect_the_result_are_listed():
     assert field.results == ("image",)
 
 
-def test_memory_grows_with_the_features_alive_at_the_same_time():
+def test_the_memory_estimate_grows_with_width_but_not_with_depth():
     narrow, wide = (field_of(SRResNet(2, width=width, num_blocks=1), 2).bytes_per_px for width in (8, 16))
     assert 1.8 < wide / narrow < 2.2
     deep = field_of(SRResNet(2, width=8, num_blocks=9), 2).bytes_per_px
-    assert deep == pytest.approx(narrow)  # blocks run in sequence, so depth needs no more memory
+    assert deep == pytest.approx(narrow)  # blocks run one after another, so more blocks need no more memory

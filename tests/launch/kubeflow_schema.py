@@ -1,4 +1,4 @@
-"""JSON schema of the parts of Kubeflow's TrainJob and TrainingRuntime that we write; rejects unknown keys."""
+"""JSON schemas of Kubeflow's TrainJob and TrainingRuntime, limited to the keys that Paceline writes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ TRAINING_RUNTIME = _object(
                                     _object(
                                         {
                                             "name": {"const": "node"},
-                                            # The Job template is a core Kubernetes object and is validated as one.
+                                            # A separate validator checks the Job template.
                                             "template": _object(
                                                 {"metadata": _object({"labels": TEXTS}), "spec": {"type": "object"}}
                                             ),

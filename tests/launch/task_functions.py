@@ -1,4 +1,4 @@
-"""Functions that tests run as tasks, in worker processes."""
+"""Functions that the tests run in worker processes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def end_with(config: Config, code: int) -> int:
 
 
 def raise_user_error(config: Config, rank: int) -> None:
-    """Raise a user error in one process while the others wait for that process."""
+    """Raise a user error in the process of the given rank while all other processes wait."""
     world = join(config.run, distributed=True)
     if world.rank == rank:
         raise UserError(f"--data {os.getpid()}: is of no use; give another")
@@ -32,7 +32,7 @@ def raise_user_error(config: Config, rank: int) -> None:
 
 
 def outer() -> object:
-    """Return a nested function, which no other process can import."""
+    """Return a nested function, which other processes cannot import."""
 
     def inner(config: Config) -> None: ...
 

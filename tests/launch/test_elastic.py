@@ -1,4 +1,4 @@
-"""Processes on one machine: killed ones are restarted, hung ones are terminated, none listens on the network."""
+"""Killed worker processes are restarted, hung ones are terminated, and all listen only on localhost."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def listeners(processes: list[int]) -> list[str]:
     return found
 
 
-def test_a_killed_process_is_restarted_and_the_run_ends_with_the_same_bits(tmp_path: Path) -> None:
+def test_a_killed_process_is_restarted_and_the_final_weights_are_bit_identical(tmp_path: Path) -> None:
     run, seen = tmp_path / "run", tmp_path / "seen"
     command = ("train", TINY, *SLOWLY, "--devices", "2", "--set", f"record={seen}")
     running = start_command(tmp_path, *command, "--max-restarts", "1", "--out", str(run))
@@ -47,7 +47,7 @@ def test_a_killed_process_is_restarted_and_the_run_ends_with_the_same_bits(tmp_p
     assert set(addresses) == {"0100007F"}, "not only 127.0.0.1, in the kernel's notation"
     os.kill(ranks[1], signal.SIGKILL)
     assert running.wait() == 0, running.stderr
-    assert "rank 1 was killed by signal 9; restarting from the last checkpoint (0 restarts left)" in running.stderr
+    assert "rank 1 was killed by signal 9; restarting from the last checkpoint (restarts left: 0)" in running.stderr
     assert "resuming from" in running.stdout
     assert run_ranks(tmp_path, 2, *command, "--out", str(tmp_path / "whole")) == [0, 0]
     assert weights_of(run) == weights_of(tmp_path / "whole")
@@ -70,8 +70,8 @@ def test_a_user_error_is_not_retried(tmp_path: Path) -> None:
     assert "is not finite" in running.stderr and "restarting" not in running.stderr
 
 
-def test_ranks_rendezvous_under_real_torchrun_too(tmp_path: Path) -> None:
-    """torchrun's agent serves the store, and our ranks connect to it."""
+def test_training_with_torchrun_works(tmp_path: Path) -> None:
+    """Under torchrun, the agent hosts the rendezvous store, and Paceline's ranks connect to the store."""
     words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "paceline"]
     done = subprocess.run(
         [sys.executable, *words, "train", TINY, "--images", "96", "--out", str(tmp_path / "run")],
@@ -96,13 +96,13 @@ def test_ranks_rendezvous_under_real_torchrun_too(tmp_path: Path) -> None:
         ({"nnodes": "1:2", "rdzv": "127.0.0.1:29400", "batch_size": "4/device"}, "--batch-size 4/device"),
     ],
 )
-def test_an_invalid_rendezvous_is_rejected(settings: dict[str, str], complaint: str) -> None:
+def test_invalid_rendezvous_options_are_rejected(settings: dict[str, str], complaint: str) -> None:
     with pytest.raises(UserError) as error:
         Rendezvous.of(RunSettings(**settings))  # type: ignore[arg-type]
     assert complaint in str(error.value)
 
 
-def test_a_host_that_waits_alone_gives_up_in_one_line(tmp_path: Path) -> None:
+def test_a_host_that_no_other_host_joins_times_out_with_a_one_line_error(tmp_path: Path) -> None:
     words = ("--nnodes", "2", "--rdzv", "127.0.0.1:29477", "--set", "join_timeout=2", "--out", "run")
     running = start_fork(tmp_path, "train", TINY, *words)
     assert running.wait() == 1

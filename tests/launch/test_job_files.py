@@ -1,4 +1,4 @@
-"""Job files and commands for other machines: arguments arrive unchanged and are never executed."""
+"""Job files and launch commands pass user arguments unchanged and never execute them as shell code."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ exit 0
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with stand-ins for srun and scontrol that record their calls."""
+    """A working directory with fake srun and scontrol commands that record how they were called."""
     tools = tmp_path / "tools"
     tools.mkdir()
     for name, text in {"srun": SRUN, "scontrol": '#!/bin/sh\necho "$@" >> scontrol\n'}.items():
@@ -40,7 +40,7 @@ def slurm(*more: str) -> int:
     return run(["launch", "slurm", "classification", "--nodes", "2", "--devices", "3", "--time", "2:00:00", *more])
 
 
-def test_a_slurm_job_receives_the_arguments_of_the_user_unchanged(here: Path) -> None:
+def test_a_slurm_job_passes_the_arguments_of_the_user_unchanged(here: Path) -> None:
     assert slurm("--out", ODD, "--no-deterministic", "--set", "save_every=3 steps", "--set", "few_images=allow") == 0
     subprocess.run(["bash", here / ODD / "launch" / "slurm.sh"], check=True, timeout=30)
     words = (here / "words").read_text().split("\0")[:-1]
@@ -66,7 +66,7 @@ def test_a_job_forwards_a_stop_signal_and_is_requeued(here: Path) -> None:
     assert (here / "scontrol").read_text().splitlines()[0] == "requeue 12345"
 
 
-def test_without_requeue_a_job_is_not_requeued(here: Path) -> None:
+def test_a_job_with_no_requeue_is_not_requeued(here: Path) -> None:
     assert slurm("--out", "run", "--no-requeue") == 0
     script = (here / "run" / "launch" / "slurm.sh").read_text()
     assert "#SBATCH --no-requeue" in script and "scontrol" not in script
@@ -101,7 +101,7 @@ def test_invalid_options_are_rejected_in_one_line(
     assert not (here / "runs").exists()
 
 
-def test_plain_machines_get_the_command_to_type(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_launch_torchrun_prints_the_command_for_each_host(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["launch", "torchrun", "classification", "--hosts", "a,b.c", "--devices", "4", "--out", ODD]) == 0
     parts = capsys.readouterr().out.strip().split("\n\n")
     assert [part.splitlines()[0] for part in parts] == ["# on a", "# on b.c"]
@@ -121,5 +121,5 @@ def test_invalid_hosts_are_rejected(here: Path, capsys: pytest.CaptureFixture[st
     ("text", "name"),
     [("My Run", "my-run"), ("../../etc", "etc"), ("$(x)", "x"), ("7", "run-7"), ("", "run"), ("a" * 99, "a" * 40)],
 )
-def test_any_text_becomes_a_valid_job_name(text: str, name: str) -> None:
+def test_any_text_is_converted_to_a_valid_job_name(text: str, name: str) -> None:
     assert plain_name(text) == name

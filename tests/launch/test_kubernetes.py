@@ -1,4 +1,4 @@
-"""Kubernetes accepts every key of the written files; user arguments are never interpreted."""
+"""Written Kubernetes files are valid, and user arguments reach the container unchanged."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def check_core(one: dict[str, Any]) -> None:
 
 
 def words(pod: dict[str, Any]) -> list[str]:
-    """Return the command as the container receives it: Kubernetes replaces $$ with $."""
+    """Return the command as the container receives it, that is, with $$ replaced by $."""
     return [word.replace("$$", "$") for word in pod["containers"][0]["command"]]
 
 
-def test_a_plain_job_is_valid_and_its_pods_rendezvous_through_the_service(tmp_path: Path) -> None:
+def test_a_plain_job_is_valid_and_its_pods_connect_through_the_service(tmp_path: Path) -> None:
     service, job = written(tmp_path, "--plain", "--out", "my run", "--env", "NCCL_DEBUG=INFO", "--secret", "s3-keys")
     for one in (service, job):
         check_core(one)
@@ -79,7 +79,7 @@ def test_the_schema_rejects_an_unknown_key(tmp_path: Path, path: tuple[str, ...]
         jsonschema.validate(job, TRAIN_JOB)
 
 
-def test_user_arguments_arrive_unchanged(tmp_path: Path) -> None:
+def test_user_arguments_reach_the_container_unchanged(tmp_path: Path) -> None:
     service, job = written(tmp_path, "--plain", "--out", ODD, "--env", f"WORDS={ODD}", "--set", f"inception={ODD}")
     check_core(job)
     pod = job["spec"]["template"]["spec"]
@@ -103,7 +103,9 @@ def test_user_arguments_arrive_unchanged(tmp_path: Path) -> None:
         ({"secrets": ("a b",)}, "--secret 'a b'"),
     ],
 )
-def test_what_kubernetes_would_reject_is_rejected_here(change: dict[str, Any], complaint: str) -> None:
+def test_options_that_kubernetes_would_reject_are_rejected_before_submission(
+    change: dict[str, Any], complaint: str
+) -> None:
     whole = {"name": "run", "image": "paceline:1", "runs_claim": "runs"}
     KubernetesOptions(**whole).check()
     with pytest.raises(UserError) as error:

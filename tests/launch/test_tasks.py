@@ -1,4 +1,4 @@
-"""A task runs in one process per device, and its exit code becomes that of the command."""
+"""A task (a function for worker processes) runs in one process per device and determines the exit code."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ def test_a_task_runs_in_every_process_with_its_arguments_and_settings(config: Co
     assert notes == {f"rank-{rank}": "it's $HOME 6 of 0,1 7" for rank in (0, 1)}
 
 
-def test_the_exit_code_of_a_task_is_that_of_the_run(config: Config, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_exit_code_of_a_task_is_returned(config: Config, capfd: pytest.CaptureFixture[str]) -> None:
     assert run_in_processes(Task.of(end_with, 3), config) == 3
     assert "ended with exit code 3" in capfd.readouterr().err
 
 
-def test_a_user_error_in_one_process_is_printed_once_for_all(config: Config, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_user_error_in_one_process_is_reported_once(config: Config, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UserError, match=r"^--data \d+: is of no use; give another$"):
         run_in_processes(Task.of(raise_user_error, 1), config)
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_an_unknown_function_is_an_error(config: Config, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_task_with_an_unknown_function_fails(config: Config, capfd: pytest.CaptureFixture[str]) -> None:
     unknown = Task(task_functions.__name__, "nothing", "[[], {}]")
     with pytest.raises(LookupError, match=r"task_functions\.nothing: no such function"):
         unknown.run(config)
@@ -51,13 +51,13 @@ def test_an_unknown_function_is_an_error(config: Config, capfd: pytest.CaptureFi
     assert "LookupError: task_functions.nothing: no such function" in capfd.readouterr().err
 
 
-def test_a_function_that_other_processes_cannot_import_is_not_a_task() -> None:
+def test_a_function_that_other_processes_cannot_import_is_rejected_as_a_task() -> None:
     function: Any = outer()
     with pytest.raises(ValueError, match=r"outer\.<locals>\.inner: a task must be a function that other processes can"):
         Task.of(function)
 
 
-def test_a_user_error_without_a_launcher_is_printed_with_exit_code_2(
+def test_a_user_error_without_a_launcher_is_printed_and_exits_with_code_2(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from paceline.config.files import to_toml

@@ -12,12 +12,12 @@ def num_parameters(network: nn.Module) -> int:
 @pytest.mark.parametrize(
     ("size_px", "smallest_px", "generator_parameters", "discriminator_parameters"),
     [
-        (64, 4, 3_576_704, 2_765_568),  # DCGAN
-        (32, 4, 1_068_928, 663_296),  # DCGAN with one layer fewer
-        (32, 2, 2_962_304, 2_759_424),  # the dual-discriminator project
+        (64, 4, 3_576_704, 2_765_568),  # the original DCGAN
+        (32, 4, 1_068_928, 663_296),  # DCGAN with one layer less, for images of 32 pixels
+        (32, 2, 2_962_304, 2_759_424),  # the network of the dual-discriminator project
     ],
 )
-def test_the_networks_have_the_known_number_of_parameters(
+def test_the_networks_have_the_published_number_of_parameters(
     size_px, smallest_px, generator_parameters, discriminator_parameters
 ):
     with torch.device("meta"):
@@ -30,7 +30,7 @@ def test_the_networks_have_the_known_number_of_parameters(
 @pytest.mark.parametrize("smallest_px", [2, 4])
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("size_px", [32, 64])
-def test_pixels_lie_strictly_between_minus_one_and_one_and_each_image_gets_one_logit(size_px, channels, smallest_px):
+def test_generated_pixels_are_between_minus_one_and_one_and_each_image_gets_one_logit(size_px, channels, smallest_px):
     torch.manual_seed(0)
     images = Generator(size_px, channels, nz=7, ngf=2, smallest_px=smallest_px)(torch.randn(3, 7))
     assert images.shape == (3, channels, size_px, size_px)
@@ -38,7 +38,7 @@ def test_pixels_lie_strictly_between_minus_one_and_one_and_each_image_gets_one_l
     assert Discriminator(size_px, channels, ndf=2, smallest_px=smallest_px)(images).shape == (3,)
 
 
-def test_weights_are_named_as_in_the_pytorch_example():
+def test_weights_have_the_names_of_the_pytorch_dcgan_example():
     generator, discriminator = Generator(32, 3, nz=5, ngf=2), Discriminator(32, 3, ndf=2)
     assert {name.partition(".")[0] for network in (generator, discriminator) for name in network.state_dict()} == {
         "main"
@@ -47,7 +47,7 @@ def test_weights_are_named_as_in_the_pytorch_example():
     assert discriminator.main[0].weight.shape == (2, 3, 4, 4) and discriminator.main[8].weight.shape == (1, 8, 4, 4)
 
 
-def test_weights_are_initialized_as_in_the_paper():
+def test_weights_are_initialised_as_in_the_dcgan_paper():
     torch.manual_seed(0)
     for network in (Generator(32, 3), Discriminator(32, 3)):
         for module in network.modules():
@@ -60,14 +60,14 @@ def test_weights_are_initialized_as_in_the_paper():
                 assert not module.bias.any()
 
 
-def test_the_first_layer_of_a_discriminator_and_the_last_of_a_generator_are_not_normalised():
+def test_the_first_discriminator_layer_and_the_last_generator_layer_have_no_batchnorm():
     discriminator, generator = Discriminator(64, 3, ndf=2).main, Generator(64, 3, ngf=2).main
     assert isinstance(discriminator[1], nn.LeakyReLU) and isinstance(generator[-1], nn.ConvTranspose2d)
     assert sum(isinstance(layer, nn.BatchNorm2d) for layer in discriminator) == 3
     assert sum(isinstance(layer, nn.BatchNorm2d) for layer in generator) == 4
 
 
-def test_a_discriminator_without_normalisation_has_biases_that_start_at_zero_and_no_buffers():
+def test_a_discriminator_without_normalisation_has_zero_biases_and_no_buffers():
     network = Discriminator(32, 1, ndf=2, norm="none")
     assert not list(network.buffers())
     assert all(not layer.bias.any() for layer in network.main if isinstance(layer, nn.Conv2d))

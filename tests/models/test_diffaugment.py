@@ -8,7 +8,7 @@ ALMOST_ONE = 1 - 2**-24
 
 
 def numbers(num: int, **chosen: float) -> torch.Tensor:
-    """Return neutral random numbers, except for the given ones."""
+    """Return random numbers of 0.5, which mean no change, except for the given values."""
     uniforms = torch.full((num, NUM_UNIFORMS), 0.5)
     for name, value in chosen.items():
         uniforms[:, getattr(diffaugment, name)] = value
@@ -20,15 +20,15 @@ def images(channels: int = 3) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", ["color", "translation"])
-def test_neutral_draws_change_nothing(kind):
+def test_random_numbers_of_one_half_leave_images_unchanged(kind):
     torch.testing.assert_close(augment(images(), numbers(4), (kind,)), images())
 
 
-def test_no_augmentations_change_nothing():
+def test_images_are_unchanged_if_no_augmentation_is_enabled():
     assert torch.equal(augment(images(), torch.rand(4, NUM_UNIFORMS), ()), images())
 
 
-def test_brightness_saturation_and_contrast_follow_their_definition():
+def test_brightness_saturation_and_contrast_change_as_defined():
     given = images()
     brighter = augment(given, numbers(4, BRIGHTNESS=0.75), ("color",))
     torch.testing.assert_close(brighter, given + 0.25)
@@ -40,7 +40,7 @@ def test_brightness_saturation_and_contrast_follow_their_definition():
 
 
 @pytest.mark.parametrize(("uniform", "shift"), [(0.0, -2), (0.5, 0), (ALMOST_ONE, 2)])
-def test_a_translation_moves_by_an_eighth_at_most_and_fills_with_zero(uniform, shift):
+def test_a_translation_moves_an_image_by_at_most_an_eighth_and_fills_with_zeros(uniform, shift):
     given = images()
     moved = augment(given, numbers(4, SHIFT_ROW=uniform), ("translation",))
     padded = torch.nn.functional.pad(given, (0, 0, 2, 2))
@@ -50,13 +50,13 @@ def test_a_translation_moves_by_an_eighth_at_most_and_fills_with_zero(uniform, s
 
 
 @pytest.mark.parametrize(("uniform", "rows"), [(0.0, range(0, 4)), (0.5, range(4, 12)), (ALMOST_ONE, range(12, 16))])
-def test_a_cutout_covers_half_the_side_length_around_any_centre(uniform, rows):
+def test_a_cutout_is_half_as_wide_and_high_as_the_image(uniform, rows):
     cut = augment(torch.ones(1, 1, 16, 16), numbers(1, CUTOUT_ROW=uniform, CUTOUT_COLUMN=0.5), ("cutout",))[0, 0]
     assert [row for row in range(16) if (cut[row] == 0).any()] == list(rows)
     assert [column for column in range(16) if (cut[:, column] == 0).any()] == list(range(4, 12))
 
 
-def test_each_image_is_changed_only_by_its_own_draws():
+def test_the_augmentation_of_an_image_depends_only_on_its_own_random_numbers():
     given, uniforms = images(), torch.rand(4, NUM_UNIFORMS, generator=torch.Generator().manual_seed(1))
     whole = augment(given, uniforms, KINDS)
     parts = [augment(given[i : i + 1], uniforms[i : i + 1], KINDS) for i in range(4)]

@@ -1,4 +1,4 @@
-"""VGG19 features: from torchvision's files or the rescaled network, frozen, and not registered as a module."""
+"""VGG19 features: they equal those of torchvision, and the network is frozen and not part of the recipe's weights."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ IMAGES = torch.rand(2, 3, 40, 48, generator=torch.Generator().manual_seed(0)) * 
 
 
 def layers(padding: str = "zeros") -> nn.Sequential:
-    """A narrow VGG19 with torchvision's layer order."""
+    """Return a narrow VGG19 with the same layer order as torchvision."""
     torch.manual_seed(0)
     modules: list[nn.Module] = []
     widths, channels = iter(WIDTHS), 3
@@ -57,22 +57,22 @@ def test_features_equal_those_of_the_torchvision_layers(tmp_path, file, layer, m
     torch.testing.assert_close(Features(path, layer)(IMAGES), network[:modules](normalised(IMAGES)))
 
 
-def test_parameters_from_a_file_are_frozen_too(tmp_path):
+def test_vgg_parameters_loaded_from_a_file_are_frozen(tmp_path):
     path = saved(tmp_path, dict(layers().named_parameters(prefix="features")), "vgg.pth")
     assert not Features(path, "conv1_2")(IMAGES).requires_grad
 
 
-def test_the_layers_are_numbered_as_in_torchvision():
+def test_vgg_layers_are_numbered_as_in_torchvision():
     convolutions = [number for number, module in enumerate(vgg19().features) if isinstance(module, nn.Conv2d)]
     assert convolutions == [number for number, module in enumerate(layers()) if isinstance(module, nn.Conv2d)]
     assert convolutions[-1] == 34
 
 
-def test_the_rescaled_network_converts_colours_in_its_first_layer(tmp_path):
+def test_a_rescaled_vgg_file_whose_first_layer_converts_colours_is_supported(tmp_path):
     network = layers()
     torch.manual_seed(1)
     colours = nn.Conv2d(3, 3, 1)
-    numbers = iter((2, 5, 9, 12, 16, 19, 22, 25, 29, 32, 35, 38, 42, 45, 48, 51))  # with padding layers in between
+    numbers = iter((2, 5, 9, 12, 16, 19, 22, 25, 29, 32, 35, 38, 42, 45, 48, 51))  # numbers of the convolution layers
     tensors = {f"0.{name}": tensor for name, tensor in colours.state_dict().items()}
     for module in network:
         if isinstance(module, nn.Conv2d):
@@ -82,7 +82,7 @@ def test_the_rescaled_network_converts_colours_in_its_first_layer(tmp_path):
     torch.testing.assert_close(features(IMAGES), network[:22](colours((IMAGES + 1) / 2)))
 
 
-def test_only_the_image_gets_a_gradient_and_no_module_registers_the_weights():
+def test_only_the_image_gets_a_gradient_and_vgg_weights_are_not_in_the_state_dict():
     class Recipe(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -97,7 +97,7 @@ def test_only_the_image_gets_a_gradient_and_no_module_registers_the_weights():
         assert not recipe.features(images).requires_grad
 
 
-def test_there_is_one_copy_for_each_dtype():
+def test_vgg_weights_are_shared_and_features_have_the_dtype_of_the_images():
     first, second = Features("random"), Features("random")
     device = IMAGES.device
     assert first._copy_on(device, torch.float32) is second._copy_on(device, torch.float32)
@@ -113,7 +113,7 @@ def test_grey_images_are_repeated_to_three_channels():
     assert torch.equal(features(IMAGES[:, :1]), features(IMAGES[:, :1].expand(-1, 3, -1, -1)))
 
 
-def test_unusable_files_are_reported(tmp_path):
+def test_unusable_vgg_files_are_reported(tmp_path):
     with pytest.raises(UserError, match="unknown layer of VGG19 'conv5_5'; did you mean 'conv5_4'"):
         Features("random", "conv5_5")
     cases = {

@@ -1,4 +1,4 @@
-"""Alternative implementations of torch layers compute the same results."""
+"""Paceline's replacements for torch layers compute the same results as the originals."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from paceline.models.layers import FromOnePixel, ToOnePixel
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("kernel", [2, 4])
 @pytest.mark.parametrize("bias", [True, False])
-def test_from_one_pixel_equals_a_transposed_convolution(bias: bool, kernel: int, layout: torch.memory_format) -> None:
+def test_the_from_one_pixel_layer_equals_a_transposed_convolution(
+    bias: bool, kernel: int, layout: torch.memory_format
+) -> None:
     layer = FromOnePixel(5, 6, kernel, bias=bias).double().to(memory_format=layout)
     pixel = torch.randn(3, 5, 1, 1, dtype=torch.float64, requires_grad=True)
     expected = F.conv_transpose2d(pixel, layer.weight, layer.bias)
@@ -22,7 +24,7 @@ def test_from_one_pixel_equals_a_transposed_convolution(bias: bool, kernel: int,
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("kernel", [2, 4])
-def test_to_one_pixel_equals_a_convolution(kernel: int, layout: torch.memory_format) -> None:
+def test_the_to_one_pixel_layer_equals_a_convolution(kernel: int, layout: torch.memory_format) -> None:
     layer = ToOnePixel(6, 2, kernel).double().to(memory_format=layout)
     image = torch.randn(3, 6, kernel, kernel, dtype=torch.float64).to(memory_format=layout).requires_grad_()
     expected = F.conv2d(image, layer.weight, layer.bias)

@@ -23,19 +23,19 @@ def test_bce_of_extreme_logits_is_finite_and_still_has_a_gradient():
     assert loss.item() == 1000.0 and logits.grad.item() == -1.0
 
 
-def test_hinge_is_zero_beyond_its_margin():
+def test_the_hinge_loss_is_zero_beyond_its_margin():
     assert HINGE.real(LOGITS).tolist() == pytest.approx([4.0, 1.5, 1.0, 0.3, 0.0])
     assert HINGE.fake(LOGITS).tolist() == pytest.approx([0.0, 0.5, 1.0, 1.7, 5.0])
     assert torch.equal(HINGE.generator(LOGITS), -LOGITS)
 
 
-def test_least_squares_targets_one_for_real_and_zero_for_fake():
+def test_the_least_squares_loss_has_target_one_for_real_and_zero_for_fake_images():
     assert torch.equal(LEAST_SQUARES.real(LOGITS), (LOGITS - 1) ** 2 / 2)
     assert torch.equal(LEAST_SQUARES.fake(LOGITS), LOGITS**2 / 2)
     assert torch.equal(LEAST_SQUARES.generator(LOGITS), LEAST_SQUARES.real(LOGITS))
 
 
-def test_d2gan_rewards_high_scores_for_real_images_in_one_discriminator_and_for_fakes_in_the_other():
+def test_d2gan_trains_one_discriminator_to_score_real_images_high_and_the_other_fakes():
     alpha, beta, output = 0.2, 0.1, F.softplus(LOGITS)
     first, second = d2gan(alpha, beta)
     torch.testing.assert_close(first.real(LOGITS), -alpha * output.log())
@@ -45,7 +45,7 @@ def test_d2gan_rewards_high_scores_for_real_images_in_one_discriminator_and_for_
     torch.testing.assert_close(first.generator(LOGITS) + second.generator(LOGITS), -output + beta * output.log())
 
 
-def test_log_softplus_and_its_gradient_stay_finite_and_smooth():
+def test_log_softplus_and_its_gradient_are_finite_and_smooth():
     logits = torch.tensor([-1e4, -100.0, -30.001, -29.999, 0.0, 50.0], requires_grad=True)
     value = log_softplus(logits)
     value.sum().backward()
@@ -54,7 +54,7 @@ def test_log_softplus_and_its_gradient_stay_finite_and_smooth():
     torch.testing.assert_close(logits.grad[:4], torch.ones(4))
 
 
-def test_r1_of_a_linear_discriminator_is_half_its_squared_weight():
+def test_r1_of_a_linear_discriminator_is_half_its_squared_weight_norm():
     weight = torch.randn(3, 4, 4, dtype=torch.float64, requires_grad=True)
     images = torch.randn(5, 3, 4, 4, dtype=torch.float64)
     norms, logits = r1_penalty(lambda x: (x * weight).sum((1, 2, 3)), images)

@@ -17,14 +17,14 @@ def random_images(height: int, width: int, count: int = 2) -> torch.Tensor:
     return torch.rand(count, 3, height, width, generator=torch.Generator().manual_seed(0)) * 2 - 1
 
 
-def test_the_parameter_counts_match_srresnet_and_its_shared_variant():
+def test_srresnet_has_the_expected_parameter_count_with_and_without_shared_blocks():
     assert parameters(SRResNet()) == 1_549_462
     assert parameters(SRResNet(shared=True)) == 290_054
 
 
 @pytest.mark.parametrize("scale", [1, 2, 4, 8])
 @pytest.mark.parametrize("shared", [False, True])
-def test_images_of_any_size_are_upscaled_by_the_scale(scale, shared):
+def test_images_of_any_size_are_upscaled_by_the_configured_factor(scale, shared):
     network = SRResNet(scale, width=4, num_blocks=2, shared=shared)
     assert network(random_images(5, 7)).shape == (2, 3, 5 * scale, 7 * scale)
 
@@ -42,7 +42,7 @@ def test_shared_blocks_reuse_the_weights_of_one_block():
     assert torch.equal(shared(random_images(6, 6)), separate(random_images(6, 6)))
 
 
-def test_a_network_without_normalisation_starts_as_bicubic_upscaling():
+def test_an_untrained_network_without_normalisation_is_close_to_bicubic_upscaling():
     torch.manual_seed(0)
     network = SRResNet(2, width=8, num_blocks=4, norm="none", output="residual")
     assert not any(isinstance(module, nn.BatchNorm2d) for module in network.modules())
@@ -50,7 +50,7 @@ def test_a_network_without_normalisation_starts_as_bicubic_upscaling():
     assert (network(low) - bicubic(low, 24, 24)).abs().mean() < 0.1
 
 
-def test_tanh_keeps_outputs_in_range_and_inputs_are_scaled_to_0_to_1():
+def test_with_tanh_inputs_are_scaled_to_0_to_1_and_outputs_are_at_most_1():
     network = SRResNet(2, width=4, num_blocks=1, output="tanh")
     with torch.no_grad():
         for parameter in network.parameters():
@@ -69,7 +69,7 @@ def test_outputs_are_float32_under_half_precision_autocast():
 
 
 @pytest.mark.parametrize(("height", "width"), [(16, 16), (23, 40), (96, 17)])
-def test_a_discriminator_returns_one_logit_for_images_of_any_size(height, width):
+def test_a_discriminator_returns_one_logit_per_image_of_any_size(height, width):
     assert Discriminator(width=2)(random_images(height, width)).shape == (2,)
     assert parameters(Discriminator()) == 5_215_425
 

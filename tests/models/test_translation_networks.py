@@ -12,9 +12,9 @@ def num_parameters(network: nn.Module) -> int:
     return sum(parameter.numel() for parameter in network.parameters())
 
 
-def test_the_networks_have_the_known_number_of_parameters():
+def test_the_networks_have_the_published_number_of_parameters():
     with torch.device("meta"):
-        assert num_parameters(UnetGenerator(num_levels=8)) == 54_413_955  # pix2pix's unet_256
+        assert num_parameters(UnetGenerator(num_levels=8)) == 54_413_955  # unet_256 of pix2pix
         assert num_parameters(UnetGenerator(num_levels=9)) == 66_998_915
         assert num_parameters(ResnetGenerator(num_blocks=9)) == 11_383_427
         assert num_parameters(ResnetGenerator(num_blocks=6)) == 7_841_411
@@ -37,12 +37,12 @@ def test_a_discriminator_returns_a_logit_per_patch_and_depends_on_the_condition(
     torch.manual_seed(0)
     network = PatchDiscriminator(6, ndf=2, num_layers=3, norm="none")
     image, condition = torch.randn(2, 3, 256, 256), torch.randn(2, 3, 256, 256)
-    assert network(condition, image).shape == (2, 1, 30, 30)  # 70×70 patches, as in the paper
+    assert network(condition, image).shape == (2, 1, 30, 30)  # one logit for each 70×70 patch, as in the pix2pix paper
     assert not torch.equal(network(condition, image), network(-condition, image))
 
 
 @pytest.mark.parametrize("num_layers", [1, 2, 3, 4])
-def test_smallest_side_is_the_smallest_size_that_yields_a_logit(num_layers):
+def test_smallest_side_px_is_the_smallest_image_that_a_discriminator_accepts(num_layers):
     network = PatchDiscriminator(2, ndf=1, num_layers=num_layers, norm="none")
     side = smallest_side_px(num_layers)
     assert network(*torch.zeros(2, 1, 1, side, side)).numel() == 1
@@ -50,7 +50,7 @@ def test_smallest_side_is_the_smallest_size_that_yields_a_logit(num_layers):
         network(*torch.zeros(2, 1, 1, side - 1, side - 1))
 
 
-def test_layers_are_numbered_as_in_pix2pix():
+def test_weights_have_the_names_of_the_pix2pix_implementation():
     with torch.device("meta"):
         resnet = ResnetGenerator(num_blocks=9, dropout=0.5, padding="reflect").state_dict()
         without_dropout = ResnetGenerator(num_blocks=9, padding="zero").state_dict()
@@ -69,7 +69,7 @@ def test_layers_are_numbered_as_in_pix2pix():
     assert "model.2.bias" not in patch and patch["model.9.weight"].shape == (512,)
 
 
-def test_every_level_of_a_unet_affects_the_image():
+def test_every_parameter_of_a_unet_gets_a_gradient():
     torch.manual_seed(0)
     network = UnetGenerator(1, 1, ngf=1, num_levels=5, norm="none")
     network(torch.randn(1, 1, 32, 32)).sum().backward()
@@ -84,7 +84,7 @@ def test_pixels_and_logits_are_float32_under_autocast():
         assert PatchDiscriminator(6, ndf=2, num_layers=1)(image, image).dtype == torch.float32
 
 
-def test_deterministic_padding_equals_the_padding_of_torch():
+def test_deterministic_reflection_padding_equals_that_of_torch():
     image = torch.randn(2, 3, 7, 9, dtype=torch.float64, requires_grad=True)
     expected = nn.ReflectionPad2d(3)(image)
     made = ReflectionPad(3).repeatable(image)

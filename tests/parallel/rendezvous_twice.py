@@ -1,4 +1,4 @@
-"""A rank that joins the others, leaves and rejoins; rank 0 is slow to leave."""
+"""A script for one rank that joins the process group, leaves and joins again; rank 0 leaves late."""
 
 import os
 import time

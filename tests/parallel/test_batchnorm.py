@@ -21,7 +21,7 @@ def one_process() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("mean", "std"), [(0.0, 1.0), (10.0, 0.01), (100.1, 0.0), (300.0, 0.1), (1000.0, 1.0)])
-def test_batchnorm_equals_torch_far_from_zero(mean: float, std: float) -> None:
+def test_batchnorm_equals_that_of_torch_for_inputs_far_from_zero(mean: float, std: float) -> None:
     torch.manual_seed(0)
     theirs = nn.BatchNorm2d(3)
     ours = synchronize(nn.BatchNorm2d(3), ours=True)
@@ -29,7 +29,7 @@ def test_batchnorm_equals_torch_far_from_zero(mean: float, std: float) -> None:
     images = mean + std * torch.randn(8, 3, 5, 5)
     exact = nn.BatchNorm2d(3).double()(images.double())
     theirs(images)
-    of_the_mean = 2 * torch.finfo(torch.float32).eps * mean / max(std, theirs.eps**0.5)  # float32 rounding error
+    of_the_mean = 2 * torch.finfo(torch.float32).eps * mean / max(std, theirs.eps**0.5)  # rounding error of float32
     allowed = of_the_mean + 1e-5
     assert (ours(images).double() - exact).abs().max() <= allowed
     assert torch.allclose(ours.running_mean, theirs.running_mean, rtol=1e-5)
@@ -63,7 +63,7 @@ def test_batchnorm_can_be_differentiated_twice() -> None:
     assert torch.autograd.gradgradcheck(norm, torch.randn(5, 2, dtype=torch.float64, requires_grad=True))
 
 
-def test_batchnorm_can_have_a_weight_but_no_bias() -> None:
+def test_batchnorm_without_a_bias_has_the_same_gradients_as_in_torch() -> None:
     theirs = nn.BatchNorm2d(3).double()
     nn.init.normal_(theirs.weight)
     theirs.bias = None
@@ -76,7 +76,7 @@ def test_batchnorm_can_have_a_weight_but_no_bias() -> None:
     torch.testing.assert_close(ours.weight.grad, theirs.weight.grad, rtol=1e-10, atol=1e-12)
 
 
-def test_batchnorm_weights_may_be_frozen_before_the_second_derivative() -> None:
+def test_batchnorm_can_be_frozen_between_the_forward_pass_and_the_second_derivative() -> None:
     images = torch.randn(4, 3, 5, 5, dtype=torch.float64, requires_grad=True)
     found = []
     for norm in (nn.BatchNorm2d(3).double(), synchronize(nn.BatchNorm2d(3).double(), ours=True)):
@@ -87,14 +87,14 @@ def test_batchnorm_weights_may_be_frozen_before_the_second_derivative() -> None:
     torch.testing.assert_close(found[1], found[0], rtol=1e-10, atol=1e-12)
 
 
-def test_batchnorm_accepts_weights_in_half_precision() -> None:
+def test_batchnorm_works_with_half_precision_weights() -> None:
     norm = synchronize(nn.BatchNorm2d(3).bfloat16(), ours=True)
     normal = norm(torch.randn(4, 3, 5, 5).bfloat16())
     normal.float().square().sum().backward()
     assert normal.dtype == norm.weight.grad.dtype == torch.bfloat16
 
 
-def test_later_layers_may_modify_the_output_in_place_but_not_the_input() -> None:
+def test_the_output_of_batchnorm_may_be_modified_in_place_but_not_its_input() -> None:
     norm = synchronize(nn.BatchNorm2d(3), ours=True)
     images = torch.randn(4, 3, 5, 5, requires_grad=True)
     norm(images).relu_().sum().backward()

@@ -1,4 +1,4 @@
-"""Sums over processes keep the tensor's shape and dtype with both exchanges."""
+"""Sums over processes keep the shape and dtype of the tensor, for small and large tensors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ def one_process() -> Iterator[None]:
     [torch.tensor(2), torch.tensor([1, 2], dtype=torch.int32), torch.tensor(1.5), torch.rand(2, 3), torch.zeros(0)],
     ids=["scalar", "32-bit integers", "fraction", "matrix", "empty"],
 )
-def test_exchanges_keep_shape_and_dtype(own: torch.Tensor, few_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sum_over_processes_keeps_the_shape_and_dtype(
+    own: torch.Tensor, few_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(exchange, "SMALL_BYTES", few_bytes)
     found = sum_over_processes(own.clone())
     assert found.dtype == own.dtype and torch.equal(found, own)

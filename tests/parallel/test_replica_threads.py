@@ -1,4 +1,4 @@
-"""The threads of the replicas under `dp`."""
+"""The threads in which the `dp` strategy (DataParallel) runs its replicas."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from paceline.parallel.strategies.dp import ReplicaThreads
 
 
-def test_a_replica_keeps_its_thread_across_steps() -> None:
+def test_a_replica_runs_in_the_same_thread_in_every_step() -> None:
     threads = ReplicaThreads(2)
     both = threading.Barrier(2, timeout=30)
 
@@ -28,7 +28,7 @@ def test_fewer_replicas_than_devices_use_the_first_threads() -> None:
     assert threads.run([threading.get_ident]) == [first]
 
 
-def test_an_error_in_one_replica_is_raised_when_the_others_are_done() -> None:
+def test_an_error_in_one_replica_is_raised_after_the_others_have_finished() -> None:
     done, released = threading.Event(), threading.Event()
 
     def fails() -> None:

@@ -1,4 +1,4 @@
-"""Every strategy gives a reason for what it does not support, and trains the same weights on one device."""
+"""Every strategy declares its limits, and on one device it trains the same weights as a single process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAMES = names("strategy")
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_strategy_declares_its_limits_and_complexity(name: str) -> None:
+def test_every_strategy_declares_its_limits(name: str) -> None:
     strategy = load_class("strategy", name, Strategy)
     assert strategy.max_devices is None or strategy.max_devices >= 1
     reasons = [strategy.cannot_capture, strategy.cannot_compile, strategy.parity_obstacle, strategy.cpu_obstacle]

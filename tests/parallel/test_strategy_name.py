@@ -1,4 +1,4 @@
-"""Which strategy and device count `--strategy` resolves to."""
+"""The strategy and device count that are used for each value of `--strategy`."""
 
 import pytest
 
@@ -15,7 +15,7 @@ from paceline.parallel.strategy import strategy_name
         (("lightning", 2), "cpu", ("lightning", 2)),
     ],
 )
-def test_auto_and_strategies_that_are_pointless_on_a_cpu_are_resolved(
+def test_auto_chooses_a_strategy_and_dp_on_a_cpu_is_replaced_by_single(
     requested: tuple[str, int], accelerator: str, found: tuple[str, int]
 ) -> None:
     assert strategy_name(*requested, accelerator) == found

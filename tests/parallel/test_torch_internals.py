@@ -163,7 +163,7 @@ def test_only_one_file_uses_private_names_of_torch() -> None:
 
 
 def _torch_names(node: ast.AST) -> list[str]:
-    """Return the dotted torch names in an import or attribute; empty for other nodes."""
+    """Return the dotted torch names in an import or attribute, or an empty list for other nodes."""
     match node:
         case ast.Import(names=names):
             return [part for one in names if one.name.split(".")[0] == "torch" for part in one.name.split(".")]
@@ -182,7 +182,7 @@ def _torch_names(node: ast.AST) -> list[str]:
 @pytest.mark.parametrize(
     "text", ["import torch._C", "from torch.nn.modules.batchnorm import _BatchNorm", "torch._foreach_copy_(a, b)"]
 )
-def test_a_private_name_is_reported(text: str) -> None:
+def test_a_private_torch_name_in_another_file_is_reported(text: str) -> None:
     assert any(part[0] == "_" for node in ast.walk(ast.parse(text)) for part in _torch_names(node))
 
 
@@ -195,7 +195,7 @@ def test_a_process_can_leave_a_rendezvous_without_closing_it() -> None:
     assert handler.is_closed()
 
 
-def test_local_collectives_need_no_group_and_count_bytes() -> None:
+def test_simulated_collectives_need_no_process_group_and_count_bytes() -> None:
     own, parts = torch.arange(3.0), torch.ones(6)
     before = dist.all_reduce, dist.all_gather_into_tensor
     with local_collectives() as sizes:
@@ -206,7 +206,7 @@ def test_local_collectives_need_no_group_and_count_bytes() -> None:
     assert (dist.all_reduce, dist.all_gather_into_tensor) == before
 
 
-def test_compilation_can_be_undone() -> None:
+def test_compilation_of_a_module_can_be_undone() -> None:
     calls = []
 
     def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
@@ -220,7 +220,7 @@ def test_compilation_can_be_undone() -> None:
     assert not calls
 
 
-def test_foreach_operations_equal_operations_on_each_tensor() -> None:
+def test_operations_on_lists_of_tensors_equal_operations_on_each_tensor() -> None:
     ours, theirs = [torch.zeros(2), torch.ones(3)], [torch.full((2,), 4.0), torch.full((3,), -3.0)]
     lerp_all(ours, theirs, 0.25)
     assert [one.tolist() for one in ours] == [[1.0] * 2, [0.0] * 3]

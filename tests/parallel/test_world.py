@@ -1,4 +1,4 @@
-"""Each process finds its rank, its GPU and the others, whatever launched it."""
+"""With any launcher, each process determines its rank and GPU and connects to the other processes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SRUN = {"SLURM_STEP_NUM_TASKS": "7", "SLURM_STEP_TASKS_PER_NODE": "2(x3),1"}
         ({}, None),
         (TORCHRUN, Place(rank=5, size=8, local_rank=1, local_size=4, num_nodes=2)),
         ({"RANK": "1", "WORLD_SIZE": "2"}, Place(1, 2, local_rank=0, local_size=1, num_nodes=2)),
-        ({"SLURM_PROCID": "0", "SLURM_JOB_ID": "1"}, None),  # a batch script
+        ({"SLURM_PROCID": "0", "SLURM_JOB_ID": "1"}, None),  # inside a batch script, without srun
         ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, None),
         (
             SRUN | {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NODEID": "1"},
@@ -47,7 +47,9 @@ SRUN = {"SLURM_STEP_NUM_TASKS": "7", "SLURM_STEP_TASKS_PER_NODE": "2(x3),1"}
         ),
     ],
 )
-def test_a_process_knows_its_rank(environ: dict[str, str], place: Place | None) -> None:
+def test_the_rank_of_a_process_is_read_from_torchrun_or_slurm_variables(
+    environ: dict[str, str], place: Place | None
+) -> None:
     assert place_from(environ) == place
 
 
@@ -63,12 +65,12 @@ def test_a_process_knows_its_rank(environ: dict[str, str], place: Place | None) 
         ("a1,gpu[1-2]", "a1"),
     ],
 )
-def test_srun_processes_rendezvous_on_the_first_host(nodes: str, first: str) -> None:
+def test_processes_started_by_srun_connect_through_the_first_host(nodes: str, first: str) -> None:
     assert slurm_rendezvous({"SLURM_STEP_NODELIST": nodes})[0] == first
     assert slurm_rendezvous({"SLURM_NODELIST": nodes})[0] == first
 
 
-def test_jobs_and_steps_on_one_host_use_separate_ports() -> None:
+def test_slurm_jobs_and_steps_on_one_host_use_different_ports() -> None:
     def port(job: int, step: int) -> int:
         environ = {"SLURM_NODELIST": "a", "SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)}
         return slurm_rendezvous(environ)[1]
@@ -79,7 +81,7 @@ def test_jobs_and_steps_on_one_host_use_separate_ports() -> None:
 
 
 class Gpus:
-    """Simulated GPUs for a process whose rank is set in its environment."""
+    """Simulated GPUs for a process with the given local rank."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.patch = monkeypatch
@@ -119,7 +121,9 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Gpus:
         (1, "0,0,0,0", [0, 0, 0, 0], "gloo"),
     ],
 )
-def test_each_process_uses_its_own_gpu(gpus: Gpus, visible: int, named: str, ids: list[int], backend: str) -> None:
+def test_each_process_uses_the_gpu_assigned_to_it(
+    gpus: Gpus, visible: int, named: str, ids: list[int], backend: str
+) -> None:
     for local_rank in range(4):
         gpus.see(visible, local_rank, 4)
         settings = RunSettings(devices=4, gpus=named)
@@ -132,10 +136,10 @@ def test_each_process_uses_its_own_gpu(gpus: Gpus, visible: int, named: str, ids
 
 def test_too_few_gpus_are_rejected(gpus: Gpus) -> None:
     gpus.see(4, 0, 4)
-    with pytest.raises(UserError, match="--gpus 0,1: 2 ids for 4 processes on this machine"):
+    with pytest.raises(UserError, match="--gpus 0,1: expected one id for each of the 4 processes on this machine"):
         check_devices(RunSettings(devices=4, gpus="0,1"))
     gpus.see(2, 0, 4)
-    with pytest.raises(UserError, match="--devices 4: there are 2 GPUs here"):
+    with pytest.raises(UserError, match="--devices 4: PyTorch sees only 2 GPUs"):
         check_devices(RunSettings(devices=4))
     gpus.see(1, 0, 2)
     with pytest.raises(UserError, match="use --backend gloo"):
@@ -143,7 +147,7 @@ def test_too_few_gpus_are_rejected(gpus: Gpus) -> None:
     check_devices(RunSettings(devices=2, backend="nccl"))
 
 
-def test_processes_that_share_the_only_visible_gpu_are_rejected(gpus: Gpus, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_processes_on_the_same_gpu_are_rejected_with_nccl(gpus: Gpus, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(backend: str, **arguments: Any) -> None:
         raise dist.DistBackendError("NCCL error: Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000")
 
@@ -153,7 +157,7 @@ def test_processes_that_share_the_only_visible_gpu_are_rejected(gpus: Gpus, monk
         join(RunSettings(devices=2), distributed=True)
 
 
-def test_processes_rendezvous_again_even_if_rank_0_is_slow_to_leave() -> None:
+def test_processes_can_reconnect_even_if_rank_0_is_slow_to_disconnect() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -25,11 +25,11 @@ def resolved(preset: str):
 
 
 @pytest.mark.parametrize(("side_px", "stem_px"), [(8, 3), (64, 3), (65, 7), (224, 7)])
-def test_the_stem_depends_on_the_image_size(side_px, stem_px):
+def test_the_size_of_the_first_convolution_depends_on_the_image_size(side_px, stem_px):
     assert build(digits_like(side_px)).classifier.conv1.kernel_size == (stem_px, stem_px)
 
 
-def test_the_loss_smooths_labels_as_configured_and_the_prediction_is_the_same_logits():
+def test_the_loss_is_the_cross_entropy_of_the_predicted_logits_with_label_smoothing():
     recipe = build(digits_like(), label_smoothing=0.2, norm="none")
     batch = {"image": torch.randn(6, 1, 8, 8), "label": torch.arange(6)}
     logits = recipe.predict(batch)["logits"]
@@ -44,7 +44,7 @@ def test_the_loss_is_computed_in_float32_under_autocast():
         assert recipe("classifier", batch).terms["cross_entropy"].dtype == torch.float32
 
 
-def test_norm_none_leaves_no_batchnorm():
+def test_a_network_with_norm_none_has_no_batchnorm():
     recipe = build(digits_like(), norm="none")
     assert not any(isinstance(module, nn.BatchNorm2d) for module in recipe.modules())
 
@@ -54,7 +54,7 @@ def test_data_without_classes_is_rejected():
         build(digits_like(num_classes=0))
 
 
-def test_the_reference_preset_holds_the_settings_of_the_published_comparison():
+def test_the_reference_preset_has_the_settings_of_the_published_comparison():
     config = resolved("reference")
     run, learner = config.run, config.learner
     assert (run.data, run.epochs, run.batch_size, run.precision) == ("cifar100", 50, "128", "fp16")

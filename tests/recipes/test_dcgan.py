@@ -33,7 +33,7 @@ def after_generator(recipe: Dcgan) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("objective", ["bce", "hinge", "lsgan"])
-def test_the_loss_terms_follow_the_objective(objective):
+def test_the_loss_terms_are_computed_with_the_configured_objective(objective):
     recipe = build(objective=objective, d_norm="none")
     batch = after_generator(recipe)
     functions = OBJECTIVES[objective]
@@ -46,7 +46,7 @@ def test_the_loss_terms_follow_the_objective(objective):
     assert torch.equal(loss.signals["fake_score"], fake.sigmoid().mean())
 
 
-def test_the_discriminator_trains_on_fakes_generated_from_the_noise_of_the_batch():
+def test_the_discriminator_trains_on_images_generated_from_the_noise_of_the_batch():
     recipe = build()
     batch = make_batch(recipe)
     fake = recipe("generator", batch).shared["fake"]
@@ -57,14 +57,14 @@ def test_the_discriminator_trains_on_fakes_generated_from_the_noise_of_the_batch
     assert torch.equal(before["real"], after["real"]) and not torch.equal(before["fake"], after["fake"])
 
 
-def test_real_and_fake_images_have_separate_batchnorm_statistics():
+def test_batchnorm_statistics_are_computed_separately_for_real_and_fake_images():
     recipe = build(d_norm="batch")
     batch = after_generator(recipe)
     alone = recipe.discriminator(batch["image"])
     assert torch.equal(recipe("discriminator", batch).terms["real"], OBJECTIVES["bce"].real(alone).mean())
 
 
-def test_r1_adds_a_lazy_phase_with_a_gradient_for_every_parameter():
+def test_r1_adds_a_penalty_phase_that_runs_every_16_steps():
     assert [phase.name for phase in build().phases] == ["generator", "discriminator"]
     recipe = build(r1=2.0, d_norm="none")
     phase = recipe.phases[-1]
@@ -87,7 +87,7 @@ def test_r1_backpropagates_through_batchnorm_spectral_norm_and_augmentation():
 
 
 @pytest.mark.parametrize("phase", ["generator", "discriminator", "penalty"])
-def test_losses_depend_only_on_the_batch(phase):
+def test_losses_do_not_depend_on_the_global_random_seed(phase):
     recipe = build(r1=1.0, diffaugment="color,translation,cutout", d_norm="none")
     batch = after_generator(recipe)
     torch.manual_seed(1)
@@ -97,7 +97,7 @@ def test_losses_depend_only_on_the_batch(phase):
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_augmentation_changes_the_input_of_the_discriminator_but_not_shared_images():
+def test_augmentation_changes_what_the_discriminator_sees_but_not_the_generated_images():
     plain, changed = build(), build(diffaugment="color, translation")
     batch = make_batch(changed)
     ours, theirs = plain("generator", batch), changed("generator", batch)
@@ -106,7 +106,7 @@ def test_augmentation_changes_the_input_of_the_discriminator_but_not_shared_imag
     assert set(changed.draws) - set(plain.draws) == {"view_of_own", "view_of_fake", "view_of_real"}
 
 
-def test_normalisation_and_spectral_norm_follow_the_settings():
+def test_batchnorm_and_spectral_norm_of_the_discriminator_can_be_configured():
     assert not any(isinstance(m, nn.BatchNorm2d) for m in build(d_norm="none").discriminator.modules())
     names = build(spectral_norm=True).discriminator.state_dict()
     assert "main.0.parametrizations.weight.original" in names and "main.0.parametrizations.weight.0._u" in names
@@ -137,7 +137,7 @@ def test_invalid_settings_are_reported(settings, message):
         build(**dataclasses.asdict(configure("dcgan", settings).recipe))
 
 
-def test_defaults_match_dcgan():
+def test_the_default_settings_are_those_of_the_dcgan_paper():
     config = configure("dcgan", {})
     learner, run = config.learner, config.run
     assert (learner.optimizer, learner.lr, learner.beta1, learner.beta2) == ("adam", 2e-4, 0.5, 0.999)
@@ -179,7 +179,7 @@ def test_flags_override_the_config_file(tmp_path):
     assert (config.run.data, config.recipe.nz) == ("digits", 8)
 
 
-def test_the_cifar10_preset_compares_both_recipes_on_equal_terms():
+def test_the_cifar10_presets_of_dcgan_and_dual_gan_have_equal_settings():
     one, two = (configure(recipe, {"preset": "cifar10"}) for recipe in ("dcgan", "dual_gan"))
     assert one.run == two.run and one.learner == two.learner
     shared = dataclasses.asdict(one.recipe)

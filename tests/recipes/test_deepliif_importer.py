@@ -7,14 +7,14 @@ from paceline.recipes.importers.deepliif import networks_of, renamed
 from paceline.recipes.translation import Translation, TranslationSettings
 
 
-def test_pix2pix_files_map_to_its_two_networks():
+def test_pix2pix_files_map_to_a_generator_and_a_discriminator():
     assert networks_of(["latest_net_G.pth", "latest_net_D.pth", "train_opt.txt"]) == {
         "latest_net_G.pth": "generators.G1",
         "latest_net_D.pth": "discriminators.D1",
     }
 
 
-def test_deepliif_files_map_to_modalities_and_segmentations_by_number():
+def test_deepliif_files_map_to_networks_by_the_number_in_their_names():
     found = networks_of(
         [f"latest_net_{name}.pth" for name in ("G1", "G2", "G3", "G4", "G51", "G52", "G55", "D4", "D53")]
     )
@@ -25,12 +25,12 @@ def test_deepliif_files_map_to_modalities_and_segmentations_by_number():
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_newer_files_mark_the_segmentation_with_a_letter_and_count_from_zero_or_one(first):
+def test_segmentation_files_named_gs_may_be_numbered_from_zero_or_one(first):
     files = [f"{epoch}_net_{name}.pth" for epoch in (20,) for name in ("G1", f"GS{first}", f"GS{first + 1}")]
     assert list(networks_of(files).values()) == ["generators.G1", "generators.GS0", "generators.GS1"]
 
 
-def test_a_single_file_is_accepted():
+def test_a_folder_with_a_single_network_file_is_accepted():
     assert networks_of(["latest_net_G51.pth"]) == {"latest_net_G51.pth": "generators.GS0"}
 
 
@@ -39,13 +39,13 @@ def test_files_of_two_models_in_one_folder_are_rejected():
         networks_of(["latest_net_G1.pth", "latest_net_G2.pth", "latest_net_G3.pth", "latest_net_G51.pth"])
 
 
-def test_the_tensors_of_a_file_fit_the_recipe():
+def test_the_tensors_of_an_imported_file_can_be_loaded_into_the_recipe():
     spec = DataSpec(channels=3, height=32, width=32, panels=("stain", "segmentation"))
     tiny = {"generator": "resnet_6", "segmentation_generator": "unet_32", "ngf": 1, "ndf": 1, "d_layers": 1}
     recipe = Translation(TranslationSettings(**tiny, norm="instance"), spec)
     other = Translation(TranslationSettings(**tiny, norm="instance"), spec)
     written = dict(other.generators["GS1"].state_dict())
-    written["model.1.running_mean"] = torch.zeros(1)  # old versions of torch stored this for InstanceNorm
+    written["model.1.running_mean"] = torch.zeros(1)  # old versions of torch stored this tensor for InstanceNorm
     network = networks_of(["latest_net_G1.pth", "latest_net_G22.pth"])["latest_net_G22.pth"]
     state = renamed(network, written, recipe.state_dict())
     assert {name for name in recipe.state_dict() if name.startswith("generators.GS1.")} == state.keys()

@@ -27,7 +27,7 @@ def make_batch(recipe: DualGan, **columns: float) -> dict[str, torch.Tensor]:
 
 
 def generator_losses(recipe: DualGan, batch: dict[str, torch.Tensor]) -> tuple[float, float]:
-    """Return the generator's loss against each of the two discriminators."""
+    """Return two generator losses, one for each discriminator."""
     fake = recipe.predict(batch)["image"]
     return tuple(BCE.generator(d(fake)).mean().item() for d in (recipe.discriminator_1, recipe.discriminator_2))
 
@@ -44,7 +44,7 @@ def test_the_discriminators_start_with_different_weights():
 
 @pytest.mark.parametrize("against", ["stronger", "weaker", "swapped"])
 @pytest.mark.parametrize(("priorities", "chosen"), [((2.0, 1.0), 0), ((1.0, 2.0), 1), ((1.0, 1.0), 0)])
-def test_the_discriminator_with_the_higher_priority_trains_the_generator(against, priorities, chosen):
+def test_the_generator_trains_against_the_discriminator_with_the_higher_priority(against, priorities, chosen):
     recipe = build(against=against)
     batch = make_batch(recipe, priority_1=priorities[0], priority_2=priorities[1])
     assert generator_loss(recipe, batch) == generator_losses(recipe, batch)[chosen]
@@ -76,11 +76,11 @@ def test_only_the_chosen_discriminator_affects_the_gradient():
         recipe("generator", batch).terms["adversarial"].backward()
         gradients.append(recipe.generator.main[0].weight.grad.clone())
         with torch.no_grad():
-            recipe.discriminator_2.main[0].weight.zero_()  # not chosen, so it has no effect
+            recipe.discriminator_2.main[0].weight.zero_()  # not chosen, so this change has no effect
     assert torch.equal(*gradients)
 
 
-def test_a_coin_flip_chooses_the_discriminator_for_the_whole_step():
+def test_a_random_number_chooses_one_discriminator_per_step():
     recipe = build(against="random")
     assert recipe.signals == {} and recipe.draws["coin"] == Draw((), "uniform", common=True)
     for coin, chosen in ((0.2, 0), (0.7, 1)):
@@ -88,7 +88,7 @@ def test_a_coin_flip_chooses_the_discriminator_for_the_whole_step():
         assert generator_loss(recipe, batch) == generator_losses(recipe, batch)[chosen]
 
 
-def test_a_common_draw_is_one_number_per_step_shared_by_all_samples():
+def test_a_common_random_number_is_the_same_for_all_samples_of_a_step():
     drawer = Drawer({"coin": Draw((), "uniform", common=True)}, 0, torch.device("cpu"), torch.float32)
     first, larger, later = drawer.table(0, 4)["coin"], drawer.table(0, 7)["coin"], drawer.table(4, 4)["coin"]
     assert first.shape == (4,) and larger.shape == (7,)
@@ -96,14 +96,14 @@ def test_a_common_draw_is_one_number_per_step_shared_by_all_samples():
     assert first[0] != later[0]
 
 
-def test_training_against_both_adds_their_losses():
+def test_training_against_both_discriminators_adds_their_losses():
     recipe = build(against="both")
     batch = make_batch(recipe)
     assert recipe.signals == {}
     assert generator_loss(recipe, batch) == pytest.approx(sum(generator_losses(recipe, batch)), rel=1e-12)
 
 
-def test_d2gan_gives_the_discriminators_opposite_tasks():
+def test_d2gan_uses_a_different_objective_for_each_discriminator():
     recipe = build(objective="d2gan", d2gan_alpha=0.3, d2gan_beta=0.2)
     first, second = d2gan(0.3, 0.2)
     batch = make_batch(recipe)
@@ -130,7 +130,7 @@ def test_conflicting_options_are_rejected_in_one_line(settings, message):
     assert "\n" not in str(caught.value)
 
 
-def test_r1_adds_a_lazy_phase_for_each_discriminator():
+def test_r1_adds_a_penalty_phase_for_each_discriminator():
     recipe = build(r1=1.0)
     assert [(p.name, p.network, p.every) for p in recipe.phases[3:]] == [
         ("penalty_1", "discriminator_1", 16),
@@ -143,7 +143,7 @@ def test_r1_adds_a_lazy_phase_for_each_discriminator():
 
 
 @pytest.mark.parametrize("against", ["random", "weaker"])
-def test_losses_depend_only_on_the_batch(against):
+def test_losses_do_not_depend_on_the_global_random_seed(against):
     recipe = build(against=against)
     batch = make_batch(recipe, coin=0.3, priority_1=0.0, priority_2=1.0)
     batch["fake"] = recipe.predict(batch)["image"].detach()
@@ -155,7 +155,7 @@ def test_losses_depend_only_on_the_batch(against):
         assert all(torch.equal(terms[0][name], terms[1][name]) for name in terms[0])
 
 
-def test_a_step_passes_the_priorities_of_its_discriminators_to_the_next_one():
+def test_the_priorities_of_the_discriminators_are_passed_to_the_next_step():
     parts = assemble(configure("dual_gan", {"accelerator": "cpu"}, assignments=["against=weaker"], small=True))
     losses = {}
     parts.recipe.register_forward_hook(lambda recipe, arguments, loss: losses.update({arguments[0]: loss}))

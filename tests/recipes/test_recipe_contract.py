@@ -1,4 +1,4 @@
-"""The recipe contract, for every recipe in recipes/ and for the files that `paceline new` writes."""
+"""Requirements for every recipe, checked for the built-in ones and for the templates of `paceline new`."""
 
 import ast
 import dataclasses
@@ -35,7 +35,7 @@ def load(name: str) -> type[Recipe]:
 
 
 def load_small(name: str) -> dict[str, Any]:
-    """Return the settings that make the recipe small."""
+    """Return the recipe's settings for a small network."""
     own = {field.name for field in dataclasses.fields(load(name).Settings)}
     return {key: value for key, value in load(name).small.items() if key in own}
 
@@ -60,7 +60,7 @@ def make_batch(recipe: Recipe) -> Batch:
 
 
 def run_phases(recipe: Recipe) -> Iterator[tuple[Phase, Loss]]:
-    """Run each phase once in order and yield it with its gradients."""
+    """Run each phase (the update of one network) in order; yield the phase and its loss after the backward pass."""
     batch = make_batch(recipe)
     for phase in recipe.phases:
         recipe.requires_grad_(False)
@@ -78,7 +78,7 @@ every_recipe = pytest.mark.parametrize("name", registry.names("recipe") + writte
 
 
 @every_recipe
-def test_settings_of_a_recipe_have_help_texts_and_unique_names(name):
+def test_the_settings_of_a_recipe_have_help_texts_and_unique_names(name):
     fields = dataclasses.fields(load(name).Settings)
     taken = {field.name for group in (RunSettings, LearnerSettings) for field in dataclasses.fields(group)}
     assert not taken & {field.name for field in fields}
@@ -86,7 +86,7 @@ def test_settings_of_a_recipe_have_help_texts_and_unique_names(name):
 
 
 @every_recipe
-def test_defaults_and_presets_of_a_recipe_use_existing_settings(name):
+def test_the_defaults_and_presets_of_a_recipe_use_existing_settings(name):
     recipe_class = load(name)
     resolve_config(name, [("defaults", recipe_class.defaults)])
     for preset, values in recipe_class.presets.items():
@@ -94,7 +94,7 @@ def test_defaults_and_presets_of_a_recipe_use_existing_settings(name):
 
 
 @every_recipe
-def test_phases_of_a_recipe_refer_to_an_existing_loss_and_network(name):
+def test_each_phase_of_a_recipe_has_a_loss_method_and_a_network(name):
     recipe = build(name)
     assert recipe.phases
     for phase in recipe.phases:
@@ -109,7 +109,7 @@ def test_phases_of_a_recipe_refer_to_an_existing_loss_and_network(name):
 
 
 @every_recipe
-def test_each_phase_computes_gradients_for_its_whole_network_and_nothing_else(name):
+def test_each_phase_computes_gradients_only_for_its_network_and_for_all_its_parameters(name):
     recipe = build(name)
     for phase, _ in run_phases(recipe):
         own = {id(parameter) for parameter in recipe.networks[phase.network].parameters()}
@@ -122,7 +122,7 @@ def test_each_phase_computes_gradients_for_its_whole_network_and_nothing_else(na
 
 
 @every_recipe
-def test_losses_are_scalars_and_shared_tensors_have_a_row_per_sample(name):
+def test_loss_terms_are_scalars_and_shared_tensors_have_one_row_per_sample(name):
     for _, loss in run_phases(build(name)):
         assert loss.terms
         assert all(term.ndim == 0 and term.isfinite() for term in loss.terms.values())
@@ -131,18 +131,18 @@ def test_losses_are_scalars_and_shared_tensors_have_a_row_per_sample(name):
 
 
 @every_recipe
-def test_losses_of_a_recipe_use_no_random_numbers_except_draws(name):
+def test_the_losses_of_a_recipe_do_not_use_the_global_random_generator(name):
     recipe = build(name)
     for module in recipe.modules():
         if isinstance(module, torch.nn.modules.dropout._DropoutNd):
-            module.eval()  # disables dropout, the only randomness that a module may have, since the engine seeds it
+            module.eval()  # disable dropout, which is allowed to use random numbers
     before = torch.get_rng_state()
     for _ in run_phases(recipe):
         assert torch.equal(before, torch.get_rng_state())
 
 
 @every_recipe
-def test_predictions_of_a_recipe_have_a_row_per_sample_and_its_evaluator_exists(name):
+def test_a_recipe_predicts_one_row_per_sample_and_names_an_existing_evaluator(name):
     recipe = build(name).eval()
     with torch.no_grad():
         prediction = recipe.predict(make_batch(recipe))
@@ -154,11 +154,11 @@ def test_predictions_of_a_recipe_have_a_row_per_sample_and_its_evaluator_exists(
         assert prediction["image"].abs().max() <= 1
     if recipe.evaluator:
         assert recipe.evaluator in registry.names("evaluator")
-        split, _, metric = type(recipe).best.metric.partition("/")  # an instance may use the last checkpoint instead
+        split, _, metric = type(recipe).best.metric.partition("/")  # read from the class, since instances may differ
         assert split == recipe.evaluated_on and metric and recipe.best.mode in ("min", "max")
 
 
-def test_every_importer_reads_files_for_a_recipe():
+def test_every_importer_is_used_by_a_recipe_and_is_complete():
     used = {load(name).importer for name in registry.names("recipe")} - {""}
     assert used == set(registry.names("importer"))
     for name in used:
@@ -168,7 +168,7 @@ def test_every_importer_reads_files_for_a_recipe():
 
 
 @every_recipe
-def test_a_recipe_uses_no_device_and_no_stream(name):
+def test_a_recipe_contains_no_device_or_stream_code(name):
     recipe_class = load(name)
     for defined_in in (base for base in recipe_class.__mro__ if issubclass(base, Recipe) and base is not Recipe):
         tree = ast.parse(Path(inspect.getfile(defined_in)).read_text())
@@ -178,7 +178,7 @@ def test_a_recipe_uses_no_device_and_no_stream(name):
 
 
 def choices(name: str) -> Iterator[tuple[str, Any]]:
-    """Yield settings of a recipe with values to try: allowed choices, and integers increased by one."""
+    """Yield (setting, value) pairs to try: some allowed choices, and each integer increased by one."""
     recipe_class = load(name)
     hints = typing.get_type_hints(recipe_class.Settings)
     for field in dataclasses.fields(recipe_class.Settings):
@@ -190,7 +190,7 @@ def choices(name: str) -> Iterator[tuple[str, Any]]:
 
 
 @every_recipe
-def test_settings_that_change_the_meaning_of_weights_are_declared(name):
+def test_settings_that_change_what_the_same_weights_compute_are_declared(name):
     bound = load(name).must_match_weights
     assert set(bound) <= {field.name for field in dataclasses.fields(load(name).Settings)}
     usual = vars(load(name).Settings(**load_small(name)))
@@ -202,7 +202,7 @@ def test_settings_that_change_the_meaning_of_weights_are_declared(name):
             continue
         try:
             recipe = build(name, **settings).eval()
-        except UserError:  # these settings conflict
+        except UserError:  # this combination of settings is not allowed
             continue
         shapes = {key: tuple(value.shape) for key, value in recipe.state_dict().items()}
         alike = str((shapes, [(usual | settings)[setting] for setting in bound]))

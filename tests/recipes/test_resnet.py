@@ -11,18 +11,18 @@ def num_parameters(network: nn.Module) -> int:
 
 
 def with_meta_weights(make, **settings) -> nn.Module:
-    """Return a network on the meta device, to count its weights without allocating them."""
+    """Return a network on the meta device, which allocates no memory for weights."""
     with torch.device("meta"):
         return make(**settings)
 
 
-def test_resnet18_for_cifar100_has_the_known_number_of_parameters():
+def test_resnet18_for_cifar100_has_the_published_number_of_parameters():
     network = with_meta_weights(ResNet, depth=18, num_classes=100, stem="small")
     assert num_parameters(network) == 11_220_132
 
 
 @pytest.mark.parametrize("depth", [18, 34, 50])
-def test_plain_resnets_have_as_many_parameters_as_in_torchvision(depth):
+def test_plain_resnets_have_the_same_parameter_names_and_shapes_as_in_torchvision(depth):
     ours = with_meta_weights(ResNet, depth=depth, num_classes=1000)
     theirs = with_meta_weights(getattr(torchvision.models, f"resnet{depth}"))
     assert num_parameters(ours) == num_parameters(theirs)
@@ -42,7 +42,7 @@ def test_plain_resnets_with_torchvision_weights_compute_the_same_outputs(depth):
 
 
 @pytest.mark.parametrize(("stem", "side_px"), [("small", 32), ("plain", 8)])
-def test_the_small_stem_keeps_the_image_size_and_the_plain_stem_quarters_it(stem, side_px):
+def test_the_small_stem_keeps_the_image_size_and_the_plain_stem_divides_it_by_four(stem, side_px):
     network = ResNet(18, num_classes=5, in_channels=1, stem=stem, width=4)
     sides = []
     network.layer1.register_forward_hook(lambda module, inputs, output: sides.append(output.shape[-1]))
@@ -57,7 +57,7 @@ def test_a_network_without_normalisation_has_biases_and_no_buffers():
 
 
 @pytest.mark.parametrize("norm", ["batch", "none"])
-def test_every_residual_branch_of_a_new_network_is_zero(norm):
+def test_every_residual_branch_of_an_untrained_network_outputs_zero(norm):
     torch.manual_seed(0)
     network = ResNet(18, num_classes=5, norm=norm, width=4, stem="small")
     features = torch.rand(2, 4, 8, 8)
@@ -66,7 +66,7 @@ def test_every_residual_branch_of_a_new_network_is_zero(norm):
 
 @pytest.mark.parametrize("norm", ["batch", "none"])
 @pytest.mark.parametrize("depth", [18, 50])
-def test_a_new_network_overfits_a_handful_of_images(depth, norm):
+def test_a_network_can_overfit_a_few_images(depth, norm):
     torch.manual_seed(0)
     network = ResNet(depth, num_classes=4, norm=norm, width=8, stem="small")
     images, labels = torch.randn(16, 3, 8, 8), torch.arange(16) % 4
@@ -79,7 +79,7 @@ def test_a_new_network_overfits_a_handful_of_images(depth, norm):
     assert loss < 0.2
 
 
-def test_dropout_acts_before_the_head_and_only_in_training():
+def test_dropout_changes_the_output_only_in_training_mode():
     torch.manual_seed(0)
     network = ResNet(18, num_classes=5, width=4, stem="small", dropout=0.5)
     images = torch.randn(2, 3, 8, 8)

@@ -1,4 +1,4 @@
-"""Super-resolution and paired restoration: loss terms and the origin of low-resolution images."""
+"""Super-resolution and paired restoration: loss terms, low-resolution inputs and settings."""
 
 import dataclasses
 from typing import Any
@@ -46,7 +46,7 @@ def after(recipe: Recipe, phase: str) -> tuple[Any, dict[str, torch.Tensor]]:
     return loss, batch | {name: tensor.detach() for name, tensor in loss.shared.items()}
 
 
-def test_pretraining_has_one_network_and_a_pixel_loss_only():
+def test_pretraining_uses_only_a_generator_and_a_pixel_loss():
     recipe = build(stage="pretrain", tv=0.0)
     assert list(recipe.networks) == ["generator"]
     loss, batch = after(recipe, "generator")
@@ -55,7 +55,7 @@ def test_pretraining_has_one_network_and_a_pixel_loss_only():
     assert torch.equal(loss.terms["pixel"], F.mse_loss(made, batch["image"]))
 
 
-def test_the_adversarial_stage_adds_features_and_a_discriminator():
+def test_the_adversarial_stage_adds_a_perceptual_loss_and_a_discriminator():
     recipe = build(stage="adversarial", d_norm="none")
     assert list(recipe.networks) == ["generator", "discriminator"]
     loss, batch = after(recipe, "generator")
@@ -74,7 +74,7 @@ def test_the_adversarial_stage_adds_features_and_a_discriminator():
 
 
 @pytest.mark.parametrize("term", ["perceptual", "adversarial", "tv", "pixel"])
-def test_a_term_with_zero_weight_is_omitted(term, monkeypatch):
+def test_a_loss_term_with_zero_weight_is_omitted(term, monkeypatch):
     if term == "perceptual":
         monkeypatch.setattr(Features, "__call__", lambda *_: pytest.fail("VGG19 was called"))
     recipe = build(stage="adversarial", **{term: 0.0})
@@ -83,7 +83,7 @@ def test_a_term_with_zero_weight_is_omitted(term, monkeypatch):
     assert ("discriminator" in recipe.networks) == (term != "adversarial")
 
 
-def test_the_content_loss_follows_the_settings():
+def test_the_content_setting_selects_the_pixel_loss():
     loss, batch = after(build(content="l1"), "generator")
     made = build(content="l1").predict(batch)["image"]
     assert torch.equal(loss.terms["pixel"], F.l1_loss(made, batch["image"]))
@@ -101,7 +101,7 @@ def test_total_variation_is_a_mean_over_images():
 
 
 @pytest.mark.parametrize("scale", ["2", "4", "8"])
-def test_low_resolution_images_are_made_from_images_cropped_to_a_multiple_of_the_scale(scale):
+def test_images_are_cropped_to_a_multiple_of_the_scale_before_downscaling(scale):
     recipe, batch = build(scale=scale), make_batch(37, 42)
     assert recipe.output_scale == int(scale)
     made = recipe.predict(batch)
@@ -114,14 +114,14 @@ def test_low_resolution_images_are_made_from_images_cropped_to_a_multiple_of_the
     assert torch.equal(made["image"].clamp(-1, 1), recipe.image_to_image(low)["image"])
 
 
-def test_low_resolution_images_of_the_source_are_used_if_present():
+def test_low_resolution_images_in_the_data_are_used_if_present():
     recipe, batch = build(dataclasses.replace(DATA_SPEC, scale=2)), make_batch()
     batch["low"] = torch.zeros(3, 3, 16, 16)
     assert torch.equal(recipe.predict(batch)["image"], recipe.generator(batch["low"]))
     assert recipe.preview(batch)["low"].eq(0).all()
 
 
-def test_a_preview_shows_all_images_in_one_size():
+def test_a_preview_shows_all_images_at_the_same_size():
     shown = build(scale="4").preview(make_batch())
     assert list(shown) == ["low", "bicubic", "restored", "target"]
     assert {image.shape for image in shown.values()} == {(3, 3, 32, 32)}
@@ -129,13 +129,13 @@ def test_a_preview_shows_all_images_in_one_size():
 
 
 @pytest.mark.parametrize("network", ["unet", "residual"])
-def test_restoration_maps_images_to_their_targets(network):
+def test_restoration_learns_to_map_images_to_their_targets(network):
     recipe, batch = restoration(network=network), make_batch()
     assert list(recipe.networks) == ["restorer"]
     made = recipe.predict(batch)
     assert torch.equal(made["target"], batch["target"]) and torch.equal(made["input"], batch["image"])
     assert recipe.image_to_image(make_batch(21, 35)["image"])["image"].shape == (3, 3, 21, 35)
-    batch["target"] = batch["image"] / 2  # a task that a few steps can learn
+    batch["target"] = batch["image"] / 2  # a task that the network learns in a few steps
     optimizer = torch.optim.Adam(recipe.parameters(), 0.01)
     losses = []
     for _ in range(30):
@@ -147,7 +147,7 @@ def test_restoration_maps_images_to_their_targets(network):
     assert losses[-1] < 0.9 * losses[0]
 
 
-def test_restoration_can_use_features_and_a_discriminator():
+def test_restoration_can_use_a_perceptual_loss_and_a_discriminator():
     recipe = restoration(adversarial=0.01, perceptual=0.1)
     loss, batch = after(recipe, "restorer")
     assert set(loss.terms) == {"pixel", "perceptual", "adversarial"}
@@ -173,7 +173,7 @@ def test_conflicting_settings_are_reported(spec, settings, message):
         build(spec, **settings)
 
 
-def test_files_with_a_different_scale_are_rejected_in_every_split(tmp_path):
+def test_low_resolution_test_images_with_a_different_scale_are_rejected(tmp_path):
     for folder, side in (("own", 32), ("HR", 32), ("LR", 8)):
         (tmp_path / folder).mkdir()
         for number in range(2):
@@ -196,7 +196,7 @@ def test_images_too_small_to_train_on_can_still_be_evaluated(tmp_path):
     assert list(sources) == ["test"] and make_recipe(config, sources).output_scale == 2
 
 
-def test_the_reference_preset_matches_the_distributed_srgan_project():
+def test_the_reference_preset_has_the_settings_of_the_distributed_srgan_project():
     config = configure("super_resolution", {"preset": "reference"})
     own, run = config.recipe, config.run
     assert (own.blocks, own.norm, own.output, own.content, own.vgg_layer) == (

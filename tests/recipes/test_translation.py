@@ -32,14 +32,14 @@ def after_generators(recipe: Translation) -> dict[str, torch.Tensor]:
     return batch | {name: tensor.detach() for name, tensor in recipe("generators", batch).shared.items()}
 
 
-def test_deepliif_has_a_generator_and_a_discriminator_for_each_modality_and_each_segmentation():
+def test_deepliif_has_a_generator_and_a_discriminator_per_modality_and_segmentation():
     recipe = build()
     assert list(recipe.generators) == ["G1", "G2", "GS0", "GS1", "GS2"]
     assert list(recipe.discriminators) == ["D1", "D2", "DS0", "DS1", "DS2"]
     assert list(recipe.networks) == ["generators", "discriminators"]
 
 
-def test_the_preset_builds_the_model_of_the_paper():
+def test_the_deepliif_preset_builds_the_model_of_the_deepliif_paper():
     config = configure("translation", {"preset": "deepliif"})
     assert config.run.panels == "image,hematoxylin,dapi,lap2,marker,segmentation" and config.run.crop == 512
     settings = dataclasses.replace(config.recipe, ngf=1, ndf=1)
@@ -52,7 +52,7 @@ def test_the_preset_builds_the_model_of_the_paper():
     assert sum(isinstance(module, torch.nn.Conv2d) for module in recipe.discriminators["D1"].modules()) == 6
 
 
-def test_the_segmentation_is_the_weighted_sum_over_the_input_and_generated_modalities():
+def test_the_segmentation_is_a_weighted_sum_of_the_outputs_of_its_generators():
     recipe = build(segmentation_weights="0.5,0.2,0.3")
     batch = make_batch()
     made = recipe.translate(batch["image"])
@@ -61,13 +61,13 @@ def test_the_segmentation_is_the_weighted_sum_over_the_input_and_generated_modal
     assert torch.equal(made["nuclei"], recipe.generators["G2"](batch["image"]))
 
 
-def test_a_segmentation_with_zero_weight_has_no_network():
+def test_a_segmentation_generator_with_zero_weight_is_not_built():
     recipe = build(segmentation_weights="0.5,0,0.5")
     assert list(recipe.generators) == ["G1", "G2", "GS0", "GS2"]
     recipe("generators", make_batch())
 
 
-def test_the_segmentation_loss_backpropagates_through_its_modalities():
+def test_the_segmentation_loss_also_trains_the_modality_generators_it_depends_on():
     recipe = build(segmentation_weights="0.5,0.5,0")
     terms = recipe("generators", make_batch()).terms
     terms["segmentation_distance"].backward()
@@ -76,7 +76,7 @@ def test_the_segmentation_loss_backpropagates_through_its_modalities():
 
 
 @pytest.mark.parametrize("distance", ["l1", "smooth_l1"])
-def test_generator_loss_terms_are_weighted_by_panel(distance):
+def test_each_panel_has_its_own_weight_in_the_generator_loss(distance):
     recipe = build(distance=distance, generator_weights="0.2,0.3,0.5", norm="none")
     batch = make_batch()
     terms, made = recipe("generators", batch).terms, recipe.translate(batch["image"])
@@ -87,7 +87,7 @@ def test_generator_loss_terms_are_weighted_by_panel(distance):
     assert len(terms) == 6
 
 
-def test_the_segmentation_discriminators_see_input_and_real_modalities_and_are_fused():
+def test_the_segmentation_discriminator_loss_uses_a_weighted_sum_of_logits():
     recipe = build(segmentation_weights="0.5,0.2,0.3", norm="none", discriminator_weights="0.2,0.2,0.6")
     batch = after_generators(recipe)
     made = batch["made_segmentation"]
@@ -110,14 +110,14 @@ def test_discriminators_train_on_images_generated_in_the_same_step():
     assert [name for name in same if not torch.equal(same[name], changed[name])] == ["stain_fake"]
 
 
-def test_a_perceptual_term_adds_no_network_weights_to_the_recipe():
+def test_a_perceptual_loss_adds_no_weights_to_the_recipe():
     recipe = build(perceptual=1.0, vgg="random", vgg_layer="relu1_2")
     loss = recipe("generators", make_batch())
     assert len(loss.terms) == 9 and loss.terms["stain_perceptual"] > 0
     assert recipe.state_dict().keys() == build().state_dict().keys()
 
 
-def test_pix2pix_generates_one_panel():
+def test_pix2pix_generates_a_single_panel():
     spec = dataclasses.replace(DATA_SPEC, panels=("target",))
     recipe = build(spec, model="pix2pix", generator="unet_32")
     assert list(recipe.generators) == ["G1"] and list(recipe.discriminators) == ["D1"]
@@ -131,13 +131,13 @@ def test_pix2pix_generates_one_panel():
 
 
 @pytest.mark.parametrize(("side", "expected"), [(32, "unet_32"), (64, "unet_64"), (96, "unet_32"), (20, "resnet_9")])
-def test_auto_chooses_the_largest_unet_that_fits(side, expected):
+def test_the_auto_generator_is_the_largest_unet_that_fits_the_image_size(side, expected):
     spec = DataSpec(channels=3, height=side, width=side, panels=("target",))
     recipe = build(spec, model="pix2pix", generator="auto")
     assert recipe.multiple_px == {"unet_32": 32, "unet_64": 64, "resnet_9": 4}[expected]
 
 
-def test_images_of_any_size_are_translated_and_strips_show_generated_and_real_panels():
+def test_images_of_any_size_are_translated_and_previews_show_generated_and_real_panels():
     recipe = build().eval()
     batch = make_batch(height=37, width=70)
     made = recipe.image_to_image(batch["image"])
@@ -177,7 +177,7 @@ def test_settings_that_do_not_match_the_data_are_reported(settings, message):
         build(**settings)
 
 
-def test_a_segmentation_weight_needs_a_panel_and_translation_needs_panels():
+def test_translation_without_panels_or_segmentation_weights_without_a_panel_are_rejected():
     without = dataclasses.replace(DATA_SPEC, panels=("stain", "nuclei"))
     assert list(build(without).generators) == ["G1", "G2"]
     with pytest.raises(UserError, match="segmentation_weights=1,0,0: the data has no panel 'segmentation'"):
@@ -186,7 +186,7 @@ def test_a_segmentation_weight_needs_a_panel_and_translation_needs_panels():
         build(dataclasses.replace(DATA_SPEC, panels=()))
 
 
-def test_defaults_match_pix2pix():
+def test_the_default_settings_are_those_of_pix2pix():
     config = configure("translation", {})
     learner, run, own = config.learner, config.run, config.recipe
     assert (learner.optimizer, learner.lr, learner.beta1, learner.schedule, learner.hold) == (
@@ -196,7 +196,7 @@ def test_defaults_match_pix2pix():
     assert (own.distance_weight, own.dropout, own.norm, own.ngf) == (100.0, 0.5, "batch", 64)
 
 
-def test_the_last_checkpoint_counts_as_best_because_psnr_favours_blur():
+def test_the_last_checkpoint_of_a_translation_run_counts_as_the_best():
     tiny = {"generator": "resnet_6", "segmentation_generator": "unet_32", "ngf": 1, "ndf": 1, "d_layers": 1}
     spec = DataSpec(channels=3, height=32, width=32, panels=("stain", "segmentation"))
     assert Translation(TranslationSettings(**tiny), spec).best == Best()

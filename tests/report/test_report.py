@@ -1,4 +1,4 @@
-"""A report of finished runs shows the same numbers as the runs in all its formats."""
+"""The HTML, Markdown and JSON reports of finished runs contain the numbers that the runs recorded."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TINY += ["--epochs", "2", "--accelerator", "cpu"]
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two seeds trained in one process, one of them also in two processes, and their report."""
+    """Train two runs in one process and one run in two processes, and write their report."""
     folder = tmp_path_factory.mktemp("finished")
     for seed in ("2", "4"):
         done = run_fork(folder, *TINY, "--seed", seed, "--out", f"single-{seed}")
@@ -43,7 +43,7 @@ def report(runs: Path) -> dict[str, Any]:
 
 
 class Page(HTMLParser):
-    """Collects the numbers on a page with their JSON paths, and all URLs that a browser would fetch."""
+    """Collects the numbers on a report page, their JSON paths, and all URLs that a browser would load."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ def lines_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_every_number_on_the_page_is_the_one_in_the_json(runs: Path, report: dict[str, Any]) -> None:
+def test_every_number_on_the_page_equals_the_number_in_the_json(runs: Path, report: dict[str, Any]) -> None:
     page = Page((runs / "compared/report.html").read_text())
     assert len(page.numbers) > 30
     for place, exact, shown in page.numbers:
@@ -80,7 +80,7 @@ def test_every_number_on_the_page_is_the_one_in_the_json(runs: Path, report: dic
         assert number == pytest.approx(value * (100 if "%" in shown else 1), abs=0.51, rel=0.06), (place, shown)
 
 
-def test_markdown_shows_the_tables_of_the_page(runs: Path, report: dict[str, Any]) -> None:
+def test_the_markdown_report_contains_the_numbers_of_the_html_page(runs: Path, report: dict[str, Any]) -> None:
     page = Page((runs / "compared/report.html").read_text())
     words = (runs / "compared/report.md").read_text()
     missing = [shown for place, _, shown in page.numbers if shown not in words and not place.startswith("time_split::")]
@@ -120,7 +120,7 @@ def test_the_time_of_an_epoch_includes_evaluation(runs: Path, report: dict[str, 
     assert split["total"] == pytest.approx(sum(value for name, value in split.items() if name != "total"))
 
 
-def test_the_page_is_self_contained(runs: Path) -> None:
+def test_the_html_report_loads_nothing_from_other_files_or_the_network(runs: Path) -> None:
     text = (runs / "compared/report.html").read_text()
     page = Page(text)
     assert page.fetched and all(address.startswith("data:") for address in page.fetched)
@@ -128,16 +128,16 @@ def test_the_page_is_self_contained(runs: Path) -> None:
     assert "prefers-color-scheme: dark" in text and "@media print" in text and "svg" in page.tags
 
 
-def test_missing_measurements_are_listed(report: dict[str, Any]) -> None:
+def test_a_report_lists_what_was_not_measured(report: dict[str, Any]) -> None:
     expected = " ".join(report["not_measured"])
     assert (
         "GPU utilisation" in expected
         and "step-time breakdown and parity" in expected
-        and "communication of ddp × 2" in expected
+        and "communication time of ddp × 2" in expected
     )
 
 
-def test_runs_with_different_data_or_recipe_and_folders_without_a_run_are_rejected(
+def test_runs_that_cannot_be_compared_are_rejected(
     runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(runs)
@@ -151,7 +151,7 @@ def test_runs_with_different_data_or_recipe_and_folders_without_a_run_are_reject
         (runs / name / "config.toml").write_text(_as_dcgan(changed) if name == "other-recipe" else changed)
     (runs / "empty").mkdir(exist_ok=True)
     for words, message in {
-        ("single-2", "other-data"): "single-2 and other-data used different data",
+        ("single-2", "other-data"): "single-2 and other-data were trained on different data",
         ("single-2", "other-recipe"): "single-2 and other-recipe have different recipes (classification, dcgan)",
         ("single-2", "empty"): "empty: not a run",
         ("single-2", "nowhere"): "nowhere: not a run",
@@ -167,11 +167,11 @@ def _as_dcgan(text: str) -> str:
     return "\n".join(line for line in text.splitlines() if line.split(" = ")[0] not in own) + "\n"
 
 
-def test_broken_lines_of_metrics_are_skipped_and_counted(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_malformed_lines_in_metrics_jsonl_are_skipped_and_counted(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(runs)
     shutil.copytree("single-2", "torn")
     with open("torn/metrics.jsonl", "a") as file:
-        file.write('{"images": 9000, "test/top1": 99.0, "test/checkpoint_images": 9000}\n')  # lacks seconds
+        file.write('{"images": 9000, "test/top1": 99.0, "test/checkpoint_images": 9000}\n')  # without "seconds"
         file.write('{"images": 9000, "seconds": 9.0, "test/top1": "high", "test/checkpoint_images": 9000}\n')
         file.write('{"images": 9000, "seconds": 1e999, "validation/top1": 99.0}\n{"images": 90')
     assert run(["compare", "torn", "single-4", "--out", "with-torn"]) == 0
@@ -206,7 +206,7 @@ def test_a_run_from_another_machine_has_a_separate_row(runs: Path, monkeypatch: 
     assert list(groups.values())[2]["scaling"]["baseline"] == next(iter(groups))
 
 
-def test_segments_of_a_run_are_not_averaged_and_the_summary_notes_it(
+def test_the_speed_of_a_run_resumed_with_changes_is_that_of_its_last_part(
     runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(runs)
@@ -221,8 +221,9 @@ def test_segments_of_a_run_are_not_averaged_and_the_summary_notes_it(
     since = next(line["images"] for line in logged if line["epoch"] >= 1)
     later = [line for line in logged if line["images"] > since][1:]
     assert report["runs"]["resumed"]["speed"]["num_log_intervals"] == len(later)
-    (note,) = [sentence for sentence in report["summary"] if "resumed with changes" in sentence]
-    assert note.startswith(f"`resumed` resumed with changes at {since:,} images (strategy ddp → single, devices 2 → 1)")
+    (note,) = [sentence for sentence in report["summary"] if "was resumed with changes" in sentence]
+    change = f"at {since:,} images (strategy ddp → single, devices 2 → 1)"
+    assert note.startswith(f"`resumed` was resumed with changes {change}")
 
 
 def test_dp_on_a_cpu_is_reported_as_single(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,7 +235,9 @@ def test_dp_on_a_cpu_is_reported_as_single(runs: Path, monkeypatch: pytest.Monke
     assert only["label"] == "single" and only["devices"] == 1 and only["n"] == 2
 
 
-def test_a_run_with_a_strategy_that_is_not_installed_is_shown(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_includes_runs_with_a_strategy_that_is_not_installed(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(runs)
     shutil.copytree("single-2", "elsewhere-2")
     text = Path("elsewhere-2/config.toml").read_text()
@@ -245,7 +248,7 @@ def test_a_run_with_a_strategy_that_is_not_installed_is_shown(runs: Path, monkey
     assert report["groups"]["classification-from-a-plugin-1-64"]["scaling"]["baseline"] == "classification-single-1-64"
 
 
-def test_a_report_that_replaces_another_lists_the_runs_left_out(
+def test_the_runs_that_a_replaced_report_included_are_listed_if_left_out(
     runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(runs)
@@ -271,7 +274,7 @@ def test_energy_is_summed_over_all_gpus(runs: Path, monkeypatch: pytest.MonkeyPa
     assert "Energy is measured on one GPU and multiplied by the number of GPUs" in Path("of-gpus/report.md").read_text()
 
 
-def test_a_stopped_run_is_shown_and_not_averaged(runs: Path) -> None:
+def test_a_stopped_run_is_listed_but_not_averaged(runs: Path) -> None:
     stopped = run_fork(runs, *TINY, "--seed", "5", "--images", "640", "--out", "stopped")
     assert stopped.wait() == 0
     text = (runs / "stopped/config.toml").read_text()
@@ -283,7 +286,7 @@ def test_a_stopped_run_is_shown_and_not_averaged(runs: Path) -> None:
     assert [group["n"] for group in report["groups"].values()] == [1]
 
 
-def test_generators_are_shown_side_by_side_only_with_equal_protocols(tmp_path: Path) -> None:
+def test_generative_runs_are_compared_only_if_they_were_evaluated_in_the_same_way(tmp_path: Path) -> None:
     for seed in ("0", "1"):
         done = run_fork(
             tmp_path, "train", TINY_GAN, "--accelerator", "cpu", "--images", "640", "--seed", seed, "--out", seed
@@ -293,7 +296,7 @@ def test_generators_are_shown_side_by_side_only_with_equal_protocols(tmp_path: P
     page = Page((tmp_path / "both/report.html").read_text())
     assert (
         sum(address.startswith("data:image/png;base64,") for address in page.fetched) == 1
-    )  # samples of the first seed only
+    )  # the page shows samples of the first seed only
     (image,) = re.findall(r"!\[single, seed 0\]\((.+)\)", (tmp_path / "both/report.md").read_text())
     assert (tmp_path / "both" / image).resolve() == tmp_path / "0/samples/samples-000000000640.png"
     report = json.loads((tmp_path / "both/report.json").read_text())
@@ -311,17 +314,17 @@ def test_generators_are_shown_side_by_side_only_with_equal_protocols(tmp_path: P
     assert "0 and 1 were measured differently and cannot be compared (resize: area to 8 ≠ none)" in rejected.stderr
 
 
-def test_a_phrase_shows_its_number_in_the_text() -> None:
+def test_a_number_inside_a_sentence_is_formatted() -> None:
     report = {"a": {"b/c": [1.5, None]}}
     assert fill(f"x {at('.2f', 'a', 'b/c', 0)} y {at('d', 'a', 'b/c', 1)}", report) == "x 1.50 y –"
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (0.13, 0.97), (3, 3), (-5, 12_000), (0, 1e-6)])
-def test_ticks_are_few_and_cover_the_range(low: float, high: float) -> None:
+def test_the_tick_marks_of_a_plot_are_few_and_cover_the_range(low: float, high: float) -> None:
     found = ticks(low, high)
     assert found[0] <= low and found[-1] >= high and 2 <= len(found) <= 8
 
 
-def test_a_label_cannot_break_out_of_a_plot() -> None:
+def test_labels_in_a_plot_are_escaped() -> None:
     drawn = lines("<b>", "x", "y", [Series('"<script>', [(0, 1), (1, 2)], 0)])
     assert "<b>" not in drawn and "<script>" not in drawn

@@ -1,4 +1,4 @@
-"""What a report may conclude: it compares runs with equal settings and accounts for noise."""
+"""Conclusions of a report: only runs with equal settings are compared, and noise is taken into account."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def cell(
     hardware: dict[str, str] | None = None,
     **settings: str,
 ) -> Cell:
-    """Return a finished run as if read from its folder."""
+    """Return a finished run with the given measurements."""
     place = HARDWARE | (hardware or {})
     speeds = Speed(speed, speed, num_log_intervals=3, std_over_log_intervals=spread, includes_warmup=includes_warmup)
     name = f"{strategy}-{devices}-{batch}-{seed}-{'-'.join([*settings.values(), *(hardware or {}).values()])}"
@@ -80,7 +80,7 @@ def made(*cells: Cell, **more: Any) -> tuple[Report, str]:
 
 
 @pytest.mark.parametrize("turned", [False, True])
-def test_speed_is_compared_with_one_device_with_the_same_settings_in_any_order(turned: bool) -> None:
+def test_the_speedup_is_relative_to_one_device_with_the_same_settings(turned: bool) -> None:
     cells = [
         cell(speed=1000, precision="fp32"),
         cell(speed=250, precision="fp64"),
@@ -103,7 +103,7 @@ def test_communication_settings_do_not_prevent_comparison_with_one_device() -> N
     assert alone is None and ddp is not None and ddp.speedup == 2.0
 
 
-def test_a_per_device_batch_is_compared_with_the_same_batch_on_one_device() -> None:
+def test_runs_with_equal_batches_per_device_are_compared() -> None:
     cells = [cell(batch=b, speed=s, requested=f"{b}/device") for b, s in ((32, 1000), (64, 1100))]
     cells += [cell("ddp", 2, b * 2, speed=s, requested=f"{b}/device") for b, s in ((32, 1800), (64, 2090))]
     report, _ = made(*cells)
@@ -120,25 +120,25 @@ def test_runs_with_different_hardware_or_torch_versions_are_not_averaged() -> No
     assert labels[0] == "single, accelerator=cpu, gpus=none, torch=2.11"
     assert labels[3] == "ddp × 2, accelerator=cuda, gpus=2 × GPU, torch=2.15"
     assert [bool(group.scaling) for group in report.groups.values()] == [False, False, True, False]
-    assert "different hardware or torch versions (see the rows)" in report.subtitle
+    assert "different hardware or torch versions (see the tables)" in report.subtitle
 
 
-def test_a_difference_of_one_image_does_not_recommend_a_slower_row() -> None:
+def test_a_slower_run_is_not_recommended_for_one_more_correct_image() -> None:
     report, printed = made(cell(batch=64, speed=1000, top1=100 * 131 / 144), cell(batch=128, speed=3000, top1=90.278))
     assert report.recommendation.group == "classification-single-1-128"
-    assert "all within 0.69 points of it" in printed and "A single seed cannot show" in printed
+    assert "all others are within 0.69 points of it" in printed and "A single seed cannot show" in printed
     assert "worse" not in printed and "of all" not in printed
 
 
-def test_one_seed_far_behind_is_neither_recommended_nor_ruled_out() -> None:
+def test_a_much_worse_run_with_one_seed_is_neither_recommended_nor_called_worse() -> None:
     report, printed = made(cell(batch=64, speed=1000, top1=90.0), cell(batch=128, speed=3000, top1=60.0))
     assert report.recommendation.group == "classification-single-1-64"
-    assert "behind: “single, batch 128” (by 30.00 points)" in printed
+    assert "behind the best: “single, batch 128” (by 30.00 points)" in printed
     assert "faster than the recommended one: “single, batch 128” at 3.00× its speed" in printed
     assert "A single seed cannot show" in printed and "worse" not in printed and "of all" not in printed
 
 
-def test_seeds_that_agree_by_chance_still_have_the_sampling_error_of_few_images() -> None:
+def test_the_error_of_an_accuracy_depends_on_the_number_of_evaluated_images() -> None:
     def cells(num_evaluated: int) -> list[Cell]:
         tops = ((64, 91.0), (128, 90.3))
         return [
@@ -159,14 +159,14 @@ def test_the_test_split_is_never_used_for_recommendations() -> None:
     assert "By speed alone, use **ddp × 2**" in printed
 
 
-def test_a_metric_that_is_not_a_fraction_of_images_has_no_binomial_error() -> None:
+def test_the_sampling_error_is_estimated_only_for_accuracies() -> None:
     rows = [
         cell(batch=b, speed=b, top1=v, metric="validation/psnr", num_evaluated=4) for b, v in ((64, 30.0), (128, 28.0))
     ]
     assert made(*rows)[0].recommendation.group == "classification-single-1-64"
 
 
-def test_speeds_that_differ_by_less_than_their_spread_tie_and_the_simplest_wins() -> None:
+def test_if_speeds_differ_by_less_than_their_spread_the_simplest_strategy_is_recommended() -> None:
     rows = [cell("dp", 2, speed=1040, spread=50.0), cell("lightning", 1, speed=1030, spread=5.0)]
     rows += [cell("single", speed=1000, spread=5.0), cell("ddp", 2, speed=900, spread=5.0)]
     report, printed = made(*rows)
@@ -179,7 +179,7 @@ def test_speeds_that_differ_by_less_than_their_spread_tie_and_the_simplest_wins(
     )
 
 
-def test_speeds_tie_within_the_spread_over_seeds_or_within_five_percent_without_one() -> None:
+def test_speeds_with_an_unknown_spread_are_equal_if_they_differ_by_less_than_five_percent() -> None:
     seeds = [cell("ddp", 2, speed=s, spread=999.0, seed=n) for n, s in enumerate((1099, 1100, 1101))]
     seeds += [cell("single", speed=s, spread=999.0, seed=n) for n, s in enumerate((999, 1000, 1001))]
     assert made(*seeds)[0].recommendation.group == "classification-ddp-2-64"
@@ -189,7 +189,7 @@ def test_speeds_tie_within_the_spread_over_seeds_or_within_five_percent_without_
     assert report.recommendation.group == "classification-ddp-2-64" and "tie" not in printed
 
 
-def test_reasons_to_doubt_a_speed_are_noted(tmp_path: Path) -> None:
+def test_a_report_notes_reasons_to_doubt_a_speed(tmp_path: Path) -> None:
     crowded = cell("ddp", 16, speed=900)
     unsettled = cell("lightning", 1, speed=950, includes_warmup=True)
     report, printed = made(cell(speed=1000), cell("ddp", 2, speed=2300), crowded, unsettled)
@@ -213,7 +213,7 @@ def measured(devices: int = 2, **speeds: float) -> StepLadder:
     return StepLadder(devices, 64, rungs, {"classifier": 1000})
 
 
-def test_the_largest_time_loss_is_reported_with_the_gain_of_removing_it() -> None:
+def test_the_largest_scaling_cost_is_reported_with_the_possible_gain() -> None:
     found = ladder(500, 500, 100)
     assert found.largest_cost == "together" and found.gain == pytest.approx(0.01 / (0.01 - 0.008) - 1)
     found = ladder(100, 190, 180, 120, 100, 95)
@@ -225,13 +225,13 @@ def test_the_largest_time_loss_is_reported_with_the_gain_of_removing_it() -> Non
     )
 
 
-def test_a_measurement_slower_than_a_later_one_predicts_no_impossible_gain() -> None:
+def test_noisy_measurements_do_not_predict_an_impossible_gain() -> None:
     found = ladder(500, 100, 200)
     assert found.largest_cost == "part" and found.gain == pytest.approx(4.0)
     assert ladder(100, 250).largest_cost is None
 
 
-def test_with_a_fixed_batch_per_device_a_smaller_batch_is_not_a_loss() -> None:
+def test_with_a_fixed_batch_per_device_the_batch_size_is_not_a_scaling_cost() -> None:
     found = ladder(100, 120, 100, 90, weak=True)
     assert [rung.name for rung in found.rungs] == ["ideal", "together", "gradients"]
     assert found.efficiency == pytest.approx(90 / 120) and found.largest_cost == "together"
@@ -240,35 +240,33 @@ def test_with_a_fixed_batch_per_device_a_smaller_batch_is_not_a_loss() -> None:
     assert report.scaling_costs["classification-ddp-2-128"].weak and "gradients are exchanged" in printed
 
 
-def test_an_efficiency_is_labelled_as_coming_from_runs_or_the_step_ladder(tmp_path: Path) -> None:
+def test_the_report_states_where_each_efficiency_was_measured(tmp_path: Path) -> None:
     ladders = {"classification-ddp-2-64": measured(one=500, part=900, gradients=450)}
     report, printed = made(cell(speed=1000), cell("ddp", 2, speed=440), step_ladders=ladders)
     assert "Scaling efficiency of the runs, relative to one device: ddp × 2 22%" in printed
-    expected = (
-        "according to a step-time breakdown measured separately from the runs (with an efficiency of 45%): gradients"
-    )
-    assert expected in printed
+    assert "A step-time breakdown, measured separately from the runs, shows why ddp × 2 is not faster" in printed
+    assert "(its efficiency there is 45%): gradients" in printed
     write_report(report, tmp_path)
     words = (tmp_path / "report.md").read_text()
     assert "**ddp × 2** reaches 45% of the ideal 2× in this measurement (in the runs: 22%; see Speed)." in words
 
 
-def test_step_ladders_match_their_row_even_if_it_has_a_longer_name() -> None:
+def test_a_step_time_breakdown_is_matched_to_a_row_with_a_longer_name() -> None:
     ladders = {"classification-ddp-2-64": measured(one=500, part=400, gradients=300)}
     rows = [cell(precision="bf16"), cell("ddp", 2)]
     assert list(made(*rows, step_ladders=ladders)[0].scaling_costs) == ["classification-ddp-2-64-fp32"]
     report, _ = made(*rows, cell("ddp", 2, precision="bf16"), step_ladders=ladders)
-    assert not report.scaling_costs and "there is one measurement for all" in " ".join(report.not_measured)
+    assert not report.scaling_costs and "they share one measurement" in " ".join(report.not_measured)
 
 
-def test_each_line_of_the_scaling_plot_is_a_named_group_of_rows(tmp_path: Path) -> None:
+def test_the_scaling_plot_has_a_labelled_line_for_each_strategy_and_batch_size(tmp_path: Path) -> None:
     rows = [cell(batch=b, speed=1000) for b in (64, 128)]
     rows += [cell("ddp", n, b, speed=s) for b, n, s in ((64, 2, 1900), (128, 2, 1200), (64, 4, 3600), (128, 4, 1300))]
     report, _ = made(*rows)
     write_report(report, tmp_path)
     page = (tmp_path / "report.html").read_text()
-    drawn = page[page.index('aria-label="× one device') :].partition("</figure>")[0]
-    assert drawn.count('<path class="line c') == 3  # two families and the ideal line
+    drawn = page[page.index('aria-label="Speedup over one device') :].partition("</figure>")[0]
+    assert drawn.count('<path class="line c') == 3  # one line for each batch size, and the ideal line
     assert "ddp, batch 64: 3.6 at 4<" in drawn and "ddp, batch 128: 1.3 at 4<" in drawn
     named = re.findall(r'<li class="(c\d)">(ddp, batch \d+)</li>', drawn)
     assert [name for _, name in named] == ["ddp, batch 64", "ddp, batch 128"]
@@ -276,15 +274,15 @@ def test_each_line_of_the_scaling_plot_is_a_named_group_of_rows(tmp_path: Path) 
         assert f'<li class="{colour}">{label}</li>' in page, "a line must have the colour of its first row"
 
 
-def test_the_fastest_good_row_is_not_called_the_fastest_of_all() -> None:
+def test_the_recommended_run_is_called_the_fastest_only_among_runs_of_equal_quality() -> None:
     rows = [cell(speed=1000, top1=90.0), cell("ddp", 2, speed=800, top1=90.0)]
     rows += [cell(batch=128, speed=1900, top1=40.0), cell("ddp", 2, 128, speed=900, top1=40.0)]
     _, printed = made(*rows)
-    assert "the fastest of equal quality" in printed and "(by 50.00 points)" in printed
+    assert "the fastest of those with equal quality" in printed and "(by 50.00 points)" in printed
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 1.0])
-def test_nan_weights_never_count_as_equal(tmp_path: Path, value: float) -> None:
+def test_nan_or_large_differences_in_weights_are_reported(tmp_path: Path, value: float) -> None:
     difference = {"strategy": "ddp", "network": "n", "kind": "weights", "value": value, "tolerance": 0.1, "worst": "w"}
     parity = {"classification": Parity.from_json({"description": "5 steps", "differences": [difference]})}
     report, printed = made(cell(), cell("ddp", 2), parity=parity)
@@ -296,7 +294,7 @@ def test_nan_weights_never_count_as_equal(tmp_path: Path, value: float) -> None:
 
 
 def line(images: int, at: float, total: float, length: int = 100, *, clock: float = 0.0, **more: float) -> Line:
-    """Return a log line for an interval of `total` seconds, of which loading took 0.1 and steps took 0.5."""
+    """Return a log line for an interval of `total` seconds: 0.1 s of loading, 0.5 s of steps, and the rest."""
     values = {"time": 1000 + at + clock, "epoch": images / 100, "time/images_per_second": length / total}
     values |= {"time/data_seconds": 0.1, "time/step_seconds": 0.5, "time/log_seconds": 0.0}
     return Line(images, at, values | {f"time/{name}_seconds": value for name, value in more.items()})
@@ -311,7 +309,7 @@ def test_speed_includes_time_between_steps_but_not_evaluation_and_saving() -> No
     assert split["between_steps"] == pytest.approx(0.4) and split["saving"] == pytest.approx(1 / 3)
 
 
-def test_values_missing_from_all_lines_are_omitted_and_not_zero() -> None:
+def test_times_that_were_not_logged_are_omitted_instead_of_zero() -> None:
     lines = [line(100, 5.0, 5.0), line(200, 6.0, 1.0, save=0.0)]
     assert seconds_per_epoch(log_intervals(lines), lines).keys() == {"data", "step", "between_steps"}
     only = [line(100, 5.0, 5.0)]
@@ -321,14 +319,14 @@ def test_values_missing_from_all_lines_are_omitted_and_not_zero() -> None:
     assert speed.std_over_log_intervals is None
 
 
-def test_the_interval_after_a_resume_is_warm_up_and_one_after_a_broken_line_has_no_length() -> None:
+def test_log_intervals_after_a_resume_or_a_malformed_line_are_ignored() -> None:
     lines = [line(100, 5.0, 5.0), line(200, 6.0, 1.0), line(300, 10.0, 4.0, clock=60.0), line(400, 11.0, 1.0, clock=60)]
     assert [one.line.images for one in log_intervals(lines)] == [200, 400]
     assert [one.line.images for one in log_intervals(lines, {1})] == [400]
     assert speed_of(log_intervals(lines)).std_over_log_intervals == pytest.approx(0.0)
 
 
-def test_speed_is_measured_in_the_last_segment_only() -> None:
+def test_speed_is_measured_only_since_the_last_change_of_devices() -> None:
     lines = [line(100, 5.0, 5.0), line(200, 6.0, 1.0, save=0.3), line(300, 8.0, 2.0), line(400, 10.0, 2.0, save=0.5)]
     assert [one.line.images for one in log_intervals(lines, since=200)] == [400], (
         "the first interval includes the warm-up"
@@ -344,7 +342,7 @@ def test_a_run_without_log_lines_has_no_speed() -> None:
     assert speed_of(log_intervals([])) is None and seconds_per_epoch([], []) == {}
 
 
-def test_parity_in_float64_is_reported_as_float64() -> None:
+def test_the_report_states_that_parity_was_checked_in_float64() -> None:
     words = "The runs use float64"
     assert words in made(cell(precision="fp64"), cell("ddp", 2, precision="fp64"))[1]
     assert words not in made(cell(), cell("ddp", 2))[1]
@@ -352,7 +350,7 @@ def test_parity_in_float64_is_reported_as_float64() -> None:
     assert words not in made(cell(precision="fp64"), cell(batch=128, precision="fp64"))[1]
 
 
-def test_a_strategy_that_is_not_installed_is_ranked_last_and_its_file_is_not_run(tmp_path: Path) -> None:
+def test_a_strategy_file_named_in_a_run_is_never_executed_for_a_report(tmp_path: Path) -> None:
     own = tmp_path / "own.py"
     own.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     rows = [cell("elsewhere", speed=1040, spread=50.0), cell(str(own), 2, speed=1030, spread=50.0)]

@@ -1,4 +1,4 @@
-"""A checkpoint is complete or absent, never pickled, and a damaged one is reported and skipped."""
+"""Checkpoints are written completely or not at all, contain no pickles, and are skipped if damaged."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def same(first: Snapshot, second: Snapshot) -> bool:
     return numbers and equal(first.weights, second.weights) and equal(first.state, second.state)
 
 
-def test_a_checkpoint_round_trips_and_has_no_pickle(tmp_path: Path) -> None:
+def test_a_checkpoint_is_loaded_as_saved_and_contains_no_pickle(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     path = checkpoints.save(snapshot(640))
     assert same(load(path), snapshot(640))
@@ -54,11 +54,11 @@ def test_a_checkpoint_round_trips_and_has_no_pickle(tmp_path: Path) -> None:
     ]
     for file in path.iterdir():
         content = file.read_bytes()
-        assert not content.startswith((b"\x80", b"PK"))  # pickle files, and torch's zip archives of pickles
+        assert not content.startswith((b"\x80", b"PK"))  # first bytes of pickle files and of torch's zip archives
         assert file.suffix == ".safetensors" or json.loads(content)
 
 
-def test_aliased_and_channels_last_tensors_are_restored() -> None:
+def test_shared_and_channels_last_tensors_are_restored() -> None:
     shared = torch.arange(6.0).reshape(2, 3)
     last = torch.arange(48.0).reshape(2, 3, 2, 4).to(memory_format=torch.channels_last)
     empty = {"empty": torch.zeros(0, 3), "also": torch.zeros(0)}
@@ -125,7 +125,7 @@ def test_a_damaged_checkpoint_is_reported_and_the_previous_one_is_used(tmp_path:
         load(checkpoints.path(1280))
 
 
-def test_every_bit_of_a_checkpoint_is_checked(tmp_path: Path) -> None:
+def test_any_flipped_bit_in_a_checkpoint_is_detected(tmp_path: Path) -> None:
     path = Checkpoints(tmp_path).save(snapshot(640))
     whole = json.loads((path / "manifest.json").read_text())
     for file in path.iterdir():
@@ -134,7 +134,7 @@ def test_every_bit_of_a_checkpoint_is_checked(tmp_path: Path) -> None:
             broken = bytearray(content)
             broken[position] ^= 1 << (position % 8)
             file.write_bytes(broken)
-            # A flipped bit in the manifest's whitespace may go undetected if the content stays the same.
+            # A flipped bit in the whitespace of the manifest may go undetected, since it does not change the content.
             unchanged = file.name == "manifest.json" and is_whole(path) and json.loads(file.read_text()) == whole
             assert not is_whole(path) or unchanged, f"{file.name}: byte {position}"
         file.write_bytes(content)
@@ -146,7 +146,7 @@ def test_nothing_is_deleted_if_no_checkpoint_is_intact(tmp_path: Path) -> None:
     for images in (640, 1280):
         checkpoints.save(snapshot(images))
         (checkpoints.path(images) / "state.json").unlink()
-    with pytest.raises(UserError, match="there is no earlier one"):
+    with pytest.raises(UserError, match="there is no earlier checkpoint"):
         checkpoints.latest(lambda line: None)
     assert checkpoints.all() == [640, 1280]
 
@@ -169,7 +169,7 @@ def test_a_save_replaces_a_damaged_checkpoint_at_the_same_image_count(tmp_path: 
     assert same(load(checkpoints.save(snapshot(640, 2.0))), snapshot(640, 2.0))
 
 
-def test_the_last_checkpoints_and_the_best_are_kept(tmp_path: Path) -> None:
+def test_the_last_checkpoints_and_the_best_checkpoint_are_kept(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     for images in (100, 200, 1000, 2000, 3000):
         checkpoints.save(snapshot(images))
@@ -180,7 +180,7 @@ def test_the_last_checkpoints_and_the_best_are_kept(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["000000003000"]
 
 
-def test_a_run_that_falls_back_uses_the_best_checkpoint_of_that_time(tmp_path: Path) -> None:
+def test_a_run_that_resumes_from_an_older_checkpoint_also_restores_the_best_at_that_time(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     for images, best in ((50, 50), (100, 100), (200, 100), (300, 300)):
         checkpoints.save(with_best(snapshot(images), best))
@@ -236,7 +236,7 @@ def test_a_checkpoint_that_was_being_replaced_is_restored(tmp_path: Path, monkey
     assert load(checkpoints.path(640)).numbers.best == Best("validation/top1", 0.5, 640)
 
 
-def test_a_run_keeps_its_last_checkpoints_and_the_best(tmp_path: Path, tiny: str) -> None:
+def test_a_training_run_keeps_its_last_checkpoints_and_the_best_checkpoint(tmp_path: Path, tiny: str) -> None:
     command = ("--images", "320", "--set", "save_every=2 steps", "--set", "keep=3", "--set", "evaluate_every=4 steps")
     assert run_fork(tmp_path, "train", tiny, "--out", "run", *command).wait() == 0
     checkpoints = Checkpoints(tmp_path / "run" / "checkpoints")
@@ -244,9 +244,7 @@ def test_a_run_keeps_its_last_checkpoints_and_the_best(tmp_path: Path, tiny: str
     assert checkpoints.all() == sorted({*last, *(load(checkpoints.path(one)).best_images for one in last)})
 
 
-def test_a_run_reports_a_damaged_checkpoint_resumes_from_an_earlier_one_and_ends_the_same(
-    tmp_path: Path, tiny: str
-) -> None:
+def test_a_run_resumed_after_checkpoint_damage_ends_with_the_same_weights(tmp_path: Path, tiny: str) -> None:
     command = ("train", tiny, "--out", "run", "--set", "keep=9", "--set", "evaluate_every=30 steps")
     assert run_fork(tmp_path, *command).wait() == 0
     whole = weights_of(tmp_path / "run")
@@ -260,8 +258,10 @@ def test_a_run_reports_a_damaged_checkpoint_resumes_from_an_earlier_one_and_ends
     assert weights_of(tmp_path / "run") == whole
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-def test_a_save_that_does_not_fit_prints_one_line(tmp_path: Path, tiny: str, devices: int) -> None:
+@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_checkpoint_too_large_for_the_disk_ends_the_run_with_one_line(
+    tmp_path: Path, tiny: str, devices: int
+) -> None:
     command = ("train", tiny, "--out", "run", "--devices", str(devices), "--set", "width=64")
     assert set(run_ranks(tmp_path, devices, *command, "--images", "80")) == {0}
     before = weights_of(tmp_path / "run")
@@ -284,7 +284,7 @@ def test_a_save_that_does_not_fit_prints_one_line(tmp_path: Path, tiny: str, dev
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A one-megabyte file system; skips the test if the user may not mount one."""
+    """A file system of one megabyte; the test is skipped if the user may not mount file systems."""
     disk = tmp_path / "disk"
     disk.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(disk)], capture_output=True).returncode:
@@ -297,7 +297,7 @@ def test_a_full_disk_prints_one_line_and_keeps_the_last_checkpoint(tmp_path: Pat
     run, constant = small_disk / "run", ("--set", "schedule=constant")
     command = ("train", tiny, "--out", str(run), *constant)
     assert run_fork(tmp_path, *command, "--images", "80").wait() == 0
-    for room in (0, 8192, 16384, 24576):  # the disk fills up while writing settings, log, metrics or checkpoint
+    for room in (0, 8192, 16384, 24576):  # bytes left on the disk; each value makes a different write fail
         kept = Checkpoints(run / "checkpoints").all()[-1]
         before = weights_of(run)
         filler = small_disk / "filler"

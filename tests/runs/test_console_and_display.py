@@ -51,7 +51,7 @@ with Display(100, 0, "title", True):
 
 
 class Terminal:
-    """A program in a pseudo-terminal."""
+    """A program that runs in a pseudo-terminal."""
 
     def __init__(self, code: str, *arguments: str, columns: int = 100, **streams: int) -> None:
         self.master, slave = pty.openpty()
@@ -65,7 +65,7 @@ class Terminal:
         self.text = ""
 
     def read(self, until: str | None = None) -> str:
-        """Return the output up to a given text or to the end of the program."""
+        """Read and return the output up to a given text or to the end of the program."""
         while until is None or until not in self.text:
             try:
                 piece = os.read(self.master, 65536)
@@ -84,7 +84,7 @@ def kept(folder: Path, rank: int = 0) -> str:
     return (folder / "logs" / f"rank-{rank}.txt").read_text()
 
 
-def test_a_terminal_shows_a_progress_bar_and_the_log_file_only_printed_lines(tmp_path: Path) -> None:
+def test_the_progress_bar_is_shown_on_the_terminal_but_not_in_the_log_file(tmp_path: Path) -> None:
     terminal = Terminal(TRAINING.replace("ENDING", ""), str(tmp_path))
     assert terminal.end() == 0
     assert "━" in terminal.text and "tiny on digits" in terminal.text
@@ -96,7 +96,7 @@ def test_a_terminal_shows_a_progress_bar_and_the_log_file_only_printed_lines(tmp
     assert kept(tmp_path).splitlines() == [*expected, "validation top1 93.1"]
 
 
-def test_printed_lines_stay_above_the_bar(tmp_path: Path) -> None:
+def test_printed_lines_appear_above_the_progress_bar(tmp_path: Path) -> None:
     terminal = Terminal(TRAINING.replace("ENDING", ""), str(tmp_path))
     terminal.end()
     screen = rendered(terminal.text)
@@ -130,7 +130,7 @@ def test_ctrl_c_restores_the_cursor(tmp_path: Path) -> None:
     assert terminal.text.rindex(SHOW_CURSOR) > terminal.text.rindex(HIDE_CURSOR)
 
 
-def test_a_bar_fits_a_narrow_terminal(tmp_path: Path) -> None:
+def test_the_progress_bar_fits_a_narrow_terminal(tmp_path: Path) -> None:
     terminal = Terminal(TRAINING.replace("ENDING", ""), str(tmp_path), columns=40)
     assert terminal.end() == 0
     assert all(len(line) <= 40 for line in rendered(terminal.text))
@@ -199,7 +199,7 @@ def test_output_is_appended_across_resumes(tmp_path: Path) -> None:
     assert kept(tmp_path) == "one\ntwo\n"
 
 
-def test_other_ranks_are_silent_and_log_even_output_of_c_code(tmp_path: Path) -> None:
+def test_ranks_other_than_0_print_only_to_their_log_file_even_from_c_code(tmp_path: Path) -> None:
     code = """
 import os, signal, sys
 from pathlib import Path
@@ -219,7 +219,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def rendered(text: str) -> list[str]:
-    """Return the lines that a terminal would finally show; handles only the escape codes that the display uses."""
+    """Return the lines that a terminal would show at the end, after the display's escape codes."""
     lines, row, column = [""], 0, 0
     position = 0
     while position < len(text):
@@ -246,7 +246,7 @@ def rendered(text: str) -> list[str]:
     return [line.rstrip() for line in lines]
 
 
-def test_names_appear_in_tables_and_lines_as_the_user_wrote_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_with_special_characters_are_printed_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
     name = "[bold]run[/bold] :warning: '.[dali]'"
     table = Table(title=name)
     table.add_column(name)

@@ -1,4 +1,4 @@
-"""GPU readings: present on a GPU, absent elsewhere."""
+"""GPU readings (load, memory, power) are recorded on a GPU and omitted on a CPU."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 from paceline.runs.gpu import GpuReadings
 
 
-def test_a_run_on_the_cpu_has_no_readings() -> None:
+def test_a_run_on_the_cpu_has_no_gpu_readings() -> None:
     assert GpuReadings(None).read() == {}
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without GPUs")
-def test_a_machine_without_gpus_has_no_readings() -> None:
+def test_a_machine_without_gpus_has_no_gpu_readings() -> None:
     assert GpuReadings(0).read() == {}
 
 
@@ -23,7 +23,7 @@ def test_a_machine_without_gpus_has_no_readings() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_gpu_reports_load_memory_power_temperature_and_energy() -> None:
     readings = GpuReadings(0)
-    held = torch.ones(2**28, device="cuda")  # 1 GiB
+    held = torch.ones(2**28, device="cuda")  # allocates 1 GiB
     start = time.perf_counter()
     values = readings.read()
     assert time.perf_counter() - start < 0.1

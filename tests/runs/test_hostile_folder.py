@@ -1,4 +1,4 @@
-"""With an untrusted run folder, no command writes outside it, hangs, or fails with a traceback."""
+"""With a malicious run folder, no command writes outside the folder, hangs or prints a traceback."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ DEEPER = ("checkpoints/000000000064", "samples/samples-000000000064.png", "logs/
 
 
 @pytest.mark.parametrize("name", [*FOLDERS, *FILES, *DEEPER])
-def test_a_link_to_a_path_outside_the_run_folder_is_rejected_by_name(name: str, tmp_path: Path) -> None:
+def test_a_link_to_a_path_outside_the_run_folder_is_rejected(name: str, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     link = tmp_path / "run" / name
     link.parent.mkdir(parents=True)
     for target in (tmp_path / "elsewhere", Path("../../elsewhere"), tmp_path / "missing"):
         link.symlink_to(target)
-        with pytest.raises(UserError, match=rf"{name}: is a symbolic link that leads out of the run folder; remove"):
+        with pytest.raises(UserError, match=rf"{name}: is a symbolic link that points outside the run folder; remove"):
             RunFolder(tmp_path / "run").claim()
         link.unlink()
     assert not list((tmp_path / "elsewhere").iterdir()) and not (tmp_path / "missing").exists()
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "logs/rank-0.txt", ".lock"])
-def test_a_pipe_in_a_run_folder_is_rejected_by_name(name: str, tmp_path: Path) -> None:
+def test_a_named_pipe_in_a_run_folder_is_rejected(name: str, tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     os.mkfifo(tmp_path / name)
     with pytest.raises(UserError, match=rf"{name}: is neither a file nor a folder; remove it"):
@@ -54,7 +54,7 @@ def test_a_pipe_in_a_run_folder_is_rejected_by_name(name: str, tmp_path: Path) -
 
 
 def test_links_to_a_run_folder_and_inside_it_are_followed(tmp_path: Path) -> None:
-    """Some loggers write a link to their newest file."""
+    """Links within a run folder are legitimate: some loggers write a link to their newest file."""
     (tmp_path / "disk/wandb/run-1").mkdir(parents=True)
     (tmp_path / "disk/wandb/latest").symlink_to("run-1")
     (tmp_path / "run").symlink_to("disk")
@@ -70,12 +70,12 @@ def test_training_does_not_write_through_a_linked_folder(tmp_path: Path, tiny: s
     (tmp_path / "run/tensorboard").symlink_to(tmp_path / "elsewhere")
     rejected = run_fork(tmp_path, "train", tiny, "--out", "run", "--images", "16")
     assert rejected.wait() == 2 and rejected.stderr.startswith(
-        "paceline: run/tensorboard: is a symbolic link that leads"
+        "paceline: run/tensorboard: is a symbolic link that points"
     )
     assert not list((tmp_path / "elsewhere").iterdir())
 
 
-def test_a_mirror_with_a_device_or_a_file_of_the_wrong_size_is_damaged(tmp_path: Path) -> None:
+def test_a_mirror_with_a_device_or_a_file_of_the_wrong_size_is_rejected_as_damaged(tmp_path: Path) -> None:
     (tmp_path / "mirror/mirror").mkdir(parents=True)
     (tmp_path / "mirror/mirror/000000000064-0001.json").symlink_to("/dev/zero")
     assert list_manifests(open_destination(f"file://{tmp_path}/mirror", "--resume-from")) == []
@@ -94,7 +94,7 @@ def test_a_mirror_with_a_device_or_a_file_of_the_wrong_size_is_damaged(tmp_path:
         (tmp_path / f"mirror/mirror/files/{'0' * 64}").unlink(missing_ok=True)
         (tmp_path / f"mirror/mirror/files/{'0' * 64}").symlink_to("/dev/zero")
         destination = open_destination(f"file://{tmp_path}/mirror", "--resume-from")
-        with pytest.raises(UserError, match="all of its snapshots are damaged"):
+        with pytest.raises(UserError, match="all snapshots are damaged"):
             restore(destination, tmp_path / "run", 0, print, lambda: None)
 
 
@@ -102,7 +102,7 @@ NOT_FILES = ("pipe", "zero", "folder")
 
 
 def place_at(path: Path, kind: str) -> None:
-    """Create an entry that is not a regular file."""
+    """Create a directory entry that is not a regular file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if kind == "pipe":
         os.mkfifo(path)
@@ -114,7 +114,7 @@ def place_at(path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", NOT_FILES)
 def test_no_reader_hangs_on_an_entry_that_is_not_a_regular_file(kind: str, tmp_path: Path) -> None:
-    """A pipe would block, and /dev/zero would exhaust the memory."""
+    """Reading from a pipe would block, and reading /dev/zero would exhaust the memory."""
     for name in ("config.toml", "data_spec.json", "protocols.json", "status.json", "metrics.jsonl", "c/manifest.json"):
         place_at(tmp_path / name, kind)
     for read in (
@@ -145,7 +145,7 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("bomb", BOMBS.values(), ids=BOMBS.keys())
-def test_a_toml_bomb_ends_quickly_in_one_line(bomb: str, tmp_path: Path) -> None:
+def test_a_malicious_toml_file_is_quickly_rejected_in_one_line(bomb: str, tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text(bomb, encoding="utf-8", errors="surrogateescape")
     for read in (lambda: read_record(tmp_path), lambda: read_file(str(tmp_path / "config.toml"))):
         began = time.monotonic()
@@ -159,7 +159,7 @@ JSON_BOMBS = {"nested": "[" * 100_000, "objects": '{"a":' * 100_000, "a number":
 
 
 @pytest.mark.parametrize("bomb", [*JSON_BOMBS.values(), '{"images": 1e999}', '{"images": NaN}', "[]", "3", '"x"'])
-def test_a_json_bomb_ends_in_one_line(bomb: str, tmp_path: Path) -> None:
+def test_a_malicious_json_file_is_rejected_in_one_line(bomb: str, tmp_path: Path) -> None:
     (tmp_path / "c").mkdir()
     for name in ("data_spec.json", "protocols.json", "status.json", "metrics.jsonl", "c/manifest.json"):
         (tmp_path / name).write_text(bomb)
@@ -170,7 +170,7 @@ def test_a_json_bomb_ends_in_one_line(bomb: str, tmp_path: Path) -> None:
     for read in (lambda: RunFolder(tmp_path).protocol_of("test/FID"), lambda: Manifest.parse(bomb.encode())):
         try:
             read()
-        except ValueError as error:  # UserError is a subclass
+        except ValueError as error:  # UserError is a subclass of ValueError
             assert "\n" not in str(error)
     assert Status.of(tmp_path) is None and isinstance(read_metrics(tmp_path), list)
 
@@ -187,9 +187,9 @@ def test_a_data_spec_with_a_wrong_value_is_rejected(values: dict[str, object]) -
         from_json(json.dumps(spec | {"scale": 0, "panels": []} | values))
 
 
-def test_a_large_file_is_not_read_whole(tmp_path: Path) -> None:
+def test_a_file_that_is_too_large_is_not_read_completely(tmp_path: Path) -> None:
     with (tmp_path / "large.json").open("wb") as file:
-        file.truncate(2**40)  # sparse file
+        file.truncate(2**40)  # a sparse file, which takes no disk space
     code = "import sys, resource; resource.setrlimit(resource.RLIMIT_AS, (2**31, 2**31))\n"
     code += "from paceline.core.small_files import read_bounded\nread_bounded(__import__('pathlib').Path(sys.argv[1]))"
     ended = subprocess.run([sys.executable, "-c", code, str(tmp_path / "large.json")], capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""The logger contract; a failing logger is disabled, and a user file can define one."""
+"""Requirements for every logger. A logger that fails is disabled, and a user's file can define a logger."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_a_logger_that_fails_is_reported_once_and_disabled(
     assert ",".join(lines) == ",".join(["open 0", *each, "close"]), "the other loggers must continue"
 
 
-def test_an_unknown_logger_and_a_file_without_one_are_rejected_before_training(tmp_path: Path, tiny: str) -> None:
+def test_an_unknown_logger_or_a_file_without_a_logger_is_rejected_before_training(tmp_path: Path, tiny: str) -> None:
     (tmp_path / "empty.py").write_text("answer = 42\n")
     for loggers, message in (
         ("tensorbord", "unknown logger 'tensorbord'; did you mean 'tensorboard'?"),

@@ -1,4 +1,4 @@
-"""Removed folders, impossible names and killed processes lead to a one-line error and a correct status."""
+"""Removed folders, invalid names and killed processes cause a one-line error."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SLOWLY = ("--set", "pause=0.03", "--set", "save_every=2 steps", "--set", "logger
 def children_of(parent: int) -> list[int]:
     found = []
     for task in Path(f"/proc/{parent}/task").iterdir():
-        with suppress(OSError):  # the thread has ended since
+        with suppress(OSError):  # the thread has ended in the meantime
             found += [int(word) for word in (task / "children").read_text().split()]
     return found
 
@@ -30,7 +30,7 @@ def has_saved(run: Path) -> bool:
     return any((run / "checkpoints").glob("0*"))
 
 
-def test_a_removed_run_folder_ends_the_run_with_one_line(tmp_path: Path, tiny: str) -> None:
+def test_removing_the_run_folder_ends_the_run_with_a_one_line_error(tmp_path: Path, tiny: str) -> None:
     run = tmp_path / "run"
     running = start_fork(tmp_path, "train", tiny, *SLOWLY, "--out", "run")
     wait_until(lambda: has_saved(run), running)
@@ -44,25 +44,26 @@ def test_a_removed_run_folder_ends_the_run_with_one_line(tmp_path: Path, tiny: s
 
 
 @pytest.mark.parametrize("name", ["x" * 300, "/".join(["y" * 200] * 25), "a\0b"], ids=["name", "path", "null"])
-def test_a_name_that_cannot_exist_is_rejected_in_one_line(tmp_path: Path, tiny: str, name: str) -> None:
+def test_an_invalid_folder_name_is_rejected_in_one_line(tmp_path: Path, tiny: str, name: str) -> None:
     for command in (("train", tiny, "--out"), ("train", tiny, "--devices", "2", "--out"), ("evaluate",)):
         rejected = run_fork(tmp_path, *command, name)
         assert rejected.wait() == 2 and len(rejected.stderr.splitlines()) == 1, rejected.stderr
 
 
-def test_a_linked_lock_is_reported(tmp_path: Path, tiny: str) -> None:
+def test_a_lock_file_that_is_a_symlink_is_rejected(tmp_path: Path, tiny: str) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / ".lock").symlink_to(tmp_path / "other")
     rejected = run_fork(tmp_path, "train", tiny, "--out", "run")
     assert rejected.wait() == 2
     assert (
-        rejected.stderr == "paceline: run/.lock: is a symbolic link that leads out of the run folder; remove the link\n"
+        rejected.stderr
+        == "paceline: run/.lock: is a symbolic link that points outside the run folder; remove the link\n"
     )
     assert not (tmp_path / "other").exists()
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-def test_a_killed_loader_process_ends_the_run_with_one_line(tmp_path: Path, tiny: str, devices: int) -> None:
+@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_killed_loader_process_ends_the_run_with_a_one_line_error(tmp_path: Path, tiny: str, devices: int) -> None:
     command = ("train", tiny, *SLOWLY, "--set", "loader=workers", "--set", "workers=1", "--out", "run")
     start = start_fork if devices == 1 else start_command
     running = start(tmp_path, *command, "--devices", str(devices))
@@ -77,11 +78,11 @@ def test_a_killed_loader_process_ends_the_run_with_one_line(tmp_path: Path, tiny
     assert status and status.state == "failed" and f"loader process {victim}" in status.reason
 
 
-def test_a_stopped_loader_process_does_not_hang_a_single_process(tmp_path: Path, tiny: str) -> None:
+def test_a_run_does_not_hang_if_its_loader_process_is_suspended(tmp_path: Path, tiny: str) -> None:
     command = ("train", tiny, *SLOWLY, "--set", "loader=workers", "--set", "workers=1", "--out", "run")
     running = start_fork(tmp_path, *command, "--set", "timeout=3", "--images", "16000")
     wait_until(lambda: has_saved(tmp_path / "run"), running)
-    for number in (signal.SIGSTOP, signal.SIGCONT):  # a suspended run continues
+    for number in (signal.SIGSTOP, signal.SIGCONT):  # suspend and continue the run
         running.kill(number)
         time.sleep(4)
     assert not running.ended

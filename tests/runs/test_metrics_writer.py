@@ -1,4 +1,4 @@
-"""metrics.jsonl and samples of a run: complete lines, truncated on resume, and shown in TensorBoard."""
+"""metrics.jsonl, TensorBoard events and sample images: what is written, and what is kept on resume."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def events(folder: Path) -> EventAccumulator:
     return accumulator
 
 
-def test_a_line_contains_images_seconds_time_and_values(tmp_path: Path) -> None:
+def test_a_metrics_line_contains_the_image_count_the_time_and_the_values(tmp_path: Path) -> None:
     writer = MetricsWriter(tmp_path)
     writer.write(128, {"classifier/cross_entropy": 2.5})
-    (line,) = lines(tmp_path)  # not closed yet: a line is on disk as soon as it is written
+    (line,) = lines(tmp_path)  # on disk although the writer is not closed yet
     writer.close()
     assert list(line) == ["images", "seconds", "time", "classifier/cross_entropy"]
     assert line["images"] == 128 and line["classifier/cross_entropy"] == 2.5 and line["seconds"] >= 0
@@ -46,7 +46,7 @@ def test_non_finite_values_are_null_in_json_and_unchanged_in_tensorboard(tmp_pat
     assert events(tmp_path).Scalars("a/inf")[0].value == math.inf
 
 
-def test_metrics_of_a_resumed_run_are_truncated_to_its_checkpoint(tmp_path: Path) -> None:
+def test_metrics_after_the_checkpoint_are_removed_when_a_run_resumes(tmp_path: Path) -> None:
     pixels = np.zeros((4, 6, 3), np.uint8)
     writer = MetricsWriter(tmp_path, loggers="tensorboard")
     for images in (100, 200, 300):
@@ -66,7 +66,7 @@ def test_metrics_of_a_resumed_run_are_truncated_to_its_checkpoint(tmp_path: Path
     assert [event.step for event in seen.Images("samples/fakes")] == [100, 200]
 
 
-def test_a_run_killed_before_its_first_checkpoint_restarts(tmp_path: Path) -> None:
+def test_a_run_killed_before_its_first_checkpoint_restarts_with_empty_metrics(tmp_path: Path) -> None:
     writer = MetricsWriter(tmp_path, loggers="tensorboard")
     writer.write(0, {"a/loss": 1.0})
     writer.image("fakes", 0, np.zeros((2, 2, 3), np.uint8))
@@ -79,7 +79,7 @@ def test_a_run_killed_before_its_first_checkpoint_restarts(tmp_path: Path) -> No
     assert [event.value for event in events(tmp_path).Scalars("a/loss")] == [2.0]
 
 
-def test_broken_lines_are_skipped_by_readers_and_dropped_on_resume(tmp_path: Path) -> None:
+def test_malformed_metrics_lines_are_skipped_by_readers_and_removed_on_resume(tmp_path: Path) -> None:
     good = [b'{"images": 1, "seconds": 5.0, "a/b": 1.0}', b'{"images": 2, "seconds": 7.5, "a/b": null}']
     bad = [
         b'{"images": 3, "a/b": NaN}',
@@ -95,7 +95,7 @@ def test_broken_lines_are_skipped_by_readers_and_dropped_on_resume(tmp_path: Pat
     assert (tmp_path / "metrics.jsonl").read_bytes() == b"\n".join(good) + b"\n"
 
 
-def test_seconds_continue_from_the_last_kept_line(tmp_path: Path) -> None:
+def test_the_elapsed_time_of_a_resumed_run_continues_from_its_last_metrics_line(tmp_path: Path) -> None:
     rows = ['{"images": 1, "seconds": 100.0}', '{"images": 2, "seconds": 200.0}']
     (tmp_path / "metrics.jsonl").write_text("\n".join(rows) + "\n")
     writer = MetricsWriter(tmp_path, images=1)
@@ -104,12 +104,12 @@ def test_seconds_continue_from_the_last_kept_line(tmp_path: Path) -> None:
     assert 100 <= lines(tmp_path)[-1]["seconds"] < 110
 
 
-def test_a_folder_without_metrics_has_no_lines(tmp_path: Path) -> None:
+def test_a_folder_without_a_metrics_file_has_no_metrics_lines(tmp_path: Path) -> None:
     assert read_metrics(tmp_path) == []
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_a_sample_is_saved_as_a_png_of_its_pixels(tmp_path: Path, channels: int) -> None:
+def test_a_sample_image_is_saved_as_a_png(tmp_path: Path, channels: int) -> None:
     pixels = np.arange(5 * 7 * channels, dtype=np.uint8).reshape(5, 7, channels)
     writer = MetricsWriter(tmp_path)
     writer.image("grid", 1234567, pixels)
@@ -153,7 +153,7 @@ def test_a_metrics_file_that_is_a_symlink_is_not_followed(tmp_path: Path) -> Non
     assert not (tmp_path / "run" / "metrics.jsonl").is_symlink(), "a regular file replaces the symlink"
 
 
-def test_partial_samples_of_a_killed_writer_are_removed(tmp_path: Path) -> None:
+def test_partially_written_sample_images_are_removed(tmp_path: Path) -> None:
     (tmp_path / "samples").mkdir()
     (tmp_path / "samples" / ".0123456789abcdef.writing").write_bytes(b"half a PNG")
     MetricsWriter(tmp_path).close()

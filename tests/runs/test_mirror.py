@@ -1,4 +1,4 @@
-"""Mirroring during training: readers see only complete snapshots, and failures never disturb training."""
+"""Mirroring (copying a run to remote storage) shows only complete snapshots and never disturbs training."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def mirror_once(folder: Path, destination: Destination, run: str = "one") -> str
 
 
 def assert_whole(destination: Destination, scratch: Path) -> list[int]:
-    """Check every manifest bit for bit against its files; return the image counts."""
+    """Check the checksums of all files in the mirror; return the image counts of its checkpoints."""
     manifests = [read_manifest(destination, name) for name in list_manifests(destination)]
     for manifest in manifests:
         for name, piece in manifest.files.items():
@@ -74,7 +74,7 @@ def assert_whole(destination: Destination, scratch: Path) -> list[int]:
     return [manifest.images for manifest in manifests]
 
 
-def test_a_credential_that_a_library_printed_is_not_mirrored_with_the_log(tmp_path: Path) -> None:
+def test_credentials_printed_by_a_library_are_removed_from_the_mirrored_log(tmp_path: Path) -> None:
     make_run(tmp_path / "run", 100)
     (tmp_path / "run" / "logs").mkdir()
     printed = "loss 0.5 — über alles\nconnecting to https://ann:hunter2@example.org\n"
@@ -85,7 +85,7 @@ def test_a_credential_that_a_library_printed_is_not_mirrored_with_the_log(tmp_pa
 
 
 class Watched:
-    """A real destination that calls `before` with the operation number before each operation."""
+    """A mirror destination that calls `before(number)` before each of its numbered operations."""
 
     def __init__(self, destination: Destination, before: Callable[[int], None]) -> None:
         self.destination, self.before, self.operations = destination, before, 0
@@ -99,7 +99,7 @@ class Watched:
         return operation
 
 
-def test_a_mirrored_run_is_restored_on_an_empty_disk(tmp_path: Path, away: str) -> None:
+def test_a_run_is_restored_from_its_mirror_to_an_empty_disk(tmp_path: Path, away: str) -> None:
     make_run(tmp_path / "run", 100, 200, 300)
     destination = open_destination(away, "--mirror")
     assert mirror_once(tmp_path / "run", destination) == "mirror: away is complete"
@@ -116,7 +116,7 @@ def test_a_mirrored_run_is_restored_on_an_empty_disk(tmp_path: Path, away: str) 
     )
 
 
-def test_readers_see_complete_snapshots_whichever_operation_fails_or_is_the_last(tmp_path: Path, away: str) -> None:
+def test_readers_see_complete_snapshots_whichever_write_operation_fails(tmp_path: Path, away: str) -> None:
     destination = open_destination(away, "--mirror")
     make_run(tmp_path / "run", 100)
     mirror_once(tmp_path / "run", destination)
@@ -160,7 +160,7 @@ def put_back(destination: Destination, folder: Path) -> None:
             destination.send(file, file.relative_to(folder).as_posix())
 
 
-def test_an_incomplete_snapshot_or_manifest_is_skipped(tmp_path: Path) -> None:
+def test_an_incomplete_snapshot_in_a_mirror_is_skipped(tmp_path: Path) -> None:
     destination = open_destination(f"file://{tmp_path}/away", "--mirror")
     for moments in ((100,), (200,)):
         make_run(tmp_path / "run", *moments)
@@ -175,21 +175,21 @@ def test_an_incomplete_snapshot_or_manifest_is_skipped(tmp_path: Path) -> None:
     assert "weights.safetensors does not match its SHA-256" in lines[1]
     assert load(tmp_path / "back" / "checkpoints" / "000000000100").images == 100
     shutil.rmtree(tmp_path / "away" / "checkpoints")
-    with pytest.raises(UserError, match="all of its snapshots are damaged"):
+    with pytest.raises(UserError, match="all snapshots are damaged"):
         restore(destination, tmp_path / "back", 0, lines.append, lambda: None)
 
 
 @pytest.mark.parametrize("name", ["../outside", "/tmp/outside", "checkpoints/../../outside", "checkpoints/1/a", "x.py"])
-def test_a_manifest_that_lists_unexpected_files_is_rejected(name: str) -> None:
+def test_a_mirror_manifest_that_lists_unexpected_files_is_rejected(name: str) -> None:
     with pytest.raises(ValueError, match="not part of a snapshot"):
         Manifest.parse(Manifest("one", 100, {name: Piece(name, "0" * 64, 1)}).encode())
 
 
-def test_a_slow_upload_does_not_block_training_and_survives_pruning(tmp_path: Path) -> None:
+def test_a_slow_upload_does_not_block_training_or_the_deletion_of_old_checkpoints(tmp_path: Path) -> None:
     checkpoints, reached, released = make_run(tmp_path / "run", 100), threading.Event(), threading.Event()
 
     def hold(number: int) -> None:
-        if number == 4:  # in the middle of the first checkpoint
+        if number == 4:  # during the upload of the first checkpoint
             reached.set()
             released.wait(60)
 
@@ -215,7 +215,7 @@ def test_a_mirror_of_a_different_or_longer_run_is_rejected_and_left_unchanged(tm
     mirror_once(tmp_path / "run", destination)
     before = destination.sizes("")
     ahead = "at 200 images, but --out is at 0"
-    for folder, run, message in (("run", "two", "holds another run"), ("empty", "one", ahead)):
+    for folder, run, message in (("run", "two", "contains another run"), ("empty", "one", ahead)):
         (tmp_path / folder).mkdir(exist_ok=True)
         with pytest.raises(UserError, match=message):
             mirror_once(tmp_path / folder, destination, run)
@@ -244,13 +244,13 @@ def test_a_package_can_register_a_mirror_backend(tmp_path: Path, monkeypatch: py
         ("zip::file:///somewhere", "chained URLs are not supported"),
     ],
 )
-def test_an_unusable_url_prints_one_line_without_credentials(url: str, message: str) -> None:
+def test_an_unusable_mirror_url_is_reported_in_one_line_without_its_credentials(url: str, message: str) -> None:
     with pytest.raises(UserError, match=message) as raised:
         open_destination(url, "--mirror")
     assert "secret" not in str(raised.value) and "abcdef" not in str(raised.value)
 
 
-def test_a_mirror_failure_is_printed_once_and_recorded_until_it_is_over(
+def test_a_mirror_failure_is_printed_once_and_recorded_until_mirroring_works_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_run(tmp_path / "run", 100)
@@ -273,7 +273,8 @@ def test_a_mirror_failure_is_printed_once_and_recorded_until_it_is_over(
     broken.clear()
     assert "is complete" in mirror.finish(60)
     printed = capsys.readouterr().out.splitlines()
-    assert [line.partition(" (")[0] for line in printed] == ["mirror: away failed", "mirror: away is reachable again"]
+    failed, again = "mirror: upload to away failed", "mirror: away is reachable again"
+    assert [line.partition(" (")[0] for line in printed] == [failed, again]
     assert "training continues" in printed[0] and "abcdef" not in printed[0]
     state = MirrorState.parse((tmp_path / "run" / "mirror.json").read_bytes())
     assert state and (state.images, state.error) == (100, "")
@@ -283,7 +284,7 @@ def published(away: Path) -> list[int]:
     return [int(file.name[:12]) for file in sorted((away / "mirror").glob("*.json"))]
 
 
-def test_a_run_that_lost_its_disk_resumes_from_its_mirror_with_the_same_bits(tmp_path: Path) -> None:
+def test_a_run_that_lost_its_disk_resumes_from_its_mirror_with_bit_identical_weights(tmp_path: Path) -> None:
     command = ("train", TINY, "--set", "dropout=0.2", *QUICK)
     assert run_fork(tmp_path, *command, "--out", "whole").wait() == 0
     url = f"file://{tmp_path}/away"
@@ -322,7 +323,7 @@ def test_training_continues_when_the_mirror_cannot_be_written(tmp_path: Path) ->
     assert Status.parse((tmp_path / "run" / "status.json").read_bytes()).state == "finished"  # type: ignore[union-attr]
 
 
-def test_a_failed_run_is_marked_as_failed_in_its_mirror_too(tmp_path: Path) -> None:
+def test_a_failed_run_is_also_marked_as_failed_in_its_mirror(tmp_path: Path) -> None:
     away, command = tmp_path / "away", ("train", TINY, *QUICK, "--out", "run", "--mirror", f"file://{tmp_path}/away")
     failed: Running = run_fork(tmp_path, *command, "--set", "not_finite_at=20")
     assert failed.wait() == 2 and "is not finite" in failed.stderr

@@ -1,4 +1,4 @@
-"""The versions and hardware recorded with a run."""
+"""Each run records software versions, hardware and the git commit."""
 
 from __future__ import annotations
 

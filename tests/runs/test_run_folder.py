@@ -1,4 +1,4 @@
-"""One writer per run folder, and only mutable settings change on resume."""
+"""Only one process may write to a run folder, and only some settings may change on resume."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ from paceline.runs.metrics import read_metrics
 from paceline.runs.snapshot import CheckpointNumbers, Snapshot
 
 
-def test_a_folder_in_use_is_rejected_and_its_run_is_not_disturbed(tmp_path: Path, tiny: str) -> None:
+def test_a_run_folder_in_use_is_rejected_and_its_run_is_not_disturbed(tmp_path: Path, tiny: str) -> None:
     command = ("train", tiny, "--set", "pause=0.05")
     first = start_fork(tmp_path, *command, "--out", "run")
     wait_until(lambda: (tmp_path / "run" / "metrics.jsonl").exists(), first)
     second = run_fork(tmp_path, *command, "--out", "run")
     assert not first.ended
     assert second.wait() == 2
-    assert second.stderr == f"paceline: --out run: this run is in use by process {first.pid}; choose another --out\n"
+    message = f"--out run: this run is in use by process {first.pid}; choose a different --out"
+    assert second.stderr == f"paceline: {message}\n"
     assert first.wait() == 0 and first.stderr == ""
     assert run_fork(tmp_path, *command, "--out", "alone").wait() == 0
     assert weights_of(tmp_path / "run") == weights_of(tmp_path / "alone")
@@ -43,7 +44,7 @@ def test_a_run_folder_may_be_a_symlink(tmp_path: Path, tiny: str) -> None:
     assert any((tmp_path / "large-disk" / "checkpoints").iterdir())
 
 
-def test_a_new_worker_count_starts_a_segment_only_if_the_loader_uses_workers(tmp_path: Path, tiny: str) -> None:
+def test_a_changed_worker_count_is_recorded_only_if_the_loader_uses_workers(tmp_path: Path, tiny: str) -> None:
     for loader, expected in (("resident", 0), ("workers", 1)):
         command = ("train", tiny, "--batch-size", "16", "--loader", loader, "--out", loader)
         assert run_fork(tmp_path, *command, "--images", "32", "--workers", "1").wait() == 0
@@ -64,12 +65,12 @@ def test_a_run_is_unchanged_if_its_weights_do_not_fit_the_network(tmp_path: Path
     assert {name: (tmp_path / "run" / name).read_bytes() for name in kept} == kept
 
 
-def test_a_folder_with_other_files_is_rejected_and_left_alone(tmp_path: Path, tiny: str) -> None:
+def test_a_folder_with_unrelated_files_is_rejected_and_left_unchanged(tmp_path: Path, tiny: str) -> None:
     full = tmp_path / "full"
     full.mkdir()
     (full / "diary.txt").touch()
     rejected = run_fork(tmp_path, "train", tiny, "--out", "full")
-    assert rejected.wait() == 2 and "--out full: the folder exists and is not a run (it holds diary" in rejected.stderr
+    assert rejected.wait() == 2 and "the folder exists and is not a run (it contains diary" in rejected.stderr
     assert [file.name for file in full.iterdir()] == ["diary.txt"]
     (full / "diary.txt").rename(full / ".gitkeep")
     (full / "launch").mkdir()  # a job file may be in the folder before the run starts
@@ -84,7 +85,7 @@ def test_a_run_that_ended_before_saving_its_settings_can_restart(tmp_path: Path)
     folder.check_free()
 
 
-def test_claiming_a_folder_removes_leftovers_of_a_killed_writer_only(tmp_path: Path) -> None:
+def test_opening_a_run_folder_for_writing_removes_old_temporary_files_only(tmp_path: Path) -> None:
     (tmp_path / ".0123456789abcdef.writing").write_text("half a config")
     os.utime(tmp_path / ".0123456789abcdef.writing", (0, 0))
     (tmp_path / ".fedcba9876543210.writing").write_text("another command is writing this")
@@ -98,8 +99,8 @@ def test_claiming_a_folder_removes_leftovers_of_a_killed_writer_only(tmp_path: P
 def test_a_lock_or_log_file_that_is_a_symlink_is_not_followed(tmp_path: Path, tiny: str) -> None:
     (tmp_path / "elsewhere").write_text("mine\n")
     for name, message in (
-        (".lock", "run/.lock: is a symbolic link that leads out of the run folder"),
-        ("logs/rank-0.txt", "run/logs/rank-0.txt: is a symbolic link that leads out of the run folder"),
+        (".lock", "run/.lock: is a symbolic link that points outside the run folder"),
+        ("logs/rank-0.txt", "run/logs/rank-0.txt: is a symbolic link that points outside the run folder"),
     ):
         (tmp_path / "run" / "logs").mkdir(parents=True, exist_ok=True)
         (tmp_path / "run" / "config.toml").touch()
@@ -110,7 +111,7 @@ def test_a_lock_or_log_file_that_is_a_symlink_is_not_followed(tmp_path: Path, ti
         (tmp_path / "run" / name).unlink()
 
 
-def test_a_claim_ends_with_its_process_and_can_be_released(tmp_path: Path) -> None:
+def test_the_lock_of_a_run_folder_can_be_released(tmp_path: Path) -> None:
     one, other = RunFolder(tmp_path / "run"), RunFolder(tmp_path / "run")
     one.claim()
     with pytest.raises(UserError, match="in use by process"):
@@ -121,7 +122,7 @@ def test_a_claim_ends_with_its_process_and_can_be_released(tmp_path: Path) -> No
     other.release()
 
 
-def test_settings_that_would_make_a_different_run_are_rejected(tmp_path: Path, tiny: str) -> None:
+def test_settings_that_would_change_the_results_are_rejected_on_resume(tmp_path: Path, tiny: str) -> None:
     command = ("train", tiny, "--out", "run", "--images", "48")
     assert run_fork(tmp_path, *command).wait() == 0
     before = weights_of(tmp_path / "run"), (tmp_path / "run" / "config.toml").read_text()
@@ -147,14 +148,14 @@ def test_a_run_without_a_checkpoint_may_restart_with_different_settings(tmp_path
     assert "lr = 0.2" in (tmp_path / "run" / "config.toml").read_text()
 
 
-def test_a_different_recipe_is_rejected(tmp_path: Path, tiny: str) -> None:
+def test_a_different_recipe_is_rejected_on_resume(tmp_path: Path, tiny: str) -> None:
     assert run_fork(tmp_path, "train", tiny, "--out", "run", "--images", "16").wait() == 0
     (tmp_path / "other.py").write_text(Path(tiny).read_text())
     rejected = run_fork(tmp_path, "train", "./other.py", "--out", "run")
     assert rejected.wait() == 2 and "this run was trained with a different recipe" in rejected.stderr
 
 
-def test_devices_strategy_loader_length_and_logging_may_change(tmp_path: Path, tiny: str) -> None:
+def test_devices_strategy_loader_length_and_logging_may_change_on_resume(tmp_path: Path, tiny: str) -> None:
     command = ("train", tiny, "--out", "run", "--set", "schedule=constant")
     assert run_fork(tmp_path, *command, "--images", "96").wait() == 0
     two = ("--devices", "2", "--strategy", "ddp", "--images", "192", "--set", "log_every=1 steps", "--set", "keep=5")
@@ -168,7 +169,7 @@ def test_devices_strategy_loader_length_and_logging_may_change(tmp_path: Path, t
     assert segments == [(96, "single", 1), (192, "ddp", 2)], "the record must list the earlier segments of the run"
 
 
-def test_a_start_that_left_no_checkpoint_is_not_in_the_record(tmp_path: Path, tiny: str) -> None:
+def test_a_resume_that_was_killed_before_its_first_checkpoint_is_not_recorded(tmp_path: Path, tiny: str) -> None:
     command = ("train", tiny, "--out", "run", "--set", "schedule=constant")
     assert run_fork(tmp_path, *command, "--images", "96").wait() == 0
     config = tmp_path / "run" / "config.toml"
@@ -199,9 +200,7 @@ def test_a_command_that_trains_nothing_does_not_change_a_finished_run(tmp_path: 
         assert record() == before
 
 
-def test_a_stopped_run_may_be_finished_at_its_current_length_and_keeps_its_provenance(
-    tmp_path: Path, tiny: str
-) -> None:
+def test_a_stopped_run_finished_with_a_shorter_length_keeps_its_provenance(tmp_path: Path, tiny: str) -> None:
     command = ("train", tiny, "--out", "run", "--set", "save_every=16 images")
     assert run_ranks(tmp_path, 2, *command, "--devices", "2", "--images", "48") == [0, 0]
     config, status = tmp_path / "run" / "config.toml", tmp_path / "run" / "status.json"
@@ -228,7 +227,7 @@ def test_checkpoints_without_their_settings_are_not_resumed(tmp_path: Path, tiny
     assert weights_of(tmp_path / "run") == before
 
 
-def test_the_folders_of_a_run_are_synced_when_a_checkpoint_is_saved(tmp_path: Path, monkeypatch: Any) -> None:
+def test_run_folders_are_synced_to_disk_when_a_checkpoint_is_saved(tmp_path: Path, monkeypatch: Any) -> None:
     synced: list[int] = []
     fsync = os.fsync
     monkeypatch.setattr(os, "fsync", lambda file: (synced.append(os.fstat(file).st_ino), fsync(file)))
@@ -240,7 +239,7 @@ def test_the_folders_of_a_run_are_synced_when_a_checkpoint_is_saved(tmp_path: Pa
     assert names <= set(synced)
 
 
-def test_unreadable_settings_are_reported(tmp_path: Path, tiny: str) -> None:
+def test_a_run_with_an_unreadable_config_is_reported(tmp_path: Path, tiny: str) -> None:
     command = ("train", tiny, "--out", "run", "--images", "16")
     assert run_fork(tmp_path, *command).wait() == 0
     (tmp_path / "run" / "config.toml").write_text("recipe = ")
@@ -249,7 +248,7 @@ def test_unreadable_settings_are_reported(tmp_path: Path, tiny: str) -> None:
     assert len(rejected.stderr.splitlines()) == 1
 
 
-def test_each_rank_logs_its_output_and_only_the_first_writes_the_run(tmp_path: Path, tiny: str) -> None:
+def test_each_rank_has_its_own_log_and_only_rank_0_writes_metrics(tmp_path: Path, tiny: str) -> None:
     assert run_ranks(tmp_path, 2, "train", tiny, "--out", "run", "--devices", "2", "--images", "48") == [0, 0]
     logs = {file.name: file.read_text() for file in (tmp_path / "run" / "logs").iterdir()}
     assert logs.keys() == {"rank-0.txt", "rank-1.txt"}
@@ -259,7 +258,7 @@ def test_each_rank_logs_its_output_and_only_the_first_writes_the_run(tmp_path: P
     assert "spread/classifier/cross_entropy" in lines[0]
 
 
-def test_changed_data_under_the_same_name_is_rejected(tmp_path: Path, tiny: str) -> None:
+def test_changed_data_with_the_same_name_is_rejected_on_resume(tmp_path: Path, tiny: str) -> None:
     generator = np.random.default_rng(0)
     for name, length in (("a", 64), ("b", 80)):
         images = generator.integers(256, size=(length, 8, 8, 1), dtype=np.uint8)
@@ -273,7 +272,7 @@ def test_changed_data_under_the_same_name_is_rejected(tmp_path: Path, tiny: str)
     assert run_fork(tmp_path, *command, "--data-root", "moved.npz").wait() == 0
 
 
-def test_changed_labels_of_the_same_images_are_rejected(tmp_path: Path, tiny: str) -> None:
+def test_changed_labels_of_the_same_images_are_rejected_on_resume(tmp_path: Path, tiny: str) -> None:
     images = np.random.default_rng(0).integers(256, size=(64, 8, 8, 1), dtype=np.uint8)
     for name, labels in (("a", np.arange(64) % 10), ("b", np.arange(1, 65) % 10)):
         np.savez(tmp_path / f"{name}.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
@@ -283,14 +282,14 @@ def test_changed_labels_of_the_same_images_are_rejected(tmp_path: Path, tiny: st
     assert rejected.wait() == 2 and "this run was trained on different data (58 samples, " in rejected.stderr
 
 
-def test_the_last_weights_are_evaluated_at_any_interval(tmp_path: Path, tiny: str) -> None:
+def test_the_final_weights_are_evaluated_whatever_the_evaluation_interval(tmp_path: Path, tiny: str) -> None:
     command = ("train", tiny, "--out", "run", "--images", "80", "--set", "evaluate_every=48 images")
     assert run_fork(tmp_path, *command).wait() == 0
     evaluated = [line["images"] for line in read_metrics(tmp_path / "run") if "validation/top1" in line]
     assert evaluated == [48, 80]
 
 
-def test_the_last_checkpoint_records_its_evaluation_at_any_interval(tmp_path: Path, tiny: str) -> None:
+def test_the_last_checkpoint_records_its_evaluation_whatever_the_interval(tmp_path: Path, tiny: str) -> None:
     cadence = ("--set", "evaluate_every=48 images", "--set", "save_every=40 images")
     command = ("train", tiny, "--out", "run", "--images", "80", *cadence)
     for _ in range(2):  # the second command has nothing left to do

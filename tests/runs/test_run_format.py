@@ -1,4 +1,4 @@
-"""Runs, mirrors and weights files have a format version; other versions are reported in one line."""
+"""Runs, mirrors and weights files have a format version. Unsupported versions are reported in one line."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def set_format(found: int | None) -> None:
     config.write_text(config.read_text().replace(line, "" if found is None else f"format = {found}\n"))
 
 
-def test_a_run_keeps_its_format(place: Path) -> None:
+def test_a_new_run_records_the_current_format_version(place: Path) -> None:
     assert tomllib.loads(Path("run/config.toml").read_text())["provenance"]["format"] == RUN_FORMAT
     assert config_of("run", trust=True).recipe_name and RunFolder(Path("run")).read_record() is not None
 
@@ -68,7 +68,7 @@ def test_a_run_keeps_its_format(place: Path) -> None:
         ("train TINY --out other --init-from run", "--init-from run: run"),
     ],
 )
-def test_a_run_of_another_format_is_reported_in_one_line(
+def test_a_run_with_an_unsupported_format_is_reported_in_one_line(
     place: Path, tiny: str, command: str, where: str, found: int | None, shown: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     set_format(found)
@@ -79,13 +79,13 @@ def test_a_run_of_another_format_is_reported_in_one_line(
     assert Path("run/config.toml").read_text() == before
 
 
-def test_checkpoints_without_a_config_are_not_resumed(place: Path, tiny: str) -> None:
+def test_a_run_with_checkpoints_but_no_config_is_not_resumed(place: Path, tiny: str) -> None:
     Path("run/config.toml").unlink()
     rejected = run_fork(place, "train", tiny, "--out", "run", "--images", "32")
     assert rejected.wait() == 2 and "--out run: has checkpoints but no config.toml: restore the file" in rejected.stderr
 
 
-def test_a_missing_entry_of_a_record_is_reported(place: Path) -> None:
+def test_a_missing_entry_in_the_config_is_reported(place: Path) -> None:
     config = Path("run/config.toml")
     config.write_text("".join(line for line in config.open() if not line.startswith("accelerator = ")))
     with pytest.raises(UserError, match=r"run/config.toml: \[provenance\] cannot be read \('accelerator'\)"):
@@ -104,7 +104,7 @@ def test_a_run_without_its_data_spec_is_reported(place: Path, damage: str, capsy
     assert error.startswith("paceline: run/data_spec.json: ") and error.endswith("or train the run again\n")
 
 
-def test_a_mirror_of_another_format_is_reported_and_left_alone(place: Path) -> None:
+def test_a_mirror_with_an_unsupported_format_is_reported_and_left_unchanged(place: Path) -> None:
     destination = open_destination(f"file://{place}/away", "--mirror")
     for name in list_manifests(destination):
         content = json.loads((place / "away" / name).read_text())
@@ -122,7 +122,7 @@ def test_a_mirror_of_another_format_is_reported_and_left_alone(place: Path) -> N
 
 
 @pytest.mark.parametrize("found", [None, "1", "3"])
-def test_a_weights_file_of_another_format_is_reported_in_one_line(tmp_path: Path, found: str | None) -> None:
+def test_a_weights_file_with_an_unsupported_format_is_reported_in_one_line(tmp_path: Path, found: str | None) -> None:
     metadata = {"paceline.recipe": "classification"} | ({FORMAT: found} if found else {})
     safetensors.torch.save_file({"weight": torch.zeros(3)}, tmp_path / "w.safetensors", metadata)
     with pytest.raises(UserError) as caught:
@@ -133,6 +133,6 @@ def test_a_weights_file_of_another_format_is_reported_in_one_line(tmp_path: Path
     )
 
 
-def test_the_settings_of_a_run_are_inherited_without_its_paths(place: Path) -> None:
+def test_settings_inherited_from_a_run_do_not_include_its_paths(place: Path) -> None:
     inherited = read_file("run/config.toml")
     assert inherited["images"] == 16 and not {"out", "mirror", "resume_from", "provenance"} & inherited.keys()

@@ -1,4 +1,4 @@
-"""The loop continues while a thread writes one checkpoint at a time; errors are raised in the loop."""
+"""Training continues while a thread writes a checkpoint, and errors of the thread are raised in training."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def snapshot(images: int) -> Snapshot:
     return Snapshot(images, {"network.weight": torch.full((3,), float(images))}, {}, CheckpointNumbers())
 
 
-def test_the_loop_continues_while_a_checkpoint_is_written_and_the_next_one_waits(tmp_path: Path) -> None:
+def test_training_continues_while_a_checkpoint_is_written_and_the_next_save_waits(tmp_path: Path) -> None:
     checkpoints, may_write, order = Checkpoints(tmp_path), threading.Event(), []
     saver = Saver(checkpoints)
 
@@ -46,7 +46,7 @@ def test_a_run_waits_for_its_last_checkpoint_even_after_an_error(tmp_path: Path)
     assert Checkpoints(tmp_path).all() == [10]
 
 
-def test_a_writer_error_is_raised_once_in_the_loop(tmp_path: Path) -> None:
+def test_an_error_of_the_checkpoint_thread_is_raised_once_in_the_training_loop(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").write_text("a file where the folder should be")
     saver = Saver(Checkpoints(tmp_path / "checkpoints"))
     saver.save(snapshot(10), 2, None)
@@ -57,7 +57,7 @@ def test_a_writer_error_is_raised_once_in_the_loop(tmp_path: Path) -> None:
         saver.save(snapshot(20), 2, None)
 
 
-def test_copies_are_not_changed_by_training_and_keep_aliases_and_formats() -> None:
+def test_copied_tensors_are_not_changed_by_training_and_keep_sharing_and_layout() -> None:
     weight = torch.arange(48.0).reshape(2, 3, 2, 4).to(memory_format=torch.channels_last).requires_grad_()
     tensors = {"a": weight, "b": weight, "step": torch.tensor(3), "none": torch.zeros(0), "also": torch.zeros(0)}
     before = {name: tensor.detach().clone() for name, tensor in tensors.items()}

@@ -1,4 +1,4 @@
-"""The segments of a run, recorded when it resumes on different devices or another machine."""
+"""A run that resumes on different devices or another machine records its earlier parts as segments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def segment(devices: int = 1, accelerator: str = "cpu", machine: dict[str, str] 
 
 
 def resume(*starts: tuple[int, int]) -> list[tuple[int, int]]:
-    """Return the segments of a run that resumes repeatedly at the given image counts and devices."""
+    """Resume a run at the given image counts and device counts; return its earlier segments."""
     earlier: tuple[Segment, ...] = ()
     last = segment(starts[0][1])
     for images, devices in starts[1:]:
@@ -28,18 +28,18 @@ def test_a_run_that_resumes_unchanged_has_no_earlier_segment() -> None:
     assert resume((0, 2), (100, 2), (200, 2)) == []
 
 
-def test_every_segment_is_kept_with_its_end() -> None:
+def test_every_earlier_segment_is_recorded_with_the_image_count_at_its_end() -> None:
     assert resume((0, 1), (100, 2), (200, 4), (300, 4)) == [(100, 1), (200, 2)]
 
 
-def test_a_segment_that_stopped_before_its_first_checkpoint_leaves_nothing() -> None:
+def test_a_segment_that_ended_before_its_first_checkpoint_is_not_recorded() -> None:
     assert resume((0, 1), (0, 2)) == []
     assert resume((0, 1), (100, 2), (100, 4)) == [(100, 1)]
     assert resume((0, 1), (100, 2), (100, 1)) == []
     assert resume((0, 1), (100, 2), (200, 4), (200, 2), (300, 8)) == [(100, 1), (300, 2)]
 
 
-def test_lost_progress_is_not_part_of_a_segment() -> None:
+def test_progress_lost_by_resuming_from_an_older_checkpoint_is_not_in_a_segment() -> None:
     assert resume((0, 1), (100, 2), (200, 4), (50, 4)) == [(50, 1)]
     assert resume((0, 1), (100, 2), (200, 4), (150, 8)) == [(100, 1), (150, 2)]
 
@@ -48,12 +48,12 @@ def test_another_machine_starts_a_new_segment() -> None:
     assert changes(segment(machine=MACHINE | {"cores": "4"}), segment()) == ["cores 4 → 8"]
 
 
-def test_settings_that_do_not_apply_to_both_segments_are_not_a_change() -> None:
+def test_settings_that_apply_to_only_one_of_two_segments_are_not_compared() -> None:
     on_gpu = segment(accelerator="cuda", machine=MACHINE | {"gpus": "1 × a GPU"})
     assert changes(segment(), on_gpu) == ["accelerator cpu → cuda"]
     assert changes(on_gpu, replace(on_gpu, graph="off")) == ["graph auto → off"]
 
 
-def test_a_segment_round_trips_through_its_toml_table() -> None:
+def test_a_segment_is_unchanged_after_conversion_to_toml_and_back() -> None:
     for one in (segment(2), replace(segment(accelerator="cuda"), until_images=100)):
         assert Segment.from_table(one.to_table()) == one

@@ -1,4 +1,4 @@
-"""If a checkpoint's checksums match but its content is wrong, the previous one is used or an error line says why."""
+"""If a checkpoint has invalid content but valid checksums, the previous checkpoint is used or an error is printed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def edit_tensors(path: Path, name: str, edit: Callable[[dict[str, Tensor]], dict
 
 
 def notes(**changes: Any) -> Edit:
-    """Return a function that changes the tensor notes in a manifest."""
+    """Return a function that changes the tensor metadata in a manifest."""
 
     def edit(manifest: Any) -> Any:
         manifest["tensors"]["weights.safetensors"] |= changes
@@ -93,7 +93,9 @@ CASES = [("state.json", name) for name in NUMBERS] + [("manifest.json", name) fo
 
 
 @pytest.mark.parametrize(("file", "kind"), CASES)
-def test_wrong_content_with_valid_checksums_counts_as_damage(tmp_path: Path, file: str, kind: str) -> None:
+def test_a_checkpoint_with_invalid_content_but_valid_checksums_is_treated_as_damaged(
+    tmp_path: Path, file: str, kind: str
+) -> None:
     checkpoints, lines = Checkpoints(tmp_path), []
     for images in (640, 1280):
         checkpoints.save(with_best(snapshot(images, images), 640))
@@ -106,11 +108,11 @@ def test_wrong_content_with_valid_checksums_counts_as_damage(tmp_path: Path, fil
     assert found and same(found, with_best(snapshot(640, 640), 640))
     assert len(lines) == 1 and "is damaged" in lines[0] and str(path) in lines[0]
     shutil.rmtree(checkpoints.path(640))
-    with pytest.raises(UserError, match="there is no earlier one"):
+    with pytest.raises(UserError, match="there is no earlier checkpoint"):
         checkpoints.latest(lines.append)
 
 
-def test_an_older_checkpoint_under_a_newer_name_counts_as_damage(tmp_path: Path) -> None:
+def test_an_older_checkpoint_with_a_newer_name_is_treated_as_damaged(tmp_path: Path) -> None:
     checkpoints, lines = Checkpoints(tmp_path), []
     checkpoints.save(snapshot(640))
     shutil.copytree(checkpoints.path(640), checkpoints.path(1280))
@@ -118,7 +120,7 @@ def test_an_older_checkpoint_under_a_newer_name_counts_as_damage(tmp_path: Path)
     assert found and found.images == 640 and len(lines) == 1 and "640" in lines[0]
 
 
-def test_an_invalid_safetensors_file_counts_as_damage(tmp_path: Path) -> None:
+def test_a_checkpoint_with_an_invalid_safetensors_file_is_treated_as_damaged(tmp_path: Path) -> None:
     checkpoints, lines = Checkpoints(tmp_path), []
     for images in (640, 1280):
         checkpoints.save(snapshot(images))
@@ -157,7 +159,9 @@ UNFIT: dict[str, tuple[str, Callable[[dict[str, Tensor]], dict[str, Tensor]]]] =
 }
 
 
-def test_tensors_that_do_not_fit_are_reported_and_the_previous_checkpoint_is_used(tmp_path: Path, tiny: str) -> None:
+def test_a_checkpoint_whose_tensors_do_not_fit_is_reported_and_the_previous_one_is_used(
+    tmp_path: Path, tiny: str
+) -> None:
     settings = ("--set", "momentum=0.9", "--set", "ema_half_life=64 images", "--set", "save_every=1 steps")
     command = ("train", tiny, *settings, "--set", f"keep={len(UNFIT) + 1}", "--set", "evaluate_every=99 steps")
     command += ("--images", str(16 * (len(UNFIT) + 1)), "--out", "run")
@@ -176,7 +180,7 @@ def test_tensors_that_do_not_fit_are_reported_and_the_previous_checkpoint_is_use
     assert (paths[-1] / TENSORS[0]).read_bytes() == whole[paths[-1].name]
 
 
-def test_if_no_checkpoint_fits_one_line_reports_it_and_nothing_changes(tmp_path: Path, tiny: str) -> None:
+def test_if_no_checkpoint_fits_the_network_an_error_is_printed_and_nothing_changes(tmp_path: Path, tiny: str) -> None:
     command = ("train", tiny, "--set", "momentum=0.9", "--images", "16", "--out", "run")
     assert run_fork(tmp_path, *command).wait() == 0
     path = tmp_path / "run" / "checkpoints" / f"{16:012d}"

@@ -1,4 +1,4 @@
-"""Types of hostile input. Each list of cases has its own module, and one test per command uses it."""
+"""Data types that describe malicious images and run folders in tests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 
 class HostileImage(NamedTuple):
-    """A file in a folder of images, and what every command must do with it."""
+    """A damaged or malicious image file, and whether commands must accept or reject the file."""
 
     name: str
     path: Path
@@ -15,7 +15,7 @@ class HostileImage(NamedTuple):
 
 
 class HostileRun(NamedTuple):
-    """A run folder from a stranger, and the files outside it that no command may change."""
+    """A malicious run folder, and the files outside the folder that no command may change."""
 
     name: str
     path: Path

@@ -1,4 +1,4 @@
-"""Print passed and total cases per group after the torture tests, and write them as JSON to `$TORTURE_JSON`."""
+"""Count passed and failed cases of the torture tests, and print a table at the end."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ PROPERTY = "torture"
 
 
 class Tally:
-    """Counts the cases of one test."""
+    """Counts the passed and failed cases of one test."""
 
     def __init__(self, group: str) -> None:
         self.group, self.passed, self.total = group, 0, 0
         self.faults: list[str] = []
 
     def add(self, name: str, fault: str) -> None:
-        """Count one case; an empty fault means that it passed."""
+        """Count one case, which passed if `fault` is empty."""
         self.total += 1
         if fault:
             self.faults.append(f"{name}: {fault}")
@@ -30,13 +30,13 @@ class Tally:
             self.passed += 1
 
     def check(self) -> None:
-        """Fail if there was a fault, and list them all."""
+        """Fail the test with a list of all failed cases, if any."""
         assert self.total and not self.faults, f"{self.passed} of {self.total}\n" + "\n".join(self.faults)
 
 
 @pytest.fixture
 def tally(record_property: Callable[[str, object], None]) -> Callable[[str], Tally]:
-    """Return a function that creates the tally of a group; its counts appear in the final table."""
+    """Return a function that creates a counter for a group of cases in the final table."""
 
     def open_tally(group: str) -> Tally:
         opened = Tally(group)
@@ -48,7 +48,7 @@ def tally(record_property: Callable[[str, object], None]) -> Callable[[str], Tal
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Any:
-    """Replace tallies with plain values that pytest-xdist can send; an aborted test counts as a failed case."""
+    """Convert counters to plain values for pytest-xdist; an aborted test counts as a failed case."""
     report = yield
     broke_off = report.when == "call" and report.failed
     report.user_properties = [
@@ -64,7 +64,7 @@ def _plain(tally: Tally, broke_off: bool) -> list[Any]:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Print the table, and write it as JSON if `$TORTURE_JSON` is set."""
+    """Print the table of results, and write it to the JSON file `$TORTURE_JSON` if that is set."""
     rows: dict[str, list[Any]] = defaultdict(lambda: [0, 0, 0.0, []])
     for outcome in ("passed", "failed"):
         for report in terminalreporter.stats.get(outcome, []):

@@ -1,4 +1,4 @@
-"""Images that a careless download, a bad disk or an attacker leaves in a folder, and what every command must do."""
+"""Damaged and malicious image files, each with the expected verdict: accepted, rejected or not an image."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LONG_STEM = "long" * 60
 
 
 class Explodes:
-    """Leaves a file behind if it is unpickled."""
+    """An object that creates a file when it is unpickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return os.system, ("touch unpickled",)
@@ -39,7 +39,7 @@ def photo() -> Image.Image:
 
 
 def saved(kind: str, image: Image.Image | None = None, **options: Any) -> bytes:
-    """Return an image file as Pillow writes it."""
+    """Return the bytes of an image file written by Pillow."""
     buffer = io.BytesIO()
     (image or photo()).save(buffer, kind, **options)
     return buffer.getvalue()
@@ -70,19 +70,19 @@ def chunk(kind: bytes, content: bytes) -> bytes:
 
 
 def png(*extra: bytes, width: int = SIDE_PX, height: int = SIDE_PX, pixels: bytes | None = None) -> bytes:
-    """Return an RGB PNG with arbitrary chunks before its pixel data, which may have any length."""
+    """Return an RGB PNG with extra chunks; `pixels` may have the wrong length for its size."""
     rows = b"".join(b"\0" + row.tobytes() for row in np.asarray(photo())) if pixels is None else pixels
     header = chunk(b"IHDR", struct.pack(">2I5B", width, height, 8, 2, 0, 0, 0))
     return SIGNATURE + header + b"".join(extra) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
 
 
 def bomb(size: int = 5_000_000) -> bytes:
-    """Return compressed zeros that expand to `size` bytes."""
+    """Return compressed data that expands to `size` zero bytes."""
     return zlib.compress(bytes(size), 9)
 
 
 def jpeg_of_size(width: int, height: int) -> bytes:
-    """Return a JPEG whose header declares the given size instead of its own."""
+    """Return a JPEG whose header declares the given size instead of the true size."""
     content = bytearray(saved("JPEG"))
     at = content.index(b"\xff\xc0")
     content[at + 5 : at + 9] = struct.pack(">2H", height, width)
@@ -97,7 +97,7 @@ def jpeg_with_exif(tags: bytes) -> bytes:
 
 
 def tiff_of(changes: dict[int, int], next_page: int = 0, pixels: bytes | None = None) -> bytes:
-    """Return a one-strip greyscale TIFF with changed tags; `next_page` is the offset of the next page."""
+    """Return a small grey TIFF with the given tags; `next_page` is the offset of the next page."""
     strip = bytes(range(48)) * SIDE_PX if pixels is None else pixels
     tags = {256: SIDE_PX, 257: SIDE_PX, 258: 8, 259: 1, 262: 1, 273: 0, 277: 1, 278: SIDE_PX, 279: len(strip)}
     tags[273] = 8 + 2 + 12 * len(tags) + 4
@@ -228,7 +228,7 @@ OK: dict[str, Make] = {
 
 
 def write_hostile_images(folder: Path) -> list[HostileImage]:
-    """Write all files to a folder, and return them with their verdicts."""
+    """Write all test images to a folder, and return them with the expected verdicts."""
     listed = []
     verdicts: list[tuple[Literal["ok", "rejected"], dict[str, Make]]] = [("ok", OK), ("rejected", REJECTED)]
     for verdict, files in verdicts:

@@ -1,7 +1,7 @@
-"""Hostile run folders: with each, a command must end quickly with one line, and run and write nothing.
+"""Malicious run folders. Commands must reject each of them quickly with a one-line error.
 
-`write_hostile_runs` copies a good run once per attack. A test runs commands over them and checks that no canary exists
-and that no victim has changed.
+`write_hostile_runs` copies a good run once per attack. A test runs commands on the copies and checks that no canary
+file exists and that no file outside the run folders has changed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-CANARY = "canary"  # this file appears next to the run folders if code from one of them ran
+CANARY = "canary"  # name of a file that exists only if code from a run folder was executed
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\r\u202etxt\ue000a\ue001d\ue002<script>alert(1)</script>"
 SPECIAL = ("config.toml", "metrics.jsonl", "status.json", "protocols.json", "data_spec.json", "mirror.json", ".lock")
 WRONG: tuple[Any, ...] = (None, [], {}, "text", 10**400, -1, 1e308, True)
@@ -22,7 +22,7 @@ WRONG: tuple[Any, ...] = (None, [], {}, "text", 10**400, -1, 1e308, True)
 
 @dataclass(frozen=True)
 class HostileRun:
-    """One attack: its name, its run folder, and files outside the folder that must stay as they are."""
+    """One attack: its name, its run folder, and files outside the folder that must not change."""
 
     name: str
     path: Path
@@ -144,7 +144,7 @@ def _values() -> Iterator[tuple[str, Spoil]]:
 
 
 def set_line(run: Path, setting: str, value: str | None) -> None:
-    """Set a setting in a run's config.toml; None writes a list, which is invalid for every setting."""
+    """Change a setting in a run's config.toml; the value None writes an invalid value."""
     settings, table, others = (run / "config.toml").read_text().partition("\n[")
     kept = [line for line in settings.splitlines() if line.partition(" = ")[0] != setting]
     line = f"{setting} = {'[[1], {a = 1}]' if value is None else json.dumps(value)}"

@@ -1,4 +1,4 @@
-"""Run a function in a forked process with limits on its time and memory, and report how it ended."""
+"""Run a function in a forked process with time and memory limits (a probe), and return the outcome."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from typing import Any
 from running import Running, start_function_in_ranks
 
 LIMIT_SECONDS = 60
-LIMIT_BYTES = 2 * 2**30  # allowed on top of what the process has already mapped
+LIMIT_BYTES = 2 * 2**30  # in addition to the memory that the process has already mapped
 USER_CODES = (0, 1, 2)  # success, success with skipped files, user error
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a probe ended."""
+    """The exit code and output of a probe (a process with time and memory limits)."""
 
     code: int
     text: str  # stdout and stderr
@@ -29,7 +29,7 @@ class Ended:
 
     @property
     def fault(self) -> str:
-        """The general rule that this command broke; empty if it broke none."""
+        """A description of what went wrong, or an empty string."""
         if self.code == -signal.SIGALRM:
             return f"was still running after {LIMIT_SECONDS} s"
         if self.code < 0:
@@ -44,24 +44,24 @@ class Ended:
 
 
 def start_probe(folder: Path, function: Callable[..., int | None], *values: Any) -> Running:
-    """Start an importable function in a process with limits, in `folder`."""
+    """Start an importable function in `folder`, in a process with time and memory limits."""
     (running,) = start_function_in_ranks(folder, 1, _limited, function, values)
     return running
 
 
 def end_probe(running: Running) -> Ended:
-    """Wait for a probe to end, and return how it ended."""
+    """Wait until a probe has ended, and return its exit code and output."""
     code = running.wait(LIMIT_SECONDS + 30)
     return Ended(code, running.stdout + running.stderr, running.stderr)
 
 
 def run_probe(folder: Path, function: Callable[..., int | None], *values: Any) -> Ended:
-    """Run a probe, and return how it ended."""
+    """Run a function as a probe, and return its exit code and output."""
     return end_probe(start_probe(folder, function, *values))
 
 
 def run_command(arguments: list[str]) -> int:
-    """Run `paceline ARGUMENTS`."""
+    """Run `paceline ARGUMENTS` in this process."""
     from paceline.cli.app import run
 
     return run(arguments)
@@ -77,7 +77,7 @@ def _limited(function: Callable[..., int | None], values: tuple[Any, ...]) -> in
 
 
 def fingerprint(paths: Iterable[Path]) -> dict[str, str]:
-    """Return a type or checksum per file, recursively, to detect changes."""
+    """Return the checksum or type of every file in the given folders."""
     found: dict[str, str] = {}
     for path in paths:
         for file in [path, *(sorted(path.rglob("*")) if path.is_dir() and not path.is_symlink() else ())]:
@@ -91,6 +91,6 @@ def fingerprint(paths: Iterable[Path]) -> dict[str, str]:
 
 
 def changes(before: dict[str, str], after: dict[str, str]) -> str:
-    """Describe which files differ; empty if none do."""
+    """Describe which files differ; return an empty string if none do."""
     names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
     return f"changed {', '.join(sorted(names)[:5])}" if names else ""

@@ -1,4 +1,4 @@
-"""Damage to the files of a checkpoint is always detected, and the file is named."""
+"""Damage to a checkpoint is always detected, and the error contains the name of the damaged file."""
 
 from __future__ import annotations
 
@@ -81,12 +81,12 @@ def try_damages(checkpoint: Path, damages: Iterator[Damage], whole: dict[str, by
     counted.check()
 
 
-def test_a_thousand_flipped_bits_are_detected(checkpoint: Path, tally: Any) -> None:
+def test_each_of_a_thousand_flipped_bits_is_detected(checkpoint: Path, tally: Any) -> None:
     whole = files_of(checkpoint)
     assert len(whole) == 4
     try_damages(checkpoint, bit_flips(whole, 1000), whole, tally("bit flips in checkpoints"))
 
 
-def test_cut_extended_and_overwritten_files_are_detected(checkpoint: Path, tally: Any) -> None:
+def test_truncated_extended_and_overwritten_files_are_detected(checkpoint: Path, tally: Any) -> None:
     whole = files_of(checkpoint)
     try_damages(checkpoint, large_damages(whole, 200), whole, tally("damaged ranges in checkpoints"))

@@ -1,4 +1,4 @@
-"""Every command uses each hostile image or rejects it by name; none runs code, hangs or writes elsewhere."""
+"""With damaged or malicious images, no command executes code, hangs or writes to unexpected places."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def sample_images(folder: Path) -> list[HostileImage]:
 
 
 def listed_images(folder: Path) -> list[HostileImage]:
-    """Write the listed images and the basic cases."""
+    """Write all malicious images, including the basic cases."""
     try:
         from hostile_images import write_hostile_images
     except ImportError:
@@ -79,7 +79,7 @@ def is_reported(image: HostileImage, ended: Ended) -> bool:
 
 
 def fault_in_folder(image: HostileImage, ended: Ended, used: set[str]) -> str:
-    """Describe what a command did wrong with an image of a folder; empty if nothing."""
+    """Describe what a command did wrong with an image; return an empty string if nothing."""
     if image.verdict == "ok":
         return "" if image.path.name in used else "was not used"
     if image.verdict == "rejected" and image.path.name in used:
@@ -103,7 +103,7 @@ Used = Callable[[Path, Ended, list[HostileImage]], set[str]]
 @pytest.mark.parametrize(
     ("command", "model", "used_by"), [("apply", "restorer", used_by_apply), ("predict", "classifier", used_by_predict)]
 )
-def test_a_folder_of_hostile_images_is_processed(
+def test_a_folder_of_malicious_images_is_processed_safely(
     place: Path, images: list[HostileImage], tmp_path: Path, tally: Any, command: str, model: str, used_by: Used
 ) -> None:
     counted, folder = tally(f"hostile images: {command}"), images[0].path.parent
@@ -119,7 +119,7 @@ def test_a_folder_of_hostile_images_is_processed(
 
 
 def unexpected(folder: Path, expected: tuple[str, ...] = ("out", "data", "stdout-", "stderr-")) -> str:
-    """Describe which unexpected files a command wrote to its working folder."""
+    """Describe the unexpected files that a command wrote to its working folder."""
     others = [entry.name for entry in folder.iterdir() if not entry.name.startswith(expected)]
     return f"wrote {', '.join(others)}" if others else ""
 
@@ -132,7 +132,7 @@ def arguments_of(command: str, data: Path, out: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("command", ["pack", "train"])
-def test_one_hostile_image_among_photographs_does_no_harm(
+def test_one_malicious_image_among_photographs_does_no_harm(
     place: Path, images: list[HostileImage], tmp_path: Path, tally: Any, command: str
 ) -> None:
     counted = tally(f"hostile images: {command}")

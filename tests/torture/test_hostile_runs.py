@@ -1,4 +1,4 @@
-"""Hostile run folders: no command runs their code, follows their links, hangs or exhausts the memory."""
+"""With malicious run folders, no command executes their code, follows links, hangs or exhausts the memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.torture, pytest.mark.timeout(1500)]
 
 
 def sample_runs(folder: Path, good_run: Path) -> list[HostileRun]:
-    """Write a few basic cases: links to a victim, a recipe that writes a file, huge numbers."""
+    """Write a few basic attacks: links to outside files, a recipe that writes a file, huge numbers."""
     victim = folder / "victim.txt"
     victim.write_text("before\n")
 
@@ -47,7 +47,7 @@ def sample_runs(folder: Path, good_run: Path) -> list[HostileRun]:
 
 
 def listed_runs(folder: Path, good_run: Path) -> list[HostileRun]:
-    """Write the listed runs and the basic cases."""
+    """Write all malicious run folders, including the basic attacks."""
     (folder / "own").mkdir()
     own = sample_runs(folder / "own", good_run)
     try:
@@ -103,7 +103,7 @@ PROBES: dict[str, Callable[[Path, Path], tuple[Any, ...]]] = {
 
 
 @pytest.mark.parametrize("what", PROBES)
-def test_hostile_runs_do_no_harm(good_run: Path, tmp_path: Path, tally: Any, what: str) -> None:
+def test_malicious_run_folders_do_no_harm(good_run: Path, tmp_path: Path, tally: Any, what: str) -> None:
     counted = tally(f"hostile runs: {what}")
     (tmp_path / "runs").mkdir()
     for run in listed_runs(tmp_path / "runs", good_run):

@@ -1,4 +1,4 @@
-"""Each hostile image is accepted or rejected as listed, by both functions that decode files."""
+"""Both functions that decode image files accept or reject each malicious image as expected."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def verdict(read: Any, path: Path) -> str:
     return "ok"
 
 
-def test_every_hostile_image_gets_its_verdict(tmp_path: Path) -> None:
+def test_every_malicious_image_is_accepted_or_rejected_as_expected(tmp_path: Path) -> None:
     images = write_hostile_images(tmp_path)
     assert len(images) >= 60
     wrong = []

@@ -1,4 +1,4 @@
-"""After `kill -9` at random moments, the same command always ends bit-identical to an uninterrupted run."""
+"""A run killed at random moments and resumed ends with the same weights as an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from running import (
 
 pytestmark = [pytest.mark.torture, pytest.mark.timeout(900)]
 
-# Slow down every sync, step and prediction, so that a kill can hit it.
+# Delays make it more likely that a kill hits a save, a step or an evaluation.
 SETTINGS = ("slow_sync=0.02", "pause=0.005", "evaluation_pause=0.05", "dropout=0.2", "ema_half_life=100 images")
 LOADERS = {"resident": (), "workers": ("loader=workers", "workers=1")}
 MOMENTS = ("any", "checkpoint", "settings", "evaluation")
-EVALUATE_EVERY = 8 * 16  # images, as in the recipe
+EVALUATE_EVERY = 8 * 16  # number of images, as in the recipe
 
 
 class KillCase(NamedTuple):
     """A run that is killed one or more times."""
 
-    number: int  # also part of the random seed
+    number: int  # case number, also part of the random seed
     how: str  # "single", "ranks" (started as with srun) or "launcher"
     loader: str
-    moments: tuple[str, ...]  # one per kill
+    moments: tuple[str, ...]  # one moment for each kill
 
     def __str__(self) -> str:
         return f"{self.number}-{self.how}-{self.loader}-{'-'.join(self.moments)}"
@@ -61,20 +61,20 @@ def kill_cases() -> list[KillCase]:
 
 
 def command_of(case: KillCase, recipe: str) -> tuple[str, ...]:
-    """Return the command without `--out`."""
+    """Return the training command of a case, without `--out`."""
     assignments = [word for one in (*SETTINGS, *LOADERS[case.loader]) for word in ("--set", one)]
     return ("train", recipe, *assignments, "--images", "400", "--devices", "1" if case.how == "single" else "2")
 
 
 def start(folder: Path, case: KillCase, command: tuple[str, ...]) -> list[Running]:
-    """Start the run; the first process is the one to wait for."""
+    """Start the run of a case and return its processes."""
     if case.how == "ranks":
         return start_ranks(folder, 2, *command)
     return [(start_fork if case.how == "single" else start_command)(folder, *command)]
 
 
 def has_come(moment: str, run: Path) -> bool:
-    """Return whether the files of a run show that it has reached a moment."""
+    """Return whether a run has reached the given moment, judging by its files."""
     if moment == "settings":
         return any(run.glob(".*.writing"))
     if moment == "checkpoint":
@@ -85,7 +85,7 @@ def has_come(moment: str, run: Path) -> bool:
 
 
 def wait_for(moment: str, run: Path, running: Running, chance: random.Random, duration: float) -> None:
-    """Wait until shortly (at random) after a moment, or until the run ends."""
+    """Wait until a random time shortly after the given moment, or until the run ends."""
     until = time.monotonic() + (chance.random() * duration if moment == "any" else TIMEOUT_SECONDS)
     while time.monotonic() < until and not running.ended:
         if moment != "any" and has_come(moment, run):
@@ -95,7 +95,7 @@ def wait_for(moment: str, run: Path, running: Running, chance: random.Random, du
 
 
 def kill_once(folder: Path, run: Path, case: KillCase, moment: str, recipe: str, duration: float, seed: int) -> bool:
-    """Start a run and kill it; return whether the kill interrupted it."""
+    """Start a run and kill it; return whether the run was still active."""
     chance = random.Random(f"{case} {moment} {seed}")
     started = start(folder, case, (*command_of(case, recipe), "--out", str(run)))
     wait_for(moment, run, started[0], chance, duration)
@@ -106,7 +106,7 @@ def kill_once(folder: Path, run: Path, case: KillCase, moment: str, recipe: str,
     alive = not started[0].ended
     for pid in chosen if alive else ():
         os.kill(pid, signal.SIGKILL)
-    if alive and case.how == "ranks":  # like srun: a rank whose peer died before they connected would wait for it
+    if alive and case.how == "ranks":  # end the other rank, too, as srun does
         time.sleep(1)
         for one in started:
             if not one.ended:
@@ -119,14 +119,14 @@ References = Callable[[KillCase], tuple[Path, float]]
 
 @pytest.fixture(scope="module")
 def references(tmp_path_factory: pytest.TempPathFactory, tiny: str) -> References:
-    """Return a function that trains the uninterrupted run of a case once, and returns it with its duration."""
+    """Return a function that trains the same case without kills and returns its folder and duration."""
     folder, kept = tmp_path_factory.mktemp("whole"), {}
 
     def reference(case: KillCase) -> tuple[Path, float]:
         key = case.how, case.loader
         if key not in kept:
             run, began = folder / "-".join(key), time.monotonic()
-            if case.how == "launcher":  # same weights as with "ranks"; only the start is slower
+            if case.how == "launcher":  # the result equals that of "ranks", but the start is slower
                 run, duration = reference(case._replace(how="ranks"))
                 kept[key] = run, duration + 10
                 return kept[key]
@@ -139,7 +139,7 @@ def references(tmp_path_factory: pytest.TempPathFactory, tiny: str) -> Reference
 
 
 @pytest.mark.parametrize("case", kill_cases(), ids=str)
-def test_a_run_killed_at_random_moments_ends_bit_identical(
+def test_a_run_killed_at_random_moments_ends_with_bit_identical_weights(
     tmp_path: Path, tiny: str, references: References, tally: Any, case: KillCase
 ) -> None:
     counted = tally(f"kill -9, {'one process' if case.how == 'single' else 'two processes'}")
@@ -150,7 +150,7 @@ def test_a_run_killed_at_random_moments_ends_bit_identical(
             hits += kill_once(tmp_path, run, case, moment, tiny, duration / 2**attempt, attempt)
         if hits:
             break
-        shutil.rmtree(run)  # the run ended before every kill: start over and kill earlier
+        shutil.rmtree(run)  # no kill came before the end of the run: try again with earlier kills
     command = (*command_of(case, tiny), "--out", str(run))
     codes = run_ranks(tmp_path, 2, *command) if case.how != "single" else [run_fork(tmp_path, *command).wait()]
     counted.add(str(case), fault_of(run, reference, codes, hits))
@@ -158,7 +158,7 @@ def test_a_run_killed_at_random_moments_ends_bit_identical(
 
 
 def fault_of(run: Path, reference: Path, codes: list[int], hits: int) -> str:
-    """Describe what is wrong with a resumed run; empty if nothing."""
+    """Describe what is wrong with a resumed run; return an empty string if nothing."""
     if not hits:
         return "was never hit while it ran"
     if any(codes):

@@ -1,4 +1,4 @@
-"""What hosts without a shared disk agree on when a run starts."""
+"""Hosts without a shared disk resume from the same checkpoint."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def meet_and_find() -> int:
     return 0
 
 
-def test_every_host_gets_the_newest_and_the_best_checkpoint_from_whichever_host_has_them(tmp_path):
+def test_hosts_copy_the_newest_and_the_best_checkpoint_from_one_another(tmp_path):
     folders = [tmp_path / str(number) for number in range(3)]
     for folder, held in zip(folders, [(), (24, 32), (16, 24)], strict=True):
         folder.mkdir()

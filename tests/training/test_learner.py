@@ -1,4 +1,4 @@
-"""Learners with unusual networks and unusual first steps."""
+"""Learners (optimizer, schedule and EMA of a network) in special cases."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def make(network: nn.Module, precision: str = "fp32", **settings: object) -> Lea
     return learner
 
 
-def test_a_first_step_skipped_by_fp16_has_no_effect() -> None:
+def test_a_first_step_that_the_fp16_scaler_skips_has_no_effect() -> None:
     network = nn.Linear(3, 2)
     before = network.weight.detach().clone()
     learner = make(network, "fp16")
@@ -28,7 +28,7 @@ def test_a_first_step_skipped_by_fp16_has_no_effect() -> None:
     assert torch.equal(network.weight, before)
     learner.scale(network(torch.ones(1, 3)).sum()).backward()
     learner.step()
-    # Nesterov's first step: the gradient (1) plus 0.9 times the momentum buffer (also 1).
+    # The first Nesterov step is the gradient (1) plus 0.9 times the momentum buffer (also 1).
     assert torch.allclose(network.weight, before - 0.1 * 1.9)
 
 

@@ -1,4 +1,4 @@
-"""A step is the same however it is distributed: phases, shared tensors, signals, draws, EMA and more."""
+"""A training step computes the same result on any number of processes."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def seen_by(parts: Any, phase: str) -> list[dict[str, torch.Tensor]]:
 
 @pytest.fixture(scope="module")
 def watched() -> Any:
-    """Seven steps of the duet in one process, with all inputs of its phases."""
+    """Train the two-network test recipe for seven steps in one process and record all inputs."""
     parts = make_parts(str(Path(__file__).parents[1] / "duet.py"))
     parts.recipe.watched = True
     run_steps(parts, 7)
     return parts
 
 
-def test_phases_run_as_often_as_declared_each_time_with_new_data(watched: Any) -> None:
+def test_each_phase_runs_as_often_as_declared_and_repetitions_use_new_data(watched: Any) -> None:
     order = [phase for phase, _ in watched.recipe.seen]
     plain = ["generator", "critic", "critic"]
     assert order == [*plain, "penalty", *plain, *plain] * 2 + [*plain, "penalty"]
@@ -56,14 +56,14 @@ def test_phases_run_as_often_as_declared_each_time_with_new_data(watched: Any) -
     assert not torch.equal(seen_by(watched, "critic")[0]["noise"], seen_by(watched, "critic")[1]["noise"])
 
 
-def test_shared_tensors_reach_the_later_phases_of_the_same_data_detached(watched: Any) -> None:
+def test_shared_tensors_are_passed_to_later_phases_with_the_same_data(watched: Any) -> None:
     critics = seen_by(watched, "critic")
     assert all("fake" in batch for batch in critics[::2]) and not any("fake" in batch for batch in critics[1::2])
     assert len(critics[0]["fake"]) == 24
     assert not torch.equal(critics[0]["fake"], critics[2]["fake"])
 
 
-def test_signals_are_of_this_step_or_of_the_previous_one(watched: Any) -> None:
+def test_a_phase_receives_the_latest_signals_from_this_or_the_previous_step(watched: Any) -> None:
     generators, critics = seen_by(watched, "generator"), seen_by(watched, "critic")
     assert generators[0]["gap"].unique().item() == 0.5, "the value before the first step"
     for step in range(7):
@@ -89,7 +89,7 @@ def test_signals_optimizers_and_emas_are_restored_from_a_snapshot(watched: Any, 
 
 @pytest.fixture(scope="module")
 def spread(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, np.ndarray]]]:
-    """The same steps of the duet in 1, 2 and 3 processes, as recorded by each rank."""
+    """Train the two-network test recipe in 1, 2 and 3 processes and load what each rank recorded."""
     folder = tmp_path_factory.mktemp("spread")
     duet = str(Path(__file__).parents[1] / "duet.py")
     running = {}
@@ -105,7 +105,7 @@ def joined(ranks: list[dict[str, np.ndarray]], name: str) -> np.ndarray:
     return np.concatenate([notes[name] for notes in ranks])
 
 
-def test_samples_and_draws_are_those_of_the_global_batch_at_every_world_size(spread: dict[int, Any]) -> None:
+def test_samples_and_random_numbers_do_not_depend_on_the_number_of_processes(spread: dict[int, Any]) -> None:
     names = [name for name in spread[1][0] if name.endswith(("/index", "/noise", "/mix"))]
     assert len(names) == 3 * 2 * (STEPS * 3 + 2)
     for name in names:
@@ -116,7 +116,7 @@ def test_samples_and_draws_are_those_of_the_global_batch_at_every_world_size(spr
         assert len(rows) == len(spread[1][0]["000/generator/noise"]), "ranks hold different rows"
 
 
-def test_signals_and_weights_do_not_depend_on_the_world_size(spread: dict[int, Any]) -> None:
+def test_signals_and_weights_do_not_depend_on_the_number_of_processes(spread: dict[int, Any]) -> None:
     alone = spread[1][0]
     for size in (2, 3):
         for kind in ("signals/", "weights/"):
@@ -128,7 +128,7 @@ def test_signals_and_weights_do_not_depend_on_the_world_size(spread: dict[int, A
             assert len(set(column.tolist())) == 1, "a fact is the same for all samples of all ranks"
 
 
-def test_every_evaluation_sample_counts_once_at_every_world_size(spread: dict[int, Any]) -> None:
+def test_every_sample_is_evaluated_once_with_any_number_of_processes(spread: dict[int, Any]) -> None:
     for size, ranks in spread.items():
         assert Counter(joined(ranks, "evaluated").tolist()) == Counter(range(144)), size
         for notes in ranks:
@@ -136,7 +136,7 @@ def test_every_evaluation_sample_counts_once_at_every_world_size(spread: dict[in
             assert notes["results/loss"] == pytest.approx(float(spread[1][0]["results/loss"]), rel=1e-9)
 
 
-def test_a_batch_of_128_on_3_processes_equals_single(tmp_path: Path, tiny: str) -> None:
+def test_a_batch_of_128_on_three_processes_trains_the_same_weights_as_on_one(tmp_path: Path, tiny: str) -> None:
     running = [
         start_function_in_ranks(tmp_path, size, note_steps, str(size), tiny, 10, {"devices": size, "batch_size": "128"})
         for size in (1, 3)
@@ -150,7 +150,7 @@ def test_a_batch_of_128_on_3_processes_equals_single(tmp_path: Path, tiny: str) 
     assert difference(alone, third) < 1e-9
 
 
-def test_accumulation_equals_one_big_batch_without_batchnorm(duet: str, tiny: str) -> None:
+def test_gradient_accumulation_equals_one_large_batch_without_batchnorm(duet: str, tiny: str) -> None:
     for recipe in (duet, tiny):
         whole, parted = (make_parts(recipe, norm="none", batch_size="26", accumulate=count) for count in (1, 4))
         for parts in (whole, parted):
@@ -159,7 +159,7 @@ def test_accumulation_equals_one_big_batch_without_batchnorm(duet: str, tiny: st
 
 
 @pytest.mark.parametrize(("clip", "shortened"), [(0.01, True), (1e6, False)])
-def test_clipping_shortens_a_long_gradient_and_keeps_a_short_one(tiny: str, clip: float, shortened: bool) -> None:
+def test_gradient_clipping_changes_only_gradients_above_the_limit(tiny: str, clip: float, shortened: bool) -> None:
     parts = make_parts(tiny, clip=clip, optimizer="sgd", momentum=0.0, schedule="constant", lr=1.0)
     before = [p.detach().clone() for p in parts.recipe.parameters()]
     gradients: list[torch.Tensor] = []
@@ -176,7 +176,7 @@ def norm(tensors: list[torch.Tensor]) -> float:
     return math.sqrt(sum(float(tensor.square().sum()) for tensor in tensors))
 
 
-def test_the_ema_half_life_is_in_images() -> None:
+def test_the_ema_half_life_is_counted_in_images() -> None:
     network = nn.Linear(1, 1, bias=False, dtype=torch.float64)
     nn.init.zeros_(network.weight)
     learner = Learner("network", network, LearnerSettings(), lambda images: 0.0, Precision("fp64", "cpu"), 1000)
@@ -233,7 +233,7 @@ def test_the_learning_rate_follows_its_schedule_in_images(name: str) -> None:
     assert {images: rate(images) for images in expected} == pytest.approx(expected, abs=1e-15)
 
 
-def test_one_network_can_have_its_own_settings(duet: str) -> None:
+def test_each_network_can_have_its_own_optimizer_settings(duet: str) -> None:
     parts = make_parts(duet, lr=0.25, generator={"lr": 0.5, "optimizer": "sgd", "momentum": 0.0})
     generator, critic = parts.step.learners["generator"], parts.step.learners["critic"]
     assert (generator.settings.lr, critic.settings.lr) == (0.5, 0.25)
@@ -241,7 +241,7 @@ def test_one_network_can_have_its_own_settings(duet: str) -> None:
     assert generator.ema and not critic.ema, "only one network has an EMA"
 
 
-def test_a_phase_that_changes_its_loss_names_later_is_rejected(duet: str) -> None:
+def test_a_phase_that_returns_different_loss_names_in_a_later_step_is_rejected(duet: str) -> None:
     parts = make_parts(duet)
     loss_log, plain = LossLog(parts.world), parts.recipe.critic_loss
     first, second = parts.feed.steps(0, 2 * parts.feed.images_per_step)
@@ -251,13 +251,13 @@ def test_a_phase_that_changes_its_loss_names_later_is_rejected(duet: str) -> Non
         loss_log.add(second.images, parts.step(second))
 
 
-def test_a_setting_for_a_missing_network_is_rejected(duet: str) -> None:
+def test_a_setting_for_an_unknown_network_is_rejected(duet: str) -> None:
     with pytest.raises(UserError, match="unknown network 'generater'; did you mean 'generator'"):
         make_parts(duet, generater={"lr": 0.5})
     assert make_config(duet, critic={"lr": 0.5}).learner_of("critic").lr == 0.5
 
 
-def test_verify_agrees_on_a_recipe_with_everything(tmp_path: Path, duet: str) -> None:
+def test_verify_passes_for_a_recipe_with_several_networks_and_phases(tmp_path: Path, duet: str) -> None:
     command = ("verify", duet, "--strategies", "single,ddp,lightning", "--devices", "2", "--steps", "7")
     verified = run_fork(tmp_path, *command, "--set", "accumulate=2", "--set", "batch_size=25")
     assert verified.wait() == 0, verified.stdout + verified.stderr
@@ -269,11 +269,11 @@ def test_verify_detects_deliberate_faults(tmp_path: Path, tiny: str, control: st
     command = ("verify", tiny, "--strategies", "single,ddp", "--devices", "2", "--steps", "3", "--control", control)
     broken = run_fork(tmp_path, *command)
     assert broken.wait() == 1, broken.stdout + broken.stderr
-    assert f"broken on purpose: {control}" in " ".join(broken.stdout.split())
+    assert f"with a deliberate error: {control}" in " ".join(broken.stdout.split())
 
 
 @pytest.mark.slow
-def test_verify_agrees_on_classification_for_batch_128_on_3_processes(tmp_path: Path) -> None:
+def test_verify_passes_for_classification_with_batch_128_on_three_processes(tmp_path: Path) -> None:
     command = ("verify", "classification", "--strategies", "single,ddp", "--devices", "3", "--batch-size", "128")
     verified = start_command(tmp_path, *command)
     assert verified.wait(280) == 0, verified.stdout + verified.stderr

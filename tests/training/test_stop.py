@@ -1,4 +1,4 @@
-"""On a stop request, the run finishes its step and saves; resuming ends with bit-identical weights."""
+"""A run that receives a stop signal finishes its step and saves a checkpoint, and can be resumed exactly."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def is_training(run: Path, seen: Path) -> bool:
 
 
 def stop(running: Running, folder: Path, name: str, number: int) -> float:
-    """Send a signal to a training run; return the seconds until it ended."""
+    """Send a signal to a training run; return the seconds until the run ended."""
     wait_until(lambda: is_training(folder / name, folder / f"{name}-seen"), running)
     began = time.monotonic()
     running.interrupt_group(number)
@@ -56,11 +56,13 @@ def stop(running: Running, folder: Path, name: str, number: int) -> float:
         ("single", signal.SIGTERM, 75),
         ("single", signal.SIGUSR1, 75),
         ("single", signal.SIGHUP, 75),
-        ("lightning", signal.SIGINT, 130),
+        pytest.param("lightning", signal.SIGINT, 130, marks=pytest.mark.slow),
         ("lightning", signal.SIGTERM, 75),
     ],
 )
-def test_a_single_process_saves_and_resumes(tmp_path: Path, tiny: str, strategy: str, number: int, code: int) -> None:
+def test_a_single_process_saves_on_a_stop_signal_and_resumes(
+    tmp_path: Path, tiny: str, strategy: str, number: int, code: int
+) -> None:
     command = ("train", tiny, *SLOWLY, "--strategy", strategy, "--set", "record=run-seen")
     running = start_fork(tmp_path, *command, "--out", "run")
     assert stop(running, tmp_path, "run", number) < 20
@@ -76,7 +78,9 @@ def test_a_single_process_saves_and_resumes(tmp_path: Path, tiny: str, strategy:
     ("strategy", "number", "code"),
     [("ddp", signal.SIGINT, 130), pytest.param("lightning", signal.SIGTERM, 75, marks=pytest.mark.slow)],
 )
-def test_two_processes_save_and_resume(tmp_path: Path, tiny: str, strategy: str, number: int, code: int) -> None:
+def test_two_processes_save_on_a_stop_signal_and_resume(
+    tmp_path: Path, tiny: str, strategy: str, number: int, code: int
+) -> None:
     command = ("train", tiny, *SLOWLY, "--devices", "2", "--strategy", strategy, "--set", "record=run-seen")
     running = start_command(tmp_path, *command, "--out", str(tmp_path / "run"))
     assert stop(running, tmp_path, "run", number) < 20
@@ -88,9 +92,9 @@ def test_two_processes_save_and_resume(tmp_path: Path, tiny: str, strategy: str,
     assert tensors(tmp_path / "run") == tensors(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "lightning"])
-def test_a_signal_to_one_rank_stops_all_of_them(tmp_path: Path, tiny: str, strategy: str) -> None:
-    """A scheduler may signal a single process, and no launcher forwards the signal."""
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("lightning", marks=pytest.mark.slow)])
+def test_a_stop_signal_to_one_rank_stops_all_ranks(tmp_path: Path, tiny: str, strategy: str) -> None:
+    """A scheduler may send the signal to a single process, without a launcher that forwards it."""
     command = ("train", tiny, *SLOWLY, "--devices", "2", "--strategy", strategy, "--set", "record=run-seen")
     ranks = start_ranks(tmp_path, 2, *command, "--out", "run")
     assert stop(ranks[1], tmp_path, "run", signal.SIGTERM) < 20
@@ -101,7 +105,7 @@ def test_a_signal_to_one_rank_stops_all_of_them(tmp_path: Path, tiny: str, strat
 
 
 @pytest.mark.parametrize("strategy", ["single", "lightning"])
-def test_a_second_interrupt_ends_a_process_at_once(tmp_path: Path, tiny: str, strategy: str) -> None:
+def test_a_second_interrupt_ends_a_single_process_immediately(tmp_path: Path, tiny: str, strategy: str) -> None:
     command = ("train", tiny, "--set", "pause=30", "--strategy", strategy, "--set", "record=seen", "--out", "run")
     running = start_fork(tmp_path, *command)
     wait_until(lambda: (tmp_path / "run" / "metrics.jsonl").exists(), running)
@@ -114,7 +118,7 @@ def test_a_second_interrupt_ends_a_process_at_once(tmp_path: Path, tiny: str, st
     assert running.stderr == "paceline: interrupted\n"
 
 
-def test_a_second_interrupt_ends_two_processes_at_once(tmp_path: Path, tiny: str) -> None:
+def test_a_second_interrupt_ends_two_processes_immediately(tmp_path: Path, tiny: str) -> None:
     run = tmp_path / "run"
     running = start_command(tmp_path, "train", tiny, "--set", "pause=60", "--devices", "2", "--out", str(run))
     wait_until(lambda: (run / "metrics.jsonl").exists(), running)
@@ -127,11 +131,11 @@ def test_a_second_interrupt_ends_two_processes_at_once(tmp_path: Path, tiny: str
     assert "Traceback" not in running.stderr
     wait_until(lambda: not processes_naming(str(run)), seconds=5)
     status = Status.of(run)
-    assert status and (status.state, status.reason) == ("stopped", "immediately, after a second Ctrl-C")
+    assert status and (status.state, status.reason) == ("stopped", "a second Ctrl-C stopped the run immediately")
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_a_signal_before_the_processes_are_ready_ends_them(tmp_path: Path, tiny: str, number: int, code: int) -> None:
+def test_a_signal_during_startup_ends_all_processes(tmp_path: Path, tiny: str, number: int, code: int) -> None:
     running = start_command(tmp_path, "train", tiny, "--devices", "2", "--out", str(tmp_path / "run"))
     wait_until(lambda: len(workers_of(running.pid)) == 2, running)
     running.interrupt_group(number)
@@ -141,14 +145,14 @@ def test_a_signal_before_the_processes_are_ready_ends_them(tmp_path: Path, tiny:
 
 
 def shown(terminal: int) -> bool:
-    """Drain the output of a terminal, so that the program can keep writing."""
+    """Read the output of a terminal, so that the program does not block on writing."""
     with suppress(BlockingIOError):
         os.read(terminal, 65536)
     return True
 
 
-@pytest.mark.parametrize("devices", ["1", "2"])
-def test_a_closed_terminal_saves_and_stops_the_run(tmp_path: Path, tiny: str, devices: str) -> None:
+@pytest.mark.parametrize("devices", ["1", pytest.param("2", marks=pytest.mark.slow)])
+def test_a_run_saves_and_stops_when_its_terminal_is_closed(tmp_path: Path, tiny: str, devices: str) -> None:
     command = ("train", tiny, *SLOWLY, "--devices", devices, "--set", "record=run-seen", "--out", "run")
     pid, terminal = pty.fork()
     if not pid:
@@ -163,7 +167,7 @@ def test_a_closed_terminal_saves_and_stops_the_run(tmp_path: Path, tiny: str, de
     assert weights_of(tmp_path / "run")
 
 
-def test_nohup_keeps_a_run_going(tmp_path: Path, tiny: str) -> None:
+def test_a_run_started_with_nohup_ignores_a_hangup(tmp_path: Path, tiny: str) -> None:
     command = ("train", tiny, *SLOWLY, "--set", "record=run-seen", "--out", str(tmp_path / "run"))
     running = start_command(tmp_path, *command, before=("nohup",))
     assert stop(running, tmp_path, "run", signal.SIGHUP) > 0
@@ -175,12 +179,14 @@ def test_signal_handlers_are_restored_after_a_run() -> None:
     request = StopRequest()
     with request.listening():
         signal.raise_signal(signal.SIGTERM)
-        signal.raise_signal(signal.SIGINT)  # immediately after the first: the same request, forwarded
+        signal.raise_signal(signal.SIGINT)  # so soon after the first signal, this counts as the same request
     assert request.signal == signal.SIGTERM and request.exit_code == 75
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)] == before
 
 
-def test_ranks_check_for_a_stop_request_rarely_and_at_the_same_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_ranks_check_for_a_stop_request_at_the_same_steps_and_not_too_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock, looks = [0.0], []
 
     class OneOfTwo(World):

@@ -1,4 +1,4 @@
-"""Timing: sections add up, and a measurement gives a median with its spread."""
+"""The stopwatch adds up the time of named sections, and a measurement returns the median and the spread."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.benchmarking.timing import measure
 from paceline.training.stopwatch import Stopwatch
 
 
-def test_sections_accumulate_until_they_are_read() -> None:
+def test_section_times_accumulate_until_they_are_read() -> None:
     stopwatch = Stopwatch()
     for _ in range(2):
         with stopwatch("data"):
@@ -26,7 +26,7 @@ def test_sections_accumulate_until_they_are_read() -> None:
     assert again["data"] == 0 and again["total"] < taken["total"]
 
 
-def test_a_section_that_raises_is_counted_and_raises() -> None:
+def test_a_section_that_raises_an_exception_is_still_timed() -> None:
     stopwatch = Stopwatch()
     with pytest.raises(KeyError), stopwatch("data"):
         time.sleep(0.01)
@@ -34,10 +34,10 @@ def test_a_section_that_raises_is_counted_and_raises() -> None:
     assert stopwatch.take()["data"] >= 0.01
 
 
-def test_a_section_costs_less_than_two_microseconds() -> None:
+def test_timing_a_section_takes_less_than_two_microseconds() -> None:
     stopwatch = Stopwatch()
     rounds = []
-    for _ in range(20):  # keep the fastest round, since other programs can only slow it down
+    for _ in range(20):  # keep the fastest of 20 rounds, since other programs can only slow a round down
         start = time.perf_counter()
         for _ in range(1000):
             with stopwatch("data"):
@@ -46,7 +46,7 @@ def test_a_section_costs_less_than_two_microseconds() -> None:
     assert min(rounds) < 2e-6
 
 
-def test_a_measurement_is_the_median_with_its_spread() -> None:
+def test_a_measurement_returns_the_median_and_the_spread() -> None:
     calls: list[int] = []
 
     def function() -> None:
@@ -62,7 +62,7 @@ def test_a_measurement_is_the_median_with_its_spread() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_measurement_on_a_gpu_counts_gpu_time() -> None:
+def test_a_measurement_on_a_gpu_includes_the_execution_on_the_gpu() -> None:
     device = torch.device("cuda")
     matrix = torch.ones(4096, 4096, device=device)
 
@@ -71,4 +71,4 @@ def test_a_measurement_on_a_gpu_counts_gpu_time() -> None:
             matrix @ matrix
 
     timing = measure(function, device=device, warmup=3, repeats=10)
-    assert timing.median > 10 * 2 * 4096**3 / 1e15  # no GPU does 10¹⁵ float32 operations a second
+    assert timing.median > 10 * 2 * 4096**3 / 1e15  # no GPU is faster than 10¹⁵ float32 operations per second

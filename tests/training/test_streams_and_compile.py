@@ -1,4 +1,4 @@
-"""Phases that may run concurrently, and compiled networks; the machine may have no compiler."""
+"""Which phases run concurrently, and training with --compile on a machine without a compiler."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def test_phases_of_one_network_never_run_concurrently() -> None:
     assert names(groups([*DUAL, penalty])) == [["generator"], ["first", "second"], ["penalty"]]
 
 
-def test_the_first_due_phase_runs_alone_whatever_it_declares() -> None:
+def test_a_concurrent_phase_runs_alone_if_the_phases_before_it_are_not_due() -> None:
     assert names(groups(DUAL[2:])) == [["second"]]
 
 
-def test_without_a_compiler_training_prints_a_note_and_continues_eagerly_unchanged(
+def test_without_a_compiler_training_adds_a_note_and_runs_eagerly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch._inductor.config.cpp, "cxx", (str(tmp_path / "no-compiler"),))

@@ -1,1 +1,1 @@
-"""Measurements on this machine: steps, loaders, scaling."""
+"""Benchmarks on this machine: training steps, loaders and scaling over several devices."""

@@ -1,4 +1,4 @@
-"""Part of the self-test: check that captured and eager steps produce the same weights across several processes."""
+"""Part of the self-test: check that a CUDA graph and eager steps produce the same weights on several processes."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from paceline.training.graph import WARMUP_STEPS, GraphedStep, RunStep
 from paceline.training.step import Step
 
 REPLAYS = 8  # number of replays after the eager warm-up steps
-TOLERANCE = 1e-6  # relative to the largest weight; gradients may be summed in a different order
+TOLERANCE = 1e-6  # maximum difference relative to the largest weight; the order of summation may differ
 
 
 @dataclass(frozen=True)
 class ReplayCheck:
-    """Whether captured and eager steps agree, and by how much they differ."""
+    """Whether steps replayed from a CUDA graph match eager steps, and how much the weights differ."""
 
     passed: bool
     result: str  # description of the result
-    difference: float  # relative to the largest weight
+    difference: float  # largest difference between weights, relative to the largest weight
     processes: int
     backend: str
 
@@ -43,10 +43,10 @@ def check_replay(config: Config, world: World, capture: Callable[[Step], RunStep
     worst = torch.where(worst.isfinite(), worst, torch.inf)
     seen = world.gather(torch.stack([worst, torch.full_like(worst, float(failed))]))
     difference, any_failed = seen.amax(0).tolist()
-    result = f"captured and eager steps differed by {difference:.1e} of the largest weight"
+    result = f"replayed and eager steps differed by {difference:.1e}, relative to the largest weight"
     return ReplayCheck(
         passed=not any_failed and difference <= TOLERANCE,
-        result="the step could not be captured" if any_failed else result,
+        result="the step could not be captured as a CUDA graph" if any_failed else result,
         difference=difference,
         processes=world.size,
         backend=world.backend,

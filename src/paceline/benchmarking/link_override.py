@@ -1,4 +1,4 @@
-"""The link between devices as given by the user: `--bandwidth 25GB/s --latency 20us`, one of them, or neither."""
+"""The link between devices, as set by the optional flags `--bandwidth 25GB/s` and `--latency 20us`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from paceline.benchmarking.scaling_forecast import Link
 from paceline.core.errors import UserError
 
-DEFAULT_LATENCY_SECONDS = 20e-6  # for one exchange between GPUs, if only a bandwidth is given
+DEFAULT_LATENCY_SECONDS = 20e-6  # latency of one exchange between GPUs if only the bandwidth is set
 NUMBER = r"\s*(\d+\.?\d*|\.\d+)((?:[eE][+-]?\d+)?)\s*"
 SHORT = re.compile(NUMBER + r"([kKMGT]?)([bB])\s*(?:/\s*s|ps)?\s*")  # B means bytes, b means bits
 AMBIGUOUS = re.compile(NUMBER + r"[kmgt]?b?\s*(?:/\s*s|ps)?\s*", re.IGNORECASE)
@@ -21,18 +21,18 @@ PREFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 
 @dataclass(frozen=True)
 class LinkOverride:
-    """Properties of the link given by the user; None if not given."""
+    """The bandwidth and latency that the user set; None for a value that was not set."""
 
     bytes_per_second: float | None
     latency_seconds: float | None
 
     @classmethod
     def parse(cls, bandwidth: str, latency: str) -> LinkOverride:
-        """Parse the two flags; an empty one counts as not given."""
+        """Parse `--bandwidth` and `--latency`; an empty string means that the flag was not set."""
         return cls(parse_bandwidth(bandwidth) if bandwidth else None, parse_seconds(latency) if latency else None)
 
     def apply(self, measured: Link | None) -> Link | None:
-        """Return the link for predictions: given values where available, otherwise measured or default ones."""
+        """Return the link for predictions: the user's values if set, otherwise measured or default values."""
         if self.bytes_per_second is None and (self.latency_seconds is None or measured is None):
             return measured
         bandwidth = self.bytes_per_second

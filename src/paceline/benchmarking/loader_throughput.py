@@ -40,17 +40,17 @@ class LoaderRate:
     """The throughput of one loader over several blocks of batches, or why it was not measured."""
 
     loader: str
-    images_per_second: float | None = None  # median
+    images_per_second: float | None = None  # median over the blocks of batches
     low: float = 0.0
     high: float = 0.0
     n: int = 0
     seconds_to_first_batch: float = 0.0
-    reason: str = ""  # reason if it was not measured
+    reason: str = ""  # why the loader was not measured; empty if it was
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """The throughput of every loader on one source, as saved."""
+    """The throughput of every loader on one data source, as saved to a file."""
 
     data: str
     data_root: str
@@ -120,7 +120,7 @@ def _measure(name: str, source: Source, device: torch.device, settings: RunSetti
 
 
 def _build(name: str, source: Source, device: torch.device, settings: RunSettings) -> Loader:
-    """Build the loader as a run would; raise UserError if a run would use a different one."""
+    """Build the loader as in training; raise UserError if training would use a different loader."""
     choice = choose_loader(dataclasses.replace(settings, loader=name), source, device)
     if choice.name != name:
         raise UserError(f"--loader {name}: {choice.reason}")
@@ -128,7 +128,7 @@ def _build(name: str, source: Source, device: torch.device, settings: RunSetting
 
 
 def _warmup_batches(loader: Loader) -> int:
-    """Return a number of batches that exceeds the prefetched ones, so that these are not timed."""
+    """Return the number of warm-up batches: enough that no prefetched batch is timed."""
     return WARMUP_BATCHES + loader.batches_ahead
 
 
@@ -159,7 +159,7 @@ def _synchronize(device: torch.device) -> None:
 def _print_table(console: Console, measured: Measurement) -> None:
     crop = f", crop {measured.crop}" if measured.crop else ""
     data = f"{measured.data}, {measured.num_samples:,} samples, batch {measured.batch_size}{crop}"
-    title = f"loading without training: {data}, {measured.device}, {measured.workers} workers"
+    title = f"loading without training: {data}, {measured.device}, --workers {measured.workers}"
     table = Table(title=title, title_justify="left")
     for heading in ("loader", "images/s", "low – high", "n", "time to first batch"):
         table.add_column(heading, justify="left" if heading == "loader" else "right", no_wrap=True)

@@ -10,17 +10,17 @@ from typing import Any
 
 from paceline.core.types import JsonObject
 
-BACKWARD_SHARE = 2 / 3  # the backward pass, in which gradients can be exchanged, as a fraction of a step
+BACKWARD_SHARE = 2 / 3  # fraction of a step spent in the backward pass, which can overlap with communication
 MIN_USEFUL_SPEEDUP = 1.10  # minimum speedup for which doubling the devices pays off
-MIN_STEP_SHARE = 0.02  # lower bound, relative to the shortest measured step: extrapolation can fall below zero
+MIN_STEP_SHARE = 0.02  # lower bound relative to the shortest measured step, since extrapolation can go negative
 MAX_DEVICES = 2**16
 
 
 @dataclass(frozen=True)
 class Link:
-    """The cost of an all-reduce: a constant time, and a time proportional to its size."""
+    """The time of an all-reduce: a constant part, and a part proportional to the message size."""
 
-    latency_seconds: float  # for one exchange between `devices` devices
+    latency_seconds: float  # time of one exchange between `devices` devices
     bytes_per_second: float
     devices: int
 
@@ -34,7 +34,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Checked:
-    """Predicted and measured images per second in one round."""
+    """Predicted and measured images per second in one round of measurements."""
 
     predicted: float
     measured: float
@@ -44,18 +44,18 @@ class Checked:
 class Measurement:
     """Measurements on the devices of this machine."""
 
-    alone_seconds: dict[int, float]  # step time of one device by batch size, while the others are idle
-    step_seconds: dict[int, float]  # step time by batch size, while all devices are busy, without communication
-    images_per_sample: int  # more than 1 if repeated phases use several batches per step
-    gradient_bytes: dict[str, int]  # by phase
-    exchanges: int  # number of small exchanges that a step waits for: BatchNorm statistics, signals
+    alone_seconds: dict[int, float]  # step time of one device by batch size when the other devices are idle
+    step_seconds: dict[int, float]  # step time by batch size when all devices are busy but do not communicate
+    images_per_sample: int  # more than 1 if a step uses several batches, as with repeated phases
+    gradient_bytes: dict[str, int]  # size of the gradients of each phase
+    exchanges: int  # number of small exchanges per step, for example of BatchNorm statistics
     overlap: float  # fraction of the backward pass that can overlap with communication
     bucket_bytes: int  # size of the last bucket, which is sent after the backward pass
     networks: tuple[str, ...]
     rounds: int
     threads: int  # CPU threads per process; 0 on GPUs
     link: Link | None = None
-    checked: tuple[Checked, ...] = ()  # one per round
+    checked: tuple[Checked, ...] = ()  # one entry per round of measurements
 
     def to_json(self) -> JsonObject:
         """Return the measurement as JSON; batch sizes become strings, since JSON keys are strings."""
@@ -87,15 +87,15 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Prediction:
-    """The predicted step on several devices."""
+    """The predicted step time and speed on several devices."""
 
     compute_seconds: float
-    exchange_seconds: float  # communication time not overlapped with compute
+    exchange_seconds: float  # communication time that does not overlap with computation
     images_per_second: float
 
 
 def predict(measured: Measurement, link: Link | None, devices: int, batch: int) -> Prediction:
-    """Predict a step with a global batch on several devices; on one device, return the measured step."""
+    """Predict the step time for a global batch on several devices; for one device, use the measured time."""
     compute = measured.alone_seconds[batch] if devices == 1 else measured.seconds_of_step(batch / devices)
     exchange = 0.0
     if devices > 1:
@@ -111,7 +111,7 @@ def predict(measured: Measurement, link: Link | None, devices: int, batch: int) 
 
 
 def max_useful_devices(measured: Measurement, link: Link | None, batch: int) -> int | None:
-    """Return the number of devices beyond which doubling adds less than 10 %; None if it always adds more."""
+    """Return the number of devices beyond which doubling adds less than 10 % speed; None if there is no limit."""
     devices = 1
     while devices * 2 <= min(batch, MAX_DEVICES):
         now, then = (predict(measured, link, count, batch).images_per_second for count in (devices, devices * 2))

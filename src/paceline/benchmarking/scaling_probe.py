@@ -1,4 +1,4 @@
-"""The measurements of `plan`: one device alone, all at once with and without communication, and all-reduces."""
+"""Measurements for `paceline plan`: steps on one device, steps on all devices, and the time of all-reduces."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from paceline.parallel.world import Place, World, join
 from paceline.training.build import Parts, assemble
 
 ROUNDS = 21
-BLOCK_SECONDS = 0.15  # short, since the load on a shared machine changes from second to second
+BLOCK_SECONDS = 0.15  # short blocks, since the load on a shared machine changes from second to second
 SMALL_BYTES = 1024  # about the size of BatchNorm statistics
 MIN_BYTES = 2**20  # minimum message size for measuring bandwidth
 GLOO_BUCKET, NCCL_BUCKET = 5 * 2**20, 25 * 2**20
 
 
 def measure_scaling(config: Config, path: str, batches: list[int], check: bool) -> None:
-    """Run the measurement in this process; rank 0 writes the result."""
+    """Run the measurement in this process; rank 0 writes the result to a file."""
     target = assemble(config) if check else None
     world = target.world if target else join(config.run, distributed=True)
     parts = {batch: one_of_several(config, batch, world) for batch in batches}
@@ -57,7 +57,7 @@ def measure_scaling(config: Config, path: str, batches: list[int], check: bool) 
         images_per_sample=first.feed.repeats,
         gradient_bytes=gradient_bytes(first),
         exchanges=exchanges,
-        overlap=0.0 if world.device.type == "cpu" else 1.0,  # on a CPU, communication needs the same cores as compute
+        overlap=0.0 if world.device.type == "cpu" else 1.0,  # on a CPU, communication and compute share the cores
         bucket_bytes=NCCL_BUCKET if world.backend == "nccl" else GLOO_BUCKET,
         networks=tuple(phase.network for phase in first.recipe.phases),
         rounds=ROUNDS,
@@ -87,13 +87,13 @@ def measure_scaling(config: Config, path: str, batches: list[int], check: bool) 
 
 
 def one_device(config: Config, batch: int, world: World) -> Parts:
-    """Assemble a run on one device, with torch's BatchNorm and no other processes."""
+    """Assemble a run on one device, in this process alone and with torch's BatchNorm."""
     alone = config.with_run(strategy=AUTO["one device"], devices=1, gpus="", batch_size=str(batch))
     return assemble(alone, World(Place(), world.device))
 
 
 def one_of_several(config: Config, batch: int, world: World) -> Parts:
-    """Assemble a run on one device, with the BatchNorm that it would use among several."""
+    """Assemble a run on one device, with the BatchNorm that a run on several devices would use."""
     parts = one_device(config, batch, world)
     if _has_own_batchnorm(config, world):
         for name, network in parts.recipe.networks.items():
@@ -103,7 +103,7 @@ def one_of_several(config: Config, batch: int, world: World) -> Parts:
 
 
 def _has_own_batchnorm(config: Config, world: World) -> bool:
-    """Return whether multi-device runs use Paceline's BatchNorm instead of torch's; on GPUs, they never do."""
+    """Return whether to use Paceline's synchronized BatchNorm, as a run on several CPU processes would."""
     return world.device.type == "cpu" and config.run.sync_batchnorm != "off"
 
 
@@ -113,7 +113,7 @@ def _local_steps_per_block(variant: Variant, world: World) -> int:
 
 
 def _torch_batchnorm_exchanges(parts: Parts) -> int:
-    """Return the number of collectives per step of torch's SyncBatchNorm, which is used on GPUs."""
+    """Return how many collectives torch's SyncBatchNorm, which is used on GPUs, runs per step."""
     calls = 0
 
     def count(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""The part of the self-test that each process runs: a timed all-reduce and, on several GPUs, a captured step."""
+"""The part of the self-test that each process runs: a timed all-reduce and, on several GPUs, a CUDA graph."""
 
 from __future__ import annotations
 

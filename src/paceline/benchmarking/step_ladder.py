@@ -1,4 +1,4 @@
-"""The step ladder: the speed of one device alone, of all devices at once, and with each kind of communication added.
+"""The step ladder: the speed of one device alone, of all devices together, and with each kind of communication added.
 
 All variants are built in the same processes and their blocks of steps alternate, so that a temporary slowdown of the
 machine affects all of them.
@@ -28,7 +28,7 @@ from paceline.training.graph import GraphedStep
 
 ROUNDS = 7
 BLOCK_SECONDS = 0.4
-WARMUP_STEPS = {"cpu": 2, "cuda": 14}  # a CUDA graph is captured after 11 eager steps
+WARMUP_STEPS = {"cpu": 2, "cuda": 14}  # on a GPU, the CUDA graph is captured after 11 eager steps
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Variant:
     name: str
     advance: Callable[[], None]
     images: int  # images per step, over all participating processes
-    alone: bool  # only rank 0 works while the others wait
+    alone: bool  # whether only rank 0 works while the other ranks wait
 
 
 def measure_ladder(config: Config, path: str) -> None:
@@ -104,7 +104,7 @@ def synthetic(name: str, parts: Parts, *, alone: bool, times: int = 1) -> Varian
 
 
 def from_data(name: str, parts: Parts) -> Variant:
-    """Return a variant whose steps load the run's own data, as in training."""
+    """Return a variant whose steps load the run's data, as in training."""
     steps = parts.feed.steps(0, 2**62)
 
     def advance() -> None:
@@ -123,7 +123,7 @@ def steps_per_block(variant: Variant, world: World, block_seconds: float = BLOCK
 
 
 def time_block(variant: Variant, steps: int, world: World) -> float:
-    """Return the elapsed seconds of a number of steps in the slowest process."""
+    """Return how many seconds the slowest process needs for a number of steps."""
     world.wait_for_all()
     start = time.perf_counter()
     if world.is_first or not variant.alone:

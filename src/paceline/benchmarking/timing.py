@@ -1,4 +1,4 @@
-"""Time a single function."""
+"""Time repeated calls of a function."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Timing(NamedTuple):
 
 
 def measure(function: Callable[[], object], *, device: torch.device, warmup: int = 10, repeats: int = 30) -> Timing:
-    """Time single calls after a warm-up: with CUDA events on a GPU, with the clock on a CPU."""
+    """Time individual calls after a warm-up, with CUDA events on a GPU and `perf_counter` on a CPU."""
     assert repeats > 0, repeats
     for _ in range(warmup):
         function()

@@ -1,4 +1,4 @@
-"""Read-only access to the files under one root, local or at a URL.
+"""Read-only access to the files under one root folder, local or at a URL.
 
 Names are relative to the root and use slashes. Locally, only regular files inside the root are read: a symbolic link
 that leads outside, a pipe or a device is treated as missing.
@@ -22,34 +22,34 @@ from paceline.runs.mirror.destination import open_file_system
 class Entry(NamedTuple):
     """One file or subfolder of a folder."""
 
-    name: str  # relative to the root
+    name: str  # path relative to the root
     is_folder: bool
     size: int
     changed: float  # Unix time; 0 if the storage does not provide it
 
     @property
     def basename(self) -> str:
-        """The last part of the name."""
+        """The name without its folder."""
         return self.name.rpartition("/")[2]
 
 
 class Files(Protocol):
-    """The files under a root."""
+    """Read-only access to the files under a root folder."""
 
-    shown: str  # the root for display, without credentials
+    shown: str  # the root as shown to users, without credentials
     local: bool
 
     def entries(self, folder: str) -> list[Entry]:
-        """Return the entries of a folder; empty if there is no such folder."""
+        """Return the files and subfolders of a folder; empty if the folder does not exist."""
 
     def read(self, name: str, start: int = 0, end: int | None = None) -> bytes:
-        """Return the bytes [start, end) of a file; raise FileNotFoundError if it is missing or not allowed."""
+        """Return the bytes [start, end) of a file; raise FileNotFoundError if it is missing or may not be read."""
 
     def sample(self, name: str, starts: Iterable[int], length: int) -> list[bytes]:
         """Return `length` bytes of a file at each of several positions."""
 
     def is_locked(self, name: str) -> bool | None:
-        """Return whether a process holds a file's lock; None if unknown."""
+        """Return whether a process has locked a file, or None if that is unknown."""
 
 
 class LocalFiles:
@@ -81,7 +81,7 @@ class LocalFiles:
             if not one.name.isprintable() or (one.is_symlink() and not self._inside(os.path.realpath(one.path))):
                 return None
             status = one.stat()
-        except (OSError, ValueError):  # removed in the meantime, or the name cannot be decoded
+        except (OSError, ValueError):  # the entry was just removed, or its name cannot be decoded
             return None
         if not (stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode)):
             return None
@@ -117,7 +117,7 @@ class LocalFiles:
         path = self._real_path(name)
         if path is None:
             raise FileNotFoundError(name)
-        # Non-blocking, in case a pipe has just replaced the file.
+        # If a pipe has just replaced the file, O_NONBLOCK keeps the call from blocking.
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         if not stat.S_ISREG(os.fstat(file).st_mode):
             os.close(file)
@@ -125,7 +125,7 @@ class LocalFiles:
         return file
 
     def _real_path(self, name: str) -> str | None:
-        """Return the real path of a name, or None if it is outside the root."""
+        """Resolve the symbolic links in a path; return None if it leads outside the root."""
         try:
             path = os.path.realpath(self.root / name)
         except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""All runs under a root folder, found and followed by one thread while the page is open."""
+"""Find all runs under a root folder, and follow them in one thread while the page is open."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from paceline.board.files import Entry, Files
 from paceline.board.run import RUN_FILES, Run, RunSummary
 from paceline.core.secrets import one_line
 
-MAX_DEPTH = 3  # levels of folders below the root
+MAX_DEPTH = 3  # number of folder levels below the root that are searched for runs
 MAX_FOLDERS = 5000
 RUN_SUBFOLDERS = {"checkpoints", "tensorboard", "logs", "samples"}
 LOCAL_SECONDS = 1.0  # time between two scans of all folders
-REMOTE_SECONDS = 10.0  # longer, since requests to remote storage may cost money
-FIRST_READING_SECONDS = 0.2  # spent on reading metrics before a scan is shown; enough for runs of typical size
-QUIET_SECONDS = 0.3  # after this long without a request, the page has loaded
+REMOTE_SECONDS = 10.0  # longer for remote storage, because requests may cost money
+FIRST_READING_SECONDS = 0.2  # time for reading metrics before a scan is shown; enough for typical runs
+QUIET_SECONDS = 0.3  # after this time without a request, the page counts as loaded
 PAUSE_AFTER_SECONDS = 60.0
 
 
 class Gallery:
-    """The runs by identity, as of the last scan; `wait_until_fresh` waits for a new scan if the last one is old."""
+    """The runs that the last scan found, keyed by run ID."""
 
     def __init__(self, files: Files) -> None:
         self.files = files
         self.runs: dict[str, Run] = {}
-        self.error = ""  # why the root cannot be read, in one line
+        self.error = ""  # one-line reason why the root folder cannot be read
         self.seconds = LOCAL_SECONDS if files.local else REMOTE_SECONDS
         self._requested_at, self._watched = 0.0, threading.Event()
         self._scanned, self._new_scan = 0.0, threading.Condition()
 
     def start(self) -> None:
-        """Start following the runs; continues until the process ends."""
+        """Start the thread, which follows the runs until the process ends."""
         self._requested_at = time.monotonic()
         self._watched.set()
         threading.Thread(target=self._follow, name="board", daemon=True).start()
 
     def note_request(self) -> None:
-        """Record a request, since requests take precedence over reading metrics."""
+        """Record the time of a request, because requests take precedence over reading metrics."""
         self._requested_at = time.monotonic()
 
     def wait_until_fresh(self) -> None:
@@ -58,7 +58,7 @@ class Gallery:
             try:
                 self.refresh()
                 self.error = ""
-            except Exception as error:  # storage libraries may raise anything: show it on the page and retry
+            except Exception as error:  # storage libraries may raise any exception: show it on the page and retry
                 self.error = one_line(error)
             with self._new_scan:
                 self._scanned = time.monotonic()
@@ -68,7 +68,7 @@ class Gallery:
             time.sleep(max(0.0, self._scanned + self.seconds - time.monotonic()))
 
     def refresh(self) -> None:
-        """Find new runs, drop removed ones, and preview new metrics."""
+        """Find new runs and start reading their metrics; drop runs whose folders were removed."""
         runs = {}
         for folder, entries in self._find("", 0, [MAX_FOLDERS]).items():
             identity = hashlib.sha256(folder.encode()).hexdigest()[:12]
@@ -81,11 +81,11 @@ class Gallery:
         self._read_metrics(short, until=time.monotonic() + FIRST_READING_SECONDS)
 
     def summaries(self) -> list[RunSummary]:
-        """Return the summaries for the page's list, sorted by name."""
+        """Return a summary of each run for the board's list of runs, sorted by name."""
         return [run.summary() for run in sorted(self.runs.values(), key=lambda run: run.name)]
 
     def _find(self, folder: str, depth: int, left: list[int]) -> dict[str, list[Entry]]:
-        """Return the entries of every folder that is a run."""
+        """Find all run folders in a folder, and return the files of each."""
         left[0] -= 1
         entries = self.files.entries(folder)
         if any(entry.basename in RUN_FILES and not entry.is_folder for entry in entries):
@@ -102,12 +102,12 @@ class Gallery:
         return found
 
     def _read_metrics(self, unread: list[Run], until: float) -> None:
-        """Read a chunk of each run in turn, until everything is read or the time is up."""
+        """Read the metrics of each run in turn, chunk by chunk, until everything is read or the time is up."""
         while unread and time.monotonic() < until:
             unread = [run for run in unread if time.monotonic() < until and _read_more(run)]
 
     def _yield_to_requests(self) -> None:
-        """Wait briefly while the page is loading, so that it gets the CPU."""
+        """Wait briefly while the page is loading, so that its requests are answered first."""
         until = time.monotonic() + self.seconds / 2
         while any(run.metrics.read_share < 1 for run in self.runs.values()) and time.monotonic() < until:
             if time.monotonic() - self._requested_at > QUIET_SECONDS:
@@ -118,5 +118,5 @@ class Gallery:
 def _read_more(run: Run) -> bool:
     try:
         return run.read_more()
-    except OSError:  # removed or truncated since its folder was listed
+    except OSError:  # the file was removed or truncated after its folder was listed
         return False

@@ -29,7 +29,7 @@ PROTECTION = {
 
 
 class Guard:
-    """Checks every request, including those for routes that do not exist."""
+    """Checks the token and the origin of every request, including requests for unknown routes."""
 
     def __init__(self, app: ASGIApp, token: str, host: str, port: int) -> None:
         self._app, self._token, self._cookie = app, token, f"paceline_board_{port}"
@@ -43,7 +43,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
         if scope["type"] != "http":
-            return  # the board has only HTTP routes
+            return  # ignore other protocols, because the board has only HTTP routes
         rejection = self._rejection(scope)
 
         async def send_protected(message: Message) -> None:
@@ -63,10 +63,10 @@ class Guard:
         if not any(
             secrets.compare_digest(one.encode(), self._token.encode()) for one in self._tokens_of(scope, headers)
         ):
-            return PlainTextResponse("Open the URL that `paceline board` printed: it contains the token.\n", 401)
+            return PlainTextResponse("Access denied: open the URL that `paceline board` printed.\n", 401)
         host = headers.get("host", "")
         if not self._is_own_name(host):
-            return PlainTextResponse("The Host header does not match any of this machine's names.\n", 403)
+            return PlainTextResponse("Unknown host name: open the URL that `paceline board` printed.\n", 403)
         origin = headers.get("origin")
         if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
             return PlainTextResponse("Cross-origin requests are not allowed.\n", 403)
@@ -87,7 +87,10 @@ class Guard:
         return [one for one in tokens if one]
 
     def _is_own_name(self, host: str) -> bool:
-        """Return whether a Host header is a name of this machine; any port is allowed, since it may be a tunnel's."""
+        """Return whether a Host header is a name of this machine.
+
+        Any port is allowed, because an SSH tunnel may use a different port.
+        """
         try:
             name = urlsplit(f"//{host}").hostname or ""
         except ValueError:

@@ -1,7 +1,7 @@
-"""Read a run's metrics.jsonl as it grows, each byte once. Broken lines are counted; a truncated file is read again.
+"""Read a run's metrics.jsonl as it grows.
 
-A large file is sampled first, so that its curves appear immediately. Once the whole file has been read, it replaces the
-samples.
+Each byte is read once. Broken lines are counted, and a truncated file is read again from the start. A large file is
+sampled first, so that its curves appear immediately. Once the whole file has been read, its values replace the samples.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from paceline.board.series import Numbers, Series
 from paceline.core.types import Json, JsonObject
 from paceline.runs.metrics import METRICS, parse_line, reject_constant
 
-CHUNK = 2**17  # bytes; small, so that parsing never delays a request for long
-LARGE = 2**21  # bytes; from this size on, sampling pays off
+CHUNK = 2**17  # bytes read at a time; parsing a small chunk does not delay requests for long
+LARGE = 2**21  # bytes; a file of at least this size is sampled first
 NUM_PROBES = 256
 PROBE_BYTES = 4096
-MAX_NAMES = 1000  # metrics per run
-MARK = 96  # bytes before the position that are compared to detect a replaced file
+MAX_NAMES = 1000  # maximum number of metrics per run
+MARK = 96  # number of bytes before the read position that are compared to detect a replaced file
 _AXES = ("images", "seconds", "time")
 
 
 class Table:
-    """The series of a run; hold `lock` to read several values consistently."""
+    """The series of all metrics of a run; hold `lock` to read several values consistently."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -40,7 +40,7 @@ class Table:
         self.names_truncated = False
 
     def add(self, rows: Sequence[JsonObject]) -> None:
-        """Add lines in order."""
+        """Append lines of metrics.jsonl to the series."""
         if rows:
             with self.lock:
                 self._add(rows)
@@ -58,7 +58,7 @@ class Table:
                     columns.setdefault(name, []).append((numbers, values[:, column]))
         for name, parts in columns.items():
             at = np.concatenate([np.array(numbers) for numbers, _ in parts])
-            order = np.argsort(at)  # values from lines with different sets of metrics are not yet in order
+            order = np.argsort(at)  # grouping lines by their set of metrics has changed the order of the values
             at, values = at[order], np.concatenate([part for _, part in parts])[order]
             self._series(name).extend(axes[at, 0], axes[at, 1], values)
         self.lines += len(rows)
@@ -79,7 +79,7 @@ class Table:
 
 
 class MetricsReader:
-    """Follows one metrics.jsonl file."""
+    """Reads one metrics.jsonl file as it grows."""
 
     def __init__(self, files: Files, folder: str) -> None:
         self._files, self._name = files, f"{folder}/{METRICS}" if folder else METRICS
@@ -94,23 +94,23 @@ class MetricsReader:
 
     @property
     def table(self) -> Table:
-        """The table of the whole file, or of the samples while the file is still being read."""
+        """The series of the whole file, or of the samples while the file is still being read."""
         return self._preview or self._whole
 
     @property
     def read_share(self) -> float:
-        """The fraction of the file that has been read, 0 to 1."""
+        """The fraction of the file that has been read, from 0 to 1."""
         return 1.0 if self._preview is None else min(1.0, self._position / max(1, self.size))
 
     def preview(self, size: int) -> None:
-        """Sample a large file that has not been read yet."""
+        """Read samples of a large file, so that its curves appear before it has been read."""
         if self._position or self._preview or size < LARGE:
             return
         self.size = size
         starts = np.linspace(0, size - PROBE_BYTES, NUM_PROBES).astype(int).tolist()
         lines: list[bytes] = []
         for number, piece in enumerate(self._files.sample(self._name, starts, PROBE_BYTES)):
-            whole = piece.split(b"\n")[number > 0 : -1]  # the first and last lines are incomplete
+            whole = piece.split(b"\n")[number > 0 : -1]  # the first and last lines of a sample may be incomplete
             lines += whole[-1:] if number == NUM_PROBES - 1 else whole[:1]
         rows, _ = _parse(lines)
         table = Table()
@@ -118,7 +118,7 @@ class MetricsReader:
         self._preview = table if rows else None
 
     def advance(self, size: int) -> bool:
-        """Read the next chunk of the file, which has this size; return False if there is nothing more to read."""
+        """Read the next chunk of a file of `size` bytes; return False if there is nothing more to read."""
         self.size = size
         if size < self._position:
             self._restart()
@@ -136,7 +136,7 @@ class MetricsReader:
         whole, newline, rest = content.rpartition(b"\n")
         if newline:
             self._take(whole, len(whole) + 1)
-        elif len(rest) >= CHUNK:  # a line longer than a chunk
+        elif len(rest) >= CHUNK:  # the line is longer than a chunk
             self._skip_line(len(rest))
         if self._position >= size or not newline:
             self._preview = None
@@ -160,7 +160,10 @@ class MetricsReader:
 
 
 def _parse(lines: Sequence[bytes]) -> tuple[list[JsonObject], int]:
-    """Return the valid lines and the number of broken ones; parse all together, or one by one if that fails."""
+    """Return the valid lines and the number of broken lines.
+
+    All lines are parsed together, which is fast. If that fails, each line is parsed separately.
+    """
     try:
         rows: list[JsonObject] = json.loads(b"[" + b",".join(lines) + b"]", parse_constant=reject_constant)
         if len(rows) == len(lines) and all(type(row) is dict and type(row.get("images")) is int for row in rows):
@@ -173,7 +176,7 @@ def _parse(lines: Sequence[bytes]) -> tuple[list[JsonObject], int]:
 
 
 def _matrix(rows: Sequence[JsonObject]) -> Numbers:
-    """Return the values of lines that have the same names, with NaN for anything that is not a number."""
+    """Return an array with the values of lines that have the same metrics; values that are not numbers become NaN."""
     try:
         values = [tuple(row.values()) for row in rows]
         if all(type(value) in _NUMBERS for row in (values[0], values[-1]) for value in row):

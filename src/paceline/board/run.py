@@ -21,18 +21,18 @@ from paceline.runs.status import MIRROR_STATE, STATES, STATUS, MirrorState, Stat
 
 CONFIG = "config.toml"
 LOGS = "logs"
-RUN_FILES = {CONFIG, METRICS, STATUS}  # a folder with one of these is a run
+RUN_FILES = {CONFIG, METRICS, STATUS}  # a folder that contains one of these files is a run
 SILENT_AFTER_SECONDS = 600.0
 MAX_SMALL_FILE_BYTES = 2**20
 MAX_SAMPLE_BYTES = 2**26
 LOG_BYTES = 2**16
 NUM_TAIL_LINES = 12
-KILLED = "the process ended without reporting why: it was killed, or the machine went down"
+KILLED = "the process ended without reporting why: it may have been killed, or the machine went down"
 _LOG_NAME = re.compile(r"rank-(\d{1,6})\.txt")
 
 
 class RunSummary(TypedDict):
-    """One entry in the list of runs."""
+    """A summary of one run for the board's list of runs."""
 
     id: str
     name: str
@@ -58,21 +58,21 @@ class RunSummary(TypedDict):
 
 
 class _Seen(NamedTuple):
-    """The state and file properties that show whether anything but the metrics has changed."""
+    """Values that are compared to detect changes to a run, apart from new metrics."""
 
     state: str
     reason: str
-    config: tuple[float, int]  # modification time and size
+    config: tuple[float, int]  # modification time and size of config.toml
     samples: tuple[float, int]
 
 
 class Run:
-    """Follows one run folder."""
+    """One run folder, read repeatedly as its files change."""
 
     def __init__(self, files: Files, folder: str, identity: str, name: str) -> None:
         self.files, self.folder, self.identity, self.name = files, folder, identity, name
         self.metrics = MetricsReader(files, folder)
-        self.revision = 0  # incremented with every change
+        self.revision = 0  # incremented with every change to the run
         self.status: Status | None = None
         self.mirror: MirrorState | None = None
         self.state = "unknown"
@@ -82,7 +82,7 @@ class Run:
         self._seen: _Seen | None = None
 
     def refresh(self, entries: list[Entry]) -> None:
-        """Update the state from the folder's entries; metrics are read separately."""
+        """Update the run's state from the files in its folder, except for the metrics."""
         self._entries = {entry.basename: entry for entry in entries}
         self.status = Status.parse(self._small_file(STATUS)) if STATUS in self._entries else None
         self.mirror = MirrorState.parse(self._small_file(MIRROR_STATE)) if MIRROR_STATE in self._entries else None
@@ -103,7 +103,7 @@ class Run:
         return self._entries[METRICS].size if METRICS in self._entries else 0
 
     def read_more(self) -> bool:
-        """Read the next chunk of the metrics; return False if there is no more."""
+        """Read the next chunk of the metrics; return False if everything has been read."""
         table = self.metrics.table
         lines = table.lines
         more = self.metrics.advance(self.metrics_size)
@@ -112,7 +112,7 @@ class Run:
         return more
 
     def summary(self) -> RunSummary:
-        """Return the run's entry in the list of runs."""
+        """Return the run's summary for the list of runs."""
         table, read_share = self.metrics.table, self.metrics.read_share
         with table.lock:
             return self._summary(table, read_share)
@@ -150,7 +150,7 @@ class Run:
         return {name: redact(value) if isinstance(value, str) else value for name, value in asdict(self.mirror).items()}
 
     def settings(self) -> dict[str, dict[str, SettingValue]]:
-        """Return the settings and the provenance by full name, with credentials hidden."""
+        """Return the run's settings and its provenance (versions and hardware), with credentials hidden."""
         try:
             kept = parse_toml(self._small_file(CONFIG))
         except (FileNotFoundError, ValueError):
@@ -159,7 +159,7 @@ class Run:
         return {"settings": _shown(kept), PROVENANCE: _shown(provenance if isinstance(provenance, dict) else {})}
 
     def samples(self) -> dict[str, list[int]]:
-        """Return, for each kind of sample image, how many images had been seen when each one was saved."""
+        """Return, for each kind of sample image, the numbers of images seen when samples were saved."""
         found: dict[str, list[int]] = {}
         for entry in self.files.entries(self._path(SAMPLES)):
             match = SAMPLE_NAME.fullmatch(entry.basename)
@@ -168,7 +168,7 @@ class Run:
         return {name: sorted(moments) for name, moments in found.items()}
 
     def sample(self, name: str, images: int) -> bytes:
-        """Return a sample image as PNG; raise FileNotFoundError if there is none."""
+        """Return a sample image as PNG; raise FileNotFoundError if it does not exist."""
         file_name = f"{name}-{images:012}.png"
         for entry in self.files.entries(self._path(SAMPLES)):
             if entry.basename == file_name and not entry.is_folder and entry.size <= MAX_SAMPLE_BYTES:
@@ -189,7 +189,7 @@ class Run:
         return redact(text)
 
     def _state(self, locked: bool | None) -> tuple[str, str]:
-        """Return the state and its reason, from the lock, else from status.json, else from the last write time."""
+        """Return the run's state and its reason, based on the lock, status.json and the time of the last write."""
         status = self.status
         if locked:
             return "running", ""
@@ -201,7 +201,9 @@ class Run:
         if locked is False and status.host == socket.gethostname():
             return "failed", KILLED
         if quiet_seconds > SILENT_AFTER_SECONDS:
-            return "silent", f"recorded as running on {status.host}, but nothing has been written for a long time"
+            host = status.host or "an unknown host"
+            minutes = f"{SILENT_AFTER_SECONDS / 60:.0f} minutes"
+            return "silent", f"recorded as running on {host}, but without output for more than {minutes}"
         return "running", ""
 
     def _last_write(self) -> float:
@@ -209,7 +211,7 @@ class Run:
         return max(changed, self.metrics.table.time)
 
     def _find_log_tail(self) -> list[str]:
-        """Return the last log lines of the rank that failed first, or of the one that printed last."""
+        """Return the last log lines of the rank that failed first or, if none did, of the rank that printed last."""
         logs = self.logs().values()
         ends = {entry: self.log(entry, LOG_BYTES // 4) for entry in logs}
         failed = [entry for entry in logs if "Traceback" in ends[entry]]
@@ -230,9 +232,9 @@ class Run:
 
 
 def _time_split(table: Table) -> dict[str, float]:
-    """Return the total time in seconds that each section of the loop took.
+    """Return the total time in seconds for each part of the training loop.
 
-    Evaluation time is logged twice, as `evaluation_seconds` and within `evaluate_seconds`; only the former is used.
+    `evaluate_seconds` is left out, because it includes the time that is also logged as `evaluation_seconds`.
     """
     return {
         name.removeprefix("time/").removesuffix("_seconds"): round(series.total, 3)
@@ -246,7 +248,7 @@ def _changed(entry: Entry) -> float:
 
 
 def _shown(table: Mapping[str, Any], prefix: str = "") -> dict[str, SettingValue]:
-    """Flatten a TOML table to full names with text or numbers as values, and hide credentials."""
+    """Flatten nested TOML tables to names such as `table.name`, and hide credentials."""
     flat: dict[str, SettingValue] = {}
     for name, value in table.items():
         full = prefix + name

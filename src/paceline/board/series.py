@@ -1,7 +1,7 @@
-"""One metric over a run of any length, as a bounded number of points.
+"""The curve of one metric, with a bounded number of points for a run of any length.
 
-At first, each value is one point. When the capacity is reached, each pair of neighboring points is merged into one
-point with their mean and range, which halves the number of points. Memory is bounded and nothing is read twice.
+At first, each value is one point. When the capacity is reached, each pair of neighbouring points is merged into one
+point with their mean and range, which halves the number of points. So memory is bounded, and no value is read twice.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-CAPACITY = 2048  # points; more than a chart has pixel columns
+CAPACITY = 2048  # maximum number of points; a chart has fewer pixel columns
 Numbers: TypeAlias = npt.NDArray[np.float64]
 ROWS = ("images", "seconds", "mean", "low", "high")
 
 
 class Series:
-    """The points of a metric, by images seen and by training time."""
+    """The points of one metric, with the images seen and the training time at each point."""
 
     def __init__(self) -> None:
         self.values = 0  # number of values added
         self.total = 0.0  # sum of all finite values
         self.last: float | None = None  # newest finite value
-        self._stride = 1  # values per point
+        self._stride = 1  # number of values that are merged into one point
         self._num = 0
-        self._points = np.empty((6, 64))  # images, seconds, sum, count, low, high
+        self._points = np.empty((6, 64))  # rows: images, seconds, sum, count, low, high
 
     def extend(self, images: Numbers, seconds: Numbers, values: Numbers) -> None:
-        """Append values; a value that is not finite becomes a gap."""
+        """Append values; a value that is not finite becomes a gap in the curve."""
         if not len(values):
             return
         finite = np.isfinite(values)
@@ -50,7 +50,7 @@ class Series:
         point = (self.values + np.arange(len(values))) // self._stride
         starts = np.flatnonzero(np.diff(point, prepend=-1))
         fresh = _merge(fresh, starts)
-        if point[0] < self._num:  # the last point was not full
+        if point[0] < self._num:  # the last point has room for more values
             both = np.concatenate([self._points[:, self._num - 1 : self._num], fresh[:, :1]], axis=1)
             self._points[:, self._num - 1] = _merge(both, np.array([0]))[:, 0]
             fresh = fresh[:, 1:]
@@ -58,7 +58,7 @@ class Series:
         self.values += len(values)
 
     def points(self, at_most: int = CAPACITY) -> Numbers:
-        """Return the rows images, seconds, mean, low and high; a point without a finite value is NaN."""
+        """Return an array with the rows `ROWS`; mean, low and high are NaN at a gap."""
         points = self._points[:, : self._num]
         while points.shape[1] > max(2, at_most):
             points = _merge(points, np.arange(0, points.shape[1], 2))
@@ -83,7 +83,10 @@ class Series:
 
 
 def _merge(points: Numbers, starts: npt.NDArray[np.intp]) -> Numbers:
-    """Merge the columns from each start up to the next; the result has the position of the last merged column."""
+    """Merge the columns from each start index up to the next one.
+
+    A merged column has the images and seconds of the last column that it replaces.
+    """
     if not len(starts):
         return points[:, :0]
     ends = np.append(starts[1:], points.shape[1]) - 1

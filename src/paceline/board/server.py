@@ -1,4 +1,4 @@
-"""The HTTP server for the page and its JSON API. Responses are read from files; nothing is modified."""
+"""The HTTP server for the board's page and its JSON API. It only reads files and never changes them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ UNCOMPRESSED = {"content-encoding": "identity"}  # disables gzip for content tha
 
 
 class Curve(NamedTuple):
-    """A downsampled series from a run."""
+    """The downsampled curve of one metric of a run."""
 
     label: JsonObject
     points: Numbers
@@ -62,7 +62,7 @@ def make_app(gallery: Gallery, token: str, host: str, port: int) -> Starlette:
 
 
 class Board:
-    """One method per route; Starlette runs each in a thread."""
+    """The request handlers: one method per route. Starlette calls each in a thread."""
 
     def __init__(self, gallery: Gallery) -> None:
         self.gallery = gallery
@@ -92,7 +92,10 @@ class Board:
         )
 
     def series(self, request: Request) -> Response:
-        """Return downsampled curves: `?run=ID&run=…&name=NAME&name=…&points=400`; all runs and names by default."""
+        """Return downsampled curves, by default those of all runs and metrics.
+
+        A query such as `?run=ID&run=ID&name=NAME&points=400` selects runs, metrics and the number of points.
+        """
         self.gallery.note_request()
         runs = [self._run(one) for one in request.query_params.getlist("run")] or list(self.gallery.runs.values())
         at_most = _whole(request.query_params.get("points", str(CAPACITY)), "points")
@@ -116,11 +119,11 @@ class Board:
         return _json(self._run(request.path_params["run"]).settings())
 
     def samples(self, request: Request) -> Response:
-        """Return how many images had been seen when each sample image was saved."""
+        """Return the numbers of images that a run had seen when it saved sample images."""
         return _json({"samples": self._run(request.path_params["run"]).samples()})
 
     def sample(self, request: Request) -> Response:
-        """Return one sample image: `?name=samples&images=5120`."""
+        """Return one sample image, selected by a query such as `?name=samples&images=5120`."""
         run = self._run(request.path_params["run"])
         images = _whole(request.query_params.get("images", ""), "images")
         try:
@@ -132,7 +135,7 @@ class Board:
         )
 
     def log(self, request: Request) -> Response:
-        """Return the end of a rank's log: `?rank=0`."""
+        """Return the end of a rank's log, selected by a query such as `?rank=0`."""
         run = self._run(request.path_params["run"])
         logs = run.logs()
         rank = _whole(request.query_params.get("rank", "0"), "rank")
@@ -162,10 +165,13 @@ def _json(content: object) -> Response:
 
 
 def _binary(found: list[Curve]) -> Response:
-    """Return curves in the page's binary format: length of a JSON header, the header, and float32 rows per curve."""
+    """Return curves in the page's binary format.
+
+    It contains the length of a JSON header, the header, and the rows of each curve as float32 numbers.
+    """
     labels = [label | {"points": points.shape[1]} for label, points in found]
     header = json.dumps({"rows": ROWS, "series": labels}).encode()
-    header += b" " * (-len(header) % 4)  # aligns the numbers for a Float32Array
+    header += b" " * (-len(header) % 4)  # aligns the numbers to 4 bytes, as a Float32Array requires
     numbers = b"".join(np.ascontiguousarray(points, dtype="<f4").tobytes() for _, points in found)
     content = len(header).to_bytes(4, "little") + header + numbers
     return Response(content, media_type="application/octet-stream", headers=UNCOMPRESSED)

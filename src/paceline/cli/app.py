@@ -71,17 +71,22 @@ def train(
 @app.command()
 def evaluate(
     run: Weights,
-    split: Annotated[str, typer.Option(help="test, validation or train (default: test, or train for generators)")] = "",
-    data: Annotated[str, typer.Option(help="evaluate on this source instead of the run's")] = "",
+    split: Annotated[
+        str,
+        typer.Option(help="split to evaluate on: test, validation or train (default: test, or train for generators)"),
+    ] = "",
+    data: Annotated[
+        str, typer.Option(help="data source to evaluate on (default: the source that the run was trained on)")
+    ] = "",
     data_root: Annotated[str, typer.Option(help="folder with the source's files")] = "",
     low_root: LowRoot = "",
     test_root: TestRoot = "",
     test_low_root: TestLowRoot = "",
     checkpoint: Checkpoint = "best",
-    devices: Annotated[int, typer.Option(help="number of devices")] = 1,
+    devices: Annotated[int, typer.Option(help="number of devices to evaluate on")] = 1,
     accelerator: Accelerator = "",
     inception: Annotated[str, typer.Option(help="file with the 2015 Inception network for FID")] = "",
-    inception_sha256: Annotated[str, typer.Option(help="SHA-256 of a trusted --inception file")] = "",
+    inception_sha256: Annotated[str, typer.Option(help="SHA-256 of an --inception file that you trust")] = "",
     trust: Trust = False,
     set_: Assignments = [],  # noqa: B006
 ) -> None:
@@ -107,14 +112,16 @@ def verify(
     tolerance: Annotated[float, typer.Option(help="largest allowed difference, relative to the largest weight")] = 1e-9,
     control: Annotated[
         str,
-        typer.Option(help="break parity on purpose, to see that the check fails: unsynced-batchnorm or repeated-part"),
+        typer.Option(help="introduce an error to see that the check fails: unsynced-batchnorm or repeated-part"),
     ] = "",
-    result: Annotated[str, typer.Option("--json", help="also write the differences to this file", metavar="FILE")] = "",
+    result: Annotated[
+        str, typer.Option("--json", help="also write the differences to this JSON file", metavar="FILE")
+    ] = "",
     config: ConfigFile = "",
     vgg: Vgg = "",
     set_: Assignments = [],  # noqa: B006
 ) -> None:
-    """Check in float64 that training gives the same weights under every strategy."""
+    """Check in float64 that training produces the same weights under every strategy."""
     from paceline.commands.configure import configure
     from paceline.commands.verify import verify as job
 
@@ -126,17 +133,20 @@ def verify(
 @app.command()
 @with_settings(defaults={"devices": 2})
 def compare(
-    what: Annotated[list[str], typer.Argument(metavar="RECIPE|RUN…", help="comma-separated recipes, or finished runs")],
+    what: Annotated[
+        list[str],
+        typer.Argument(metavar="RECIPE|RUN…", help="comma-separated recipes to train, or folders of finished runs"),
+    ],
     flags: Flags,
     strategies: Annotated[str | None, typer.Option(help="comma-separated strategies (default: single,ddp)")] = None,
     seeds: Annotated[
-        str | None, typer.Option(help="comma-separated seeds; tables show mean and spread (default: 0)")
+        str | None, typer.Option(help="comma-separated random seeds; tables show the mean and the spread (default: 0)")
     ] = None,
     scaling: Annotated[
         str | None, typer.Option(help="strong: --batch-size is global (default); weak: --batch-size is per device")
     ] = None,
     verify: Annotated[
-        bool | None, typer.Option("--verify/--no-verify", help="also check that the strategies give the same weights")
+        bool | None, typer.Option("--verify/--no-verify", help="also check that all strategies train the same weights")
     ] = None,
     step_ladder: Annotated[
         bool | None,
@@ -144,7 +154,9 @@ def compare(
     ] = None,
     across_recipes: Annotated[
         bool,
-        typer.Option("--across-recipes", help="compare different recipes, if their runs share an evaluation protocol"),
+        typer.Option(
+            "--across-recipes", help="allow finished runs of different recipes if they were evaluated in the same way"
+        ),
     ] = False,
     config: ConfigFile = "",
     vgg: Vgg = "",
@@ -169,7 +181,7 @@ def compare(
 def plan(
     recipe: RecipeName,
     flags: Flags,
-    nodes: Annotated[int, typer.Option(help="number of hosts that the devices are spread over", min=1)] = 1,
+    nodes: Annotated[int, typer.Option(help="number of hosts that the devices are distributed over", min=1)] = 1,
     bandwidth: Annotated[
         str, typer.Option(help="bandwidth between devices, e.g. 25GB/s or 200Gbit/s (default: measured)")
     ] = "",
@@ -191,8 +203,8 @@ def plan(
 
 @app.command()
 def pack(
-    origin: Annotated[str, typer.Argument(metavar="SRC", help="a folder, or the name of a source")],
-    destination: Annotated[str, typer.Argument(metavar="DST", help="the folder to create")],
+    origin: Annotated[str, typer.Argument(metavar="SRC", help="a folder of images, or the name of a data source")],
+    destination: Annotated[str, typer.Argument(metavar="DST", help="the folder to create for the packed files")],
     data: Annotated[str, typer.Option(help="the source that reads the folder (default: photos)")] = "",
     data_root: Annotated[str, typer.Option(help="folder with the files, if SRC is the name of a source")] = "",
     bad_images: Annotated[
@@ -201,7 +213,7 @@ def pack(
     workers: Annotated[str, typer.Option(help="number of decoding processes (default: 2)")] = "",
     set_: Assignments = [],  # noqa: B006
 ) -> None:
-    """Decode a source once into memory-mapped files; run the same command again to resume."""
+    """Decode all images of a source once, into memory-mapped files; run the same command again to resume."""
     from paceline.commands.pack import pack as job
     from paceline.config.files import parse_assignments
 
@@ -256,4 +268,4 @@ def main() -> None:
     code = run()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # skips interpreter shutdown, where process-group threads can hang
+    os._exit(code)  # skips interpreter shutdown, during which process-group threads can hang

@@ -1,4 +1,4 @@
-"""Arguments and flags shared by commands. Flags for settings are generated from their declarations in config/."""
+"""Arguments and flags that commands share. The flags for settings are generated from the declarations in config/."""
 
 from __future__ import annotations
 
@@ -17,19 +17,26 @@ from paceline.core.trust import set_trust
 from paceline.core.types import SettingValue
 
 Command = Callable[..., None]
-Flags: TypeAlias = dict[str, str | bool]  # settings given as flags, by name; `configure` converts the text
+# The values of settings by name, as given on the command line. `configure` converts the text.
+Flags: TypeAlias = dict[str, str | bool]
 
 RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="name of a recipe, or path of your own .py file")]
 Weights = Annotated[str, typer.Argument(metavar="RUN|WEIGHTS", help="a run folder or a .safetensors file")]
-Checkpoint = Annotated[str, typer.Option(help="best, last, or the number of images seen")]
-Accelerator = Annotated[str, typer.Option(help="auto, cpu or cuda")]
+Checkpoint = Annotated[
+    str, typer.Option(help="checkpoint to load: best, last, or the number of images seen at the checkpoint")
+]
+Accelerator = Annotated[str, typer.Option(help="type of device to run on: auto, cpu or cuda")]
 ConfigFile = Annotated[str, typer.Option("--config", help="read settings from a TOML or INI file", metavar="FILE")]
-Vgg = Annotated[str, typer.Option("--vgg", help="VGG19 weights, for recipes with a perceptual loss", metavar="FILE")]
+Vgg = Annotated[
+    str, typer.Option("--vgg", help="file with VGG19 weights, for recipes with a perceptual loss", metavar="FILE")
+]
 Trust = Annotated[
     bool,
     typer.Option("--trust", help="run code from .py files that a run or a --config file refers to", callback=set_trust),
 ]
-Assignments = Annotated[list[str], typer.Option("--set", help="set any setting; can be repeated", metavar="NAME=VALUE")]
+Assignments = Annotated[
+    list[str], typer.Option("--set", help="set a setting to a value; can be repeated", metavar="NAME=VALUE")
+]
 
 
 def _meaning(name: str) -> str:
@@ -44,14 +51,14 @@ TestLowRoot = Annotated[str, typer.Option("--test-low-root", help=_meaning("test
 def with_settings(
     *, but: Collection[str] = (), defaults: Mapping[str, SettingValue] = MappingProxyType({})
 ) -> Callable[[Command], Command]:
-    """Return a decorator that adds a flag for every setting that has one, except those in `but`.
+    """Return a decorator that adds flags to a command: one for each setting that has a flag, except those in `but`.
 
-    The command receives the flags that the user gave as `flags`. `defaults` overrides the defaults shown in its help.
+    The command receives the user's flags in its parameter `flags`. `defaults` replaces the defaults shown in its help.
     """
 
     def with_flags(command: Command) -> Command:
         def wrapped(**arguments: Any) -> None:
-            arguments.pop(trust.name)  # already recorded by its callback
+            arguments.pop(trust.name)  # the option's callback has already recorded --trust
             flags = {name: arguments.pop(name) for name in options}
             command(**arguments, flags={name: value for name, value in flags.items() if value is not None})
 
@@ -75,7 +82,7 @@ def _fields_with_flags() -> Iterator[tuple[Field[Any], Any]]:
 
 
 def _option(f: Field[Any], hint: Any, defaults: Mapping[str, SettingValue]) -> inspect.Parameter:
-    kind = bool if hint is bool else str  # config/resolve.py converts the text, so that all errors look alike
+    kind = bool if hint is bool else str  # config/resolve.py converts the text, so all error messages are alike
     default = defaults.get(f.name, f.default)
     text = f.metadata["meaning"] + (f" (default: {default})" if default not in ("", 0) else "")
     name = f.name.replace("_", "-")
@@ -91,18 +98,21 @@ def _option(f: Field[Any], hint: Any, defaults: Mapping[str, SettingValue]) -> i
 
 
 def with_vgg(assignments: list[str], vgg: str) -> list[str]:
-    """Return the assignments, with `vgg=FILE` appended if `--vgg` was given."""
+    """Return the `--set` assignments, with `vgg=FILE` appended if `--vgg` was given."""
     return [*assignments, f"vgg={vgg}"] if vgg else assignments
 
 
 class ParserOption(Protocol):
-    """An option or argument; a protocol, because some versions of typer bundle their own copy of click's classes."""
+    """An option or argument of a command.
+
+    This is a protocol because some versions of typer contain their own copy of click's classes.
+    """
 
     opts: list[str]
 
 
 class ParserCommand(Protocol):
-    """A command of the parser."""
+    """A command, as the parser represents it."""
 
     name: str
     params: list[ParserOption]
@@ -127,24 +137,24 @@ class UnknownOption(ParserError, Protocol):
 
 
 def in_one_line(error: ParserError) -> str:
-    """Return the parser's error message and a hint, as one line."""
+    """Return the parser's error message and a hint for the user, on one line."""
     if isinstance(error, UnknownOption):
         return f"{error.message} ({_instead_of(error.option_name, error.cmd)})"
     return f"{error.format_message()} (--help lists all options)"
 
 
 def _instead_of(option: str, command: ParserCommand) -> str:
-    """Return a hint for a flag that the command does not have."""
+    """Return a hint on what to use instead of a flag that the command does not have."""
     name = option.lstrip("-").replace("-", "_")
     name = COMMON_ALIASES.get(name, name)
-    has = [one for parameter in command.params for one in parameter.opts if one.startswith("--")]  # options only
+    has = [one for parameter in command.params for one in parameter.opts if one.startswith("--")]
     alike = get_close_matches(f"--{name.replace('_', '-')}", has, n=1, cutoff=0.8)
     if alike:
         return f"use {alike[0]}"
     if name in {f.name for f, _ in _fields_with_flags()}:
-        return f"{command.name} does not accept it"
+        return f"not supported by {command.name}; leave it out"
     if "--set" not in has:
         return "--help lists all options"
     if name in {f.name for group in (SourceFlags, LearnerSettings) for f in fields(group)}:
         return f"use --set {name}=VALUE"
-    return f"--help lists all options; if it is a setting of the recipe or source, use --set {name}=VALUE"
+    return f"--help lists all options; for a setting of the recipe or source, use --set {name}=VALUE"

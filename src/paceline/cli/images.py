@@ -1,4 +1,4 @@
-"""Commands that use a trained model: sample, apply, predict, import, export."""
+"""Command-line arguments of sample, apply, measure, predict, import and export."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ from paceline.cli.flags import Accelerator, Assignments, Checkpoint, Trust, Weig
 
 def sample(
     run: Weights,
-    out: Annotated[str, typer.Option(help="file to write: .png; for animations .gif or .webp (default: in RUN)")] = "",
+    out: Annotated[
+        str, typer.Option(help="file to write: .png, or .gif or .webp for animations (default: in the run folder)")
+    ] = "",
     checkpoint: Checkpoint = "best",
-    grid: Annotated[str, typer.Option(help="generators: rows and columns of the grid (default: 8x8)")] = "",
+    grid: Annotated[str, typer.Option(help="for generators: rows and columns of the grid (default: 8x8)")] = "",
     interpolate: Annotated[bool, typer.Option("--interpolate", help="interpolate between two images per row")] = False,
     animate: Annotated[bool, typer.Option("--animate", help="show how the images changed during training")] = False,
-    next_to: Annotated[str, typer.Option(help="show another run's images next to these", metavar="RUN")] = "",
+    next_to: Annotated[
+        str, typer.Option(help="second run whose images are shown next to those of the first", metavar="RUN")
+    ] = "",
     accelerator: Accelerator = "",
     trust: Trust = False,
 ) -> None:
@@ -35,7 +39,9 @@ def sample(
 
 def apply(
     run: Weights,
-    images: Annotated[list[str], typer.Argument(metavar="IMAGES…", help="files, folders or glob patterns")],
+    images: Annotated[
+        list[str], typer.Argument(metavar="IMAGES…", help="images to process: files, folders or glob patterns")
+    ],
     out: Annotated[str, typer.Option(help="the folder to write to", metavar="DIR")],
     checkpoint: Checkpoint = "best",
     accelerator: Accelerator = "",
@@ -45,7 +51,10 @@ def apply(
     downsample: Annotated[
         str, typer.Option(help="downsample images first, then compare results with the originals", metavar="bicubic")
     ] = "",
-    panel: Annotated[int, typer.Option(help="for rows of square panels: number of the panel to process, from 1")] = 0,
+    panel: Annotated[
+        int,
+        typer.Option(help="number of the panel to process, counted from 1, if each image is a row of square panels"),
+    ] = 0,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace existing results")] = False,
     skip_existing: Annotated[bool, typer.Option("--skip-existing", help="skip images with existing results")] = False,
     trust: Trust = False,
@@ -61,14 +70,21 @@ def apply(
 def measure(
     results: Annotated[str, typer.Argument(metavar="RESULTS", help="a folder of images, or one image")],
     targets: Annotated[str, typer.Argument(metavar="TARGETS", help="a folder with the target images, or one image")],
-    protocol: Annotated[str, typer.Option(help="rgb: all channels; y: luma")] = "rgb",
-    border: Annotated[int, typer.Option(help="pixels to ignore at each edge; `evaluate` uses the scale factor")] = 0,
-    masks: Annotated[bool, typer.Option("--masks", help="the images are segmentations: measure IoU and Dice")] = False,
-    suffix: Annotated[str, typer.Option(help="use only results whose name ends with this, e.g. -sr")] = "",
-    json: Annotated[str, typer.Option(help="write the metrics to this .json file", metavar="FILE")] = "",
-    per_image: Annotated[str, typer.Option(help="write the metrics of each image to this .csv file")] = "",
+    protocol: Annotated[str, typer.Option(help="what to compare: rgb (all channels) or y (luma only)")] = "rgb",
+    border: Annotated[
+        int,
+        typer.Option(help="number of pixels to ignore at each edge; `evaluate` ignores as many as the scale factor"),
+    ] = 0,
+    masks: Annotated[
+        bool, typer.Option("--masks", help="treat the images as segmentation masks: also measure IoU and Dice")
+    ] = False,
+    suffix: Annotated[
+        str, typer.Option(help="use only results whose name without the extension ends with this text, e.g. -sr")
+    ] = "",
+    json: Annotated[str, typer.Option(help="also write the metrics to this .json file", metavar="FILE")] = "",
+    per_image: Annotated[str, typer.Option(help="also write the metrics of each image to this .csv file")] = "",
     inception: Annotated[str, typer.Option(help="file with the 2015 Inception network for FID")] = "",
-    inception_sha256: Annotated[str, typer.Option(help="SHA-256 of a trusted --inception file")] = "",
+    inception_sha256: Annotated[str, typer.Option(help="SHA-256 of an --inception file that you trust")] = "",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace existing files")] = False,
 ) -> None:
     """Compare images from any program with their targets: PSNR, SSIM, LPIPS, FID, IoU and Dice."""
@@ -81,7 +97,9 @@ def measure(
 
 def predict(
     run: Weights,
-    images: Annotated[list[str], typer.Argument(metavar="IMAGES…", help="files, folders or glob patterns")],
+    images: Annotated[
+        list[str], typer.Argument(metavar="IMAGES…", help="images to classify: files, folders or glob patterns")
+    ],
     top: Annotated[int, typer.Option(help="number of classes to list per image")] = 5,
     out: Annotated[str, typer.Option(help="also write predictions to this .csv or .jsonl file", metavar="FILE")] = "",
     checkpoint: Checkpoint = "best",
@@ -91,7 +109,7 @@ def predict(
 ) -> None:
     """Classify images with a trained classifier.
 
-    Each image is center-cropped and scaled to the size that the run was evaluated on.
+    Each image is center-cropped and scaled to the size that was used to evaluate the run.
     """
     from paceline.commands.predict import predict as job
 
@@ -102,7 +120,7 @@ def import_weights(
     files: Annotated[
         list[str], typer.Argument(metavar="FILE…", help="a .pth file; for translation, all .pth files or their folder")
     ],
-    recipe: Annotated[str, typer.Option(help="super_resolution or translation")],
+    recipe: Annotated[str, typer.Option(help="recipe that the weights belong to: super_resolution or translation")],
     out: Annotated[str, typer.Option(help="the .safetensors file to write", metavar="FILE")],
     preset: Annotated[str, typer.Option(help="named set of settings defined by the recipe")] = "",
     set_: Assignments = [],  # noqa: B006
@@ -120,10 +138,11 @@ def export(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace the file if it exists")] = False,
     trust: Trust = False,
 ) -> None:
-    """Export a trained model to ONNX and check it against PyTorch.
+    """Export a trained model to ONNX and compare its results with PyTorch.
 
-    Image-to-image models map images of any size to images; all values are in [-1, 1]. Classifiers map uint8 images, of
-    the size that they were evaluated on, to class probabilities. Generators map noise to images with values in [-1, 1].
+    Image-to-image models take images of any size and return images; all values are in [-1, 1]. Classifiers take uint8
+    images of the size used in evaluation and return class probabilities. Generators take noise and return images with
+    values in [-1, 1].
     """
     from paceline.commands.export import export as job
 

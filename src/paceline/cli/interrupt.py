@@ -8,7 +8,7 @@ from typer.core import TyperGroup
 
 
 class Interrupted(Exception):
-    """Raised for Ctrl-C during a command; the parser does not intercept it."""
+    """Raised when the user presses Ctrl-C during a command; the parser does not intercept this exception."""
 
 
 class Commands(TyperGroup):

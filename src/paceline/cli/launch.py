@@ -11,7 +11,10 @@ from paceline.cli.flags import Assignments, ConfigFile, Flags, RecipeName, with_
 launch = typer.Typer(help="Write a job file, or print the commands, to train on other machines.", rich_markup_mode=None)
 Nodes = Annotated[int, typer.Option("--nodes", help="number of hosts")]
 GpusPerNode = Annotated[
-    int, typer.Option("--gpus-per-node", help="GPUs per host (default: 0, train on the CPU in --devices processes)")
+    int,
+    typer.Option(
+        "--gpus-per-node", help="GPUs per host (default: 0, which trains on the CPU with --devices processes per host)"
+    ),
 ]
 Submit = Annotated[bool, typer.Option("--submit", help="also submit the job to the cluster")]
 
@@ -25,8 +28,8 @@ def slurm(
     gpus_per_node: GpusPerNode = 0,
     cpus_per_node: Annotated[int, typer.Option(help="CPU cores per host")] = 0,
     time: Annotated[str, typer.Option(help="time limit of the job, e.g. 2:00:00")] = "1:00:00",
-    partition: Annotated[str, typer.Option(help="the partition to submit to")] = "",
-    account: Annotated[str, typer.Option(help="the account to charge")] = "",
+    partition: Annotated[str, typer.Option(help="the SLURM partition to submit to")] = "",
+    account: Annotated[str, typer.Option(help="the SLURM account to charge")] = "",
     requeue: Annotated[
         bool, typer.Option("--requeue/--no-requeue", help="requeue and resume the job after preemption")
     ] = True,
@@ -50,18 +53,20 @@ def kubernetes(
     recipe: RecipeName,
     flags: Flags,
     image: Annotated[str, typer.Option(help="the container image to run")] = "",
-    name: Annotated[str, typer.Option(help="name of the job (default: from the run folder)")] = "",
+    name: Annotated[str, typer.Option(help="name of the job (default: derived from the run folder)")] = "",
     nodes: Nodes = 1,
     gpus_per_node: GpusPerNode = 0,
     runs_claim: Annotated[str, typer.Option(help="PersistentVolumeClaim for the run folder")] = "",
     data_claim: Annotated[str, typer.Option(help="PersistentVolumeClaim with the source's files")] = "",
-    namespace: Annotated[str, typer.Option(help="namespace of the job")] = "",
+    namespace: Annotated[str, typer.Option(help="Kubernetes namespace of the job")] = "",
     cpus: Annotated[str, typer.Option(help="CPU cores per host")] = "",
     memory: Annotated[str, typer.Option(help="memory per host, e.g. 64Gi")] = "",
     shared_memory: Annotated[str, typer.Option(help="shared memory per host, for loader workers")] = "8Gi",
-    env: Annotated[list[str], typer.Option(help="an environment variable; can be repeated", metavar="NAME=VALUE")] = [],  # noqa: B006
+    env: Annotated[
+        list[str], typer.Option(help="an environment variable for the job; can be repeated", metavar="NAME=VALUE")
+    ] = [],  # noqa: B006
     secret: Annotated[
-        list[str], typer.Option(help="a Secret whose keys become environment variables; can be repeated")
+        list[str], typer.Option(help="a Kubernetes Secret whose keys become environment variables; can be repeated")
     ] = [],  # noqa: B006
     plain: Annotated[
         bool, typer.Option("--plain", help="write an Indexed Job and a Service that do not need Kubeflow")
@@ -88,7 +93,7 @@ def kubernetes(
 def torchrun(
     recipe: RecipeName,
     flags: Flags,
-    hosts: Annotated[str, typer.Option(help="comma-separated hosts; the rendezvous runs on the first")],
+    hosts: Annotated[str, typer.Option(help="comma-separated host names; the rendezvous runs on the first host")],
     port: Annotated[int, typer.Option(help="rendezvous port on the first host")] = 29400,
     config: ConfigFile = "",
     set_: Assignments = [],  # noqa: B006

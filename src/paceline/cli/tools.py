@@ -1,4 +1,4 @@
-"""Other commands: doctor, board, settings, new."""
+"""Command-line arguments of doctor, board, settings and new."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def doctor(
     data_root: Annotated[str, typer.Option(help="folder with the source's files")] = "",
     crop: Annotated[str, typer.Option(help="size of the random crop in pixels; 0 uses whole images")] = "",
     batch_size: Annotated[str, typer.Option(help="images per batch (default: 128)")] = "",
-    workers: Annotated[str, typer.Option(help="worker processes, or DALI threads (default: 2)")] = "",
+    workers: Annotated[str, typer.Option(help="number of worker processes, or of threads for DALI (default: 2)")] = "",
     accelerator: Accelerator = "",
     set_: Assignments = [],  # noqa: B006
 ) -> None:
@@ -35,7 +35,7 @@ def doctor(
         raise typer.Exit(measure_loaders_here(given, set_))
     if given or set_:
         first = next((f"--{name.replace('_', '-')}" for name in given), "--set")
-        raise UserError(f"{first}: only used with --loaders; add that flag")
+        raise UserError(f"{first}: only used with --loaders; add --loaders")
     raise typer.Exit(job(self_test))
 
 
@@ -69,7 +69,10 @@ def settings(
 
 def new(
     kind: Annotated[
-        str, typer.Argument(metavar="recipe|gan|source", help="what to write; gan is a recipe with two networks")
+        str,
+        typer.Argument(
+            metavar="recipe|gan|source", help="what to write: a recipe, a source, or a gan (a recipe with two networks)"
+        ),
     ],
     name: Annotated[str, typer.Argument(metavar="NAME", help="name of the recipe or source, and of its file")],
 ) -> None:

@@ -1,1 +1,1 @@
-"""One file per command; each reads from top to bottom."""
+"""One module per command, written to be read from top to bottom."""

@@ -29,7 +29,7 @@ DOWNSAMPLED = ("", "lr", "bicubic", "sr")  # names of the results with `--downsa
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Options of the command."""
+    """Command-line options."""
 
     checkpoint: str = "best"
     accelerator: str = ""
@@ -84,7 +84,7 @@ def _check_options(options: Options) -> None:
     if options.panel < 0:
         raise UserError(f"--panel {options.panel}: expected a panel number (1 or greater), or 0 for whole images")
     if options.downsample not in ("", "bicubic"):
-        raise UserError(f"--downsample {options.downsample}: expected bicubic")
+        raise UserError(f"--downsample {options.downsample}: the only supported value is bicubic")
     if options.overwrite and options.skip_existing:
         raise UserError("--overwrite --skip-existing: cannot be combined; choose one")
 
@@ -98,7 +98,8 @@ def _devices(options: Options) -> list[str]:
         number = len(gpu_ids(settings))
         if settings.devices not in (1, number):
             raise UserError(
-                f"--devices {settings.devices}: --gpus {settings.gpus} lists {number} GPUs; use that number"
+                f"--devices {settings.devices}: differs from the number of IDs in --gpus {settings.gpus}; "
+                "leave --devices out"
             )
         settings = dataclasses.replace(settings, devices=number)
     check_devices(settings)
@@ -106,7 +107,7 @@ def _devices(options: Options) -> list[str]:
 
 
 def _result_names(image_model: ImageModel, path: str, options: Options) -> Sequence[str]:
-    """Return the names of the results per image; a single result is named ""."""
+    """Return the names of the results computed for each image; the name is "" if there is only one result."""
     if not options.downsample:
         return image_model.results if len(image_model.results) > 1 else ("",)
     if image_model.output_scale == 1:
@@ -127,7 +128,7 @@ def _describe(image_model: ImageModel, count: int, devices: Sequence[str]) -> st
 
 
 def _make_folder(out: Path) -> None:
-    """Create the output folder, and check that it is writable before the work starts."""
+    """Create the output folder and check that it is writable."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=out):

@@ -16,13 +16,13 @@ DEFAULT_PORT = 6116
 
 
 def board(where: str, host: str, port: int | None) -> int:
-    """Serve until Ctrl-C; return the exit code."""
+    """Serve the board until the user presses Ctrl-C; return the exit code."""
     try:
         import uvicorn
 
         from paceline.board.server import make_app
     except ImportError as error:
-        raise UserError(f"the board needs {error.name}: {install_extra('board')}") from None
+        raise UserError(f"the board needs {error.name}; install it with: {install_extra('board')}") from None
     gallery = Gallery(open_files(where))
     listener = _listen(host, port)
     address, port = listener.getsockname()[:2]
@@ -33,9 +33,11 @@ def board(where: str, host: str, port: int | None) -> int:
     print(f"board for {gallery.files.shown}: http://{shown}:{port}/?token={quote(token)}", flush=True)
     if not ip_address(address.partition("%")[0]).is_loopback:
         print(
-            f"--host {host}: reachable from other machines, unencrypted; anyone with the URL sees the runs", flush=True
+            f"--host {host}: the board is reachable from other machines without encryption; "
+            "anyone with the URL can see the runs",
+            flush=True,
         )
-    # No access log: its lines would contain the token.
+    # The access log is disabled because its lines would contain the token.
     settings = uvicorn.Config(
         app, log_level="warning", access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=1
     )
@@ -45,7 +47,10 @@ def board(where: str, host: str, port: int | None) -> int:
 
 
 def _listen(host: str, port: int | None) -> socket.socket:
-    """Return a listening socket; without a port, use the default port, or a free one if that is taken."""
+    """Return a listening socket.
+
+    If `port` is None, use the default port, or any free port if the default port is in use.
+    """
     if port is not None and not 0 <= port < 2**16:
         raise UserError(f"--port {port}: must be at least 0 and below 65536")
     for candidate in (DEFAULT_PORT, 0) if port is None else (port,):
@@ -65,4 +70,4 @@ def _listen(host: str, port: int | None) -> socket.socket:
         except OSError as error:
             problem = error
     flag = f"--port {port}" if port is not None else f"--host {host}"
-    raise UserError(f"{flag}: {problem.strerror}; --port 0 picks a free port")
+    raise UserError(f"{flag}: {problem.strerror}; use --port 0 to pick a free port")

@@ -1,4 +1,4 @@
-"""`paceline compare`: train a grid of runs, or read finished ones, and report which strategy to use and why."""
+"""`paceline compare`: train a grid of runs, or read finished runs, and report which strategy to use and why."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def compare_runs(folders: Sequence[str], flags: Flags, options: Options, across_
 
 
 def compare_recipes(recipes: Sequence[str], flags: Flags, options: Options) -> int:
-    """Train the missing runs of the grid one at a time and write the report; return 1 if any failed."""
+    """Train the missing runs of the grid one at a time and write the report; return 1 if any run failed."""
     check_options(flags, options)
     shared = {name: value for name, value in flags.items() if name not in LISTS and name != "out"}
     configs = {name: _configure_recipe(name, shared, options) for name in recipes if name}
@@ -86,14 +86,14 @@ def _compare(configs: dict[str, Config], shared: Flags, options: Options, grid: 
 
 
 def _configure_recipe(recipe: str, shared: Flags, options: Options) -> Config:
-    """Return the checked settings shared by all runs of a recipe; `--gpus` is assigned to each run later."""
+    """Return the checked settings that all runs of a recipe share; the GPUs of each run are chosen later."""
     flags = {name: value for name, value in shared.items() if name != "gpus"}
     config = configure(recipe, flags, config_file=options.config_file, assignments=options.assignments)
     return config.with_run(gpus=str(shared.get("gpus", "")))
 
 
 def _plan(one: GridCell, shared: Flags, options: Options, folder: Path) -> PlannedRun:
-    """Return a cell with the settings of its run; mark it as failed if they are invalid."""
+    """Return a cell of the grid with the settings of its run; mark the cell as failed if the settings are invalid."""
     cell, flags = one.cell, {**shared, **one.flags}
     config = None
     if cell.state != "not measured":

@@ -29,9 +29,11 @@ def configure(
     small: bool = False,
     elsewhere: bool = False,
 ) -> Config:
-    """Return a run's settings; later layers win: recipe defaults (and `small`), preset, file, flags, `--set`.
+    """Return a run's checked settings.
 
-    With `elsewhere`, the run is for other machines, so its devices are not checked on this one.
+    Each of these overrides the ones before it: the recipe's defaults, its `small` settings if requested, the preset,
+    the settings file, flags and `--set`. If `elsewhere` is true, the run is for other machines, so this machine is not
+    checked for the requested devices.
     """
     recipe_class = load_recipe(recipe)
     from_file = _renamed(read_file(config_file), recipe_class.aliases) if config_file else {}
@@ -53,14 +55,14 @@ def configure(
 
 
 def _renamed(settings: SettingValues, aliases: Mapping[str, str]) -> SettingValues:
-    """Rename another program's settings by the recipe's aliases; drop those whose alias is empty."""
+    """Translate setting names of other programs with the recipe's aliases; drop settings whose alias is empty."""
     named = {aliases.get(name, name): value for name, value in settings.items()}
     named.pop("", None)
     return Inherited(named) if isinstance(settings, Inherited) else named
 
 
 def checked(config: Config, *, elsewhere: bool = False) -> Config:
-    """Check a config's plugins and, unless it runs elsewhere, its devices; return it with the number of devices."""
+    """Check a config's plugins and, unless the run is for other machines, its devices; set the number of devices."""
     run = config.run
     load_class("source", run.data, Source)
     if run.strategy != "auto":
@@ -74,18 +76,18 @@ def checked(config: Config, *, elsewhere: bool = False) -> Config:
         return config
     devices, why = _num_devices(run)
     if run.devices not in (1, devices):
-        raise UserError(f"--devices {run.devices}: {why}")
+        raise UserError(f"--devices {run.devices}: {why}; use --devices {devices} or leave it out")
     config = config.with_run(devices=devices)
     check_devices(config.run)
     return config
 
 
 def _num_devices(run: RunSettings) -> tuple[int, str]:
-    """Return the number of devices, and what sets it: the processes that were started, or the IDs in `--gpus`."""
+    """Return the number of devices and the reason for it: the number of started processes, or the IDs in `--gpus`."""
     place = place_of(run)
     if place:
-        return place.size, f"{place.size} processes were started"
+        return place.size, f"differs from the number of started processes ({place.size})"
     if run.gpus:
         ids = gpu_ids(run)
-        return len(ids), f"--gpus {run.gpus} lists {len(ids)} GPUs"
+        return len(ids), f"differs from the number of IDs in --gpus {run.gpus}"
     return run.devices, ""

@@ -1,4 +1,4 @@
-"""The demo: two comparisons on a CPU with bundled data, run as ordinary `paceline` commands."""
+"""The demo: two comparisons on a CPU with bundled data. Each runs as an ordinary `paceline` command."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from paceline.core.heartbeat import die_with_parent
 from paceline.core.screen import open_screen
 
-COMPARISONS = {  # by output folder
-    # In float64, equivalent strategies end with equal weights; in float32, rounding makes them differ.
+COMPARISONS = {  # arguments of each command, by output folder
+    # In float64, equivalent strategies produce equal weights. In float32, rounding makes the weights differ.
     "runs/demo/strategies": "compare classification --preset quick --epochs 3 --strategies single,ddp,lightning "
     "--devices 2 --accelerator cpu --precision fp64",
-    # Narrower networks and a higher learning rate than the preset, so that digits are visible after ten epochs.
+    # The networks are narrower and the learning rate is higher than in the preset, so digits appear within ten epochs.
     "runs/demo/generators": "compare dcgan,dual_gan --preset quick --epochs 10 --strategies single --seeds 0,1 "
     "--accelerator cpu --lr 1e-3 --set ngf=12 --set ndf=12 --set ema_half_life='1000 images' "
     "--set evaluate_every='2 epochs' --set sample_every='2 epochs'",
@@ -38,7 +38,7 @@ def demo() -> int:
 
 
 def commands() -> list[list[str]]:
-    """Return the arguments of each `paceline` command."""
+    """Return the arguments of each `paceline` command in the demo."""
     return [[*shlex.split(words), "--out", folder] for folder, words in COMPARISONS.items()]
 
 
@@ -47,7 +47,7 @@ def _run(words: Sequence[str]) -> int:
     while True:
         try:
             return child.wait()
-        except KeyboardInterrupt:  # Ctrl-C reaches the child too, which shuts down cleanly
+        except KeyboardInterrupt:  # Ctrl-C also reaches the child process, which then shuts down cleanly
             continue
 
 

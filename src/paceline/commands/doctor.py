@@ -1,4 +1,4 @@
-"""`paceline doctor`: show this machine's hardware, what can run on it, and why the rest cannot."""
+"""`paceline doctor`: show this machine's hardware, and which features of Paceline can run on it."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ VERIFY_STEPS, VERIFY_TOLERANCE = 5, 1e-9
 
 
 class Finding(NamedTuple):
-    """Whether a strategy, loader, backend or precision works here, with a reason or details."""
+    """Whether a strategy, loader, backend or precision works on this machine, with a reason or details."""
 
     kind: str
     name: str
     runs: bool
-    reason: str  # why it does not work, or details such as the device
+    reason: str  # why the feature does not work, or details such as the device
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class SelfTest:
 
     @property
     def passed(self) -> bool:
-        """Whether all tests that could run here passed."""
+        """Whether all tests that can run on this machine passed."""
         return self.verified and (self.graph is None or self.graph.passed)
 
 
@@ -78,7 +78,7 @@ def measure_loaders_here(flags: Mapping[str, SettingValue], assignments: Iterabl
 
 
 def doctor(self_test: bool) -> int:
-    """Print what this machine has and can run; with `self_test`, also test its devices."""
+    """Print this machine's hardware and what it can run; with `self_test`, also test its devices."""
     console = open_screen()
     machine = Table(title="this machine", title_justify="left", show_header=False)
     for name, value in versions_and_hardware().items():
@@ -135,12 +135,12 @@ def _count(gpus: int) -> str:
 
 
 def _run_self_test(console: Console) -> int:
-    """Verify strategies, time an all-reduce, test a CUDA graph on several GPUs; save the result."""
+    """Verify strategies, time an all-reduce and, on several GPUs, test a CUDA graph; save the result."""
     gpus = _num_gpus()
     devices, shares_a_gpu = max(2, gpus), gpus == 1
     flags = {"devices": str(devices), "batch_size": str(16 * devices)}
     if shares_a_gpu:
-        flags["gpus"] = "0,0"  # two processes share the GPU, over gloo
+        flags["gpus"] = "0,0"  # two processes share the only GPU and communicate over gloo
     config = configure(SELF_TEST_RECIPE, flags, small=True)
     verified = verify(config, _strategies_to_verify(shares_a_gpu), VERIFY_STEPS, VERIFY_TOLERANCE, "") == 0
     tested = _test_devices(config)
@@ -165,7 +165,10 @@ def _run_self_test(console: Console) -> int:
 
 
 def _strategies_to_verify(shares_a_gpu: bool) -> list[str]:
-    """Return the single-device strategy, then those that must match it; on a shared GPU, only the default one."""
+    """Return the single-device strategy and the strategies to compare with it.
+
+    If processes share a GPU, only the default strategy for several devices is compared.
+    """
     if shares_a_gpu:
         return [AUTO["one device"], AUTO["several"]]
     classes = load_classes("strategy", Strategy)
@@ -184,7 +187,9 @@ def _test_devices(config: Config) -> DeviceTest:
         if code == INTERRUPTED:
             raise KeyboardInterrupt
         if code or not path.is_file():
-            raise UserError(f"doctor --self-test: its processes failed with exit code {code}, so no result was saved")
+            raise UserError(
+                f"doctor --self-test: a process failed with exit code {code}; see its output above (nothing was saved)"
+            )
         return DeviceTest.from_json(read_json(path))
 
 

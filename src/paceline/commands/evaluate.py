@@ -39,9 +39,9 @@ from paceline.training.evaluate import SplitEvaluator
 def evaluate(
     run: str, split: str, flags: Mapping[str, SettingValue], assignments: Mapping[str, str], checkpoint: str
 ) -> int:
-    """Print the metrics of a checkpoint or a weights file, on its own data or on a different source."""
+    """Print the metrics of a checkpoint or a weights file, on the run's data or on a different source."""
     given, run = {name: value for name, value in flags.items() if value}, last_finished(run)
-    # Folders from the run's settings do not apply to different data.
+    # The folders in the run's settings belong to the run's data, so they do not apply to a new --data-root.
     elsewhere = "data_root" in {**given, **assignments}
     not_inherited = FOLDERS if elsewhere else ("test_low_root",)
     own = Inherited(dict.fromkeys(not_inherited, "") if elsewhere or "test_root" in given else {})
@@ -49,7 +49,7 @@ def evaluate(
     config = _for_whole_folder(config) if elsewhere else config
     recipe_class = config.recipe_class
     if not recipe_class.evaluator:
-        raise UserError(f"{run}: recipe {config.recipe_name!r} has no evaluator, so it cannot be evaluated")
+        raise UserError(f"{run}: recipe {config.recipe_name!r} has no evaluator; set `evaluator` in the recipe")
     split = split or (recipe_class.evaluated_on if recipe_class.generates else "test")
     at = "" if is_weights_file(run) else str(choose_checkpoint(RunFolder(Path(run)).checkpoints, checkpoint).images)
     if config.run.devices > 1 and place_from(os.environ) is None:
@@ -59,13 +59,13 @@ def evaluate(
 
 
 def _for_whole_folder(config: Config) -> Config:
-    """Return a config that evaluates on all images of the given folder, if its source supports that."""
+    """Return a config that evaluates on all images in --data-root, if the source supports this."""
     source_class = load_class("source", config.run.data, Source)
     return dataclasses.replace(config, run=source_class.measure_whole(config.run))
 
 
 def evaluate_here(config: Config, run: str, split: str, at: str) -> None:
-    """Evaluate in this process, which may be one of several; rank 0 prints the metrics."""
+    """Evaluate in this process, alone or as one of several ranks; rank 0 prints the metrics."""
     world = join(config.run, distributed=config.run.devices > 1)
     precision = choose_precision(config.run.precision, world.device)
     precision.apply(deterministic=config.run.deterministic)
@@ -76,7 +76,7 @@ def evaluate_here(config: Config, run: str, split: str, at: str) -> None:
     _check_class_names(stored, run, split, config.run.data, sources[split].spec)
     recipe = make_recipe(config, sources)
     try:
-        # A weights file may lack the networks that evaluation does not use.
+        # Networks that are not used in evaluation may be missing from a weights file.
         weights = stored.weights if at else open_recipe(dataclasses.replace(stored, config=config), run).state_dict()
         load_weights(recipe, weights, ema=True)
     except UserError:
@@ -102,7 +102,10 @@ def evaluate_here(config: Config, run: str, split: str, at: str) -> None:
 
 
 def _check_class_names(stored: StoredModel, run: str, split: str, data: str, spec: DataSpec) -> None:
-    """Raise UserError if class names differ: classes are matched by index, so the metrics would be wrong."""
+    """Raise UserError if the class names differ from those of the run.
+
+    Classes are matched by index, so metrics with different classes would be wrong.
+    """
     trained = stored.spec
     if not is_classifier(stored.recipe_class):
         return
@@ -115,7 +118,7 @@ def _check_class_names(stored: StoredModel, run: str, split: str, data: str, spe
 
 
 def _difference(run: str, trained: DataSpec, spec: DataSpec) -> str:
-    """Return why the data does not fit a run's networks; empty if the reason is unknown."""
+    """Return the reason why the data does not fit a run's networks, or an empty string if it is unknown."""
     if trained.channels != spec.channels:
         own = f"{spec.channels} channel{'s' * (spec.channels > 1)}"
         what = f"its images have {own}, but {run} expects {trained.channels}"

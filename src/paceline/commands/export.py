@@ -1,4 +1,4 @@
-"""`paceline export`: export a trained model to ONNX and check it against PyTorch."""
+"""`paceline export`: export a trained model to ONNX and compare its results with PyTorch."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from paceline.inference.trained import read_stored
 from paceline.runs.stages import last_finished
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
-TOLERANCE = 1e-4  # for values in [-1, 1]: about 1/78 of an 8-bit level
+TOLERANCE = 1e-4  # largest allowed difference for values in [-1, 1]; about 1/78 of an 8-bit level
 
 
 def export(path: str, out: str, checkpoint: str, *, overwrite: bool = False) -> int:
-    """Write the ONNX file, run it, and print how much its results differ from PyTorch's."""
+    """Write the ONNX file, run the exported model, and print how much its results differ from PyTorch's."""
     target = check_new_file(out, (".onnx",), overwrite=overwrite)
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
-        raise UserError(f"export needs {', '.join(missing)}: {install_extra('export')}")
+        raise UserError(f"export needs {', '.join(missing)}; install with: {install_extra('export')}")
     path = last_finished(path)
     stored = read_stored(path, checkpoint)
     exportable = make_exportable(stored, path)
@@ -28,7 +28,10 @@ def export(path: str, out: str, checkpoint: str, *, overwrite: bool = False) -> 
         write_onnx(exportable, temporary)
         difference = largest_difference(exportable, temporary, path)
         if not difference <= TOLERANCE:
-            raise UserError(f"--out {out}: not written, because its results differ from PyTorch's by {difference:.1e}")
+            raise UserError(
+                f"--out {out}: not written, because the results of the exported model differ from PyTorch's by "
+                f"{difference:.1e}, which is above {TOLERANCE:.0e}"
+            )
     print(f"{stored.config.recipe_name} from {stored.origin} → {target} ({target.stat().st_size / 1e6:.1f} MB)")
     print(exportable.usage)
     print(f"largest difference from PyTorch, {exportable.checked_on}: {difference:.1e}")

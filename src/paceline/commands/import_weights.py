@@ -1,4 +1,4 @@
-"""`paceline import`: convert weights from other projects to a weights file, without executing their code."""
+"""`paceline import`: convert weights from other projects to a weights file, without running their code."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def import_weights(files: list[str], recipe: str, out: str, preset: str, assignm
     config = configure(
         recipe,
         {"preset": preset} if preset else {},
-        assignments=[*(f"{name}={value}" for name, value in found.items()), *assignments],  # the user's values win
+        # The user's values come last, so they override those found in the files.
+        assignments=[*(f"{name}={value}" for name, value in found.items()), *assignments],
         elsewhere=True,
     )
     _check_recognised(importer, config, files[0])
@@ -45,7 +46,7 @@ def import_weights(files: list[str], recipe: str, out: str, preset: str, assignm
 
 
 def _importer_of(recipe: str) -> type[Importer]:
-    """Return the importer of a recipe; raise UserError if it has none."""
+    """Return the importer of a recipe; raise UserError if the recipe has none."""
     name = load_recipe(recipe).importer
     if not name:
         others = [other for other, found in load_classes("recipe", Recipe).items() if found.importer]
@@ -54,7 +55,7 @@ def _importer_of(recipe: str) -> type[Importer]:
 
 
 def _check_recognised(importer: Importer, config: Config, file: str) -> None:
-    """Raise UserError if the user's settings contradict the files."""
+    """Raise UserError if the user's settings contradict those recognised in the files."""
     for name, value in importer.recognised.items():
         chosen = getattr(config.recipe, name)
         if str(chosen) != str(value):

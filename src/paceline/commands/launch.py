@@ -32,7 +32,7 @@ def prepare(
     nodes: int,
     gpus: int,
 ) -> tuple[Config, TrainCommand]:
-    """Return a run's settings and the command for its hosts, after the checks that are possible on this machine."""
+    """Return a run's settings and the command for its hosts, without checking the devices of this machine."""
     if nodes < 1:
         raise UserError(f"--nodes {nodes}: must be at least 1")
     if gpus < 0:
@@ -44,7 +44,8 @@ def prepare(
     several = config.with_run(devices=nodes * devices)
     if nodes * devices > 1 and not strategy_class(several).needs_processes:
         raise UserError(f"--strategy {config.run.strategy}: runs in a single process; use {_strategies_in_processes()}")
-    split_batch(config.run.batch_size, nodes * devices, config.run.accumulate)  # raises if the batch is too small
+    # Raises UserError if the batch is too small for the number of devices.
+    split_batch(config.run.batch_size, nodes * devices, config.run.accumulate)
     command = TrainCommand(recipe, flags, config_file, tuple(assignments), nodes, devices, config.run.join_timeout)
     return config, command
 
@@ -87,7 +88,7 @@ def launch_torchrun(command: TrainCommand, hosts: Sequence[str], port: int) -> i
         if not HOST.fullmatch(host):
             raise UserError(f"--hosts: {host!r} is not a host name; use comma-separated names or addresses")
     if len(set(hosts)) < len(hosts):
-        raise UserError("--hosts: lists a host twice; use --devices to set the number of processes per host")
+        raise UserError("--hosts: a host is listed twice; use --devices to set the number of processes per host")
     if not 1024 <= port < 65536:
         raise UserError(f"--port {port}: must be between 1024 and 65535")
     first = f"[{hosts[0]}]" if ":" in hosts[0] else hosts[0]
@@ -99,7 +100,7 @@ def launch_torchrun(command: TrainCommand, hosts: Sequence[str], port: int) -> i
 
 
 def job_name(config: Config, name: str) -> str:
-    """Return the given job name or, by default, one derived from the run folder."""
+    """Return the job name given by the user or, by default, a name derived from the run folder."""
     return name or plain_name(Path(config.run.out or default_folder(config)).name)
 
 

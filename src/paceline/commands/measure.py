@@ -1,4 +1,4 @@
-"""`paceline measure`: compare images from any program with their targets, using the protocols of `evaluate`."""
+"""`paceline measure`: compare images from any program with their targets, using the same metrics as `evaluate`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Options:
 
 
 def measure(results: str, targets: str, options: Options) -> int:
-    """Print the metrics of images compared with their targets; return 1 if any file was left out."""
+    """Compare images with their targets and print the metrics; return 1 if any file was left out."""
     if options.protocol not in PROTOCOLS:
         raise UserError(f"--protocol {options.protocol}: expected {' or '.join(PROTOCOLS)}")
     if options.border < 0:
@@ -97,7 +97,7 @@ def measure(results: str, targets: str, options: Options) -> int:
     if table:
         _write_table(table, rows)
     if problems:
-        print(f"left out {len(problems)}: {_listed(problems)}")
+        print(f"files left out ({len(problems)}): {_listed(problems)}")
     return 1 if problems else 0
 
 
@@ -109,7 +109,7 @@ def _images(path: str) -> list[Path]:
         raise UserError(f"{path}: no such file or folder")
     found = images_under(place)
     if not found:
-        raise UserError(f"{path}: has no images")
+        raise UserError(f"{path}: contains no images")
     return found
 
 
@@ -130,7 +130,9 @@ def _same_size(result: Path, target: Path) -> tuple[Tensor, Tensor]:
 def _measured(made: Tensor, real: Tensor, options: Options, distance: Distance | None) -> Row:
     border, (height, width) = options.border, made.shape[-2:]
     if min(height, width) - 2 * border < WINDOW:
-        raise UserError(f"{width}×{height} pixels is too small to compare; SSIM needs {WINDOW} inside the border")
+        raise UserError(
+            f"{width}×{height} pixels is too small to compare; SSIM needs {WINDOW}×{WINDOW} inside the border"
+        )
     cut = [levels[..., border : height - border, border : width - border] for levels in (made, real)]
     one, other = (luma(levels) for levels in cut) if options.protocol == "y" else cut
     row = {"psnr": psnr(one, other).item(), "ssim": ssim(one, other).item()}

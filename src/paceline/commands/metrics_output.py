@@ -1,4 +1,4 @@
-"""What `evaluate` and `measure` print about the metrics that they computed."""
+"""Prints metrics for the commands `evaluate` and `measure`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from paceline.evaluation.protocol import Protocol
 
 
 def print_metrics(metrics: Mapping[str, float], protocol: Protocol, notes: Iterable[str]) -> None:
-    """Print one line per metric, the protocol they were measured with, and notes."""
+    """Print one line per metric, then the protocol (the conditions of the measurement) and notes."""
     width = max(map(len, metrics))
     for name, value in metrics.items():
         print(f"  {name:<{width}}  {value:.8g}")

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from paceline.core.errors import UserError, unknown
 
-_TEMPLATES = Path(__file__).parent / "templates"  # real modules, linted and type-checked like the others
+_TEMPLATES = Path(__file__).parent / "templates"  # folder of modules that are linted and type-checked like all others
 
 
 def new(kind: str, name: str, folder: Path) -> Path:
-    """Write NAME.py, a small working recipe (one network, or a GAN) or source, and return its path."""
+    """Write a small working recipe, GAN or source to `folder`/`name`.py and return its path."""
     kinds = [file.stem for file in _TEMPLATES.glob("*.py")]
     if kind not in kinds:
         raise unknown("kind of file", kind, kinds)
@@ -31,7 +31,7 @@ def new(kind: str, name: str, folder: Path) -> Path:
 
 
 def _class_name(kind: str, name: str) -> str:
-    """Return the name in CamelCase, ending in its kind so that it cannot clash with other names in the template."""
+    """Return a class name in CamelCase that ends in `kind`, so it cannot clash with other names in the template."""
     words = [word for word in name.split("_") if word]
     if len(words) < 2 or words[-1].lower() != kind:
         words.append(kind)

@@ -1,4 +1,4 @@
-"""`paceline pack SRC DST`: decode every image of a source once, into files that training memory-maps."""
+"""`paceline pack SRC DST`: decode every image of a source once, into files that are memory-mapped in training."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from paceline.data.source import Source
 from paceline.data.whole_source import bytes_needed
 from paceline.runs.config import resolve_settings
 
-SECONDS_BETWEEN_LINES = 10.0  # between progress lines, if stdout is not a terminal
+SECONDS_BETWEEN_LINES = 10.0  # interval between progress lines if stdout is not a terminal
 
 
 def pack(origin: str, destination: str, flags: SettingValues, assignments: SettingValues) -> int:
-    """Pack a folder or a named source; if it is already packed, check it instead."""
+    """Pack a folder or a named source; if the destination is already complete, check it instead."""
     settings = _settings(origin, flags, assignments)
     source_class = load_class("source", settings.data, Source)
     sources = {split: source_class(split, settings) for split in source_class.splits_of(settings)}
@@ -80,7 +80,7 @@ def _check(
     for split, source in sources.items():
         with _progress(f"checking: {split}", len(source)) as shown:
             check_whole(source, folder, split, settings.workers, shown)
-    print(f"{folder} is already packed; all checksums match")
+    print(f"{folder} is already complete; all checksums match")
     return 0
 
 
@@ -94,7 +94,7 @@ def _check_space(folder: Path, sources: Mapping[str, Source]) -> None:
 
 @contextmanager
 def _can_resume(folder: Path) -> Iterator[None]:
-    """Turn a full disk or Ctrl-C into a message that tells the user how to resume."""
+    """If the disk is full or the user presses Ctrl-C, raise an error that explains how to resume."""
     try:
         yield
     except KeyboardInterrupt:
@@ -111,10 +111,14 @@ def _only_writer(folder: Path) -> Iterator[None]:
     try:
         lock = Lock(folder)
     except InUse as owner:
-        raise UserError(f"{folder}: another process ({owner}) is packing into it") from None
+        raise UserError(
+            f"{folder}: another process ({owner}) is writing to this folder; wait for it to finish"
+        ) from None
     try:
         if not (folder / UNFINISHED).is_file():
-            raise UserError(f"{folder}: another process has just packed it; run the same command again to check it")
+            raise UserError(
+                f"{folder}: another process has just finished packing; run the same command again to check it"
+            )
         yield
     finally:
         lock.release(remove=True)

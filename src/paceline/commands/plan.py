@@ -31,12 +31,12 @@ from paceline.training.stop import INTERRUPTED
 
 DEFAULT_DEVICES = "8"
 SECONDS_PER_DAY = 86_400
-WIDEST = 1000  # characters; wider than any table that this command prints
+WIDEST = 1000  # width in characters; no table of this command is wider
 
 
 @dataclass(frozen=True)
 class Options:
-    """Options of the command, apart from run settings."""
+    """Command-line options, apart from run settings."""
 
     nodes: int = 1
     bandwidth: str = ""
@@ -52,7 +52,7 @@ def plan(
     config_file: str = "",
     assignments: Sequence[str] = (),
 ) -> int:
-    """Measure, predict and print; with `check`, also measure the actual speed."""
+    """Measure steps on this machine and print the predicted speed; with `check`, also measure the actual speed."""
     devices = _parse_devices(str(flags.get("devices", DEFAULT_DEVICES)))
     here = {name: value for name, value in flags.items() if name != "devices"}
     config = configure(recipe, here, config_file=config_file, assignments=assignments)
@@ -69,7 +69,7 @@ def plan(
     console = open_screen(soft_wrap=True)
     _print_measurement(console, measured, processes, devices)
     if link:
-        console.print(f"link: {override.describe(link)}; overlap with compute: {measured.overlap:.0%}")
+        console.print(f"link: {override.describe(link)}; overlap of communication and compute: {measured.overlap:.0%}")
     elif options.bandwidth or options.latency:
         console.print("link: not used, because a single device does not communicate")
     _print_table(console, config, measured, link, counts, batch, weak=False)
@@ -88,7 +88,7 @@ def _parse_devices(text: str) -> int:
 
 
 def _processes_here(config: Config, devices: int, nodes: int) -> int:
-    """Return how many of a host's devices this machine can measure at the same time."""
+    """Return how many devices to measure on this machine: those of one host, or fewer if it does not have as many."""
     if devices % nodes:
         raise UserError(f"--devices {devices}: must be a multiple of --nodes {nodes}")
     if uses_cuda(config.run):
@@ -98,7 +98,7 @@ def _processes_here(config: Config, devices: int, nodes: int) -> int:
 
 
 def _threads_per_process() -> int:
-    """Return OMP_NUM_THREADS; if it is a list with one number per nesting level, the first number."""
+    """Return the value of OMP_NUM_THREADS, or its first number if it is a list with one number per nesting level."""
     text = os.environ.get("OMP_NUM_THREADS", "1")
     first = text.split(",")[0].strip()
     if not first.isdecimal() or int(first) < 1:
@@ -107,17 +107,17 @@ def _threads_per_process() -> int:
 
 
 def _check_link(options: Options, devices: int, processes: int) -> None:
-    """Raise UserError if the link must be given but is not, or if it is given with `--check`."""
+    """Raise UserError if the user must specify the link between devices, or specified it together with `--check`."""
     if not options.bandwidth and (processes == 1 or options.nodes > 1) and devices > 1:
         what = f"--nodes {options.nodes}" if options.nodes > 1 else f"--devices {devices}"
         raise UserError(
             f"{what}: the link between devices cannot be measured here; specify it, e.g. --bandwidth 25GB/s"
         )
     if options.check and processes != devices:
-        raise UserError(f"--check: this machine can measure {processes} of {devices} devices; use fewer --devices")
+        raise UserError(f"--check: this machine can measure only {processes} of {devices} devices; reduce --devices")
     for flag, value in (("--bandwidth", options.bandwidth), ("--latency", options.latency)):
         if options.check and value:
-            raise UserError(f"{flag} {value}: --check uses the link of this machine; leave out one of the two")
+            raise UserError(f"{flag} {value}: cannot be combined with --check, which measures the link; leave one out")
 
 
 def _counts(devices: int) -> list[int]:
@@ -133,7 +133,7 @@ def _measure(config: Config, sizes: Sequence[int], check: bool) -> Measurement:
         if code == INTERRUPTED:
             raise KeyboardInterrupt
         if code or not path.is_file():
-            raise UserError(f"plan: the measurement failed with exit code {code}")
+            raise UserError(f"plan: the measurement failed with exit code {code}; see the output above")
         return Measurement.from_json(read_json(path))
 
 
@@ -142,12 +142,15 @@ def _print_measurement(console: Console, measured: Measurement, processes: int, 
     console.print(f"step time by batch size, median of {measured.rounds} measurements on this machine:")
     console.print(f"  one device alone{threads}: {_by_batch(measured.alone_seconds)}")
     if devices > 1:
-        together = f"{processes} at once" if processes > 1 else "one process"
+        together = f"{processes} processes in parallel" if processes > 1 else "one process"
         console.print(
             f"  one of several devices ({together}), without communication: {_by_batch(measured.step_seconds)}"
         )
     grads = ", ".join(f"{phase} {size / 1e6:.2f} MB" for phase, size in measured.gradient_bytes.items())
-    console.print(f"gradients per step: {grads}; other collectives per step: {measured.exchanges} (BatchNorm, signals)")
+    console.print(
+        f"gradients per step: {grads}; other collectives per step: {measured.exchanges} "
+        "(BatchNorm and signals between phases)"
+    )
 
 
 def _by_batch(seconds: Mapping[int, float]) -> str:
@@ -178,7 +181,7 @@ def _print_table(
         if weak:
             row += ["\n".join(f"{lr * factor:.3g}" for lr in rates) for factor in (count, count**0.5)]
         table.add_row(*row)
-    # Always print the full width, even on a narrow terminal: numbers must not be cut off.
+    # The table has its full width even on a narrow terminal, so that numbers are not cut off.
     table.width = console.measure(table, options=console.options.update_width(WIDEST)).maximum
     console.print(table)
 
@@ -186,7 +189,10 @@ def _print_table(
 def _print_limit(console: Console, measured: Measurement, link: Link | None, batch: int) -> None:
     end = max_useful_devices(measured, link, batch)
     if end is None:
-        console.print(f"batch {batch} over all devices: each doubling pays off, down to one image per device")
+        console.print(
+            f"batch {batch} over all devices: each doubling adds at least 10 % to images/s, "
+            "down to one image per device"
+        )
     elif end == 1:
         console.print(f"batch {batch} over all devices: a second device adds less than 10 % to images/s")
     else:

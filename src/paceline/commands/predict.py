@@ -24,7 +24,10 @@ from paceline.runs.stages import last_finished
 def predict(
     path: str, arguments: list[str], top: int, out: str, checkpoint: str, accelerator: str, *, overwrite: bool = False
 ) -> int:
-    """Print the most likely classes of each image, and write them to a file if asked; return 1 if any was skipped."""
+    """Print the most likely classes of each image and, if `out` is given, write them there.
+
+    Return 1 if images were skipped.
+    """
     if top < 1:
         raise UserError(f"--top {top}: must be at least 1")
     target = check_new_file(out, SUFFIXES, overwrite=overwrite) if out else None

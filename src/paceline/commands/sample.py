@@ -1,4 +1,4 @@
-"""`paceline sample`: write grids, strips, interpolations and animations of a run's images."""
+"""`paceline sample`: save a run's images as a grid, strips, an interpolation or an animation."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from paceline.runs.stages import last_finished
 from paceline.runs.weights_file import is_weights_file
 
 DEFAULT_GRID = "8x8"
-LARGEST_GRID = 4096  # number of images
+LARGEST_GRID = 4096  # maximum number of images
 
 
 @dataclass(frozen=True)
 class Options:
-    """Options of the command."""
+    """Command-line options."""
 
-    grid: str = ""  # rows and columns
+    grid: str = ""  # rows and columns, such as "8x8"
     interpolate: bool = False
     animate: bool = False
     checkpoint: str = "best"
@@ -34,12 +34,12 @@ class Options:
 
     @property
     def kind(self) -> str:
-        """The default file name without its suffix."""
+        """The default name of the output file, without its suffix."""
         return "animation" if self.animate else "interpolation" if self.interpolate else "grid"
 
 
 def sample(runs: list[str], out: str, options: Options) -> int:
-    """Write an image or an animation of one run, or of several runs side by side."""
+    """Write an image or an animation that shows one run, or several runs side by side."""
     _check_options(options)
     runs = [last_finished(run) for run in runs]
     files = _files(Path(runs[0]), out, options)
@@ -56,7 +56,7 @@ def _check_options(options: Options) -> None:
 
 
 def _files(run: Path, out: str, options: Options) -> list[Path]:
-    """Return the files to write: the one given by `--out`, or the default ones in the run folder."""
+    """Return the files to write: the file given by `--out`, or the default files in the run folder."""
     suffixes = ANIMATED_SUFFIXES if options.animate else (".png",)
     is_file = is_weights_file(str(run))
     if not run.is_dir() and not is_file:

@@ -1,4 +1,4 @@
-"""`paceline settings`: list settings with their meanings and the values that a run would use."""
+"""`paceline settings`: list the settings of a run with their values and meanings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Row(NamedTuple):
-    """One row of a table."""
+    """One row of a table of settings or plugins."""
 
     name: str
     value: str
@@ -52,12 +52,12 @@ def settings(recipe: str, data: str, preset: str) -> int:
 
 
 def _plugins(kind: PluginKind) -> list[Row]:
-    """Return a row per plugin: its name and the first line of its docstring."""
+    """Return one row per plugin, with its name and the first line of its docstring."""
     return [Row(name, "", about(kind, name)) for name in names(kind)]
 
 
 def _rows(group: DataclassInstance) -> dict[str, Row]:
-    """Return a row per setting, by name; if only certain values are allowed, its meaning starts with them."""
+    """Return one row per setting, keyed by name; if only certain values are allowed, the meaning starts with them."""
     hints, rows = get_type_hints(type(group)), {}
     for f in fields(group):
         choices = "|".join(get_args(hints[f.name])) if get_origin(hints[f.name]) is Literal else ""

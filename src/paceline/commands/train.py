@@ -33,8 +33,8 @@ class TrainResult:
     Attributes:
         folder: The run folder. For a run with several stages, the folder of the last stage that has started.
         images: The number of images seen at the last checkpoint.
-        exit_code: The exit code of `paceline train`: 0 if the run finished, 75 or 130 if a signal stopped it after
-            saving, any other number if a worker process died.
+        exit_code: The exit code of `paceline train`: 0 if the run finished, 75 or 130 if a signal stopped it and it
+            saved a checkpoint, any other number if a worker process died.
         metrics: The last value of each metric, by `group/name`.
 
     Examples:
@@ -63,7 +63,7 @@ class TrainResult:
         return f"TrainResult({', '.join(parts)})"
 
     def _evaluated(self) -> dict[str, float]:
-        """Return the metrics of the test split, or else of the validation or training split."""
+        """Return the metrics of the test split, or of the validation or training split if there is no test split."""
         for split in ("test", "validation", "train"):
             found = {name: value for name, value in self.metrics.items() if name.startswith(f"{split}/")}
             if found:
@@ -89,7 +89,7 @@ def train(config: Config) -> int:
             _started_folder(config).end_for_others("failed", str(error), began)
             raise
         if code == INTERRUPTED:
-            _started_folder(config).end_for_others("stopped", "immediately, after a second Ctrl-C", began)
+            _started_folder(config).end_for_others("stopped", "a second Ctrl-C stopped the run immediately", began)
         elif code:
             _started_folder(config).end_for_others("failed", f"a worker exited with code {code}", began)
         return code
@@ -97,7 +97,7 @@ def train(config: Config) -> int:
 
 
 def _started_folder(config: Config) -> RunFolder:
-    """Return the run folder; if there are several stages, the folder of the last one that started."""
+    """Return the run folder; if there are several stages, the folder of the last stage that started."""
     return RunFolder(Path(stages_of(config)[0].run.out))
 
 
@@ -113,16 +113,16 @@ def train_and_report(config: Config) -> TrainResult:
 
 
 def default_folder(config: Config) -> str:
-    """Return runs/RECIPE-DATA-SEED; the path of a user's own file is shortened to its stem."""
+    """Return runs/RECIPE-DATA-SEED; for a user's own file, the file name without its extension is used."""
     recipe, data = Path(config.recipe_name).stem, Path(config.run.data).stem
     return f"runs/{recipe}-{data}-{config.run.seed}"
 
 
 def train_here(config: Config) -> int:
-    """Train all stages in this process; processes join once, before the first stage."""
+    """Train all stages in this process. The process group is joined once, before the first stage."""
     place = place_from(os.environ)
     if place and (config.run.strategy == "auto" or strategy_class(config).needs_processes):
-        config = config.with_run(devices=place.size)  # total over all hosts
+        config = config.with_run(devices=place.size)  # total number of devices on all hosts
     world = join(config.run, distributed=strategy_class(config).needs_processes)
     code = 0
     try:
@@ -154,7 +154,7 @@ def _train_stage(config: Config, world: World) -> int:
 
 
 def _end_hung_run(config: Config, folder: RunFolder, silent: float) -> None:
-    """End this process because its main thread hangs, e.g. after a loader process was stopped or a disk was lost."""
+    """End this process if its main thread hangs, for example because a loader process or a disk does not respond."""
     reason = f"no progress for {silent:.0f} s (--timeout {config.run.timeout:g})"
     folder.end("failed", reason)
     print(f"paceline: {reason}; {folder.checkpoints.describe_newest()}", file=sys.stderr, flush=True)

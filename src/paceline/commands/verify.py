@@ -34,9 +34,8 @@ from paceline.training.stop import INTERRUPTED
 
 CONTROLS = ("unsynced-batchnorm", "repeated-part")
 GRADIENT_TOLERANCE = 1e-12
-Trace = dict[
-    str, Tensor
-]  # "gradients/PHASE/NETWORK/TENSOR" at the first step, "weights//NETWORK/TENSOR" after the last
+# The keys are gradients/PHASE/NETWORK/TENSOR at the first step and weights//NETWORK/TENSOR after the last step.
+Trace = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -76,9 +75,9 @@ class Difference:
 
 @dataclass(frozen=True)
 class VerifyResult:
-    """Whether strategies train the same weights, as returned by `paceline.verify`.
+    """The result of `paceline.verify`: whether all strategies train the same weights.
 
-    Its truth value is `ok`.
+    `bool(result)` is the same as `result.ok`.
 
     Attributes:
         differences: One difference for each strategy (except the first), network and kind.
@@ -126,7 +125,7 @@ def verify(config: Config, strategies: list[str], steps: int, tolerance: float, 
 def differences(
     config: Config, strategies: list[str], steps: int, tolerance: float, control: str = ""
 ) -> list[Difference]:
-    """Run the same training steps under each strategy and compare the networks with those of the first."""
+    """Run the same training steps under each strategy and compare the networks with those of the first strategy."""
     if control and control not in CONTROLS:
         raise unknown("control", control, CONTROLS)
     if len(strategies) < 2:
@@ -140,7 +139,7 @@ def differences(
     traces: dict[str, Trace] = {}
     with tempfile.TemporaryDirectory(prefix="paceline-verify-") as folder:
         for number, name in enumerate(strategies):
-            broken = control if traces else ""  # not for the first strategy, which is the reference
+            broken = control if traces else ""  # `control` breaks every strategy except the first, the reference
             chosen = config.with_run(strategy=name)
             if broken == "unsynced-batchnorm":
                 chosen = chosen.with_run(sync_batchnorm="off")
@@ -159,7 +158,9 @@ def _trace(config: Config, path: Path, control: str, steps: int) -> Trace:
         if code == INTERRUPTED:
             raise KeyboardInterrupt
         if code:
-            raise UserError(f"strategy {config.run.strategy}: training failed with exit code {code}")
+            raise UserError(
+                f"strategy {config.run.strategy}: training failed with exit code {code}; see the output above"
+            )
     else:
         most = strategy_class(config).max_devices
         alone = config.with_run(devices=min(most or config.run.devices, config.run.devices))
@@ -168,7 +169,7 @@ def _trace(config: Config, path: Path, control: str, steps: int) -> Trace:
 
 
 def trace_strategy(config: Config, path: str, control: str, num_steps: int) -> None:
-    """Run the training steps under one strategy in this process; rank 0 writes the trace."""
+    """Run the training steps under one strategy in this process; rank 0 writes the resulting tensors to `path`."""
     if os.environ.get("RANK", "0") != "0":
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     parts = assemble(config)
@@ -205,7 +206,7 @@ def _advance(parts: Parts, trace: Trace) -> Callable[[StepData], None]:
 
 
 def compare(traces: dict[str, Trace], tolerance: float) -> list[Difference]:
-    """Compare the networks of every strategy with those of the first."""
+    """Return the differences between the networks of each strategy and those of the first strategy."""
     (_, reference), *others = traces.items()
     differences = []
     for strategy, trace in others:
@@ -229,9 +230,9 @@ def _distance(a: Tensor, b: Tensor) -> float:
 
 def _title(config: Config, steps: int, control: str) -> str:
     batch, devices = global_batch(config), config.run.devices
-    on = "1 device" if devices == 1 else f"up to {devices} devices"  # "up to", because a strategy may use fewer
+    on = "1 device" if devices == 1 else f"up to {devices} devices"  # "up to", because a strategy may use fewer devices
     title = f"{config.recipe_name} on {config.run.data}: {steps} steps in float64, batch {batch}, {on}"
-    return title + (f", broken on purpose: {control}" if control else "")
+    return title + (f", with a deliberate error: {control}" if control else "")
 
 
 def _print_table(console: Console, differences: list[Difference], title: str) -> None:
@@ -241,4 +242,6 @@ def _print_table(console: Console, differences: list[Difference], title: str) ->
     for d in differences:
         table.add_row(d.strategy, d.network, d.kind, f"{d.value:.1e}", f"{d.tolerance:.0e}", d.worst or "–")
     console.print(table)
-    console.print("difference = max |a − b| ÷ max |b| over a network; dropout is disabled")
+    console.print(
+        "difference = max |a − b| ÷ max |b| over a network, where b is the first strategy; dropout is disabled"
+    )

@@ -1,1 +1,1 @@
-"""A grid of runs, its cells, and the additional measurements of a comparison."""
+"""A comparison: the grid of runs to train, and additional measurements."""

@@ -1,4 +1,4 @@
-"""The runs of a grid: each is trained once; a run that is unfinished or has the wrong length counts as failed."""
+"""The runs of a comparison. Each is trained once. Unfinished runs and runs of the wrong length count as failed."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.stages import stages_of
 from paceline.runs.status import Status
 
-RECORD = "cell.json"  # in a cell's folder
-# Settings that do not change a run's results.
+RECORD = "cell.json"  # name of a file in the folder of each run
+# Settings that do not affect the results of a run.
 IGNORED_SETTINGS = {"out", "preset", "gpus", "keep", "timeout", "join_timeout", "loggers"}
 
 
 class PlannedRun(NamedTuple):
-    """A cell and the settings of its run; `config` is None if it cannot be trained."""
+    """A cell of the grid and the settings of its run; `config` is None if the run cannot be trained."""
 
     cell: Cell
     recipe: str
@@ -46,25 +46,25 @@ class PlannedRun(NamedTuple):
 
 @dataclass(frozen=True)
 class CellRecord:
-    """The inputs that determine a cell's run, and whether it has finished."""
+    """The inputs that determine a run of the grid, and whether the run has finished."""
 
     made_from: dict[str, str]
     finished: bool
 
     @classmethod
     def read(cls, folder: Path) -> CellRecord | None:
-        """Return the record in a cell's folder; None if there is none or it cannot be read."""
+        """Return the record in a run's folder, or None if it is missing or cannot be read."""
         content = read_json(folder / RECORD)
         made_from, finished = content.get("made_from"), content.get("finished")
         return cls(made_from, finished) if isinstance(made_from, dict) and isinstance(finished, bool) else None
 
     def write(self, folder: Path) -> None:
-        """Save the record in a cell's folder."""
+        """Save the record in a run's folder."""
         write_json(folder / RECORD, asdict(self))
 
 
 def made_from(config: Config) -> dict[str, str]:
-    """Return what determines a run: its settings, and hashes of the user's own files that they refer to."""
+    """Return the inputs that determine a run: its settings, and hashes of the user's .py files that they refer to."""
     settings = {name: str(value) for name, value in config.values().items() if name not in IGNORED_SETTINGS}
     plugins = (config.recipe_name, config.run.data, config.run.strategy, config.run.loader)
     files = [Path(name) for name in plugins if is_path(name)]
@@ -72,7 +72,7 @@ def made_from(config: Config) -> dict[str, str]:
 
 
 def check_kept(folder: Path, planned: Sequence[PlannedRun]) -> None:
-    """Raise UserError if the folder contains runs that differ from the planned ones, before any is changed."""
+    """Raise UserError if the folder contains runs whose settings or data differ from the planned runs."""
     known: dict[str, str] = {}
     for cell, _, _, config in planned:
         if config is None or not _has_trained(Path(config.run.out)):
@@ -82,28 +82,30 @@ def check_kept(folder: Path, planned: Sequence[PlannedRun]) -> None:
         names = [name for name in dict.fromkeys([*before, *now]) if before.get(name) != now.get(name)]
         if names:
             changes = "; ".join(f"{name}: {before.get(name, 'none')} → {now.get(name, 'none')}" for name in names)
-            raise UserError(f"--out {folder}: its run {cell.name} differs ({changes}); choose a different --out")
+            raise UserError(
+                f"--out {folder}: run {cell.name} has different settings ({changes}); choose a different --out"
+            )
         _check_data(folder, cell, config, known)
 
 
 def _check_data(folder: Path, cell: Cell, config: Config, known: dict[str, str]) -> None:
-    """Raise UserError if a run was trained on different samples; `known` caches the current samples by recipe."""
+    """Raise UserError if a run was trained on different samples; `known` caches the hashes of the current samples."""
     was = _samples_of(Path(config.run.out))
     if not was:
         return
     if config.recipe_name not in known:
         try:
             known[config.recipe_name] = describe_samples(open_sources(config)["train"])
-        except (UserError, OSError):  # finished runs can be compared without data; training reports missing data
+        except (UserError, OSError):  # finished runs do not need the data; training reports missing data
             known[config.recipe_name] = ""
     now = known[config.recipe_name]
     if now and was != now:
-        problem = f"its run {cell.name} was trained on different data ({was} → {now})"
+        problem = f"run {cell.name} was trained on different data ({was} → {now})"
         raise UserError(f"--out {folder}: {problem}; use the same data to resume, or choose a different --out")
 
 
 def train_cell(planned: PlannedRun, options: Options, log: Path, spinner: Spinner | None) -> None:
-    """Train the run of a cell unless it has finished, then read its results."""
+    """Train the run of a cell unless the run has already finished, then read its results."""
     cell, recipe, flags, config = planned
     if config is None:
         return
@@ -111,7 +113,7 @@ def train_cell(planned: PlannedRun, options: Options, log: Path, spinner: Spinne
     if CellRecord.read(folder) == CellRecord(made, finished=True):
         cell.reason = "already finished"
     else:
-        if not _has_trained(folder):  # a trained run has its record already, or was started without one
+        if not _has_trained(folder):  # do not add a record to a run that has already trained
             CellRecord(made, finished=False).write(folder)
         arguments = ["train", recipe, "--out", config.run.out]
         arguments += to_arguments(flags, options.config_file, options.assignments)
@@ -123,7 +125,7 @@ def train_cell(planned: PlannedRun, options: Options, log: Path, spinner: Spinne
     except (OSError, ValueError, LookupError, TypeError) as error:
         known = isinstance(error, UserError)
         cell.state = "failed"
-        cell.reason = str(error) if known else f"cannot be read: {type(error).__name__}: {error}"
+        cell.reason = str(error) if known else f"the run cannot be read: {type(error).__name__}: {error}"
         return
     CellRecord(made, finished=True).write(folder)
     cell.state = "done"
@@ -134,9 +136,9 @@ def _has_trained(folder: Path) -> bool:
 
 
 def _samples_of(folder: Path) -> str:
-    """Return the description of the training samples recorded by a cell's run or first stage; empty if missing."""
+    """Return the description of the training samples that a run or its first stage recorded, or an empty string."""
     for run in (folder, *stages_in(folder)):
-        with suppress(OSError, ValueError):  # errors are reported when the whole run is read
+        with suppress(OSError, ValueError):  # errors are reported later, when the run is read completely
             provenance = parse_toml(read_bounded(RunFolder(run).config_file)).get(PROVENANCE)
             samples = provenance.get("data") if isinstance(provenance, dict) else None
             if isinstance(samples, str):
@@ -145,7 +147,7 @@ def _samples_of(folder: Path) -> str:
 
 
 def _read_as_planned(config: Config) -> Run:
-    """Return a cell's run, or its last stage; raise UserError if it is unfinished or has the wrong length."""
+    """Return a run (its last stage if it has stages); raise UserError if it is unfinished or has the wrong length."""
     last = stages_of(config)[-1].run
     run, status = read_finished(last.out), Status.of(Path(last.out))
     images = max(RunFolder(Path(last.out)).checkpoints.all(), default=0)

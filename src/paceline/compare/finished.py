@@ -1,4 +1,4 @@
-"""Read finished runs as the cells of a comparison."""
+"""Read finished runs for a comparison."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from paceline.runs.stages import last_finished
 def are_runs(words: Sequence[str]) -> bool:
     """Return whether the arguments are run folders; raise UserError for a mixture of runs and recipes."""
     if not all(words):
-        raise UserError("compare '': an empty name; give recipes or run folders")
+        raise UserError("compare '': the name is empty; give recipes or run folders")
     folders = [word for word in words if _is_run(word)]
     if folders and len(folders) < len(words):
         other = next(word for word in words if word not in folders)
-        raise UserError(f"{other}: not a run folder, but {folders[0]} is a folder; compare recipes or runs, not both")
+        raise UserError(f"{other}: not a run folder, but {folders[0]} is one; compare recipes or runs, not both")
     return bool(folders)
 
 
 def _is_run(word: str) -> bool:
-    """Return whether an argument is a run folder; a folder with the name of a recipe must contain a run."""
+    """Return whether an argument is a folder; if it is also the name of a recipe, the folder must contain a run."""
     folder = Path(word)
     return folder.is_dir() and (word not in names("recipe") or RunFolder(folder).config_file.is_file())
 
 
 def finished_cells(folders: Sequence[str], across_recipes: bool) -> list[Cell]:
-    """Return one cell per run, without duplicates; raise UserError for runs that cannot be compared."""
-    found: dict[Path, str] = {}  # by resolved path
+    """Return one cell of the comparison per run, without duplicates; raise UserError if runs cannot be compared."""
+    found: dict[Path, str] = {}  # the given paths, by resolved path
     for path in map(last_finished, folders):
         found.setdefault(Path(path).resolve(), path)
     runs = [read_finished(path) for path in found.values()]
@@ -49,9 +49,9 @@ def finished_cells(folders: Sequence[str], across_recipes: bool) -> list[Cell]:
 
 
 def read_finished(path: str) -> Run:
-    """Return a run's results; for a stage, make `init_from` relative to the stage's own folder.
+    """Return a run's results; for a stage, make `init_from` relative to the folder of the stage.
 
-    Otherwise, runs of a recipe with stages that differ only in their seeds would not be in one group.
+    With absolute paths, runs that differ only in their seeds would not be in the same group.
     """
     run = read_run(path)
     start = str(run.settings.get("init_from", ""))
@@ -77,7 +77,7 @@ def _cell_of(run: Run) -> Cell:
 
 
 def _check_copies(cells: Sequence[Cell]) -> None:
-    """Raise UserError for a copy of a run, which would count as an additional seed."""
+    """Raise UserError if a run is a copy of another, because the copy would count as an additional seed."""
     for group in make_groups(cells).values():
         by_seed: dict[int, str] = {}
         for seed, folder in zip(group.seeds, group.runs, strict=True):

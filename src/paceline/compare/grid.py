@@ -1,4 +1,4 @@
-"""The runs of a comparison, and the reasons why some of them cannot run on this machine."""
+"""The grid of runs in a comparison, and why some of the runs are not possible on this machine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SCALINGS = ("strong", "weak")
 
 
 class GridCell(NamedTuple):
-    """A cell with the recipe and the flags of its run."""
+    """A cell of the grid, with the recipe and the flags of its run."""
 
     cell: Cell
     recipe: str
@@ -36,18 +36,18 @@ class GridCell(NamedTuple):
 
 @dataclass(frozen=True)
 class Grid:
-    """The lists of options; a comparison trains all their combinations."""
+    """The values of each option; a comparison trains all combinations of them."""
 
     recipes: tuple[str, ...]
     strategies: tuple[str, ...]
     devices: tuple[int, ...]
     batches: tuple[str, ...]
     seeds: tuple[int, ...]
-    weak: bool  # whether batch sizes are per device
+    weak: bool  # weak scaling: batch sizes are per device
 
     @classmethod
     def of(cls, configs: Mapping[str, Config], flags: Flags, options: Options) -> Grid:
-        """Return the grid of the recipes in `configs`; missing values come from the settings of the first recipe."""
+        """Return the grid for the recipes in `configs`; values not given by the user come from the first recipe."""
         first = next(iter(configs.values())).run
         seeds, strategies = flags.get("seed", options.seeds), flags.get("strategy", options.strategies)
         return cls.parse(
@@ -68,9 +68,9 @@ class Grid:
             raise unknown("--scaling", scaling, SCALINGS)
         chosen = _words("--strategies", strategies)
         for name in chosen:
-            load_class("strategy", name, Strategy)  # raises if it is unknown
+            load_class("strategy", name, Strategy)  # raises UserError for an unknown strategy
         for batch in _words("--batch-size", batches):
-            split_batch(batch, 1, 1)  # raises if it is not a batch size
+            split_batch(batch, 1, 1)  # raises UserError for an invalid batch size
         return cls(
             tuple(dict.fromkeys(recipes)),
             chosen,
@@ -81,7 +81,7 @@ class Grid:
         )
 
     def cells(self, configs: Mapping[str, Config]) -> list[GridCell]:
-        """Return all cells; those that cannot run here have a reason."""
+        """Return all cells; if a run is not possible on this machine, its cell contains the reason."""
         made = []
         for recipe, batch, strategy in itertools.product(self.recipes, self.batches, self.strategies):
             for devices, seed in itertools.product(self._device_counts(strategy), self.seeds):
@@ -89,7 +89,7 @@ class Grid:
         return made
 
     def _device_counts(self, strategy: str) -> list[int]:
-        """Return the device counts, capped at the strategy's maximum."""
+        """Return the numbers of devices to train on, limited to the strategy's maximum."""
         most = load_class("strategy", strategy, Strategy).max_devices
         return list(dict.fromkeys(count if most is None else min(count, most) for count in self.devices))
 
@@ -114,7 +114,7 @@ class Grid:
 
 
 def obstacle_here(config: Config, strategy: str, devices: int, gpus: Sequence[str]) -> str:
-    """Return why this machine cannot run a cell; empty if it can."""
+    """Return the reason why this machine cannot train a run, or an empty string if it can."""
     strategy_class = load_class("strategy", strategy, Strategy)
     if not is_installed(strategy_class.package):
         return missing(strategy_class.package, strategy_class.extra)
@@ -122,9 +122,9 @@ def obstacle_here(config: Config, strategy: str, devices: int, gpus: Sequence[st
         return strategy_class.cpu_obstacle
     here = torch.cuda.device_count()
     if gpus and len(gpus) < devices:
-        return f"--gpus lists {len(gpus)}, but {devices} are needed"
+        return f"needs {devices} GPUs, but --gpus lists only {len(gpus)}"
     if not gpus and devices > here:
-        return f"this machine has {here} GPU{'s' * (here != 1)}"
+        return f"needs {devices} GPUs, but this machine has {here}"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""Additional measurements of a comparison, saved with its report so that they are made only once."""
+"""Additional measurements of a comparison. They are saved with the report and not repeated."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ Result = TypeVar("Result")
 
 
 class Measured:
-    """Parity of the strategies, and step ladders of the runs on several devices."""
+    """The parity of the strategies, and step-time breakdowns (step ladders) of runs on several devices."""
 
     def __init__(self, folder: Path, console: Console) -> None:
         self.folder, self.console = folder / "measured", console
         self.parity: dict[str, Parity] = {}
         self.missing: list[str] = []
-        self._ladders: dict[str, StepLadder] = {}  # by the name of a cell without its seed
+        self._ladders: dict[str, StepLadder] = {}  # keys are run names without the seed
 
     def verify(self, configs: Mapping[str, Config], flags: Flags, grid: Grid, options: Options) -> None:
-        """Measure the parity of each recipe's strategies in a separate process, with the settings of the runs."""
+        """Check in a separate process that all strategies train the same weights, with the settings of the runs."""
         classes = {name: load_class("strategy", name, Strategy) for name in grid.strategies}
         self.missing += [
             f"parity of {name}: {one.parity_obstacle}" for name, one in classes.items() if one.parity_obstacle
@@ -78,7 +78,7 @@ class Measured:
         return self._once(f"verify {recipe}", f"parity-{recipe}", inputs, measure, Parity.from_json)
 
     def measure_ladders(self, planned: Sequence[PlannedRun]) -> None:
-        """Measure the step ladder of each cell on several devices, once for all seeds."""
+        """Measure the step-time breakdown of each run on several devices, once for all seeds."""
         for cell, _, _, config in planned:
             if cell.state != "done" or config is None or cell.devices == 1 or _kind(cell) in self._ladders:
                 continue
@@ -114,9 +114,9 @@ class Measured:
         measure: Callable[[Path], str],
         parse: Callable[[Mapping[str, Any]], Result],
     ) -> Result | None:
-        """Return the result that `measure` writes to a file, or the saved result for the same inputs.
+        """Return the saved result for the same inputs, or else the result that `measure` writes to a file.
 
-        If it writes no result, the reason that it returns is printed and added to the report.
+        If `measure` writes no file, it returns the reason, which is printed and added to the report.
         """
         file, fresh = self.folder / f"{name}.json", self.folder / f"{name}.fresh.json"
         before = read_json(file)
@@ -124,7 +124,7 @@ class Measured:
             try:
                 return parse(before["result"])
             except (KeyError, TypeError, ValueError):
-                pass  # a damaged file: measure again
+                pass  # the file is damaged, so the measurement is repeated
         self.folder.mkdir(parents=True, exist_ok=True)
         fresh.unlink(missing_ok=True)
         with measuring(self.console, words):
@@ -142,7 +142,7 @@ class Measured:
         return parsed
 
     def ladders_by_group(self, cells: Sequence[Cell]) -> dict[str, StepLadder]:
-        """Return the step-time breakdowns, keyed by the name of the report's group."""
+        """Return the step-time breakdowns, keyed by the name of the group in the report."""
         return {
             group_name(cell.run): self._ladders[_kind(cell)]
             for cell in cells
@@ -151,7 +151,7 @@ class Measured:
 
 
 def _ladder_obstacle(cell: Cell) -> str:
-    """Return why a cell cannot have a step ladder; empty if it can."""
+    """Return the reason why a step-time breakdown cannot be measured, or an empty string if it can."""
     if cell.run is not None and cell.run.shares_a_gpu:
         return "step-time breakdown of several processes on one GPU (they test correctness, not speed)"
     obstacle = load_class("strategy", cell.strategy, Strategy).ladder_obstacle

@@ -12,7 +12,7 @@ from paceline.config.resolve import Config
 from paceline.core.errors import UserError
 from paceline.core.types import SettingValue
 
-Flags: TypeAlias = Mapping[str, SettingValue]  # settings given as flags, by name
+Flags: TypeAlias = Mapping[str, SettingValue]  # values of the settings that the user gave as flags, by name
 
 LISTS = {"seed": "--seeds", "strategy": "--strategies", "devices": "--devices", "batch_size": "--batch-size"}
 PER_RUN = LISTS | {"gpus": "--gpus", "out": "--out"}  # settings that differ between runs, and their flags
@@ -20,7 +20,7 @@ PER_RUN = LISTS | {"gpus": "--gpus", "out": "--out"}  # settings that differ bet
 
 @dataclass(frozen=True)
 class Options:
-    """The options of the command; None if not given."""
+    """The options of the command; None for those that the user did not give."""
 
     strategies: str | None = None
     seeds: str | None = None
@@ -31,7 +31,7 @@ class Options:
     assignments: tuple[str, ...] = ()
 
     def given(self) -> list[str]:
-        """Return the given flags that request new runs or measurements."""
+        """Return the flags given by the user that apply only to new runs or measurements."""
         flags: dict[str, object] = {
             "--strategies": self.strategies,
             "--seeds": self.seeds,
@@ -45,17 +45,19 @@ class Options:
 
 
 def check_new(folder: str, flags: Flags, options: Options) -> None:
-    """Raise UserError for a flag that applies only to new runs; `folder` is a finished run."""
+    """Raise UserError for flags that apply only to new runs; the message names `folder`, a finished run."""
     given = [*(_flag(name) for name in flags if name != "out"), *options.given()]
     if given:
-        raise UserError(f"{given[0]}: applies only to new runs, but {folder} is a finished run; leave it out")
+        raise UserError(f"{given[0]}: applies only to new runs, but {folder} is a finished run; leave this flag out")
 
 
 def check_options(flags: Flags, options: Options) -> None:
-    """Raise UserError if a setting is given twice, or if `--set` gives one that varies between the runs."""
+    """Raise UserError if a setting is given twice, or if `--set` contains a setting that varies between the runs."""
     for name, many in (("seed", options.seeds), ("strategy", options.strategies)):
         if name in flags and many is not None:
-            raise UserError(f"--{name} {flags[name]}: cannot be combined with {LISTS[name]}; add it to that list")
+            raise UserError(
+                f"--{name} {flags[name]}: cannot be combined with {LISTS[name]}; add the value to that list"
+            )
     for name in parse_assignments(options.assignments):
         flag = PER_RUN.get(name.replace("-", "_"))
         if flag:
@@ -65,7 +67,7 @@ def check_options(flags: Flags, options: Options) -> None:
 def check_recipes(configs: Mapping[str, Config]) -> None:
     """Raise UserError for recipes that cannot be compared in one table."""
     if not configs:
-        raise UserError("compare: no recipe given; list at least one")
+        raise UserError("compare: no recipe given; give at least one")
     by_stem: dict[str, str] = {}
     for name, config in configs.items():
         other = by_stem.setdefault(Path(name).stem, name)
@@ -84,7 +86,9 @@ def check_recipes(configs: Mapping[str, Config]) -> None:
         recipes = [one.recipe_class for one in (first, config)]
         if recipes[0].best != recipes[1].best or recipes[0].evaluator != recipes[1].evaluator:
             both = " and ".join(recipe.best[0] for recipe in recipes)
-            raise UserError(f"{name} and {other} are evaluated with different metrics ({both}) and cannot be compared")
+            raise UserError(
+                f"{name} and {other} are evaluated with different metrics ({both}); compare them separately"
+            )
 
 
 def _flag(setting: str) -> str:

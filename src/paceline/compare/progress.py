@@ -16,12 +16,12 @@ from paceline.report.model import Cell
 from paceline.runs.metrics import METRICS
 from paceline.runs.stages import stages_of
 
-LAST_BYTES = 4096  # how much of the end of the metrics file to read; enough for its last line
+LAST_BYTES = 4096  # number of bytes to read from the end of the metrics file; enough for the last line
 
 
 @contextmanager
 def announced(console: Console, words: str, cell: Cell) -> Iterator[Spinner | None]:
-    """Show which cell is being trained, then print one line with its outcome."""
+    """Show which run of the grid is being trained, then print one line with its outcome."""
     if console.is_terminal:
         with console.status(literal(words)) as spinner:
             yield spinner
@@ -39,7 +39,7 @@ def announced(console: Console, words: str, cell: Cell) -> Iterator[Spinner | No
 
 @contextmanager
 def measuring(console: Console, words: str) -> Iterator[None]:
-    """Show what is being measured: as a spinner on a terminal, as a line elsewhere."""
+    """Show what is being measured, as a spinner on a terminal and otherwise as a line of text."""
     if console.is_terminal:
         with console.status(literal(f"{words}: measuring")):
             yield
@@ -49,10 +49,10 @@ def measuring(console: Console, words: str) -> Iterator[None]:
 
 
 def show_progress(spinner: Spinner | None, name: str, config: Config) -> None:
-    """Show the number of images seen; read only the end of the metrics, so as not to slow down the run."""
+    """Show the number of images seen so far; for speed, read only the end of the metrics file."""
     if spinner is None:
         return
-    metrics = Path(stages_of(config)[0].run.out) / METRICS  # metrics of the current stage
+    metrics = Path(stages_of(config)[0].run.out) / METRICS  # metrics file of the current stage
     if not metrics.is_file():
         return
     with metrics.open("rb") as file:

@@ -17,8 +17,8 @@ from paceline.core.errors import UserError
 from paceline.core.small_files import MAX_TOML_BYTES, parse_toml, read_bounded, why
 from paceline.core.types import SettingValue, SettingValues
 
-PROVENANCE = "provenance"  # table of a run's config.toml that contains no settings: format, versions, hardware
-# A run's locations, which the next run must not reuse, and a setting that trusts a file, which only the user may set.
+PROVENANCE = "provenance"  # table in a run's config.toml with format, versions and hardware instead of settings
+# Locations that a new run must not reuse, and the setting that allows code in a file to run.
 NOT_INHERITED = ("out", "mirror", "resume_from", TRUSTING_SETTING)
 
 Table = Mapping[str, SettingValue]
@@ -27,7 +27,7 @@ Table = Mapping[str, SettingValue]
 def read_file(path: str) -> Layer:
     """Return the settings in a TOML or INI file; the sections of an INI file share one namespace.
 
-    The settings in a run's config.toml are `Inherited`: they start a new run in a new folder.
+    The settings in another run's config.toml are `Inherited`, without the folder and mirror of that run.
     """
     file = Path(path)
     if not file.exists():
@@ -49,12 +49,12 @@ def read_file(path: str) -> Layer:
 
 
 def inherited(settings: SettingValues) -> Inherited:
-    """Return the settings of a run that another run may inherit."""
+    """Return those settings of a run that a new run may inherit."""
     return Inherited({name: value for name, value in settings.items() if plain_name(name) not in NOT_INHERITED})
 
 
 def parse_assignments(assignments: Iterable[str]) -> dict[str, str]:
-    """Parse `name=value` arguments into a layer of settings."""
+    """Parse `name=value` arguments into a dict of settings."""
     pairs = {}
     for word in assignments:
         name, equals, value = word.partition("=")
@@ -65,7 +65,7 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, str]:
 
 
 def to_toml(settings: Table, provenance: Mapping[str, SettingValue | list[Table]]) -> str:
-    """Return settings by full name as TOML for `--config`; a list in `provenance` becomes an array of tables."""
+    """Return settings as TOML that `--config` can read; a list in `provenance` becomes an array of tables."""
     tables: dict[str, dict[str, SettingValue]] = {"": {}}
     for full_name, value in settings.items():
         network, _, name = full_name.rpartition(".")
@@ -86,14 +86,14 @@ def _table(header: str, values: Table) -> list[str]:
 
 
 def identity(config: Config, data: str) -> str:
-    """Return a machine-independent hash of a run's data and of its fixed settings."""
+    """Return a machine-independent hash of a run's data and of the settings that must not change on resume."""
     mutable = _mutable_on_resume(config)
     fixed = {name: value for name, value in _portable(config.values()).items() if name not in mutable}
     return checksum_of_content([fixed, data])[:16]
 
 
 def changed_settings(kept: SettingValues, now: Config) -> list[str]:
-    """Return the settings that a resumed run must not change but does, as `name: old → new`."""
+    """Return the forbidden changes to the settings of a resumed run, as `name: old → new`."""
     before, after = _portable(flatten(kept)), _portable(now.values())
     del after["recipe"]
     mutable = _mutable_on_resume(now)

@@ -1,4 +1,4 @@
-"""Rejects settings files that would make Paceline run code; see `core.trust`."""
+"""Rejects settings files that would make Paceline run untrusted code; see `core.trust`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from paceline.core.errors import UserError
 from paceline.core.trust import check_may_run, trusts_files
 from paceline.core.types import SettingValues
 
-PLUGIN_SETTINGS = ("data", "loader", "strategy", "loggers")  # names of plugins, or paths of .py files
-TRUSTING_SETTING = "inception_sha256"  # lets the code in a TorchScript file run
+PLUGIN_SETTINGS = ("data", "loader", "strategy", "loggers")  # their values are names of plugins or paths of .py files
+TRUSTING_SETTING = "inception_sha256"  # this setting allows the code in a TorchScript file to run
 
 
 def check_named_code(
     origin: str, settings: SettingValues, overriding: Iterable[SettingValues] = (), *, trust: bool = False
 ) -> None:
-    """Raise UserError if settings in a file refer to untrusted code, unless later layers override them."""
+    """Raise UserError if settings in a file refer to untrusted code, unless settings in `overriding` replace them."""
     replaced = {plain_name(name) for layer in overriding for name in layer}
     check_may_run(origin, _plugins({name: settings[name] for name in settings if name not in replaced}), trust=trust)
 

@@ -1,9 +1,8 @@
 """Resolve layers of settings into one checked config.
 
-A value comes from the last layer that sets it: the settings' defaults, the recipe's defaults, the preset, a file
-(TOML or INI), flags, `--set name=value`. All settings share one namespace. Learner settings can be set for a single
-network (`discriminator.lr`). A run's recipe and source add their own settings. The resolved settings are saved with the
-run.
+Each layer overrides the ones before it: the settings' defaults, the recipe's defaults, the preset, a file (TOML or
+INI), flags, and `--set name=value`. All settings share one namespace. Learner settings can be set for a single network
+(`discriminator.lr`). The recipe and the source of a run add settings. The resolved settings are saved with the run.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class Config:
     recipe_class: type[Recipe]
     run: RunSettings
     learner: LearnerSettings
-    networks: dict[str, dict[str, SettingValue]]  # learner settings of single networks, by network
+    networks: dict[str, dict[str, SettingValue]]  # learner settings that apply to a single network, by network
     recipe: Any  # an instance of the recipe's `Settings`
 
     def learner_of(self, network: str) -> LearnerSettings:
@@ -56,25 +55,25 @@ class Config:
         return flat
 
     def with_run(self, **changes: Any) -> Config:
-        """Return a copy with some run settings replaced."""
+        """Return a copy of the config with some run settings replaced."""
         return dataclasses.replace(self, run=dataclasses.replace(self.run, **changes))
 
 
 class Inherited(Layer):
     """A layer that the user did not write for this run: defaults of the recipe, or settings of another run.
 
-    Its settings for sources that this run does not use are ignored.
+    If such a layer contains settings of a source that this run does not use, they are ignored.
     """
 
 
 class SourceSettings(Protocol):
-    """The settings that sources add to those of every run."""
+    """Looks up the settings that each source adds to those of every run."""
 
     def of(self, source: str) -> type[RunSettings]:
         """Return the settings class of a source."""
 
     def owners(self) -> dict[str, list[str]]:
-        """Return the quoted names of the sources by setting, for settings that only some sources have."""
+        """Return the settings that only some sources have, each with the quoted names of these sources."""
 
 
 def resolve(
@@ -85,9 +84,9 @@ def resolve(
     *,
     load_source: bool = True,
 ) -> Config:
-    """Merge layers of (origin, {name: value}) into one config; the last layer wins.
+    """Merge layers of (origin, {name: value}) into one config; later layers override earlier ones.
 
-    Without `load_source`, a source in a user's own file is not imported, and the settings that it adds are left out.
+    If `load_source` is false, a source in the user's own .py file is not imported, and its settings are left out.
     """
     layers = list(layers)
     named = [RunSettings.data, *(str(layer["data"]) for _, layer in layers if "data" in layer)]
@@ -114,10 +113,14 @@ def resolve(
             converted = convert(value, namespace.hints[name], shown)
             if not network:
                 chosen[name] = converted
-                for single in networks.values():  # a later value for all networks overrides these
+                for (
+                    single
+                ) in networks.values():  # a value for all networks overrides earlier values for single networks
                     single.pop(name, None)
             elif namespace.owner[name] is not LearnerSettings:
-                raise UserError(f"{origin}: {name!r} is a setting of the whole run, not of network {network!r}")
+                raise UserError(
+                    f"{origin}: {name!r} is a setting of the run and cannot be set for network {network!r} alone"
+                )
             else:
                 networks.setdefault(network, {})[name] = converted
     config = Config(
@@ -133,7 +136,7 @@ def resolve(
 
 
 class _Namespace:
-    """The settings of one run by name: those of the run and its source, the learners and the recipe."""
+    """All settings of one run by name: those of the run, its source, its learners and its recipe."""
 
     def __init__(
         self,
@@ -165,14 +168,16 @@ class _Namespace:
             )
 
     def has(self, name: str, origin: str, shown: str, *, inherited: bool) -> bool:
-        """Return True for a setting of this run and False for one to ignore; raise UserError for any other name."""
+        """Return whether this run has a setting; raise UserError if it does not, unless the setting can be ignored."""
         if name in self.owner:
             return True
         others = self._sources.owners()
         if inherited and (self._has_unknown_source or name in others):
             return False
         if name in others:
-            raise UserError(f"{shown} belongs to source {' or '.join(others[name])}, but --data is {self._source!r}")
+            raise UserError(
+                f"{shown} belongs to source {' or '.join(others[name])}, but --data is {self._source!r}; leave it out"
+            )
         where = "" if origin == "flag" else f"{origin}: "
         if name in self._other_names:
             raise UserError(f"{where}unknown setting {name!r}: {self._other_names[name]}")
@@ -183,7 +188,7 @@ class _Namespace:
         )
 
     def make(self, group: Callable[..., Group], chosen: Mapping[str, SettingValue]) -> Group:
-        """Construct a group of settings from the chosen values."""
+        """Construct a group of settings from those chosen values that belong to it."""
         return group(**{name: value for name, value in chosen.items() if self.owner[name] is group})
 
 
@@ -198,19 +203,19 @@ def plain_name(name: str) -> str:
 
 
 def flatten(layer: SettingValues) -> dict[str, SettingValue]:
-    """Return a layer by full names; settings in the table of a network become `network.name`."""
+    """Return the settings of a layer by full name; a setting in the table of a network becomes `network.name`."""
     flat: dict[str, SettingValue] = {}
     for name, value in layer.items():
         if isinstance(value, Mapping):
             flat |= {f"{name}.{inner}": v for inner, v in value.items()}
         elif name != "recipe":
             flat[name] = value
-    # Settings of one network come after those of all networks.
+    # Settings of a single network come last, because they override settings for all networks.
     return dict(sorted(flat.items(), key=lambda item: "." in item[0]))
 
 
 def convert(value: SettingValue, hint: Any, where: str) -> SettingValue:
-    """Convert a value, which may be text, to the type of its setting; raise UserError if that is impossible."""
+    """Convert a value or text to the type of its setting; raise UserError if this is not possible."""
     if get_origin(hint) is Literal:
         text = ("on" if value else "off") if isinstance(value, bool) else str(value)
         if text not in get_args(hint):
@@ -230,7 +235,7 @@ def convert(value: SettingValue, hint: Any, where: str) -> SettingValue:
 
 
 def _whole(value: SettingValue) -> int:
-    """Parse a whole number without losing digits; it may be written like 5e4."""
+    """Parse a whole number exactly; it may also be written like 5e4."""
     try:
         return int(str(value))
     except ValueError:
@@ -245,7 +250,7 @@ def _kind(hint: Any) -> str:
 
 
 def _check(config: Config) -> None:
-    """Raise UserError for a value out of bounds and for a span that cannot be parsed."""
+    """Raise UserError if a value is out of bounds or a span such as `5 epochs` cannot be parsed."""
     spans = [(name, str(getattr(config.run, name))) for name in SPANS_OF_RUN]
     _check_bounds(config.run)
     _check_bounds(config.recipe)

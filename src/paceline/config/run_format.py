@@ -5,12 +5,12 @@ from __future__ import annotations
 from paceline.core.errors import UserError
 
 RUN_FORMAT = 2
-FORMAT = "format"  # key of the version in each of these files
-FIRST_FORMAT = 1  # version of files without this key
+FORMAT = "format"  # key of the format version in each file
+FIRST_FORMAT = 1  # format version of files without this key
 
 
 def check_format(found: object, where: str, remedy: str = "train it again") -> None:
-    """Raise UserError unless `found` is the format that this version reads; the message starts with `where`."""
+    """Raise UserError unless `found` is the format version that Paceline reads; the message starts with `where`."""
     version = FIRST_FORMAT if found is None else found
     if str(version) != str(RUN_FORMAT):
         raise UserError(

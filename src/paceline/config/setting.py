@@ -25,7 +25,7 @@ def setting(
 
     Args:
         default: The default value.
-        meaning: A one-line description, shown by `paceline settings` and in the reference.
+        meaning: A one-line description, shown by `paceline settings` and in the documentation.
         flag: Whether the setting has a command-line flag `--name`. `--set name=value` works for all settings.
         mutable_on_resume: Whether a run may resume with a different value.
         at_least: The smallest allowed value.

@@ -1,4 +1,4 @@
-"""The settings that every run has: typed, each with a one-line description that is also its help text.
+"""The settings that every run has. Each has a type and a one-line description, which is also its help text.
 
 Recipes and sources declare additional settings in the same way.
 """
@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import ClassVar, Literal
 
-from paceline.config.setting import setting as setting  # re-exported for classes that declare settings
+from paceline.config.setting import setting as setting  # re-exported for modules that declare settings
 from paceline.core.short_repr import short_repr
 
-SEEDS = 2**63  # random number generators accept seeds below this
+SEEDS = 2**63  # seeds of random number generators must be below this
 
 
 @dataclass(frozen=True)
@@ -39,17 +39,18 @@ class RunSettings:
     preset: str = setting("", "named set of settings defined by the recipe", flag=True, mutable_on_resume=True)
     strategy: str = setting(
         "auto",
-        "single, dp, ddp, lightning or the path of your own .py file; auto: ddp on several devices, else single",
+        "strategy: single, dp, ddp, lightning or the path of your own .py file; "
+        "auto: ddp on several devices, else single",
         flag=True,
         mutable_on_resume=True,
     )
     accelerator: Literal["auto", "cpu", "cuda"] = setting(
-        "auto", "type of device to run on; auto: cuda if there is a GPU", flag=True, mutable_on_resume=True
+        "auto", "type of device to run on; auto: cuda if there is a GPU, else cpu", flag=True, mutable_on_resume=True
     )
     devices: int = setting(1, "number of devices to train on", flag=True, mutable_on_resume=True, at_least=1)
     gpus: str = setting(
         "",
-        "IDs of the GPUs to use, e.g. 2,3, in the order of local ranks",
+        "comma-separated IDs of the GPUs to use, in the order of local ranks, e.g. 2,3",
         flag=True,
         mutable_on_resume=True,
     )
@@ -63,7 +64,10 @@ class RunSettings:
         mutable_on_resume=True,
     )
     rdzv: str = setting(
-        "", "HOST:PORT of the rendezvous, where HOST is one of the hosts", flag=True, mutable_on_resume=True
+        "",
+        "HOST:PORT of the rendezvous, through which the hosts find each other; HOST is one of them",
+        flag=True,
+        mutable_on_resume=True,
     )
     max_restarts: int = setting(
         0,
@@ -79,9 +83,11 @@ class RunSettings:
         mutable_on_resume=True,
         above=0,
     )
-    join_timeout: float = setting(600.0, "seconds to wait for the other hosts to join", mutable_on_resume=True, above=0)
+    join_timeout: float = setting(
+        600.0, "seconds to wait for other hosts to join the run", mutable_on_resume=True, above=0
+    )
     compress: Literal["none", "bf16"] = setting(
-        "none", "ddp: gradient compression; bf16 halves the traffic but rounds gradients", flag=True
+        "none", "gradient compression for ddp; bf16 halves the traffic but rounds gradients", flag=True
     )
     sync_batchnorm: Literal["auto", "on", "off"] = setting(
         "auto", "synchronize BatchNorm across processes; auto: on for networks that have BatchNorm", flag=True
@@ -104,7 +110,7 @@ class RunSettings:
     )
     graph: Literal["auto", "on", "off"] = setting(
         "auto",
-        "replay the whole step as one CUDA graph; auto: only if this is known to work",
+        "run each training step as one CUDA graph; auto: only if this is known to work",
         flag=True,
         mutable_on_resume=True,
     )
@@ -119,15 +125,15 @@ class RunSettings:
 
     loader: str = setting(
         "auto",
-        "workers, resident or dali; auto: resident if the data fits in device memory",
+        "data loader: workers, resident or dali; auto: resident if the data fits in device memory",
         flag=True,
         mutable_on_resume=True,
     )
     workers: int = setting(
-        2, "worker processes per device, for --loader workers", flag=True, mutable_on_resume=True, at_least=0
+        2, "number of worker processes per device, for --loader workers", flag=True, mutable_on_resume=True, at_least=0
     )
     bad_images: Literal["fail", "skip"] = setting(
-        "fail", "whether to fail on unreadable images or skip them", flag=True
+        "fail", "whether to fail if images are unreadable, or skip them", flag=True
     )
     size: int = setting(0, "height and width of the images in pixels; 0 keeps the source's size")
     channels: int = setting(0, "1 converts images to grayscale, 3 to RGB; 0 keeps the source's channels")
@@ -145,11 +151,11 @@ class RunSettings:
         "auto", "flip half of the samples horizontally; auto: only if the source allows it"
     )
     rot90: Literal["off", "on"] = setting("off", "rotate samples by a random multiple of 90°; needs square images")
-    cutout: int = setting(0, "size in pixels of a random square to blank out; 0 disables it", at_least=0)
+    cutout: int = setting(0, "size in pixels of a random square to blank out in each image; 0 disables it", at_least=0)
 
     inception: str = setting(
         "",
-        "FID: file with the 2015 Inception network, or torch-fidelity",
+        "file with the 2015 Inception network for FID, or torch-fidelity to use the network of that package",
         flag=True,
         mutable_on_resume=True,
     )
@@ -161,12 +167,12 @@ class RunSettings:
     )
     features: str = setting(
         "",
-        "without --inception: finished classification run that provides the features for evaluation",
+        "finished classification run whose features are used for evaluation if there is no --inception",
         mutable_on_resume=True,
     )
     generated_images: int = setting(
         0,
-        "number of images to generate per evaluation; 0: as many as the split has",
+        "number of images to generate per evaluation; 0: as many as the evaluated split contains",
         mutable_on_resume=True,
         at_least=0,
     )
@@ -184,33 +190,39 @@ class RunSettings:
         "fail", "what to do if there are fewer images than the feature network has features", mutable_on_resume=True
     )
 
-    out: str = setting("", "run folder; default runs/RECIPE-DATA-SEED", flag=True, mutable_on_resume=True)
+    out: str = setting("", "run folder (default: runs/RECIPE-DATA-SEED)", flag=True, mutable_on_resume=True)
     mirror: str = setting(
         "", "URL to mirror the run to while it trains, e.g. s3://bucket/name", flag=True, mutable_on_resume=True
     )
     resume_from: str = setting(
-        "", "URL of a mirror to resume from if it is ahead of --out", flag=True, mutable_on_resume=True
+        "",
+        "URL of a mirror to resume from if its last checkpoint is ahead of the one in --out",
+        flag=True,
+        mutable_on_resume=True,
     )
     mirror_every: float = setting(10.0, "seconds between mirror updates", mutable_on_resume=True, above=0)
     mirror_wait: float = setting(
-        120.0, "seconds to wait for the mirror at the end of a run", mutable_on_resume=True, at_least=0
+        120.0,
+        "maximum number of seconds to wait for the mirror at the end of a run",
+        mutable_on_resume=True,
+        at_least=0,
     )
     loggers: str = setting(
         "tensorboard",
-        "comma-separated loggers that also receive metrics and samples: names or .py files",
+        "comma-separated loggers (names or .py files) that also receive metrics and samples",
         flag=True,
         mutable_on_resume=True,
     )
     log_every: str = setting("50 steps", "interval between log lines", mutable_on_resume=True)
     evaluate_every: str = setting("1 epochs", "interval between evaluations", mutable_on_resume=True)
-    sample_every: str = setting("1 epochs", "interval between grids of sample images", mutable_on_resume=True)
+    sample_every: str = setting("1 epochs", "interval at which sample images are saved", mutable_on_resume=True)
     save_every: str = setting("1 epochs", "interval between checkpoints", mutable_on_resume=True)
     keep: int = setting(
         2, "number of recent checkpoints to keep in addition to the best", mutable_on_resume=True, at_least=1
     )
     check_replicas: int = setting(
         0,
-        "compare the weights of all replicas every N steps; 0 disables it",
+        "check every N steps that all replicas have the same weights; 0 disables the check",
         flag=True,
         mutable_on_resume=True,
         at_least=0,
@@ -221,41 +233,48 @@ class RunSettings:
 
 
 class HasSettings:
-    """Base class for classes that take the settings of a run and can add more settings."""
+    """Base class for classes that receive the settings of a run and can add more settings."""
 
-    Settings: ClassVar[type[RunSettings]] = RunSettings  # or a frozen dataclass that extends it
+    # To add settings, a subclass replaces this by a frozen dataclass that extends RunSettings.
+    Settings: ClassVar[type[RunSettings]] = RunSettings
 
 
 @dataclass(frozen=True)
 class LearnerSettings:
-    """The settings of learners. Each can be set for a single network: `--set NETWORK.lr=0.1`."""
+    """The settings of optimizers, schedules and EMA. Each can be set for a single network: `--set NETWORK.lr=0.1`."""
 
     optimizer: Literal["sgd", "adam", "adamw"] = setting("adam", "optimizer")
     lr: float = setting(1e-3, "peak learning rate", flag=True, at_least=0)
-    momentum: float = setting(0.9, "sgd: momentum", at_least=0, below=1)
-    nesterov: bool = setting(True, "sgd: use Nesterov momentum")
-    beta1: float = setting(0.9, "adam and adamw: decay rate of the first moment", at_least=0, below=1)
-    beta2: float = setting(0.999, "adam and adamw: decay rate of the second moment", at_least=0, below=1)
+    momentum: float = setting(0.9, "momentum of sgd", at_least=0, below=1)
+    nesterov: bool = setting(True, "use Nesterov momentum for sgd")
+    beta1: float = setting(0.9, "decay rate of the first moment of adam and adamw", at_least=0, below=1)
+    beta2: float = setting(0.999, "decay rate of the second moment of adam and adamw", at_least=0, below=1)
     weight_decay: float = setting(0.0, "weight decay", at_least=0)
-    decay_norms: bool = setting(True, "apply weight decay to biases and normalization layers too")
+    decay_norms: bool = setting(True, "also apply weight decay to biases and normalization layers")
     schedule: Literal["constant", "step", "cosine", "linear"] = setting("constant", "learning rate schedule")
-    warmup: str = setting("0 images", "span over which the learning rate rises linearly from zero")
-    hold: str = setting("0%", "linear: how long to hold the peak rate before it decays linearly to zero")
-    milestones: str = setting("50%", "step: comma-separated points at which the rate is multiplied by gamma")
-    gamma: float = setting(0.1, "step: factor applied to the learning rate at each milestone", above=0)
+    warmup: str = setting("0 images", "length of the warm-up, during which the learning rate rises linearly from zero")
+    hold: str = setting("0%", "for the linear schedule: how long to keep the peak rate before it decays to zero")
+    milestones: str = setting(
+        "50%", "for the step schedule: comma-separated points at which the rate is multiplied by gamma"
+    )
+    gamma: float = setting(0.1, "for the step schedule: factor applied to the learning rate at each milestone", above=0)
     clip: float = setting(0.0, "clip gradients to this norm; 0 disables clipping", at_least=0)
-    ema_half_life: str = setting("0 images", "half-life of the EMA of the weights; 0 disables it")
+    ema_half_life: str = setting(
+        "0 images", "half-life of the exponential moving average (EMA) of the weights; 0 disables EMA"
+    )
 
 
-# Commands that run only a few steps have no flags for settings that affect a whole run.
+# Commands that run only a few steps do not have flags for these settings, which affect complete runs.
 _WHOLE_RUN_SETTINGS = (
     *("strategy", "nnodes", "rdzv", "max_restarts", "epochs", "images", "inception", "inception_sha256"),
     *("out", "mirror", "resume_from", "check_replicas", "loggers"),
 )
-SETTINGS_NOT_IN_VERIFY = (*_WHOLE_RUN_SETTINGS, "precision", "graph")  # verify trains step by step in float64
-SETTINGS_NOT_IN_PLAN = (*_WHOLE_RUN_SETTINGS, "init_from", "scale_lr")  # plan shows both scaling rules
+# `verify` always uses float64 without CUDA graphs.
+SETTINGS_NOT_IN_VERIFY = (*_WHOLE_RUN_SETTINGS, "precision", "graph")
+# `plan` prints the learning rates for linear and for square-root scaling.
+SETTINGS_NOT_IN_PLAN = (*_WHOLE_RUN_SETTINGS, "init_from", "scale_lr")
 
 SHARED_SETTINGS = frozenset(field.name for group in (RunSettings, LearnerSettings) for field in fields(group))
 
-# Names of settings in other programs that are too different for a close match.
+# Names of settings in other programs that are too different from ours to be found as a close match.
 COMMON_ALIASES = {"learning_rate": "lr", "num_workers": "workers", "bs": "batch_size", "wd": "weight_decay"}

@@ -1,4 +1,4 @@
-"""Parse lengths of training and batch sizes as users write them."""
+"""Parse batch sizes and lengths of training, such as `32/device` and `5 epochs`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Span:
 
     @classmethod
     def parse(cls, text: str, name: str) -> Span:
-        """Parse a span; `name` is the name of the setting for the error message."""
+        """Parse a span; `name` is the setting that the error message refers to."""
         match = re.fullmatch(r"\s*([\d.]+(?:e\d+)?)\s*(k|m)?\s*(images?|epochs?|steps?|%)\s*", str(text).lower())
         try:
             if not match:
@@ -34,7 +34,7 @@ class Span:
         return cls(amount, cast(Unit, unit))
 
     def to_images(self, *, epoch: int, step: int, total: int) -> int:
-        """Return the span in images, given the number of images per epoch, per step and in the whole run."""
+        """Return the span in images, given the number of images per epoch, per step and in the entire run."""
         return round(self.amount * {"images": 1, "epochs": epoch, "steps": step, "%": total / 100}[self.unit])
 
 

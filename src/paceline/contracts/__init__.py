@@ -1,1 +1,1 @@
-"""Contracts between packages: recipe, data spec, importer, step ladder."""
+"""Interfaces that several packages share: recipe, data spec, weight importer and step timings."""

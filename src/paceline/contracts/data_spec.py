@@ -1,4 +1,4 @@
-"""The data spec: properties of the samples, declared by their source."""
+"""The data spec: the properties of a source's samples, such as their size and classes."""
 
 from __future__ import annotations
 
@@ -44,6 +44,6 @@ class DataSpec:
 
 
 def output_panels(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the panels to predict from the input, the segmentation last."""
+    """Return the names of the panels (images) to predict from the input, with the segmentation last."""
     targets = [name for name in names if name not in (INPUT, LEFT_OUT)]
     return tuple(sorted(targets, key=lambda name: name == SEGMENTATION))

@@ -1,4 +1,4 @@
-"""The importer contract: converts weight files of another project to a recipe's weights.
+"""The base class of importers, which convert weight files of other projects to a recipe's weights.
 
 An importer is one file in `paceline.recipes.importers`; a recipe selects it with `Recipe.importer`.
 """
@@ -15,7 +15,7 @@ from paceline.core.types import SettingValue
 
 
 class Importer:
-    """Reads weight files of another project. The constructor raises UserError if it cannot use them."""
+    """Reads weight files of another project. The constructor raises UserError if the files cannot be used."""
 
     recognised: Mapping[str, SettingValue] = {}  # settings determined by the files; users cannot change them
     assumed: Mapping[str, SettingValue] = {}  # settings not stored in the files; users can change them
@@ -24,7 +24,7 @@ class Importer:
         raise NotImplementedError
 
     def data_spec(self, settings: Mapping[str, SettingValue]) -> DataSpec:
-        """Return a data spec for which a recipe with these settings has the same networks as the files."""
+        """Return a data spec for which a recipe with these settings creates the networks stored in the files."""
         raise NotImplementedError
 
     def tensors(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:

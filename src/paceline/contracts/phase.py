@@ -53,14 +53,14 @@ def _short(tensors: Mapping[str, Tensor]) -> str:
 
 
 class Phase(NamedTuple):
-    """An update of one network with its own loss; a step runs the phases in order.
+    """The update of one network with one loss. A training step runs its phases in order.
 
     Attributes:
         name: The name of the phase. The recipe's method `<name>_loss` returns its loss.
-        network: The name of the submodule that it updates. Several phases can update the same network.
+        network: The name of the submodule that the phase updates. Several phases can update the same network.
         every: Run the phase only at every nth step, for lazy regularisation.
-        repeat: How often to run the phase per step, each time with new data, as for critics. Tensors shared by earlier
-            phases are available only the first time.
+        repeat: How many times to run the phase per step, each time with new data, for example for a critic. Tensors
+            shared by earlier phases are available only the first time.
         concurrent: Whether the phase is independent of the previous one, so that both can run at the same time.
 
     Examples:
@@ -103,7 +103,7 @@ class Best(NamedTuple):
     """The metric that selects the best checkpoint.
 
     Attributes:
-        metric: SPLIT/NAME, without any [label] in the metric's name. If empty, the last checkpoint counts as the best.
+        metric: SPLIT/NAME. Omit the [label] that some metric names end with. If empty, the last checkpoint is the best.
         mode: Whether a smaller ("min") or a larger ("max") value is better.
 
     Examples:

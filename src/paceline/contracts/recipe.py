@@ -1,6 +1,6 @@
-"""The recipe contract: which networks are trained, in which phases, with which losses.
+"""The base class of recipes, which define the networks, the training phases and their losses.
 
-A recipe knows nothing about devices, processes, precision, optimizer steps or files. The engine calls
+A recipe contains no code for devices, processes, precision, optimizer steps or files. The engine calls
 `forward(phase, batch)`, the single entry point that autocast, DataParallel, DistributedDataParallel and
 Lightning wrap, and updates the networks that the phases refer to.
 
@@ -25,7 +25,7 @@ __all__ = ["Batch", "Best", "DataSpec", "Draw", "Loss", "NoSettings", "Phase", "
 
 @dataclass(frozen=True)
 class NoSettings:
-    """The settings of a recipe that declares none."""
+    """The settings class of recipes that have no settings."""
 
 
 class Recipe(nn.Module):
@@ -72,17 +72,17 @@ class Recipe(nn.Module):
     Settings: ClassVar[type] = NoSettings
     """A frozen dataclass. Each field is a setting: `--set name=value`."""
     defaults: ClassVar[SettingValues] = {}
-    """Default values for settings of the run and its learners."""
+    """Default values for settings of the run, such as the batch size and the learning rate."""
     presets: ClassVar[Mapping[str, SettingValues]] = {}
     """Named sets of settings: `--preset NAME`."""
     small: ClassVar[SettingValues] = {}
-    """Settings that make a step cheap, used by `verify` and self-tests."""
+    """Settings that make a training step cheap, used by `verify` and the self-tests."""
     aliases: ClassVar[Mapping[str, str]] = {}
-    """Setting names of other programs in `--config` files, mapped to Paceline's names; "" ignores a setting."""
+    """Maps setting names that other programs use in `--config` files to Paceline's names, or to "" to ignore them."""
     other_names: ClassVar[Mapping[str, str]] = {}
     """Maps setting names from other projects to advice on what to use instead, shown for an unknown setting."""
     must_match_weights: ClassVar[tuple[str, ...]] = ()
-    """Settings that must not change with `--init-from`, even if the weights would fit."""
+    """Settings that must have the same values as in the `--init-from` run, even if its weights would fit."""
     stages: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Maps values of the setting `stage` that stand for several stages to the names of those stages."""
 
@@ -90,7 +90,7 @@ class Recipe(nn.Module):
     required_fields: ClassVar[tuple[str, ...]] = ()
     """Fields that every sample must have."""
     rejected_fields: ClassVar[Mapping[str, str]] = {}
-    """Fields that the recipe rejects because it would ignore them, each with a recipe that uses it."""
+    """Maps sample fields that the recipe rejects, because it would ignore them, to a recipe that uses them."""
     importer: ClassVar[str] = ""
     """The importer for weight files of other projects: a name, or the path of a file."""
 
@@ -100,9 +100,9 @@ class Recipe(nn.Module):
     evaluated_on: ClassVar[str] = "validation"
     """The split that is evaluated during training."""
     best: Best = Best()
-    """The metric that selects the best checkpoint, and its mode."""
+    """The metric that selects the best checkpoint, and whether smaller or larger values are better."""
     generates: ClassVar[bool] = False
-    """Whether `predict` generates its "image", in [-1, 1], from random draws alone."""
+    """Whether `predict` generates its "image", in [-1, 1], only from random inputs (`draws`)."""
     output_scale: int = 1
     """The scale factor of `image_to_image`: output height and width relative to the input."""
     tiles_like_training: bool = False
@@ -114,7 +114,7 @@ class Recipe(nn.Module):
     draws: dict[str, Draw] = {}
     """Random inputs that the losses and `predict` read from the batch."""
     signals: dict[str, float] = {}
-    """Scalars that earlier phases pass on in the batch, with their values for the first step."""
+    """Scalars that a phase passes to later phases in the batch, with their values for the first step."""
     ema: tuple[str, ...] = ()
     """Networks that are evaluated with the EMA of their weights."""
     double_backward: tuple[str, ...] = ()
@@ -124,7 +124,7 @@ class Recipe(nn.Module):
     def check(cls, settings: Any) -> None:
         """Raise UserError for settings that would fail later, such as a missing file.
 
-        Training calls this before the first stage.
+        Training calls this method before the first stage.
         """
 
     def __init__(self, settings: Any, spec: DataSpec) -> None:
@@ -148,7 +148,7 @@ class Recipe(nn.Module):
     def preview(self, batch: Batch) -> dict[str, Tensor]:
         """Return images by caption, to be shown side by side for each sample.
 
-        The images are in [-1, 1] and have the same size. By default, there are none.
+        The images are in [-1, 1] and have the same size. By default, no images are returned.
         """
         return {}
 
@@ -170,7 +170,7 @@ class Recipe(nn.Module):
             method, has_own_forward = f"{phase.name}_loss", type(self).forward is not Recipe.forward
             if not has_own_forward and not callable(getattr(self, method, None)):
                 others = [attribute for attribute in dir(type(self)) if attribute.endswith("_loss")]
-                hint = f"; it has {', '.join(others)}" if others else ""
+                hint = f"; found: {', '.join(others)}" if others else ""
                 raise UserError(f"recipe {name!r}: phase {phase.name!r} needs a method {method}(self, batch){hint}")
             if phase.network not in dict(self.named_modules()):
                 children = [child for child, _ in self.named_children()]
@@ -184,7 +184,7 @@ class Recipe(nn.Module):
 
     @property
     def single_networks(self) -> dict[str, nn.Module]:
-        """The trained networks by name; those of an nn.ModuleDict as GROUP.NAME."""
+        """The trained networks by name. Each network in an nn.ModuleDict is listed as GROUP.NAME."""
         found: dict[str, nn.Module] = {}
         for name, network in self.networks.items():
             if isinstance(network, nn.ModuleDict):

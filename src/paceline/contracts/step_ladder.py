@@ -11,7 +11,7 @@ from paceline.core.types import JsonObject
 
 @dataclass(frozen=True)
 class MeasuredRung:
-    """The speed of one variant of the step: median, 10th and 90th percentile over n blocks of steps."""
+    """The speed of one variant of the training step: median, 10th and 90th percentiles over n blocks of steps."""
 
     name: str
     images_per_second: float
@@ -22,15 +22,15 @@ class MeasuredRung:
 
 @dataclass(frozen=True)
 class StepLadder:
-    """Step speeds measured while adding one cost at a time, from a single device to all devices."""
+    """Speeds of a training step, measured while adding one cost at a time, from one device to all devices."""
 
     devices: int
     batch: int
     rungs: tuple[MeasuredRung, ...]
-    gradient_bytes: dict[str, int]  # by phase
+    gradient_bytes: dict[str, int]  # size of the gradients of each phase
 
     def to_json(self) -> JsonObject:
-        """Return the ladder as JSON."""
+        """Return the measurements as a JSON object."""
         return asdict(self)
 
     @classmethod

@@ -1,1 +1,1 @@
-"""Errors, registry, files, locks: used by every other package."""
+"""Errors, the plugin registry, files and locks, used by all other packages."""

@@ -1,4 +1,4 @@
-"""Print a line once per command, however many processes the command starts."""
+"""Print a line only once per command, even if the command starts several processes."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import TextIO
 
 from paceline.core.printable import printable
 
-ANNOUNCED = "PACELINE_ANNOUNCED"  # topics that this process or an ancestor has announced
+ANNOUNCED = "PACELINE_ANNOUNCED"  # environment variable: topics that this process or an ancestor has already announced
 
 
 def announce(subject: str, line: str, file: TextIO) -> None:
-    """Print a line about a topic, unless this process or an ancestor has already done so."""
+    """Print a line about a topic, unless this process or an ancestor has already printed one."""
     before = os.environ.get(ANNOUNCED, "").split(os.pathsep)
     if subject not in before:
         print(printable(line), file=file, flush=True)

@@ -1,10 +1,11 @@
-"""User errors: one line with the wrong flag, file or value, the problem, and what to do."""
+"""User errors. Each message is one line: the wrong flag, file or value, the problem, and what to do."""
 
 import errno
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errno values of a full disk, quota or file size limit
+# Error codes for a full disk, an exceeded quota and a file above the size limit.
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class UserError(ValueError):
@@ -27,17 +28,17 @@ def install_extra(name: str) -> str:
 
 
 def missing(package: str, extra: str) -> str:
-    """Return a message that a package is not installed, with the command that installs it if it is in an extra."""
+    """Return the message for a missing package; if the package belongs to an extra, include the install command."""
     return f"package {package} is not installed" + (f": {install_extra(extra)}" if extra else "")
 
 
 def unknown(kind: str, name: str, names: Iterable[str], *, meant: str | None = None, listed_by: str = "") -> UserError:
-    """Return the error for an unknown name; it suggests `meant` if given, else the closest name.
+    """Return the error for an unknown name; the message suggests `meant` if given, else the closest name.
 
-    If no name is close, it lists all names or, if there are many, the command that lists them (`listed_by`).
+    If no name is close, the message lists all names or, if `listed_by` is given, the command that lists them.
     """
     names = sorted(names)
     close = [meant] if meant in names else get_close_matches(name, names, n=1, cutoff=0.5)
-    listed = f"{listed_by} lists them" if listed_by else f"choose from: {', '.join(names)}"
+    listed = f"{listed_by} lists every {kind}" if listed_by else f"choose from: {', '.join(names)}"
     hint = f"did you mean {close[0]!r}?" if close else listed if names else "there are none"
     return UserError(f"unknown {kind} {name!r}; {hint}")

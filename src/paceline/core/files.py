@@ -1,7 +1,7 @@
-"""Atomic file writes: a temporary file is written next to its target, synced and renamed.
+"""Atomic file writes: data is written to a temporary file next to the target, which is then synced and renamed.
 
 Temporary files are created exclusively and symbolic links are never followed. A link in an untrusted folder therefore
-cannot make a command overwrite the file that it points to. `core.small_files` reads files from such a folder.
+cannot make a command overwrite the file that it points to. Use `core.small_files` to read files in untrusted folders.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WRITING = ".writing"  # suffix of temporary files
 def replacing(target: Path, *, durable: bool = True) -> Iterator[Path]:
     """Yield an empty temporary file, which replaces `target` if the block ends without an error.
 
-    With `durable`, the change survives a power failure. Otherwise, it only survives a killed process.
+    If `durable` is true, the new content survives a power failure. Otherwise, it only survives a crash of the process.
     """
     temporary = _create_temporary(target)
     try:
@@ -52,9 +52,9 @@ def write_json(target: Path, content: object, *, durable: bool = True, indent: i
 
 
 def json_text(content: object, indent: int | None = None) -> str:
-    """Return JSON that can be encoded as UTF-8, whatever bytes a file name in it has."""
+    """Return JSON that can be encoded as UTF-8, even if it contains file names that are not valid UTF-8."""
     text = json.dumps(content, indent=indent, ensure_ascii=False)
-    if any("\ud800" <= character <= "\udfff" for character in text):  # surrogates stand for bytes that are not UTF-8
+    if any("\ud800" <= character <= "\udfff" for character in text):  # surrogates represent bytes that are not UTF-8
         return json.dumps(content, indent=indent)
     return text
 
@@ -62,7 +62,7 @@ def json_text(content: object, indent: int | None = None) -> str:
 def sync(path: Path) -> None:
     """Flush a file's content, or the names in a folder, to disk.
 
-    A folder may be a symbolic link, because the user chose it; a file may not.
+    The path of a folder may be a symbolic link, because the user chose it. The path of a file may not.
     """
     descriptor = os.open(path, os.O_RDONLY | (os.O_DIRECTORY if path.is_dir() else os.O_NOFOLLOW))
     try:
@@ -77,7 +77,7 @@ def open_append(path: Path, *, truncate: bool = False) -> int:
     try:
         opened = os.open(path, mode | (os.O_TRUNC if truncate else 0), 0o644)
     except OSError as error:
-        if error.errno == errno.ENXIO:  # a pipe without a reader
+        if error.errno == errno.ENXIO:  # error for a pipe that no process reads
             raise _neither(path) from None
         if error.errno != errno.ELOOP:
             raise
@@ -89,15 +89,17 @@ def open_append(path: Path, *, truncate: bool = False) -> int:
 
 
 def check_own_files(folder: Path) -> None:
-    """Raise UserError if a folder contains, at any depth, a link that leads out of it, a pipe or a device."""
+    """Raise UserError if a folder or its subfolders contain a pipe, a device or a link that points outside."""
     inside = os.path.realpath(folder)
     for parent, folders, files in os.walk(folder):
         for path in (Path(parent, name) for name in (*folders, *files)):
-            with suppress(FileNotFoundError):  # already removed
+            with suppress(FileNotFoundError):  # the file has been removed in the meantime
                 mode = path.lstat().st_mode
                 if stat.S_ISLNK(mode):
                     if not Path(os.path.realpath(path)).is_relative_to(inside):
-                        raise UserError(f"{path}: is a symbolic link that leads out of the run folder; remove the link")
+                        raise UserError(
+                            f"{path}: is a symbolic link that points outside the run folder; remove the link"
+                        )
                 elif not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
                     raise _neither(path)
 
@@ -109,7 +111,7 @@ def _neither(path: Path) -> UserError:
 def remove_leftovers(folder: Path, older_than_seconds: float = 0.0) -> None:
     """Remove temporary files that a killed process left in a folder.
 
-    If other commands may also write to the folder, pass an age: newer files may still be in use.
+    If other commands may be writing to the folder, pass a minimum age, because newer files may still be in use.
     """
     for leftover in folder.glob(f".*{WRITING}"):
         with suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""Child processes die with their parent and report progress to it."""
+"""Child processes that report progress to their parent and are killed when the parent dies."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from contextlib import suppress
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
-PULSE_FILE = "PACELINE_PULSE_FILE"  # environment variable: path of a file that is written on progress
+PULSE_FILE = "PACELINE_PULSE_FILE"  # environment variable with the path of a file that is written to report progress
 SECONDS_BETWEEN_BEATS = 0.5
 
 _beaten_at = 0.0
 
 
 def die_with_parent(parent: int | None = None) -> None:
-    """Make the kernel kill this process when the thread that started it ends, even after `kill -9`.
+    """Make the kernel kill this process when the thread that started it ends, even if that thread is killed.
 
-    `parent` is the ID of the process that started this one; if it is already dead, this process dies immediately.
+    `parent` is the ID of the parent process. If the parent is already dead, this process is killed immediately.
     """
     if sys.platform != "linux":
         return
@@ -41,7 +41,7 @@ def prepare() -> None:
 
 
 def beat() -> None:
-    """Report progress; it costs almost nothing, so it can be called in every step."""
+    """Report progress. This is cheap enough to call in every step."""
     global _beaten_at
     now = time.monotonic()
     if now - _beaten_at < SECONDS_BETWEEN_BEATS:
@@ -55,9 +55,9 @@ def beat() -> None:
 
 
 class Watch(threading.Thread):
-    """Calls a function if this process stops making progress for a given time.
+    """A thread that calls a function if this process makes no progress for a given time.
 
-    Used if no launcher watches this process. The function runs in the watching thread, since the main thread hangs.
+    It is used if no launcher watches this process. The thread calls the function itself, because the main thread hangs.
     """
 
     def __init__(self, timeout: float, on_silence: Callable[[float], None]) -> None:
@@ -68,7 +68,7 @@ class Watch(threading.Thread):
     def run(self) -> None:
         interval, silent, last = min(1.0, self._timeout / 4), 0.0, _beaten_at
         while not self._ended.wait(interval):
-            # Adds up intervals, so that time during which the whole process was suspended is not counted.
+            # Intervals are added up so that time during which the process was suspended is not counted.
             silent, last = (silent + interval if last == _beaten_at else 0.0), _beaten_at
             if last > self._began and silent > self._timeout:
                 self._on_silence(silent)

@@ -20,17 +20,17 @@ from types import ModuleType
 
 from paceline.core.errors import UserError
 
-GROUPS = "paceline."  # prefix of our entry point groups
+GROUPS = "paceline."  # prefix of Paceline's entry point groups
 
 
 @dataclass(frozen=True)
 class InstalledPlugin:
-    """One entry point of one package."""
+    """A plugin that an installed package registers as an entry point."""
 
     name: str
-    package: str  # name and version
+    package: str  # name and version of the package
     module: str
-    attribute: str  # name of the class; empty if the module has only one
+    attribute: str  # name of the class; empty if the entry point names only a module
 
     def __str__(self) -> str:
         return f"plugin {self.name!r} of package {self.package}"
@@ -51,13 +51,13 @@ class InstalledPlugin:
             raise self._broken(error) from error
 
     def about(self) -> str:
-        """Return the first line of the plugin's docstring without importing it; empty if there is none."""
+        """Return the first line of the plugin's docstring without importing the plugin, or an empty string."""
         try:
             spec = _find_spec(self.module)
             if spec is None or not spec.origin or not spec.origin.endswith(".py"):
                 return ""
             tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
-        except (Exception, SystemExit):  # finders can be third-party code; `load` reports what is wrong
+        except (Exception, SystemExit):  # third-party finders can raise anything; `load` reports the problem
             return ""
         classes = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == self.attribute)
         docstring = ast.get_docstring(next(classes, tree)) or ast.get_docstring(tree) or ""
@@ -68,16 +68,16 @@ class InstalledPlugin:
 
 
 def is_installed(module: str) -> bool:
-    """Return whether a module can be imported; an empty name means none is needed."""
+    """Return whether a module can be imported; return True for an empty name, which means that no module is needed."""
     try:
         return not module or importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # its parent package is missing
+    except ModuleNotFoundError:  # the parent package of the module is missing
         return False
 
 
 @dataclass
 class _Found:
-    plugins: dict[str, dict[str, list[InstalledPlugin]]]  # by group and name
+    plugins: dict[str, dict[str, list[InstalledPlugin]]]  # plugins by entry point group and name
     damaged: list[str]  # one line per package whose entry points cannot be read
 
 
@@ -93,13 +93,13 @@ def damaged_packages() -> list[str]:
 
 @cache
 def _scan(path: tuple[str, ...]) -> _Found:
-    """Find all plugins; if a package is on the path twice, the first one wins, as in imports."""
+    """Find all plugins; if a package is on the path twice, use the first one, as `import` does."""
     found, packages = _Found({}, []), set()
     for distribution in distributions(path=list(path)):
         try:
             text = distribution.read_text("entry_points.txt") or ""
             package, version = distribution.metadata["Name"], distribution.version
-        except Exception:  # an unrelated package with damaged metadata is not ours to report
+        except Exception:  # damaged metadata of unrelated packages is not reported
             continue
         if f"[{GROUPS}" not in text or package in packages:
             continue

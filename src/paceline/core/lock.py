@@ -1,4 +1,4 @@
-"""File locks that allow one writer at a time and are released when their process dies. Links are not followed."""
+"""Locks on files for one writer at a time, released when the process dies; symbolic links are not followed."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from pathlib import Path
 
 from paceline.core.small_files import read_bounded
 
-LOCK = ".lock"  # file name in the locked folder
+LOCK = ".lock"  # name of the lock file in the locked folder
 MAX_OWNER_BYTES = 100
 READER_SECONDS = 1.0  # how long to wait for readers, which hold a shared lock only briefly
 
 
 class InUse(Exception):
-    """Another process holds the lock; the message is its process ID."""
+    """Raised if another process holds the lock; the message is the ID of that process."""
 
 
 class Lock:
-    """A folder's lock, held from construction until `release`."""
+    """A lock on a folder, acquired by the constructor and held until `release`."""
 
     def __init__(self, folder: Path, name: str = LOCK, *, wait_seconds: float = READER_SECONDS) -> None:
-        """Take the lock; raise InUse if it is still held after the wait, OSError if it cannot be created."""
+        """Acquire the lock; raise InUse if another process still holds it after `wait_seconds`."""
         self.file = folder / name
         until = time.monotonic() + wait_seconds
         while not self._take():
@@ -41,7 +41,7 @@ class Lock:
             return False
 
     def release(self, remove: bool = False) -> None:
-        """Release the lock, including in child processes that inherited it; with `remove`, delete its file."""
+        """Release the lock, including in child processes that inherited it; with `remove`, delete the lock file."""
         if remove:
             self.file.unlink(missing_ok=True)
         fcntl.flock(self._opened, fcntl.LOCK_UN)
@@ -54,7 +54,7 @@ class Lock:
             try:
                 fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if not os.path.samestat(os.fstat(opened), os.lstat(self.file)):
-                    return False  # the previous holder removed this file, and others lock a new one
+                    return False  # the previous owner has removed this file, so a new lock file is used
             except (BlockingIOError, FileNotFoundError):
                 return False
             os.ftruncate(opened, 0)
@@ -71,9 +71,9 @@ class Lock:
 
 
 def is_locked(descriptor: int) -> bool | None:
-    """Return whether a writer holds the lock of an open file; None if the file system has no locks.
+    """Return whether a writer has locked an open file, or None if the file system does not support locks.
 
-    This briefly takes a shared lock; a writer that starts at that moment waits for it.
+    The check acquires a shared lock for a moment. A writer that starts at that moment waits until it is released.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)

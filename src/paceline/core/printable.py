@@ -1,4 +1,4 @@
-"""Makes untrusted text safe to print: it cannot move the cursor, hide itself or start a new line."""
+"""Makes untrusted text safe to print, so that it cannot move the cursor, hide text or start a new line."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from os import PathLike, fspath
 
 # Control characters, line and paragraph separators, characters that change the text direction, and surrogates, which
-# stand for bytes that are not UTF-8.
+# represent bytes that are not UTF-8.
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -22,7 +22,7 @@ def printable_lines(text: str) -> str:
 
 
 def print_any_text() -> None:
-    """Make standard output and error escape characters that they cannot encode, instead of failing."""
+    """Escape characters that stdout or stderr cannot encode, instead of raising an error."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
@@ -30,6 +30,6 @@ def print_any_text() -> None:
 
 def _escape(match: re.Match[str]) -> str:
     code = ord(match[0])
-    if 0xDC80 <= code <= 0xDCFF:  # a surrogate that stands for a byte
+    if 0xDC80 <= code <= 0xDCFF:  # a surrogate that represents a byte
         code -= 0xDC00
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"

@@ -1,7 +1,7 @@
-"""The plugin registry: a plugin is one file in the folder of its kind, and the file name is its name.
+"""The plugin registry. A built-in plugin is one file in the folder of its kind, and is named after the file.
 
-Installed packages add plugins through entry points, and a user's own file is given by its path. A built-in plugin wins
-over an installed one with the same name, so that installing a package never changes what a command does.
+Installed packages add plugins through entry points, and a user's own file is given by its path. A built-in plugin takes
+precedence over an installed plugin with the same name, so installing a package never changes what a command does.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ PluginKind = Literal["recipe", "source", "loader", "strategy", "evaluator", "log
 
 @dataclass(frozen=True)
 class Kind:
-    """Where the plugins of one kind come from."""
+    """A kind of plugin, with the package and entry point group that its plugins come from."""
 
     name: PluginKind
     package: str  # the package whose modules are the built-in plugins
-    group: str  # entry point group of installed plugins
+    group: str  # the entry point group of installed plugins
 
     @property
     def folder(self) -> Path:
@@ -55,11 +55,11 @@ class Kind:
         return {file.stem for file in self.folder.glob("*.py") if not file.stem.startswith("_")}
 
     def installed(self) -> dict[str, list[InstalledPlugin]]:
-        """Return the plugins of installed packages by name."""
+        """Return the plugins that installed packages add, by name."""
         return installed_plugins(self.group)
 
     def clash(self, name: str) -> str:
-        """Return a line about an installed plugin that a built-in one hides; empty if there is none."""
+        """Return a message if an installed plugin has the name of a built-in plugin, or an empty string."""
         hidden = self.installed().get(name, []) if name in self.built_in() else []
         return f"{hidden[0]}: hidden by the built-in {self.name} {name!r}; rename or uninstall it" if hidden else ""
 
@@ -84,7 +84,7 @@ def names(kind: PluginKind) -> list[str]:
 
 
 def about(kind: PluginKind, name: str) -> str:
-    """Return the first line of a plugin's docstring without importing it."""
+    """Return the first line of a plugin's docstring without importing the plugin."""
     if name not in KINDS[kind].built_in():
         return _installed(kind, name).about()
     try:
@@ -115,7 +115,7 @@ def load(kind: PluginKind, name: str) -> ModuleType:
 
 
 def load_class(kind: PluginKind, name: str, base: type[Base]) -> type[Base]:
-    """Return a plugin's class: the last subclass of `base` in its module, or the class in its entry point."""
+    """Return the class of a plugin: the last subclass of `base` in its module, or the class in its entry point."""
     module = load(kind, name)
     named = None if is_path(name) or name in KINDS[kind].built_in() else _installed(kind, name)
     if named is not None and named.attribute:
@@ -130,7 +130,7 @@ def load_class(kind: PluginKind, name: str, base: type[Base]) -> type[Base]:
 
 
 def load_classes(kind: PluginKind, base: type[Base]) -> dict[str, type[Base]]:
-    """Return the classes of all plugins of a kind by name, except broken ones; see `plugin_problems`."""
+    """Return the classes of all plugins of a kind by name; skip broken plugins, which `plugin_problems` reports."""
     found = {}
     for name in names(kind):
         try:
@@ -145,7 +145,7 @@ def _in_words(error: Exception) -> str:
 
 
 def plugin_problems() -> list[str]:
-    """Import all installed plugins; return a line for each that is hidden, ambiguous or cannot be imported."""
+    """Import all installed plugins; return a line for each plugin that is hidden, ambiguous or cannot be imported."""
     found = list(damaged_packages())
     for kind in KINDS.values():
         for name in kind.installed():
@@ -161,7 +161,7 @@ def plugin_problems() -> list[str]:
 
 
 def _installed(kind: PluginKind, name: str) -> InstalledPlugin:
-    """Return the installed plugin with this name; raise UserError if there is none, or more than one."""
+    """Return the installed plugin with this name; raise UserError if there is none, or if several packages have one."""
     found = KINDS[kind].installed().get(name, [])
     if not found:
         raise unknown(kind, name, names(kind))

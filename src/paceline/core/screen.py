@@ -11,7 +11,7 @@ from paceline.core.printable import printable_lines
 
 
 class Screen(Console):
-    """A console whose text cannot control the terminal."""
+    """A console that escapes control characters in the text it prints."""
 
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(printable_lines(text), **options)
@@ -23,5 +23,5 @@ def open_screen(*, file: IO[str] | None = None, soft_wrap: bool = False) -> Cons
 
 
 def literal(text: str) -> Text:
-    """Return text as rich's `Text`, for functions of rich that parse markup in strings."""
+    """Return text as a `rich.text.Text`, for functions that would parse markup in a string."""
     return Text(printable_lines(text))

@@ -1,4 +1,4 @@
-"""Keep credentials out of everything that is written, mirrored or printed."""
+"""Keep credentials out of everything that is saved, mirrored or printed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from paceline.core.errors import UserError
 
 HIDDEN = "***"
-MAX_LINE_LENGTH = 500  # characters
+MAX_LINE_LENGTH = 500  # number of characters
 _NAMES = (
     r"pass(?:word|wd|phrase)?|secret|token|credentials?|signature|sig"
     r"|(?:api|access|account|private)[_-]?key(?:[_-]?id)?"
@@ -23,24 +23,24 @@ _PRIVATE_NAME = re.compile(rf"(?:^|[_-])(?:{_NAMES})$", re.IGNORECASE)
 
 
 def redact(text: str) -> str:
-    """Return text with credentials hidden: user:password@ in URLs, token=…, well-known key formats."""
+    """Return text with credentials hidden, such as `user:password@` in URLs, `token=…` and well-known key formats."""
     text = _IN_URL.sub(rf"\g<scheme>{HIDDEN}@", text)
     text = _NAMED.sub(rf"\g<name>\g<quote>{HIDDEN}", text)
     return _KEYS.sub(HIDDEN, text)
 
 
 def has_credentials(text: str) -> bool:
-    """Return whether `redact` would hide something."""
+    """Return whether a text contains credentials that `redact` would hide."""
     return redact(text) != text
 
 
 def one_line(error: BaseException) -> str:
-    """Return any error as one line without credentials."""
+    """Return the type and message of an error on one line, without credentials."""
     return redact(f"{type(error).__name__}: {' '.join(str(error).split())}"[:MAX_LINE_LENGTH])
 
 
 def is_private_name(name: str) -> bool:
-    """Return whether a variable with this name holds a credential, like AWS_SECRET_ACCESS_KEY."""
+    """Return whether a variable name, such as AWS_SECRET_ACCESS_KEY, suggests a credential."""
     return bool(_PRIVATE_NAME.search(name))
 
 
@@ -49,6 +49,6 @@ def reject_credentials(settings: Mapping[str, object]) -> None:
     for name, value in settings.items():
         if isinstance(value, str) and has_credentials(value):
             raise UserError(
-                f"{name}: holds a credential ({redact(value)}), and settings are saved with the run: "
+                f"{name}: contains a credential ({redact(value)}), but settings are saved with the run; "
                 "pass it through an environment variable or the service's own configuration file"
             )

@@ -15,7 +15,7 @@ _VALUES.maxstring = _VALUES.maxother = 80
 
 
 def short_repr(instance: DataclassInstance) -> str:
-    """Return `Name(field=value, …)` without fields at their default, and with long values shortened."""
+    """Return `Name(field=value, …)` with long values shortened and without fields that have their default value."""
     shown = []
     for field in fields(instance):
         value = getattr(instance, field.name)

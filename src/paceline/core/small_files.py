@@ -1,4 +1,4 @@
-"""Reads small untrusted files: regular files only, with limits on size and nesting depth."""
+"""Reads small untrusted files. Only regular files are read, with limits on size and nesting depth."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-MAX_BYTES = 2**24  # maximum size of a file that is read at once
+MAX_BYTES = 2**24  # maximum size of a file to read
 MAX_TOML_BYTES = 2**18
-MAX_DOTS = 200  # maximum per line of TOML, since parsing dotted keys takes quadratic time
+MAX_DOTS = 200  # maximum number of dots per line of TOML, since parsing dotted keys takes quadratic time
 
 
 def read_bounded(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
     """Return the content of a regular file; raise OSError if it is too large or not a regular file."""
-    opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would block otherwise
+    opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # without O_NONBLOCK, a pipe would block
     try:
         found = os.fstat(opened)
         if not stat.S_ISREG(found.st_mode):
@@ -54,7 +54,7 @@ def parse_toml(content: bytes | str) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> Mapping[str, Any]:
-    """Return the object in a JSON file, or an empty one if the file is missing or contains no object."""
+    """Return the object in a JSON file, or an empty dict if the file cannot be read or contains no object."""
     try:
         content = parse_json(read_bounded(path))
     except (OSError, ValueError):
@@ -63,5 +63,5 @@ def read_json(path: Path) -> Mapping[str, Any]:
 
 
 def why(error: Exception) -> str:
-    """Return a one-line reason why a file cannot be read, without the file name."""
+    """Return the reason why a file cannot be read, on one line and without the file name."""
     return " ".join(str(getattr(error, "strerror", None) or error).split())

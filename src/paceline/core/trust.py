@@ -1,7 +1,7 @@
-"""Decides which code a run, a weights file or a settings file may make Paceline run.
+"""Decides whether Paceline may run the code that a run, a weights file or a settings file refers to.
 
-Such a file may be untrusted. Code that it refers to runs only if the user passed `--trust`, or if this process has
-already imported that code because the user named it.
+These files may be untrusted. The code runs only if the user passed `--trust`, or if this process has already imported
+it because the user named it on the command line.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from paceline.core.errors import UserError
 from paceline.core.user_file import is_loaded, is_path
 
-TRUST = "PACELINE_TRUST"  # an environment variable, so that worker processes inherit it
+TRUST = "PACELINE_TRUST"  # environment variable, which worker processes inherit
 
 
 def set_trust(given: bool) -> None:
@@ -29,7 +29,7 @@ def trusts_files() -> bool:
 
 
 def may_run(plugin: str, *, trust: bool = False) -> bool:
-    """Return whether a plugin named in a file may be loaded; one without a path is installed and always may."""
+    """Return whether a plugin named in a file may be loaded; plugins that are not paths always may be."""
     return not is_path(plugin) or trust or trusts_files() or is_loaded(plugin)
 
 

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 StrPath: TypeAlias = str | os.PathLike[str]
 SettingValue: TypeAlias = str | int | float | bool
-# Setting values by name; a nested mapping holds the settings of one network.
+# Values of settings by name. A nested mapping contains the settings of one network.
 SettingValues: TypeAlias = Mapping[str, "SettingValue | Mapping[str, SettingValue]"]
 
 Json: TypeAlias = "str | int | float | bool | list[Json] | dict[str, Json] | None"

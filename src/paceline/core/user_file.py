@@ -10,7 +10,7 @@ from types import ModuleType
 from paceline.core.announce import announce
 from paceline.core.errors import UserError
 
-PREFIX = "paceline_user_"  # prefix of module names
+PREFIX = "paceline_user_"  # prefix of the module names given to imported user files
 
 
 def is_path(name: str) -> bool:
@@ -19,14 +19,14 @@ def is_path(name: str) -> bool:
 
 
 def is_loaded(name: str) -> bool:
-    """Return whether this process has already imported a file, because the user named it."""
+    """Return whether this process has already imported this .py file."""
     place = str(Path(name).resolve())
     modules = [module for key, module in sys.modules.items() if key.startswith(PREFIX)]
     return any(module.__file__ == place for module in modules)
 
 
 def load_user_file(kind: str, path: Path) -> ModuleType:
-    """Import a file once, and print a line before its code runs."""
+    """Import a .py file once, and print a line before its code runs."""
     module_name = f"{PREFIX}{kind}_{path.stem}"
     loaded = sys.modules.get(module_name)
     if loaded is not None and loaded.__file__ == str(path.resolve()):

@@ -1,1 +1,1 @@
-"""Sources, loaders and transforms: how samples are read and brought to the device."""
+"""Sources, loaders and transforms: how samples are read and moved to the device."""

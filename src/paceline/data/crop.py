@@ -1,7 +1,7 @@
 """Crop windows: the region of an image that is used for training.
 
-A window depends only on the ticket's random numbers and the image's size. The host and the device compute the same
-window: one float32 multiplication, then integer arithmetic.
+A window depends only on the sample's random numbers and the image's size. The host and the device compute exactly the
+same window, because only one floating-point operation is used, a multiplication in float32.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Window(NamedTuple):
 
 
 def cut(sample: dict[str, NDArray[Any]], window: Window, scale: int) -> dict[str, NDArray[Any]]:
-    """Crop every image of a sample to the window; for "low", position and size are divided by the scale."""
+    """Crop every image of a sample to the window, which is divided by the scale for the low-resolution image."""
     parts = {}
     for name, field in sample.items():
         if field.ndim == 3:
@@ -43,7 +43,7 @@ def cut(sample: dict[str, NDArray[Any]], window: Window, scale: int) -> dict[str
 
 
 def corners(uniforms: Tensor, sizes: Tensor, crop: int, scale: int) -> Tensor:
-    """Return the top left corner of each sample's window, int64 [n, 2]; a multiple of the scale if there is one."""
+    """Return the top left corners of the samples' windows, int64 [n, 2]. If scale > 0, they are multiples of it."""
     step = max(1, scale)
     places = torch.div(sizes - crop, step, rounding_mode="floor") + 1
     # The product is below `places`; float32 never rounds it up to `places`.
@@ -57,7 +57,7 @@ def windows(uniforms: NDArray[np.float32], sizes: NDArray[np.int64], crop: int, 
 
 
 def cropped(spec: DataSpec, crop: int) -> DataSpec:
-    """Return the spec of the cropped samples; without a crop, the spec itself."""
+    """Return the data spec with the size of the crops, or unchanged if there is no crop."""
     return dataclasses.replace(spec, height=crop, width=crop) if crop else spec
 
 

@@ -19,23 +19,23 @@ _MAKERS = {"normal": torch.randn, "uniform": torch.rand}
 
 
 def number_from(*words: object) -> int:
-    """Return a seed derived from the words, the same in every process."""
+    """Return a seed derived from the arguments. It is the same in every process."""
     return int.from_bytes(blake2b(repr(words).encode(), digest_size=8).digest(), "big") >> 1
 
 
 class Drawer:
-    """Generates the random values that a recipe declares as draws."""
+    """Generates the random inputs that a recipe declares in `draws`."""
 
     def __init__(self, draws: Mapping[str, Draw], seed: int, device: torch.device, dtype: torch.dtype) -> None:
         self.draws, self.seed, self.dtype = draws, seed, dtype
         self.generator = torch.Generator(device)
 
     def table(self, images: int, rows: int) -> dict[str, Tensor]:
-        """Return all draws for a global batch of `rows` samples that starts after `images` images."""
+        """Return all random inputs for a global batch of `rows` samples that starts after `images` images."""
         return {name: self._fill(name, draw, images, rows) for name, draw in self.draws.items()}
 
     def rows(self, purpose: str, start: int, stop: int) -> dict[str, Tensor]:
-        """Return rows [start, stop) of the endless table of draws for `purpose`, the same on every device."""
+        """Return rows [start, stop) of the random inputs for `purpose`. They are the same on every device."""
         return {name: self._slice(name, draw, purpose, start, stop) for name, draw in self.draws.items()}
 
     def _slice(self, name: str, draw: Draw, purpose: str, start: int, stop: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Training batches from any position in the stream, and evaluation batches for one pass over a split."""
+"""Yields training batches from any position in the data stream, and evaluation batches for one pass over a split."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Cut(NamedTuple):
 
 
 class TrainingFeed:
-    """Yields training steps from the endless stream; a step depends only on its position."""
+    """Yields the data of training steps from the endless stream of samples, starting at any position."""
 
     def __init__(self, pipeline: BatchPipeline, stream: Stream, cut: Cut, repeats: int, drawer: Drawer) -> None:
         self.pipeline, self.stream, self.cut = pipeline, stream, cut
@@ -82,9 +82,10 @@ class TrainingFeed:
 
 
 def evaluation_batches(pipeline: BatchPipeline, rank: int, size: int, drawer: Drawer | None = None) -> Iterator[Batch]:
-    """Yield batches of this rank's shard of a source, each sample once; a sample's draws depend only on its position.
+    """Yield each sample of this rank's part of a source once, in batches.
 
-    The last batch may be smaller. If image sizes differ, each batch contains one image.
+    The random inputs of a sample depend only on its position. The last batch may be smaller. If image sizes differ,
+    each batch contains one image.
     """
     loader = pipeline.loader
     ranges = list(_ranges(len(loader.source), rank, size, _evaluation_batch(loader)))
@@ -93,7 +94,7 @@ def evaluation_batches(pipeline: BatchPipeline, rank: int, size: int, drawer: Dr
 
 
 def drawn_batches(drawer: Drawer, count: int, rank: int, size: int) -> Iterator[Batch]:
-    """Yield this rank's contiguous part of `count` rows of draws; a row depends only on its position."""
+    """Yield this rank's part of `count` rows of random inputs, in batches. A row depends only on its position."""
     device = drawer.generator.device
     for start, stop in _ranges(count, rank, size):
         yield drawer.rows("evaluation", start, stop) | {"index": torch.arange(start, stop, device=device)}

@@ -18,8 +18,8 @@ SUFFIXES = {
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".jp2", ".j2k", ".png", ".webp", ".avif", ".bmp", ".gif", ".tif", ".tiff"),
     *(".ppm", ".pgm", ".pbm", ".pnm", ".tga", ".qoi"),
 }
-HIDDEN = (".", "__")  # prefixes of hidden files, and of files left behind by file managers and archivers
-VALIDATION_NAMES = ("val", "valid", "validation", "valA", "validA")  # validation folder names in other projects
+HIDDEN = (".", "__")  # name prefixes of hidden files, and of files left behind by file managers and archivers
+VALIDATION_NAMES = ("val", "valid", "validation", "valA", "validA")  # names of validation folders in other projects
 NOT_USED = "not_used.txt"
 MAX_NAMED = 3  # maximum number of files listed in a message
 
@@ -34,14 +34,14 @@ def named_root(settings: RunSettings) -> Path:
 
 @dataclass
 class Listing:
-    """The visible regular files in a folder, and unusable entries with their reasons."""
+    """The visible regular files in a folder, and the entries that cannot be used, each with the reason."""
 
     files: list[Path] = field(default_factory=list)
     unusable: list[str] = field(default_factory=list)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """A one-line note about unusable entries; empty if there are none."""
+        """A one-line note about the folder entries that cannot be used; empty if there are none."""
         count = len(self.unusable)
         if not count:
             return ()
@@ -78,7 +78,7 @@ def list_folder(root: Path, *, recursive: bool = True) -> Listing:
 
 
 def _problem(path: Path, entry: os.DirEntry[str]) -> str | None:
-    """Return why an entry cannot be used, "" for a regular file, and None for a folder."""
+    """Return why a folder entry cannot be used; "" if it is a regular file, None if it is a folder."""
     try:
         if entry.is_dir(follow_symlinks=False):
             return None
@@ -114,7 +114,8 @@ def by_stem(root: Path, files: Iterable[Path]) -> dict[str, Path]:
         stem = str(file.relative_to(root).with_suffix(""))
         if stem in found:
             raise UserError(
-                f"{printable(found[stem])} and {printable(file.name)}: two files with the same name; remove one of them"
+                f"{printable(found[stem])} and {printable(file.name)}: the names differ only in the suffix; "
+                "remove one of the files"
             )
         found[stem] = file
     return found
@@ -123,12 +124,12 @@ def by_stem(root: Path, files: Iterable[Path]) -> dict[str, Path]:
 def by_suffix(
     root: Path, files: Iterable[Path], first: str, second: str
 ) -> tuple[dict[str, Path], dict[str, Path], list[str]]:
-    """Match files in one folder by name suffix; also return messages about files without a match.
+    """Match pairs of files in one folder by their name suffixes; also return messages about unmatched files.
 
-    One suffix can be empty: it stands for all files without the other suffix.
+    If one suffix is empty, it matches all files without the other suffix.
     """
     if first == second:
-        raise UserError(f"the suffixes of matching files are both {first!r}; use two different ones")
+        raise UserError(f"the suffixes of matching files are both {first!r}; use two different suffixes")
     ends = sorted((first, second), key=len, reverse=True)
     stems: dict[str, list[Path]] = {first: [], second: []}
     problems = []
@@ -160,13 +161,13 @@ def unused_validation(root: Path, used: Path) -> tuple[str, ...]:
     """Return a note if a folder has a validation split that is used for neither training nor testing."""
     found = [root / name for name in VALIDATION_NAMES if (root / name).is_dir() and root / name != used]
     hint = "validation samples are held out from the training split (--set validation=FRACTION)"
-    return tuple(f"{printable(folder)}: not used; {hint}; to test on it, use --test-root" for folder in found)
+    return tuple(f"{printable(folder)}: not used; {hint}; to test on this folder, use --test-root" for folder in found)
 
 
 def write_not_used(target: Path, files: Sequence[str]) -> tuple[str, ...]:
-    """Write a list of files that is too long to print; return a line with its path, if any.
+    """Write the list of unused files if it is too long to print, and return a message with its path.
 
-    If the list is short, any list left by an earlier command is removed.
+    If the list is short, a file left by an earlier command is removed.
     """
     try:
         if len(files) <= MAX_NAMED:

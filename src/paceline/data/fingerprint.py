@@ -1,4 +1,4 @@
-"""Fingerprints: short hashes of a source's images and labels, which let a run recognise its data."""
+"""Fingerprints: short hashes of a source's images and labels, used to detect that the data has changed."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from paceline.data.source import Sample, Source, is_in_memory
 
 FINGERPRINT_SAMPLES = 256  # samples to hash if the source is not in memory
 FINGERPRINT_PIXELS = 16_000_000  # approximate limit on hashed pixels, for large images
-IDENTITY_SAMPLES = 16  # enough to distinguish one dataset from another
-_known: WeakKeyDictionary[Source, dict[int, str]] = WeakKeyDictionary()  # cached, because every evaluation needs them
+IDENTITY_SAMPLES = 16  # number of samples that is enough to distinguish two datasets
+_known: WeakKeyDictionary[Source, dict[int, str]] = WeakKeyDictionary()  # cached for repeated evaluations
 
 
 class _Digest(Protocol):
@@ -22,7 +22,7 @@ class _Digest(Protocol):
 
 
 def describe_samples(source: Source) -> str:
-    """Return the number of samples, the fingerprint of their images and, if there are labels, that of the labels."""
+    """Describe a source by its number of samples, a hash of its images and, if it has labels, a hash of the labels."""
     labels = _fingerprint_of_numbers(source, IDENTITY_SAMPLES)
     described = f"{len(source):,} samples, {fingerprint(source, IDENTITY_SAMPLES)}"
     return f"{described} with labels {labels}" if labels else described
@@ -31,7 +31,7 @@ def describe_samples(source: Source) -> str:
 def fingerprint(source: Source, samples: int = FINGERPRINT_SAMPLES) -> str:
     """Return a hash of the number of images and their pixels.
 
-    All images are hashed if they are in memory; otherwise, a sample spread evenly over the source.
+    If the images are in memory, all of them are hashed; otherwise, only some, evenly spaced.
     """
     known = _known.setdefault(source, {})
     if samples not in known:
@@ -54,7 +54,7 @@ def _fingerprint_of_images(source: Source, samples: int) -> str:
 
 
 def _fingerprint_of_numbers(source: Source, samples: int) -> str:
-    """Return a hash of the labels, or of some labels if getting them requires `read`; "" if there are none."""
+    """Return a hash of all labels, or of some if getting them requires `read`; "" if there are no labels."""
     first = source.read(0)
     names = sorted(name for name, field in first.items() if field.ndim == 0)
     if not names:

@@ -33,13 +33,13 @@ class _Header(NamedTuple):
 
 
 class ImageFiles(Source):
-    """Base class; a subclass lists the files. Image sizes are read from headers; an error lists mismatched files."""
+    """Base class of sources that read image files. A subclass lists the files; headers determine the image sizes."""
 
     split_layouts: ClassVar[tuple[SplitNames, ...]] = ()  # supported sets of split folders
 
     @classmethod
     def measure_whole(cls, settings: RunSettings) -> RunSettings:
-        """Return settings that use all of a folder as the test split if it has no test split of its own."""
+        """Return settings that use the entire folder for testing, unless it has a test split."""
         assert isinstance(settings, SeparateTestFolder)
         root = Path(settings.data_root).expanduser()
         has_test_split = any(split_folder(root, "test", names) is not None for names in cls.split_layouts)
@@ -50,17 +50,18 @@ class ImageFiles(Source):
     def __init__(
         self, root: Path, samples: Sequence[Files], split: str, settings: RunSettings, problems: Sequence[str] = ()
     ) -> None:
-        """`problems` are messages about files without a match; such files are treated like unreadable ones."""
+        """Read the headers of all files. `problems` are messages about unmatched files, which count as unreadable."""
         check_image_settings(settings)
         if not samples and not problems:
-            raise UserError(f"{root}: has no images ({', '.join(sorted(SUFFIXES))})")
+            raise UserError(f"{root}: has no images (supported: {', '.join(sorted(SUFFIXES))})")
         self.root, self.channels, self.size = root, settings.channels or 3, settings.size
         listing = list_folder(root)
         self.notes, self.not_used = listing.notes, tuple(f"{root}/{entry}" for entry in listing.unusable)
         if split == "train":
             self.notes += self._unused_splits(settings)
         may_skip = settings.bad_images == "skip"
-        with ThreadPoolExecutor(max(1, settings.workers)) as threads:  # Pillow releases the GIL
+        # Threads run in parallel, because Pillow releases the GIL.
+        with ThreadPoolExecutor(max(1, settings.workers)) as threads:
             headers = list(threads.map(lambda files: self._read_header(files, decoded=may_skip), samples))
         if may_skip and settings.crop and split == "train" and not self.size:
             headers = [self._large_enough(*pair, settings.crop) for pair in zip(samples, headers, strict=True)]
@@ -111,7 +112,7 @@ class ImageFiles(Source):
         return self._name(self.files[index]["image"])
 
     def find_problem(self, names: Mapping[str, str], sizes: Sizes) -> str:
-        """Return why images of these sizes do not match; "" if they do."""
+        """Return why images of these sizes cannot form a sample; "" if they can."""
         return ""
 
     def image_size(self, sizes: Sizes) -> tuple[int, int]:
@@ -126,7 +127,7 @@ class ImageFiles(Source):
         for name, path in files.items():
             try:
                 sizes[name] = upright_size(path)
-                if decoded:  # a header can be wrong, and pixels can be damaged
+                if decoded:  # decoding also detects wrong headers and damaged pixels
                     image = decode(path)
                     sizes[name] = (image.height, image.width)
             except BadImage as error:
@@ -146,7 +147,7 @@ class ImageFiles(Source):
         return arrange_image(self.open(path, size), self.size, self.channels)
 
     def open(self, path: Path, size: tuple[int, int]) -> Image.Image:
-        """Decode the image in a file; raise UserError if it does not have the size in its header."""
+        """Decode the image in a file; raise UserError if its size differs from the size in the header."""
         try:
             image = decode(path)
         except BadImage as error:
@@ -154,20 +155,20 @@ class ImageFiles(Source):
         if (image.height, image.width) != size:
             raise UserError(
                 f"{printable(path)}: the image has {image.width}×{image.height} pixels, "
-                f"but its header says {size[1]}×{size[0]}; use --bad-images skip to ignore the header"
+                f"but its header specifies {size[1]}×{size[0]}; use --bad-images skip to ignore the header"
             )
         return image
 
 
 def split_folder(root: Path, split: str, names: SplitNames) -> Path | None:
-    """Return the folder of a split, under any of its names; None if the root has no split folders."""
+    """Return the folder of a split, which can have one of several names; None if there are no split folders."""
     if not root.is_dir():
         raise UserError(f"--data-root {root}: no such folder")
     if not any((root / name).is_dir() for listed in names.values() for name in listed):
         return None
     found = _first_folder(root, names[split])
     if found is None:
-        raise UserError(f"--data-root {root}: has no folder {' or '.join(names[split])}")
+        raise UserError(f"--data-root {root}: has no folder {' or '.join(names[split])}; add one")
     return found
 
 

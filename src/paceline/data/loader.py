@@ -1,8 +1,8 @@
-"""The loader contract: turns tickets into raw batches on the device.
+"""The base class of loaders, which turn tickets into raw batches on the device.
 
-A loader is a pure function of tickets, so all loaders produce the same batches. It yields the source's data (uint8
-images, integer labels) together with the tickets' random numbers. transforms.py then augments and normalizes each batch
-on the device.
+A ticket is a sample index plus the sample's random numbers. A loader is a pure function of tickets, so all loaders
+produce the same batches. It yields the source's data (uint8 images, integer labels) together with the tickets' random
+numbers. transforms.py then augments and normalizes each batch on the device.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Fit(NamedTuple):
 
 
 class Loader:
-    """Turns tickets into batches. Subclass it in a separate file.
+    """Turns tickets (sample indices and random numbers) into batches. Subclass it in a separate file.
 
     The file name is the name of the loader. Implement `fetch` and, for work that can run on the device, `finish`. A
     loader is a pure function of tickets, so all loaders return equal batches.
@@ -61,21 +61,21 @@ class Loader:
 
     # Properties of a loader. Other code checks these, never the name of the loader.
     description: ClassVar[str] = ""
-    """A short description of how it loads data."""
+    """A short description of how the loader works."""
     package: ClassVar[str] = ""
-    """The Python package that must be installed in addition to torch."""
+    """The Python package that the loader needs in addition to torch, if any."""
     uses_workers: ClassVar[bool] = False
-    """Whether it uses `--workers` as its number of processes or threads."""
+    """Whether `--workers` sets the loader's number of processes or threads."""
     extra: ClassVar[str] = ""
     """The Paceline extra that installs `package`."""
     auto_order: ClassVar[int | None] = None
-    """The position in the order in which `--loader auto` tries loaders; None if it does not try this one."""
+    """The loader's position among those that `--loader auto` tries; None if `auto` does not try this loader."""
 
     @classmethod
     def fits(cls, source: Source, device: torch.device, budget: Budget) -> Fit:
         """Return whether this loader can load the source on the device.
 
-        A loader that keeps samples in memory reserves space for them in the budget.
+        A loader that keeps samples in memory reserves space for them in the memory budget.
         """
         return Fit(True)
 
@@ -93,7 +93,7 @@ class Loader:
             source: The source to read samples from.
             device: The device of the batches.
             settings: The settings of the run.
-            crop: The size in pixels of the square crops that the tickets select; 0 loads whole images, which must have
+            crop: The size in pixels of the square crop taken from each image; 0 loads whole images, which must have
                 the same size within a batch.
             home: The device on which `fits` found room for the samples; by default, `device`.
         """
@@ -118,7 +118,7 @@ class Loader:
         """Turn data that `fetch` yielded into a raw batch.
 
         A raw batch contains uint8 [n, c, h, w] images, labels of shape [n], "index" (int64 [n]) and "uniforms"
-        ([n, k]). This method runs only on the device, so it can be part of a captured step.
+        ([n, k]). This method runs only on the device, so it can be captured in a CUDA graph.
         """
         return fetched
 

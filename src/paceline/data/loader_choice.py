@@ -18,7 +18,7 @@ AUTO = "auto"
 
 
 class Choice(NamedTuple):
-    """The name of a loader, why it was chosen, and the device that will hold all samples, if any."""
+    """The name of a loader, why it was chosen, and the device that will store all samples, if any."""
 
     name: str
     reason: str
@@ -30,7 +30,7 @@ class Choice(NamedTuple):
 
 
 def choose_loader(settings: RunSettings, source: Source, device: torch.device, budget: Budget | None = None) -> Choice:
-    """Return the loader in the settings or, if that is "auto" or does not fit, the first one that fits."""
+    """Return the loader in the settings or, if it is "auto" or not suitable, the first suitable loader."""
     budget = budget or Budget(settings.devices)
     obstacles: list[str] = []
     for name in _candidates(settings.loader):
@@ -38,10 +38,10 @@ def choose_loader(settings: RunSettings, source: Source, device: torch.device, b
         if not fit.ok:
             obstacles.append(fit.reason)
             continue
-        advice = ["`paceline pack` would avoid decoding"] if obstacles and not fit.home and decodes(source) else []
+        advice = ["use `paceline pack` to avoid decoding"] if obstacles and not fit.home and decodes(source) else []
         reasons = [*obstacles, *([fit.reason] if fit.reason else []), *advice]
         return Choice(name, "; ".join(reasons) or ("requested" if name == settings.loader else "automatic"), fit.home)
-    raise UserError(f"--loader {settings.loader}: no loader can serve this data: {'; '.join(obstacles)}")
+    raise UserError(f"--loader {settings.loader}: no loader can load this data: {'; '.join(obstacles)}")
 
 
 def choose_loaders(
@@ -60,7 +60,7 @@ def choose_loaders(
 
 
 def _candidates(wanted: str) -> Iterator[str]:
-    """Yield the names to try, in order: the loader in the settings, then those that "auto" tries."""
+    """Yield the names of the loaders to try: the one in the settings, then those that "auto" tries, in order."""
     if wanted != AUTO:
         yield wanted
     orders = {name: loader.auto_order for name, loader in load_classes("loader", Loader).items() if name != wanted}

@@ -1,4 +1,4 @@
-"""Memory: how much is free for this process, and the fraction of it that samples may use."""
+"""Measures how much memory is free for this process, and limits how much of it samples may use."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 from paceline.data.source import Source
 from paceline.data.whole_source import bytes_needed
 
-# Names of the files in a cgroup; the last one in each tuple belongs to cgroup v1.
+# Names of files in a cgroup's folder. The last name in each tuple is that of cgroup v1.
 LIMITS = ("memory.max", "memory.high", "memory.limit_in_bytes")
 USED = ("memory.current", "memory.usage_in_bytes")
-RECLAIMABLE = ("inactive_file", "total_inactive_file")  # page cache, in memory.stat; the second includes child groups
+RECLAIMABLE = ("inactive_file", "total_inactive_file")  # page cache in memory.stat; "total" includes child groups
 DEFAULT_FREE_BYTES = 4 * 2**30  # assumed if the system does not report free memory
 SHARES = {"cuda": 0.6, "cpu": 0.25}  # fraction of free memory for samples, by device type; the model uses the rest
 
@@ -24,7 +24,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def free_host_bytes(root: Path = Path("/")) -> int:
-    """Return the machine's available memory, or what this process's container or job has left, if that is less."""
+    """Return the machine's available memory, or what is left in this process's container or job, if that is less."""
     available = _table(root / "proc/meminfo").get("MemAvailable:", DEFAULT_FREE_BYTES // 1024) * 1024
     return max(0, min([available, *(left for group in _groups(root) for left in _free_bytes_in(group))]))
 
@@ -46,7 +46,7 @@ def _groups(root: Path) -> Iterator[Path]:
 
 
 def _inside(path: PurePosixPath, shown: PurePosixPath) -> PurePosixPath:
-    """Return a group's path relative to a mount; the mount's own root if the group is not visible in it."""
+    """Return a cgroup's path relative to a mount, or the mount's root if the cgroup is not below the mount."""
     return path.relative_to(shown) if path.is_relative_to(shown) and ".." not in path.parts else PurePosixPath()
 
 
@@ -75,7 +75,7 @@ def _lines(file: Path) -> list[str]:
 
 
 class Budget:
-    """The memory available for samples: a fraction of what is free at the first request, shared by all sources."""
+    """The memory budget for samples: a fraction of the memory that is free at the start, shared by all sources."""
 
     def __init__(self, processes: int = 1) -> None:
         self.processes = processes  # number of processes that share host memory; each has its own GPU
@@ -83,7 +83,7 @@ class Budget:
         self._taken: set[str] = set()
 
     def take(self, source: Source, device: torch.device) -> tuple[bool, str]:
-        """Return whether the source fits in what is left of the budget, and why; if it fits, reserve the memory."""
+        """Reserve memory for a source if the rest of the budget is enough; return whether it is, and an explanation."""
         kind = device.type
         num_sharing = self.processes if kind == "cpu" else 1
         if kind not in self._left:
@@ -93,7 +93,7 @@ class Budget:
         shared = f", shared by {num_sharing} processes" if num_sharing > 1 else ""
         reason = (
             f"{_size(needed)} of samples {'fit' if fits else 'do not fit'} in {_size(left)} "
-            f"({'what is left of ' if kind in self._taken else ''}{SHARES[kind]:.0%} of the free "
+            f"({'the rest of ' if kind in self._taken else ''}{SHARES[kind]:.0%} of the free "
             f"{'GPU' if kind == 'cuda' else 'host'} memory{shared})"
         )
         if fits:

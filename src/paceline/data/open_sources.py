@@ -16,7 +16,7 @@ from paceline.data.source import Source, Subset, split_off
 def open_sources(config: Config, split: str = "") -> dict[str, Source]:
     """Return the run's sources by split: train, test if the source has one, and validation if samples are held out.
 
-    If `split` is given and is not taken from the training samples, only that split is opened.
+    If `split` is given and is stored separately from the training samples, only that split is opened.
     """
     source_class = load_class("source", config.run.data, Source)
     splits = source_class.splits_of(config.run)
@@ -40,8 +40,11 @@ def _split_off(whole: Source, fraction: float, seed: int) -> tuple[Source, Sourc
 
 
 def _no_validation(share: float, total: int) -> UserError:
-    """Return the error for a fraction that leaves a split empty; it suggests one that does not."""
-    one = f"--set validation={math.ceil(1000 / total) / 1000:g} to hold out at least one, or " if total > 1 else ""
+    """Return the error for a validation fraction that leaves a split empty. The message suggests a better fraction."""
+    one = (
+        f"--set validation={math.ceil(1000 / total) / 1000:g} to hold out at least one sample, or " if total > 1 else ""
+    )
     return UserError(
-        f"validation={share:g}: leaves a split empty with {total} samples; use {one}--set validation=0 to hold out none"
+        f"validation={share:g}: leaves a split empty (number of samples: {total}); "
+        f"use {one}--set validation=0 to hold out none"
     )

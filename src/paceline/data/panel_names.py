@@ -14,11 +14,11 @@ TARGET = "target"  # default name of the second of two panels
 
 @dataclass(frozen=True)
 class PanelSettings(SeparateTestFolder):
-    """Settings for rows of panels."""
+    """Settings for sources whose files are rows of panels (aligned images)."""
 
     panels: str = setting(
         "",
-        "comma-separated panel names, left to right: image is the input, - skips a panel, segmentation goes last",
+        "comma-separated panel names, left to right: image is the input, segmentation is a mask, - skips a panel",
     )
 
 

@@ -1,7 +1,8 @@
-"""Turns tickets into batches for a recipe, in two stages; training and evaluation share this code.
+"""Turns tickets (sample indices and random numbers) into batches for a recipe, in two stages.
 
 `fetch` moves data to the device and may wait for files. `finish` turns this data into the batch for the recipe. It runs
-entirely on the device, with fixed shapes and without waiting, so it can be captured in a CUDA graph.
+entirely on the device, with fixed shapes and without waiting, so it can be captured in a CUDA graph. Training and
+evaluation share this code.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from paceline.data.transforms import Augment, transform
 
 
 class BatchPipeline:
-    """A loader plus the transforms applied to its batches on the device; deterministic without `augment`."""
+    """A loader plus the transforms applied to its batches on the device. Only `augment` adds randomness."""
 
     def __init__(self, loader: Loader, augment: Augment | None, dtype: torch.dtype) -> None:
         self.loader, self.augment, self.dtype = loader, augment, dtype

@@ -20,7 +20,7 @@ from paceline.data.tickets import Tickets
 from paceline.data.transfer import channels_first
 from paceline.data.whole_source import read_in_order
 
-BYTES_PER_READ = 64 * 2**20  # read in pieces, so that the host never holds all samples twice
+BYTES_PER_READ = 64 * 2**20  # samples are read in pieces, so that host memory never contains all of them twice
 
 
 class Pixels:
@@ -36,7 +36,7 @@ class Pixels:
         self.samples = _read_all(source, device, num_workers, self._host_offsets)
 
     def rows(self, index: Tensor) -> Batch:
-        """Return whole samples, all of one size; runs entirely on the device."""
+        """Return whole samples, which must have the same size, without waiting for the device."""
         return channels_first({name: every.index_select(0, index) for name, every in self.samples.items()})
 
     def whole(self, number: int) -> Batch:
@@ -53,10 +53,10 @@ class Pixels:
         return channels_first(found)
 
     def windows(self, index: Tensor, uniforms: Tensor, crop: int) -> Batch:
-        """Return each sample's window, chosen by its random numbers; runs entirely on the device, in fixed shapes."""
+        """Return a random crop of each sample without waiting for the device. All shapes are fixed."""
         sizes = self.sizes.index_select(0, index)
         corner = corners(uniforms, sizes, crop, self.scale)
-        places: dict[int, Tensor] = {}  # by ratio: flat index of each output pixel in the full image
+        places: dict[int, Tensor] = {}  # flat index of each output pixel, by downsampling ratio
         found = {}
         for name, every in self.samples.items():
             if every.ndim < 2:
@@ -89,7 +89,7 @@ def _are_pixels(field: Tensor) -> bool:
 
 
 def _offsets(sizes: NDArray[np.int64], ratio: int) -> NDArray[np.int64]:
-    """Return the offset of each image among all pixels, and the end of the last one."""
+    """Return the offset of each image among all pixels, and the end of the last image."""
     return np.concatenate([[0], np.cumsum((sizes // ratio).prod(axis=1))]).astype(np.int64)
 
 

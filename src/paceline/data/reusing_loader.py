@@ -20,7 +20,7 @@ Batches = Generator[Batch, None, None]
 
 
 class ReusingLoader(Loader, Generic[Reader]):
-    """Keeps track of open iterators, and of idle readers, which the next evaluation reuses."""
+    """Keeps track of open iterators, and of idle workers or pipelines, which the next evaluation reuses."""
 
     def __init__(
         self,

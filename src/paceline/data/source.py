@@ -1,6 +1,6 @@
-"""The source contract: an indexable set of samples, read without augmentation.
+"""The base class of sources: indexable sets of samples, read without augmentation.
 
-A source knows nothing about batches or devices. It is one file, in `sources/` or written by the user. Its class takes
+A source contains no code for batches or devices. It is one file, in `sources/` or written by the user. Its class takes
 the split and the settings of the run, and can declare additional settings.
 """
 
@@ -77,7 +77,7 @@ class Source(HasSettings):
     sizes: NDArray[np.int64] | None = None
     """The height and width of each "image" as an [n, 2] array; None if all have the size in `spec`."""
     groups: tuple[str, ...] = ()
-    """The group of each sample; a group is never split between training and validation. Empty: no groups."""
+    """The group of each sample, if any. A group is never split between training and validation."""
     notes: tuple[str, ...] = ()
     """Notes for commands to print, for example how many files were skipped."""
     not_used: tuple[str, ...] = ()
@@ -102,7 +102,7 @@ class Source(HasSettings):
 
     @classmethod
     def measure_whole(cls, settings: RunSettings) -> RunSettings:
-        """Return settings with which a whole folder is evaluated instead of a split.
+        """Return settings that evaluate an entire folder instead of one split.
 
         `paceline evaluate --data-root` calls this. By default, the settings are unchanged and the test split is used. A
         source that holds out some of a folder for testing overrides this to use the whole folder as the test split.
@@ -126,21 +126,22 @@ class Source(HasSettings):
     def encoded(self, index: int) -> Encoded | None:
         """Return a sample's files if decoding them gives the same result as `read`.
 
-        Otherwise, return None. `read` may still convert images to RGB and crop them at the right and bottom edges.
+        Otherwise, return None. Two differences are allowed: `read` may convert images to RGB, and may crop them at the
+        right and bottom edges.
         """
         return None
 
     def files_of(self, index: int) -> Encoded | None:
         """Return the files that `read` opens for a sample, and its labels.
 
-        Return None if they are not known without reading the sample.
+        Return None if this requires reading the sample.
         """
         return None
 
     def numbers_of(self, indices: NDArray[np.int64]) -> Sample | None:
         """Return the labels and other numbers of several samples, stacked.
 
-        Return None if they are not known without reading the samples.
+        Return None if this requires reading the samples.
         """
         found = []
         for index in indices:

@@ -1,4 +1,4 @@
-"""The settings that sources add to those of every run."""
+"""The settings that sources add to the settings of every run."""
 
 from __future__ import annotations
 

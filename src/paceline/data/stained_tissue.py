@@ -1,4 +1,4 @@
-"""A bundled image of stained tissue, its separated stains and a mask: no download."""
+"""A bundled image of stained tissue, with its separated stains and a mask."""
 
 from __future__ import annotations
 

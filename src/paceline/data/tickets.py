@@ -18,10 +18,10 @@ CROP_ROW, CROP_COLUMN, FLIP, CUTOUT_ROW, CUTOUT_COLUMN, ROT90 = range(6)
 
 
 class Tickets(NamedTuple):
-    """The tickets of several samples, one row per sample."""
+    """The tickets (indices and random numbers) of several samples, one row per sample."""
 
     index: NDArray[np.int64]  # type: ignore[assignment]  # [n]: sample indices in the source
-    uniforms: NDArray[np.float32]  # [n, NUM_UNIFORMS]
+    uniforms: NDArray[np.float32]  # shape [n, NUM_UNIFORMS]
 
     def rows(self, start: int, stop: int) -> Tickets:
         """Return the tickets of rows [start, stop)."""
@@ -36,7 +36,7 @@ def tickets(seed: int, epoch: int, length: int) -> Tickets:
 
 
 class Stream:
-    """The endless sequence of epochs for training; a position is the number of images seen before it."""
+    """The endless sequence of training samples, epoch after epoch. A position is the number of samples before it."""
 
     def __init__(self, seed: int, length: int) -> None:
         self.seed, self.length = seed, length

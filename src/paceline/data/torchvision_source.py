@@ -29,11 +29,11 @@ class TorchvisionSource(ArraySource):
     dataset: ClassVar[str]  # name of the class in torchvision.datasets
     expected: ClassVar[str]  # files expected under --data-root, for the error message
     has_split_argument: ClassVar[bool] = False  # whether the constructor takes split="train" instead of train=True
-    channels_first: ClassVar[bool] = False  # whether images are [n, c, h, w]
+    channels_first: ClassVar[bool] = False  # whether the image array has the shape [n, c, h, w]
     class_names: ClassVar[tuple[str, ...]] = ()  # replaces torchvision's names if they are missing or unsuitable
     flip_allowed: ClassVar[bool] = True
     package: ClassVar[str] = ""  # additional module that torchvision needs to read the files, if any
-    extra: ClassVar[str] = ""  # Paceline extra that installs this module
+    extra: ClassVar[str] = ""  # Paceline extra that installs `package`
 
     def __init__(self, split: str, settings: RunSettings) -> None:
         check_image_settings(settings)

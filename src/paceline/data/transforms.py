@@ -1,4 +1,4 @@
-"""Batch transforms on the device: augmentation with the tickets' random numbers, then scaling.
+"""Batch transforms on the device: augmentation with the random numbers of each sample, then scaling.
 
 Each sample depends only on its own row of random numbers, and all operations round the same way on every device. So a
 sample is bit-identical with every loader, however samples are batched.
@@ -27,9 +27,9 @@ class Augment:
     """Random augmentation for training; all images of a sample are changed in the same way."""
 
     pad_crop: int = 0  # black pixels added on each side before cropping to the original size
-    flip: bool = False  # horizontal, with probability 1/2
-    cutout: int = 0  # side of the blanked square, in pixels
-    rot90: bool = False  # rotation by 0, 1, 2 or 3 quarter turns
+    flip: bool = False  # whether to flip each image left to right with probability 1/2
+    cutout: int = 0  # side of the blanked square in pixels; 0: no square
+    rot90: bool = False  # whether to rotate each image by a random number of quarter turns
 
     @classmethod
     def from_settings(cls, settings: RunSettings, spec: DataSpec) -> Augment:
@@ -61,7 +61,7 @@ def _transform_images(images: Tensor, uniforms: Tensor, augment: Augment, dtype:
         images = _rot90(images, uniforms)
     scaled = _scale(images, dtype)
     if augment.cutout:
-        scaled.masked_fill_(_cutout_mask(scaled, uniforms, augment.cutout), 0.0)  # in place: keeps the memory format
+        scaled.masked_fill_(_cutout_mask(scaled, uniforms, augment.cutout), 0.0)  # in place, to keep the memory format
     return scaled
 
 
@@ -95,7 +95,7 @@ def _rot90(images: Tensor, uniforms: Tensor) -> Tensor:
     return images.permute(0, 2, 3, 1)[sample, from_row, from_column].permute(0, 3, 1, 2)
 
 
-# Cached for the life of the process: kernel launches take time, and a captured step keeps using these tensors.
+# Cached for the life of the process: kernel launches take time, and a CUDA graph keeps using these tensors.
 @cache
 def _grid(num: int, height: int, width: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the indices of samples, rows, columns and reversed columns, each along its own dimension."""
@@ -118,12 +118,12 @@ def _frame(num: int, height: int, width: int, channels: int, pad: int, device: t
 
 @cache
 def _middle(dtype: torch.dtype) -> Tensor:
-    """Return mid-grey as a tensor; results computed with it have its dtype."""
+    """Return mid-grey (127.5) as a tensor of the given dtype."""
     return torch.tensor(127.5, dtype=dtype)
 
 
 def _scale(images: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return x / 127.5 - 1; only one operation rounds, so all devices give the same bits, fused or not."""
+    """Return x / 127.5 - 1. Only one operation rounds, so the result is identical on all devices, fused or not."""
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     # The subtraction also converts from uint8, which saves a separate pass.
     return ((images - _middle(wide)) * (1 / 127.5)).to(dtype)

@@ -1,4 +1,4 @@
-"""A whole source: its size in memory, and all of its samples in order."""
+"""Computes the size of a source in memory, and reads all of its samples in order."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class WorkerPool:
             pin_memory=pin_memory,
             multiprocessing_context="fork" if num_workers else None,
             worker_init_fn=partial(_begin_worker, os.getpid()),
-            generator=torch.Generator(),  # a separate one, so that reading does not advance the global generator
+            generator=torch.Generator(),  # a separate generator, so that reading does not advance the global one
         )
 
     def read(self, requests: Iterable[Tickets]) -> Iterator[Batch]:
@@ -55,7 +55,7 @@ class WorkerPool:
             yield result
 
     def describe_dead(self) -> str:
-        """Describe which worker process was killed; empty if none was."""
+        """Return a message about a killed worker process; empty if none was killed."""
         processes = getattr(getattr(self._loader, "_iterator", None), "_workers", ())
         for process in processes:
             if process.exitcode is not None and process.exitcode < 0:
@@ -64,7 +64,7 @@ class WorkerPool:
 
 
 def describe_dead_worker() -> str:
-    """Describe which loader process was killed; empty if none was.
+    """Return a message about a killed loader process; empty if none was killed.
 
     If one was killed, torch raises RuntimeError in the main thread at an arbitrary point, possibly while a connection
     error caused by the dead process is being handled. This function waits for that exception and suppresses it.
@@ -79,7 +79,7 @@ _pools: WeakSet[WorkerPool] = WeakSet()
 
 
 class _Current:
-    """The current requests of a pool; a separate object, so that no reference cycle keeps the workers alive."""
+    """The current requests of a pool. It is a separate object, so that no reference cycle keeps the workers alive."""
 
     requests: Iterable[Tickets] = ()
 
@@ -88,7 +88,7 @@ class _Current:
 
 
 class _Reading(Dataset[Batch | UserError]):
-    """Returns a UserError instead of raising it, because exceptions from workers arrive as long tracebacks."""
+    """Reads batches. Returns a UserError instead of raising it, since workers report exceptions as long tracebacks."""
 
     def __init__(self, source: Source, crop: int) -> None:
         self.source, self.crop = source, crop
@@ -113,7 +113,7 @@ class _Reading(Dataset[Batch | UserError]):
 def _begin_worker(parent: int, worker: int) -> None:
     die_with_parent(parent)
     torch.set_num_threads(1)
-    # Signals to the whole job are meant for the trainer, which still needs its workers while it shuts down.
+    # A signal to the entire job must not stop the workers, because training needs them until it has stopped.
     os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.excepthook = _print_unless_orphaned

@@ -1,1 +1,1 @@
-"""Metrics that evaluate predictions."""
+"""Evaluators, which compute metrics from predictions."""

@@ -1,4 +1,4 @@
-"""The evaluator contract: reduces predictions to sums, and the sums of all ranks to metrics.
+"""The base class of evaluators, which reduce predictions to sums, and the sums of all ranks to metrics.
 
 An evaluator never waits for the device while it processes batches. Its sums are added over all ranks before they become
 metrics, so a metric does not depend on how the samples were distributed. An evaluator that compares predictions with
@@ -28,10 +28,10 @@ class OpenedRun:
 
     config: Config
     spec: DataSpec  # data spec of the training data
-    recipe: Recipe  # with the weights of the best checkpoint
+    recipe: Recipe  # recipe with the weights of the best checkpoint
 
 
-OpenRun = Callable[[str], OpenedRun]  # takes the path of a run folder
+OpenRun = Callable[[str], OpenedRun]  # opens the run folder at a path
 
 
 @dataclass(frozen=True)
@@ -116,23 +116,23 @@ class Evaluator:
     """
 
     classifies: ClassVar[bool] = False
-    """Whether it compares the "logits" of a prediction, one per class, with "label"."""
+    """Whether the evaluator compares the "logits" of a prediction, one per class, with "label"."""
 
     needs_samples: bool = False
-    """Whether it processes the samples themselves before the predictions."""
+    """Whether the evaluator processes the samples themselves before the predictions."""
     notes: tuple[str, ...] = ()
-    """Warnings and remarks about its metrics, for commands to print."""
+    """Warnings and remarks about the metrics, for commands to print."""
     label: str = ""
-    """A label that is added to the names of its metrics in [brackets]."""
+    """A label that is added in [brackets] to the names of the metrics."""
 
     def __init__(self, case: Case, spec: DataSpec, device: torch.device, settings: RunSettings) -> None:
-        """Prepare to evaluate one case; raise UserError if this is not possible."""
+        """Prepare to evaluate the samples of a `Case`; raise UserError if this is not possible."""
         self.case, self.spec, self.device, self.settings = case, spec, device, settings
 
     def protocol(self) -> Protocol:
-        """Return the conditions that comparable measurements have in common.
+        """Return the measurement conditions. Two metrics are comparable if their conditions are equal.
 
-        If it is empty, all measurements are comparable.
+        By default, there are no conditions, and all measurements are comparable.
         """
         return {}
 
@@ -141,7 +141,7 @@ class Evaluator:
         raise NotImplementedError
 
     def sample_sums(self) -> Tensor:
-        """Return the sums over the samples so far, in the format of `sums`."""
+        """Return the sums over the samples added so far, in the format of `sums`."""
         raise NotImplementedError
 
     def end_samples(self, sums: Tensor) -> None:
@@ -162,5 +162,5 @@ class Evaluator:
 
 
 def is_classifier(recipe_class: type[Recipe]) -> bool:
-    """Return whether the recipe's evaluator declares that it predicts class logits."""
+    """Return whether a recipe is a classifier, as declared by its evaluator."""
     return bool(recipe_class.evaluator) and load_class("evaluator", recipe_class.evaluator, Evaluator).classifies

@@ -9,13 +9,13 @@ from torch import Tensor
 
 CLASSES = ("bright", "red", "green", "blue")
 MIDDLE = 127.5  # middle of the levels 0…255
-ALIKE = 64  # in levels; a pixel whose channels differ by less than this is grey
+ALIKE = 64  # a pixel whose channels differ by fewer levels than this is grey
 
 
 def pixel_counts(made: Tensor, real: Tensor) -> Tensor:
-    """Count the pixels of each class in the intersection, the first and the second segmentation: [class, 3]."""
+    """Return pixel counts [class, 3]: in both segmentations, in the first one, and in the second one."""
     one, other = members(made), members(real)
-    pixels = torch.stack([one & other, one, other], dim=1)  # [class, which, ...]
+    pixels = torch.stack([one & other, one, other], dim=1)  # shape [class, 3, ...]
     return pixels.flatten(2).sum(dim=2, dtype=torch.float64)
 
 

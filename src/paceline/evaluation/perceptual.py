@@ -1,4 +1,4 @@
-"""LPIPS, a perceptual distance, if its package is installed."""
+"""Computes LPIPS, a perceptual distance, if its package is installed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Distance = Callable[[Tensor, Tensor], Tensor]
 
 
 def perceptual_distance(device: torch.device) -> tuple[Distance | None, tuple[str, ...]]:
-    """Return LPIPS for images in 0…255 (None if not available), and a note if its weights cannot be loaded."""
+    """Return a function that computes LPIPS of images in 0…255 (None if unavailable), and a note if loading failed."""
     if importlib.util.find_spec("lpips") is None:
         return None, ()
     try:

@@ -1,4 +1,4 @@
-"""How a metric was measured. Metrics measured with different protocols are not compared."""
+"""A protocol describes how a metric was measured. Metrics with different protocols are not compared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics that compare sets of features: Fréchet and kernel distance, precision, recall; the Inception Score."""
+"""Metrics computed from features: Fréchet distance, kernel distance, precision, recall and Inception Score."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def frechet_distance(mean1: Tensor, covariance1: Tensor, mean2: Tensor, covarian
 
 
 def _root(covariance: Tensor) -> Tensor:
-    """Return R with RRᵀ = covariance: the Cholesky factor, which is fast, or via eigenvalues if it is singular."""
+    """Return R with RRᵀ = covariance: the Cholesky factor or, if the covariance is singular, one from eigenvalues."""
     factor: Tensor
     failed: Tensor
     factor, failed = torch.linalg.cholesky_ex(covariance)

@@ -48,10 +48,10 @@ def _read(path: Path, protocol: str, device: torch.device, changed_at: int) -> S
 
 
 def store_statistics(protocol: Protocol, statistics: Statistics) -> None:
-    """Cache statistics for later evaluations. A folder that cannot be written to is ignored."""
+    """Cache statistics for later evaluations; if the folder is not writable, do nothing."""
     path = _path(protocol)
     tensors = {name: value.cpu().contiguous() for name, value in vars(statistics).items()}
-    tensors["rows"] = tensors["rows"].float()  # the precision of the network's output
+    tensors["rows"] = tensors["rows"].float()  # float32 is the precision of the network's output
     content = safetensors.torch.save(tensors)
     manifest = {"protocol": dict(protocol), "sha256": sha256(content).hexdigest()}
     with suppress(OSError):

@@ -15,7 +15,7 @@ NUM_SPLITS = 10  # groups of images for the Inception Score
 
 
 class Layout(NamedTuple):
-    """The sizes of the sums."""
+    """The numbers of samples, features and classes, which determine the shapes of the sums."""
 
     total: int  # expected number of samples
     num_features: int
@@ -43,7 +43,7 @@ class FeatureSums:
         self.parts = {
             name: torch.zeros(shape, dtype=torch.float64, device=device) for name, shape in layout.shapes().items()
         }
-        # The extra row absorbs all samples that are not kept, so that nothing waits for the device.
+        # The extra row receives all samples that are not kept, so that the host need not wait for the device.
         self.rows = torch.zeros(layout.num_rows + 1, layout.num_features, dtype=torch.float64, device=device)
 
     def add(self, features: Features, position: Tensor) -> None:
@@ -78,14 +78,14 @@ def unflatten(flat: Tensor, layout: Layout) -> dict[str, Tensor]:
 class Statistics:
     """Statistics of features, from which distances are computed."""
 
-    count: Tensor  # [1]
+    count: Tensor  # shape [1]
     mean: Tensor
     covariance: Tensor
     rows: Tensor  # the features of the first samples
 
 
 def statistics_from(sums: dict[str, Tensor]) -> Statistics:
-    """Return the statistics, with an unbiased covariance, given the sums."""
+    """Compute the statistics from the sums, with an unbiased covariance."""
     count = sums["count"]
     mean = sums["sum"] / count
     covariance = (sums["products"] - count * mean[:, None] * mean) / (count - 1)

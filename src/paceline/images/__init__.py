@@ -1,1 +1,1 @@
-"""Images in files and in memory."""
+"""Reads, writes, resamples and arranges images."""

@@ -19,20 +19,22 @@ from paceline.config.settings import RunSettings
 from paceline.core.errors import UserError
 from paceline.images.integrity import load_undamaged
 
-PIXEL_LIMIT = 89_000_000  # a small file can claim to be huge; up to about twice this size, Pillow only warns
-warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)  # such files raise BadImage instead
-warnings.filterwarnings("ignore", module=r"PIL\.")  # warnings about damaged metadata; damaged pixels raise BadImage
+PIXEL_LIMIT = 89_000_000  # a small file can contain a huge image; Pillow raises only above about twice this size
+# Hide Pillow's warning about large images, because images above PIXEL_LIMIT raise BadImage.
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+# Hide Pillow's warnings about damaged metadata. Damaged pixels raise BadImage.
+warnings.filterwarnings("ignore", module=r"PIL\.")
 logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # hides messages about damaged metadata
 SIXTEEN_BIT_MODES = ("I;16", "I;16L", "I;16B", "I;16N")
 FORMATS = (
     *("JPEG", "MPO", "PNG", "WEBP", "AVIF", "JPEG2000", "TIFF", "GIF", "BMP", "QOI", "PPM"),
-    "TGA",  # last, since it has no signature
+    "TGA",  # TGA is last, since it has no signature
 )
 ANIMATED_FORMATS = ("GIF", "PNG", "WEBP", "AVIF")  # in other formats, several images in a file are pages or previews
 ORIENTATION, SIDEWAYS = 0x0112, (5, 6, 7, 8)  # EXIF tag, and the values that swap height and width
 WIDTH, HEIGHT, BITS_PER_SAMPLE, PHOTOMETRIC, PLANES = 256, 257, 258, 262, 284  # TIFF tags
 WHITE_IS_ZERO, SEPARATE = 0, 2  # values of PHOTOMETRIC and PLANES
-WHITE = 65535  # in 16-bit images
+WHITE = 65535  # the value of white in 16-bit images
 UNBOUNDED_MODES = ("I", "F")  # 32-bit pixels, in which no value is defined as white
 
 
@@ -83,7 +85,8 @@ def upright_size(path: Path) -> tuple[int, int]:
     with opened(path) as (image, _):
         tags = _tiff_tags(image)  # some versions of Pillow have already swapped the sides of a rotated TIFF
         height, width = tags.get(HEIGHT, image.height), tags.get(WIDTH, image.width)
-        # The base class's getexif(), because PNG's own decodes the whole file; EXIF at the end of a PNG is ignored.
+        # Call getexif() of the base class, because PNG's getexif() decodes the entire file. As a result, EXIF metadata
+        # at the end of a PNG is ignored.
         turned = Image.Image.getexif(image).get(ORIENTATION) in SIDEWAYS
         return (width, height) if turned else (height, width)
 
@@ -168,7 +171,8 @@ def _to_eight_bits(image: Image.Image) -> Image.Image:
         return Image.fromarray(((values * 255 + WHITE // 2) // WHITE).astype(np.uint8))
     if image.mode in UNBOUNDED_MODES:
         raise BadImage(
-            f"32-bit pixels (mode {image.mode}) have no defined white level; save it with 8 or 16 bits per channel"
+            f"32-bit pixels (mode {image.mode}) have no defined white level; "
+            "save the image with 8 or 16 bits per channel"
         )
     if image.has_transparency_data:
         colours = image.convert("RGBA")
@@ -197,4 +201,6 @@ def _unknown_kind(path: Path) -> str:
         return "not an image in a supported format"
     if numbers is None or numbers.itemsize < 4:
         return "this kind of TIFF is not supported; save it as 8-bit or 16-bit with interleaved channels"
-    return f"{numbers.itemsize * 8}-bit pixels have no defined white; save the image with 8 or 16 bits"
+    return (
+        f"{numbers.itemsize * 8}-bit pixels have no defined white level; save the image with 8 or 16 bits per channel"
+    )

@@ -14,15 +14,15 @@ from PIL import Image
 from paceline.images.decode import BITS_PER_SAMPLE, ORIENTATION, WHITE
 
 SAMPLES_PER_PIXEL, COLOURS = 277, 3  # TIFF tag, and the number of colour channels
-PREMULTIPLIED, STRAIGHT = 1, 2  # kinds of alpha channel: whether the colours have been multiplied by it
+PREMULTIPLIED, STRAIGHT = 1, 2  # kinds of alpha channel: colours are already multiplied by alpha, or not
 ROWS_AT_ONCE = 64  # number of alpha rows upscaled at once while writing
 REACH_PX = 4  # neighbouring rows that bicubic upscaling needs
 
 
 class DeepColours(NamedTuple):
-    """The upright image in a file."""
+    """A 16-bit colour image from a file, rotated upright."""
 
-    pixels: NDArray[np.uint16]  # [h, w, 3]
+    pixels: NDArray[np.uint16]  # shape [h, w, 3]
     alpha: Image.Image | None
     note: str
 
@@ -43,9 +43,9 @@ def read_deep_colours(path: Path, image: Image.Image) -> DeepColours | None:
             if page.photometric != tifffile.PHOTOMETRIC.RGB or page.dtype != np.uint16:
                 return None
             array, axes, extra = page.asarray(), page.axes, page.extrasamples
-    except Exception:  # damaged, or a compression that tifffile lacks: leave it to Pillow
+    except Exception:  # for a damaged file or an unsupported compression, use Pillow
         return None
-    if axes == "SYX":  # one plane per colour
+    if axes == "SYX":  # the file stores one plane per colour
         array = np.moveaxis(array, 0, -1)
     elif axes != "YXS":
         return None

@@ -41,7 +41,7 @@ def to_image(image: NDArray[np.uint8]) -> Image.Image:
 
 
 def captioned(image: Image.Image, text: str, *, room: bool = False) -> Image.Image:
-    """Add a caption above an image; if it is too long, shorten it or, with `room`, widen the result."""
+    """Add a caption above an image. A long caption is shortened or, with `room`, the result is widened."""
     font = ImageFont.load_default(CAPTION_TEXT_PX)
     width = max(image.width, math.ceil(font.getlength(text)) + 2 * GAP_PX) if room else image.width
     while len(text) > 1 and font.getlength(text) > width - 2 * GAP_PX:
@@ -53,7 +53,7 @@ def captioned(image: Image.Image, text: str, *, room: bool = False) -> Image.Ima
 
 
 def side_by_side(images: Sequence[Image.Image]) -> Image.Image:
-    """Place images in a row, on white."""
+    """Place images side by side on a white background."""
     width = sum(image.width for image in images) + 4 * GAP_PX * (len(images) - 1)
     whole = Image.new("RGB", (width, max(image.height for image in images)), "white")
     left = 0

@@ -1,8 +1,8 @@
 """Reads images of any mode, and writes results with the same transparency, colour profile and EXIF metadata.
 
-Grey stays grey. Transparency and colour profiles are kept, and so is EXIF, except in 16-bit colour files. 16-bit images
-stay 16-bit if Pillow (grey) or tifffile (colour) supports them. Other images with more than 8 bits (PNG in colour or
-with transparency) are read as 8-bit, with a note.
+Grey images stay grey. Transparency and colour profiles are kept, and so is EXIF, except in 16-bit colour files. 16-bit
+images stay 16-bit if Pillow (grey) or tifffile (colour) supports them. Other images with more than 8 bits (PNG in
+colour or with transparency) are read as 8-bit, with a note.
 """
 
 from __future__ import annotations
@@ -22,21 +22,22 @@ from paceline.images.integrity import check_checksums, load_undamaged
 
 TIFF_SUFFIXES = (".tif", ".tiff")
 GREY_MODES = ("1", "L", "LA", "La")
-OTHER_COLOUR_MODES = ("CMYK", "YCbCr", "LAB", "HSV")  # their profiles are not valid after conversion to RGB
+# The colour profiles of these modes do not apply after conversion to RGB.
+OTHER_COLOUR_MODES = ("CMYK", "YCbCr", "LAB", "HSV")
 PNG_DEPTH_AT, PNG_GREY, PNG_GREY_AND_ALPHA = 24, 0, 4  # position of the bit depth in a PNG header, and colour types
-PNG_COMPRESSION = 3  # of 9: higher levels take long and gain little on photographs
+PNG_COMPRESSION = 3  # from 0 to 9; higher levels are slow and save little on photographs
 
 
 @dataclass(frozen=True)
 class ImageData:
     """The upright image in a file, with its metadata."""
 
-    pixels: NDArray[np.uint8 | np.uint16]  # [h, w, 1 or 3]
+    pixels: NDArray[np.uint8 | np.uint16]  # shape [h, w, 1 or 3]
     alpha: Image.Image | None = None
     profile: bytes = b""  # ICC profile, only for grey and RGB
     suffix: str = ".png"  # file suffix for results
     note: str = ""
-    exif: bytes = b""  # metadata that also applies to results
+    exif: bytes = b""  # EXIF metadata that also applies to results
 
     @property
     def deep(self) -> bool:
@@ -57,12 +58,12 @@ def read_image(path: Path) -> ImageData:
             deep = read_deep_colours(path, image)
             if deep is not None:
                 return ImageData(deep.pixels, deep.alpha, profile, suffix, "; ".join(filter(None, (*notes, deep.note))))
-            notes.append("its 16-bit colours were read as 8-bit: this kind of TIFF is not supported")
+            notes.append("16-bit colours were read as 8-bit: this kind of TIFF is not supported")
         elif image.format == "PNG":
             kind, lost = _png_pixels(path)
             grey = grey or kind == PNG_GREY_AND_ALPHA  # Pillow reads 16-bit grey with alpha as colour
             notes += [lost] if lost else []
-        load_undamaged(image, file)  # before reading EXIF, which loads a PNG and ignores all errors
+        load_undamaged(image, file)  # must come before reading EXIF, which loads a PNG and ignores all errors
         exif = portable_exif(image)
         image = turn_upright(image)
         if image.mode in SIXTEEN_BIT_MODES:
@@ -70,7 +71,8 @@ def read_image(path: Path) -> ImageData:
             return ImageData(pixels, None, profile, suffix, "; ".join(notes), exif)
         if image.mode in UNBOUNDED_MODES:
             raise BadImage(
-                f"32-bit pixels (mode {image.mode}) have no defined white level; save it with 8 or 16 bits per channel"
+                f"32-bit pixels (mode {image.mode}) have no defined white level; "
+                "save the image with 8 or 16 bits per channel"
             )
         alpha = None
         if image.has_transparency_data:
@@ -92,12 +94,12 @@ def _png_pixels(path: Path) -> tuple[int, str]:
     if depth < 16 or kind == PNG_GREY:
         return kind, ""
     if kind == PNG_GREY_AND_ALPHA:
-        return kind, "its 16-bit grey and alpha channels were read as 8-bit"
-    return kind, "its 16-bit colours were read as 8-bit; use TIFF to keep them"
+        return kind, "16-bit grey and alpha channels were read as 8-bit"
+    return kind, "16-bit colours were read as 8-bit; use TIFF to keep 16 bits"
 
 
 class Canvas:
-    """Assembles a result from parts, using no more memory than its pixels need."""
+    """Assembles a result image from parts, and needs memory only for the image's pixels."""
 
     def __init__(self, height: int, width: int, *, deep: bool = False) -> None:
         self.height, self.width, self.deep = height, width, deep
@@ -119,12 +121,12 @@ class Canvas:
 
     @property
     def image(self) -> Image.Image:
-        """The result, if it is 8-bit."""
+        """The result image, available only if it is 8-bit."""
         assert self._image is not None
         return self._image
 
     def save(self, path: Path, alpha: Image.Image | None = None, profile: bytes = b"", exif: bytes = b"") -> None:
-        """Write the result; alpha is resized to match."""
+        """Write the result image to a file. The alpha channel is resized to match."""
         if self._array is not None and self._array.shape[-1] == 3:
             with replacing(path, durable=False) as temporary:
                 write_deep_colours(temporary, self._array, alpha, profile)

@@ -22,7 +22,7 @@ MAX_BYTES_PER_PX = 16
 def load_undamaged(image: Image.Image, file: IO[bytes]) -> None:
     """Decode an opened image; raise an exception if its file is truncated or a checksum does not match."""
     check_checksums(image, file)
-    ImageFile.LOAD_TRUNCATED_IMAGES = False  # other code may have set it; missing pixels would be black
+    ImageFile.LOAD_TRUNCATED_IMAGES = False  # other code may have enabled it, which would make missing pixels black
     image.load()
 
 
@@ -56,7 +56,7 @@ def _check_png(file: IO[bytes]) -> None:
 
 
 def _check_tiff(file: IO[bytes], tags: Any, limit: int) -> None:
-    """Decompress at most `limit` bytes, because a small file can expand to a huge size."""
+    """Check deflate checksums. At most `limit` bytes are decompressed, since a small file can expand to a huge size."""
     if tags.get(COMPRESSION) not in DEFLATE:
         return
     for offset_tag, length_tag in SEGMENTS:

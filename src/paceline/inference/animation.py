@@ -15,7 +15,7 @@ from paceline.runs.metrics import SAMPLES
 
 
 def animation_frames(runs: Sequence[str]) -> list[Image.Image]:
-    """Return one frame per number of images seen, with the latest samples of every run at that point."""
+    """Return a frame for each point in training at which samples were saved; it shows each run's latest samples."""
     samples = {run: _sample_files(run) for run in runs}
     frames = []
     for seen in sorted({images for files in samples.values() for images in files}):
@@ -35,7 +35,7 @@ def _read(file: Path) -> Image.Image:
 
 
 def _sample_files(run: str) -> dict[int, Path]:
-    """Return the sample images that training wrote, by images seen."""
+    """Return the sample images of a run as a dict from the number of images seen to the file."""
     readable_config_of(run)  # raises UserError if `run` is not a run folder
     found = {}
     for path in (Path(run) / SAMPLES).glob("samples-*.png"):

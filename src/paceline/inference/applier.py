@@ -31,9 +31,9 @@ from paceline.inference.tiling import (
 )
 from paceline.parallel.precision import choose_precision
 
-BYTES_PER_PX = {False: 4, True: 6}  # memory for a result, by whether it is 16-bit
-ALPHA_BYTES_PER_PX = {False: 2, True: 0}  # extra memory while an alpha channel is written
-CPU_ALLOCATOR = "DefaultCPUAllocator"  # part of out-of-memory errors on the host; the rest varies by platform
+BYTES_PER_PX = {False: 4, True: 6}  # memory per pixel of a result; the key is True for 16-bit results
+ALPHA_BYTES_PER_PX = {False: 2, True: 0}  # extra memory per pixel while an alpha channel is written
+CPU_ALLOCATOR = "DefaultCPUAllocator"  # appears in the host's out-of-memory errors on every platform
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class ApplierSettings:
     checkpoint: str = "best"
     tile: int = 0
     downsample: str = ""
-    panel: int = 0  # number of the square panel to process, from 1; 0: the whole image
+    panel: int = 0  # number of the square panel to process, counted from 1; 0 for the whole image
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,12 +60,12 @@ class AppliedImage:
     """An image whose results were written."""
 
     path: str
-    summary: str  # one line, to be printed
+    summary: str  # a line about the image, to be printed
     metrics: dict[str, float] = field(default_factory=dict)
 
 
 class _Composed(NamedTuple):
-    canvases: dict[str, Canvas]  # by result name
+    canvases: dict[str, Canvas]  # one canvas per result name
     tiling: Tiling
     num_tiles: int
 
@@ -78,8 +78,8 @@ class Applier:
     ) -> None:
         self.settings, self.device, self.share = settings, device, share
         self.image_model = image_model or open_image_model(settings.path, settings.checkpoint)
-        self.field = self.image_model.receptive_field  # traced on the CPU, before the weights are moved
-        choose_precision("fp32", device).apply(deterministic=True)  # so that tiles and whole images agree
+        self.field = self.image_model.receptive_field  # traced on the CPU, before the weights move to the device
+        choose_precision("fp32", device).apply(deterministic=True)  # so that tiles match the whole image
         self.image_model.recipe.to(device)
 
     def process(self, task: ImageTask, advance: Advance) -> AppliedImage | SkippedImage:
@@ -102,12 +102,12 @@ class Applier:
         return {name: canvas.image for name, canvas in canvases.items()}
 
     def _panel_of(self, image: ImageData) -> ImageData:
-        """Return the chosen panel of a row, or the image with a note if it looks like a row of the run's panels."""
+        """Return the panel chosen with `--panel`, or the image, with a note if it looks like a row of panels."""
         (height, width), number = image.pixels.shape[:2], self.settings.panel
         squares = width // height if width % height == 0 else 1
         if not number:
             if self.image_model.spec.panels and squares == len(self.image_model.spec.panels) + 1:
-                hint = f"it looks like a row of {squares} panels: use --panel 1 to process only the first"
+                hint = f"the image looks like a row of {squares} panels: use --panel 1 to process only the first"
                 return replace(image, note="; ".join(filter(None, (image.note, hint))))
             return image
         if number > squares or squares < 2:
@@ -150,7 +150,7 @@ class Applier:
     def _compose(self, pixels: Pixels, deep: bool, advance: Advance) -> _Composed:
         """Apply the networks in tiles; if memory runs out, try again with smaller tiles."""
         height, width = pixels.shape[:2]
-        at_once = 3 if pixels.shape[-1] > self.image_model.spec.channels else 1  # grey network: 3 channels as 3 images
+        at_once = 3 if pixels.shape[-1] > self.image_model.spec.channels else 1  # a grey network gets RGB as 3 images
         if self.image_model.recipe.tiles_like_training and not self.settings.tile:
             tiling = tiles_of_training_size(self.image_model.spec, (height, width), self.image_model.output_scale)
         else:
@@ -202,7 +202,7 @@ class Applier:
             needed += height * width * self.image_model.output_scale**2 * ALPHA_BYTES_PER_PX[image.deep]
         free = free_bytes(torch.device("cpu"))
         if needed > free:
-            raise BadImage(f"its results need {needed / 1e9:.1f} GB of memory, but only {free / 1e9:.1f} GB are free")
+            raise BadImage(f"the results need {needed / 1e9:.1f} GB of memory, but only {free / 1e9:.1f} GB are free")
 
     def _result_bytes(self, height: int, width: int, deep: bool) -> int:
         return height * width * self.image_model.output_scale**2 * BYTES_PER_PX[deep] * len(self.image_model.results)
@@ -211,6 +211,6 @@ class Applier:
 def is_out_of_memory(error: Exception) -> bool:
     """Return whether an error means that a device or the host ran out of memory.
 
-    On the host, torch raises a plain RuntimeError. Only the allocator's name in it is the same on every platform.
+    On the host, torch raises a plain RuntimeError, in which only the allocator's name is the same on every platform.
     """
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or CPU_ALLOCATOR in str(error)

@@ -34,7 +34,7 @@ Answers: TypeAlias = "queue.SimpleQueue[int | Outcome | UserError | None]"
 def apply_in_processes(
     settings: ApplierSettings, tasks: list[ImageTask], devices: list[str], advance: Callable[[int], None]
 ) -> Iterator[Outcome]:
-    """Yield the outcomes as they arrive. A process that dies loses only its current image."""
+    """Yield the outcome of each image as it arrives. If a process dies, only its current image is lost."""
     waiting: Waiting = queue.SimpleQueue()
     for task in tasks:
         waiting.put(task)
@@ -56,7 +56,7 @@ def apply_in_processes(
             else:
                 alive -= 1
                 if not alive:  # no process is left for the remaining images
-                    yield from (SkippedImage(task.path, "all processes had ended") for task in _take_all(waiting))
+                    yield from (SkippedImage(task.path, "all worker processes had died") for task in _take_all(waiting))
                     return
     finally:
         for process in processes:
@@ -82,7 +82,7 @@ def _feed(process: subprocess.Popen[str], waiting: Waiting, answers: Answers) ->
         outcome = _run_task(task, process, answers)
         if outcome is None:
             code = process.wait()
-            answers.put(SkippedImage(task.path, f"the process working on it died (exit code {code})"))
+            answers.put(SkippedImage(task.path, f"the process working on this image died (exit code {code})"))
             break
         answers.put(outcome)
         if isinstance(outcome, UserError):
@@ -124,7 +124,7 @@ def main() -> int:
     print_any_text()
     settings, device, share = sys.argv[1:]
     replies = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # other output goes to stderr, so that it is not taken for an answer
+    os.dup2(2, 1)  # send other output to stderr, so that it is not mistaken for an answer
 
     def reply(answer: JsonObject) -> None:
         print(json.dumps(answer), file=replies, flush=True)

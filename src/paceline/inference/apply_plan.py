@@ -1,4 +1,4 @@
-"""Names the files that `apply` writes. No file is overwritten unless the user asks for it."""
+"""Chooses the names of the files that `apply` writes. Existing files are overwritten only with `--overwrite`."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ class ApplyPlan:
     tasks: list[ImageTask]
     skipped: list[SkippedImage]
     notes: list[str]
-    ignored: list[str]  # other entries in the folders, each with the reason
+    ignored: list[str]  # ignored files and folders, each with the reason
 
     @property
     def num_images(self) -> int:
-        """The number of images found, not counting those whose results exist."""
+        """The number of images found, not counting images whose results already exist."""
         return len(self.tasks) + len(self.skipped)
 
 
 def plan_results(
     arguments: Iterable[str], out: Path, results: Sequence[str], *, overwrite: bool = False, skip_existing: bool = False
 ) -> ApplyPlan:
-    """Find the images and name their output files; raise UserError if one would overwrite an existing file."""
+    """Find the images and choose their output files; raise UserError if a file exists and no flag permits this."""
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out}: is a file; choose a folder")
     found = find_images(arguments, out)
@@ -74,7 +74,7 @@ def read_headers(plan: ApplyPlan) -> dict[ImageTask, int]:
 def _name_results(
     images: Sequence[FoundImage], out: Path, results: Sequence[str]
 ) -> tuple[dict[FoundImage, dict[str, Path]], list[SkippedImage]]:
-    """Return each image's output files under the shortest unique names, and images without a unique name."""
+    """Return the output files of each image, with the shortest unique names, and the images without a unique name."""
     named: dict[FoundImage, dict[str, Path]] = {}
     taken: set[Path] = set()
     left = list(images)
@@ -124,7 +124,7 @@ def _check_existing(tasks: Sequence[ImageTask], out: Path) -> None:
 
 
 def _without_existing(tasks: Sequence[ImageTask]) -> tuple[list[ImageTask], list[SkippedImage], int]:
-    """Return the tasks without results, the images with only some results, and the number with all results."""
+    """Return the tasks without existing results, the images with some results, and the number of finished images."""
     left, incomplete, num_complete = [], [], 0
     for task in tasks:
         existing = [target for target in task.targets.values() if os.path.lexists(target)]

@@ -12,8 +12,8 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from paceline.core.printable import printable_lines
 from paceline.core.screen import open_screen
 
-SECONDS_BETWEEN_LINES = 10.0  # if the output is not a terminal
-PIXELS_IN_FULL = 10**6  # smaller totals are not printed as megapixels
+SECONDS_BETWEEN_LINES = 10.0  # time between progress lines if the output is not a terminal
+PIXELS_IN_FULL = 10**6  # smaller totals are printed in pixels, larger ones in megapixels
 
 
 class ApplyProgress:
@@ -34,7 +34,7 @@ class ApplyProgress:
             self.line(f"{self._done / max(self._total, 1):.0%} of {total}")
 
     def complete(self) -> None:
-        """Fill the bar, even if some images turned out to be unusable."""
+        """Fill the bar at the end, even if some images could not be used."""
         self._done = self._total
         if self._bar and self._task is not None:
             self._bar.update(self._task, completed=self._done)

@@ -1,4 +1,4 @@
-"""Downsamples an image, enlarges it again with networks and bicubically, and compares both with the original."""
+"""Downsamples an image, enlarges it with networks and with bicubic interpolation, and compares the results."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ ROWS_AT_ONCE = 256  # image rows compared at a time, in float64
 
 
 def shrink(image: ImageData, scale: int) -> tuple[Image.Image, Image.Image]:
-    """Return the image as 8-bit, cropped to multiples of the scale, and a downsampled copy."""
+    """Return an 8-bit copy of the image, cropped to multiples of the scale, and a downsampled copy."""
     pixels = (image.pixels >> 8).astype(np.uint8) if image.deep else image.pixels
     least = math.ceil((WINDOW + 2 * scale) / scale) * scale
     height, width = pixels.shape[:2]
     if min(height, width) < least:
-        raise BadImage(f"{width}×{height} pixels; needs at least {least}×{least} to downsample by {scale} and compare")
+        raise BadImage(f"{width}×{height} pixels; at least {least}×{least} are needed to downsample by {scale}")
     height, width = height - height % scale, width - width % scale
     cut = pixels[:height, :width]
     original = Image.fromarray(cut[..., 0] if cut.shape[-1] == 1 else cut)
@@ -33,7 +33,7 @@ def shrink(image: ImageData, scale: int) -> tuple[Image.Image, Image.Image]:
 def compare(
     original: Image.Image, small: Image.Image, made: Image.Image, scale: int, protocol: str
 ) -> tuple[dict[str, Image.Image], dict[str, float]]:
-    """Return the images to write (the first shows all side by side), and PSNR and SSIM of each enlargement."""
+    """Return the images to write (the first shows all side by side), and the PSNR and SSIM of each enlarged image."""
     enlarged = {
         "lr": small.resize(original.size, Image.Resampling.NEAREST),
         "bicubic": small.resize(original.size, Image.Resampling.BICUBIC),
@@ -51,9 +51,9 @@ def compare(
 
 
 def measure(made: Image.Image, original: Image.Image, border: int, protocol: str) -> tuple[float, float]:
-    """Return PSNR and SSIM for a protocol, computed a few rows at a time."""
+    """Return PSNR and SSIM, computed a few rows at a time; with protocol "y", only luma is compared."""
     width, height = original.size
-    rows = height - 2 * border - WINDOW + 1  # rows whose window lies inside the image
+    rows = height - 2 * border - WINDOW + 1  # number of rows whose SSIM window fits inside the image
     squares = likeness = 0.0
     count = 0
     for first in range(0, rows, ROWS_AT_ONCE):
@@ -61,7 +61,7 @@ def measure(made: Image.Image, original: Image.Image, border: int, protocol: str
         box = (border, border + first, width - border, border + first + num + WINDOW - 1)
         one, other = (_levels(image.crop(box), protocol) for image in (made, original))
         likeness += ssim(one, other).item() * num
-        own = slice(None) if first + num == rows else slice(num)  # the next block repeats the other rows
+        own = slice(None) if first + num == rows else slice(num)  # the next block covers the other rows
         difference = (one - other)[..., own, :]
         squares += difference.square().sum().item()
         count += difference.numel()

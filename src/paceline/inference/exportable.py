@@ -16,7 +16,7 @@ from paceline.inference.trained import StoredModel, TrainedModel, open_trained
 from paceline.inference.used_draws import used_draws
 from paceline.inference.uses import main_use
 
-CHECKED_PX = ((96, 128), (160, 96))  # sizes to check for models that accept any size; rounded if needed
+CHECKED_PX = ((96, 128), (160, 96))  # sizes to check if any size is accepted; rounded to allowed multiples
 TRACED_PX = (128, 160)  # image size for tracing a classifier that accepts any size
 SIDES = ("height", "width")
 CHECKED_COUNTS = (1, 3)  # batch sizes to check for models with a fixed image size; tracing uses 2
@@ -27,16 +27,16 @@ Inputs = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Exportable:
-    """A module with ordered input and output tensors, and how to use it."""
+    """A module to export: its inputs, its outputs, inputs for a check, and a description."""
 
     module: nn.Module
     example: Inputs
     dynamic_shapes: tuple[object, ...]  # for each input, the dimensions that may vary
     outputs: tuple[str, ...]
-    checks: list[Inputs]  # inputs to run in ONNX Runtime and in PyTorch
-    checked_on: str  # describes the checks, for the user
-    usage: str  # describes the inputs and outputs, for the user
-    metadata: Mapping[str, list[str]] = field(default_factory=dict)  # stored in the file
+    checks: list[Inputs]  # inputs on which ONNX Runtime and PyTorch are compared
+    checked_on: str  # description of the checks, shown to the user
+    usage: str  # description of the inputs and outputs, shown to the user
+    metadata: Mapping[str, list[str]] = field(default_factory=dict)  # stored in the ONNX file
 
 
 def make_exportable(stored: StoredModel, path: str) -> Exportable:
@@ -73,7 +73,7 @@ def _image_to_image(image_model: ImageModel) -> Exportable:
 
 
 def _classifier(trained: TrainedModel, path: str) -> Exportable:
-    """Return an Exportable that maps images in 0…255 to class probabilities; the file normalises the images."""
+    """Return an Exportable that maps images in 0…255 to class probabilities; the exported model normalises them."""
     spec, size = trained.spec, trained.evaluated_size
     example = torch.zeros(2, spec.channels, *(size or TRACED_PX), dtype=torch.uint8)
     _check_takes_images_alone(trained.recipe, example, path)
@@ -119,7 +119,7 @@ def _generator(trained: TrainedModel) -> Exportable:
 
 
 class _ImageToImage(nn.Module):
-    """`image_to_image` as a module that returns its results in order."""
+    """Wraps `image_to_image` in a module that returns the results in a fixed order."""
 
     def __init__(self, recipe: Recipe) -> None:
         super().__init__()
@@ -130,20 +130,20 @@ class _ImageToImage(nn.Module):
 
 
 class _Classify(nn.Module):
-    """`predict` as a module that takes images in 0…255 and returns probabilities instead of logits."""
+    """Wraps `predict` in a module that takes images in 0…255 and returns probabilities instead of logits."""
 
     def __init__(self, recipe: Recipe) -> None:
         super().__init__()
         self.recipe = recipe
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        # Same scaling as in transforms.py, which caches a tensor and so cannot be traced.
+        # Scale as in transforms.py, whose function caches a tensor and so cannot be traced.
         scaled = (images.to(torch.float32) - 127.5) * (1 / 127.5)
         return (self.recipe.predict({"image": scaled})["logits"].softmax(dim=1),)
 
 
 class _Generate(nn.Module):
-    """`predict` as a module that takes only the draws that `predict` reads."""
+    """Wraps `predict` in a module whose inputs are the draws (random inputs) that `predict` reads."""
 
     def __init__(self, recipe: Recipe, names: tuple[str, ...]) -> None:
         super().__init__()
@@ -154,7 +154,7 @@ class _Generate(nn.Module):
 
 
 def _check_takes_images_alone(recipe: Recipe, images: Tensor, path: str) -> None:
-    """Raise UserError if a classifier reads draws, or does not accept images of the evaluated size."""
+    """Raise UserError if a classifier reads draws (random inputs) or does not accept images of the evaluated size."""
     drawer = Drawer(recipe.draws, 0, torch.device("cpu"), torch.float32)
     draws = drawer.rows("evaluation", 0, len(images))
     try:
@@ -167,16 +167,16 @@ def _check_takes_images_alone(recipe: Recipe, images: Tensor, path: str) -> None
         ) from None
     if read:
         raise UserError(
-            f"{path}: predict() of {type(recipe).__name__} reads the draw {read[0]!r}, but a classifier's ONNX file "
-            "only takes images; do not use the draw in predict()"
+            f"{path}: predict() of {type(recipe).__name__} reads the random input {read[0]!r}, but a classifier's "
+            "ONNX file only takes images; do not use random inputs in predict()"
         )
 
 
 def _draws_of_images(recipe: Recipe, drawer: Drawer) -> tuple[str, ...]:
-    """Return the draws from which images are generated; raise UserError if there are none."""
+    """Return the draws (random inputs) from which images are generated; raise UserError if there are none."""
     names = used_draws(recipe, drawer.rows("samples", 0, 2))
     if not names:
         raise UserError(
-            f"{type(recipe).__name__} reads no draws when it generates images, so there is no input to export"
+            f"{type(recipe).__name__} uses no random input (draw) to generate images, so there is no input to export"
         )
     return names

@@ -20,8 +20,8 @@ class FoundImage:
     """An image file given as an argument, or found in a folder given as an argument."""
 
     path: Path
-    name: Path  # relative to the folder in which it was found
-    folder: str  # the name of that folder
+    name: Path  # path relative to the folder that was searched
+    folder: str  # name of the folder that was searched
 
 
 @dataclass
@@ -31,13 +31,13 @@ class FoundImages:
     images: list[FoundImage] = field(default_factory=list)
     skipped: list[SkippedImage] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    ignored: list[str] = field(default_factory=list)  # other entries in the folders, each with the reason
+    ignored: list[str] = field(default_factory=list)  # ignored files and folders, each with the reason
 
 
 def find_images(arguments: Iterable[str], out: Path | None = None) -> FoundImages:
     """Return the images without duplicates; raise UserError if there are none.
 
-    If `out`, the folder for results, lies inside a folder of images, the images in it are excluded.
+    If `out`, the folder for results, is inside a folder of images, the images in `out` are excluded.
     """
     found: dict[str, FoundImage] = {}
     others: dict[Path, None] = {}
@@ -66,12 +66,12 @@ def find_images(arguments: Iterable[str], out: Path | None = None) -> FoundImage
         notes.append(f"{files} ignored: {first_few([path.name for path in others])}")
     if in_out:
         notes.append(f"--out {out}: is also an input folder, so the next call would read these results, too")
-    ignored = [*(f"{path}: not an image suffix" for path in others), *unusable]
+    ignored = [*(f"{path}: does not have an image suffix" for path in others), *unusable]
     return FoundImages(list(found.values()), skipped, notes, ignored)
 
 
 def _expand(argument: str, out: Path | None) -> tuple[list[FoundImage], Listing]:
-    """Return the images that a file, folder or pattern refers to, and the contents of a folder."""
+    """Return the images that a file, folder or pattern refers to and, for a folder, the list of its files."""
     path = Path(argument).expanduser()
     if path.is_file():
         return [_single(path)], Listing()

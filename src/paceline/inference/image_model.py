@@ -17,7 +17,7 @@ class ImageModel(TrainedModel):
 
     @property
     def output_scale(self) -> int:
-        """The ratio of the results' height and width to the input's."""
+        """The height and width of the results relative to the input."""
         return self.recipe.output_scale
 
     @property
@@ -27,7 +27,7 @@ class ImageModel(TrainedModel):
 
     @cached_property
     def receptive_field(self) -> ReceptiveField:
-        """The size and halo that tiles need to give the same result as the whole image."""
+        """The halo and alignment that tiles need to produce the same result as the whole image."""
         return receptive_field(self.recipe.image_to_image, self.spec.channels, self.output_scale)
 
 
@@ -39,7 +39,7 @@ def open_image_model(path: str, checkpoint: str = "best") -> ImageModel:
 
 
 def open_recipe(stored: StoredModel, path: str) -> Recipe:
-    """Return a recipe with its weights for inference; those that `image_to_image` does not need may be missing."""
+    """Return a recipe with its weights; weights that `image_to_image` does not need may be missing."""
     transforms = "apply" in uses_of(stored.recipe_class)
     return (make_image_model(stored, path) if transforms else open_trained(stored, path)).recipe
 

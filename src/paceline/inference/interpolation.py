@@ -9,7 +9,7 @@ from paceline.contracts.recipe import Batch, Recipe
 
 
 def interpolate_draws(recipe: Recipe, ends: Batch, steps: int) -> Batch:
-    """Interpolate the draws within each pair of rows; normal draws follow an arc, so that they stay likely."""
+    """Interpolate between the random inputs in each pair of rows: spherically if they are normal, else linearly."""
     shares = torch.linspace(0, 1, steps)
     between = {}
     for name, rows in ends.items():
@@ -24,6 +24,6 @@ def interpolate_draws(recipe: Recipe, ends: Batch, steps: int) -> Batch:
 def slerp(start: Tensor, end: Tensor, share: Tensor) -> Tensor:
     """Return the point a given fraction along the arc between two vectors (spherical linear interpolation)."""
     angle = torch.arccos((start @ end / (start.norm() * end.norm())).clamp(-1, 1))
-    if angle.sin().abs() < 1e-6:  # parallel: the arc is a straight line
+    if angle.sin().abs() < 1e-6:  # the vectors are parallel, so interpolate linearly
         return torch.lerp(start, end, share)
     return (((1 - share) * angle).sin() * start + (share * angle).sin() * end) / angle.sin()

@@ -1,4 +1,4 @@
-"""Matches result files from any program with their targets by name."""
+"""Matches result files, written by any program, with target files by name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from paceline.core.errors import UserError
 
 SEPARATORS = "-_. "
-SCALE = re.compile(r"(?i)x\d+")  # 0001x4 belongs to 0001
+SCALE = re.compile(r"(?i)x\d+")  # the result 0001x4 matches the target 0001
 
 
 def match_files(
@@ -51,7 +51,7 @@ def match_files(
 
 
 def _target_of(stem: str, targets: dict[str, Path]) -> str:
-    """Return the target name that equals a result's name, or is its longest prefix or suffix; "" if none is."""
+    """Return the target name that equals a result's name or is its longest prefix or suffix; "" if there is none."""
     if stem in targets:
         return stem
     found = [target for target in targets if _extends(stem, target)]

@@ -208,7 +208,7 @@ class Model:
         yield from _split(torch.as_tensor(images if isinstance(images, Tensor) else np.ascontiguousarray(images)))
 
     def _arranged(self, images: Image.Image | Iterable[Image.Image], expected: str) -> list[Tensor]:
-        """Convert Pillow images to uint8 [n, c, h, w] tensors: one tensor if all have the same size, else one each."""
+        """Convert Pillow images to uint8 [n, c, h, w] tensors: a single tensor if all sizes are equal."""
         several = isinstance(images, Iterable) and not isinstance(images, str | bytes | Image.Image)
         listed: Iterable[Any] = images if isinstance(images, Iterable) and several else [images]
         arrays = []
@@ -245,7 +245,7 @@ class Model:
 def _split(images: Tensor) -> Iterator[Tensor]:
     count = max(1, min(EVALUATION_BATCH, EVALUATION_PIXELS // max(1, images.shape[2] * images.shape[3])))
     for start in range(0, len(images), count):
-        # Same memory layout as batches from loaders, [n, h, w, c]: convolutions in other layouts round differently.
+        # Use the memory layout of the loaders' batches, [n, h, w, c]; convolutions in other layouts round differently.
         rows = images[start : start + count].permute(0, 2, 3, 1)
         yield rows.clone(memory_format=torch.contiguous_format).permute(0, 3, 1, 2)
 

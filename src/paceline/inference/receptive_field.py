@@ -1,10 +1,10 @@
-"""The receptive field of a network: how much context a tile needs to give the same result as the whole image.
+"""The receptive field of a network: how much context a tile needs to match the result for the whole image.
 
 A forward pass without data (only shapes are computed) traces every operation, starting at the input. An axis of a
-tensor is described by an affine rule: its element i is computed from elements `step·i + before` to `step·i + after` of
-the input. Convolutions, pooling, padding, pixel shuffles and upsampling change the rule; operations on single pixels
-do not. Operations that read the whole image (instance normalisation, global pooling) or that are not known here are
-recorded as obstacles: with them, tiles do not give exactly the same result as the whole image.
+tensor is described by an index mapping: its element i is computed from the input's elements `step·i + before` to
+`step·i + after`. Convolutions, pooling, padding, pixel shuffles and upsampling change the mapping; operations on single
+pixels do not. Operations that read the whole image (instance normalisation, global pooling) and unknown operations
+are recorded as obstacles: with them, tiles do not produce exactly the same result as the whole image.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from paceline.parallel.torch_internals import FakeTensorMode, TorchDispatchMode, is_view
 
-TRACED_SIDE_PX = 512  # divisible by common downsampling factors; costs nothing, since only shapes are computed
+TRACED_SIDE_PX = 512  # side of the traced image; divisible by common downsampling factors
 
 # Operations on single pixels, or on the channels of one pixel. In-place versions have a trailing underscore.
 POINTWISE = frozenset(
@@ -47,18 +47,18 @@ class Axis(NamedTuple):
         return Axis(self.step * stride, self.before + self.step * first, self.after + self.step * last)
 
 
-Axes = tuple[Axis, Axis]  # rows and columns: the last two dimensions
+Axes = tuple[Axis, Axis]  # rows and columns, the last two dimensions
 IDENTITY = Axis(Fraction(1), Fraction(0), Fraction(0))
 
 
 @dataclass(frozen=True)
 class ReceptiveField:
-    """The requirements that tiles must meet."""
+    """What tiles need in order to produce the same result as the whole image."""
 
     halo_px: int  # input pixels around a tile that its result depends on
-    multiple_px: int  # tiles start at multiples of this, and end there unless at the image's edge
+    multiple_px: int  # tiles start and end at multiples of this, except at the image's edges
     bytes_per_px: float  # peak memory of intermediate results, per input pixel
-    obstacles: tuple[str, ...]  # why tiles would not be exact; empty if they are
+    obstacles: tuple[str, ...]  # why tiles change the result; empty if they do not
     results: tuple[str, ...]  # the names of the output images
     used: frozenset[int] = field(repr=False)  # id() of the network's tensors that were used
 
@@ -91,7 +91,7 @@ def receptive_field(
 
 
 class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
-    """Tracks the rule of every tensor that is computed from the images."""
+    """Tracks which input pixels the elements of each tensor are computed from."""
 
     def __init__(self, images: Tensor) -> None:
         super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
@@ -103,7 +103,7 @@ class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-igno
         self._remember(images, (IDENTITY, IDENTITY))
 
     def axes_of(self, tensor: Any) -> Axes | None:
-        """Return the rule of a tensor; None if it does not depend on the images."""
+        """Return the index mapping of a tensor; None if the tensor does not depend on the images."""
         return self._axes.get(id(tensor))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -137,7 +137,7 @@ class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-igno
             self.obstacles.append(why)
 
     def _rule(self, name: str, func: Any, args: Sequence[Any], axes: Axes) -> Axes:
-        """Return the rule of an operation's result, given the rule of its input."""
+        """Return the index mapping of an operation's result, given the mapping of its input."""
         if name.removesuffix("_") in POINTWISE:
             return axes
         if name == "cat":
@@ -185,7 +185,7 @@ class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-igno
         return axes
 
     def _enlarged(self, name: str, args: Sequence[Any], axes: Axes) -> Axes:
-        """Return the rule of an upsampling: a pixel is computed from input pixels on both sides of its position."""
+        """Return the index mapping of an upsampling: a pixel is computed from its neighbours in the input."""
         reach = 0 if "nearest" in name else 1 if "bilinear" in name else 2
         found = []
         for number, axis in enumerate(axes):
@@ -199,24 +199,24 @@ class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-igno
 
 
 def _both(axes: Axes, rule: Callable[..., Axis], *pairs: Sequence[int]) -> Axes:
-    """Apply a rule to rows and columns. Each argument has one value per axis, or one value for both."""
+    """Apply an index mapping to rows and columns. Each argument has one value per axis, or one value for both."""
     each = [[pair[i] if len(pair) > 1 else pair[0] for pair in pairs] for i in (0, 1)]
     return rule(axes[0], *each[0]), rule(axes[1], *each[1])
 
 
 def _window(axis: Axis, kernel: int, stride: int, padding: int, dilation: int) -> Axis:
-    """Return the index mapping of a sliding window: output i reads from stride·i - padding on."""
+    """Return the index mapping of a sliding window: output i starts reading at stride·i - padding."""
     return axis.seen_through(Fraction(stride), Fraction(-padding), Fraction(dilation * (kernel - 1) - padding))
 
 
 def _transposed(axis: Axis, kernel: int, stride: int, padding: int, dilation: int) -> Axis:
-    """Return the rule of a transposed convolution: element i reads each element whose output window covers it."""
+    """Return the index mapping of a transposed convolution: output i reads every input whose window covers it."""
     first, last = Fraction(padding - dilation * (kernel - 1), stride), Fraction(padding, stride)
     return axis.seen_through(Fraction(1, stride), first, last)
 
 
 def _spread(axis: Axis, factor: int | Fraction, reach: int) -> Axis:
-    """Return the rule of an upsampling: element i reads the input element it lies in, and `reach` more per side."""
+    """Return the index mapping of an upsampling: output i reads the nearest input and `reach` more on each side."""
     factor = Fraction(factor)
     return axis.seen_through(1 / factor, -(factor - 1) / factor - reach, Fraction(reach))
 
@@ -236,7 +236,7 @@ def _sliced(args: Sequence[Any], axes: Axes) -> Axes:
 
 
 def _joined(known: Sequence[Axes]) -> Axes:
-    """Return the rule for an operation on several tensors: it covers the receptive fields of all of them."""
+    """Return the index mapping of an operation on several tensors: it covers the receptive fields of all tensors."""
     rows, columns = (
         Axis(axes[0].step, min(axis.before for axis in axes), max(axis.after for axis in axes))
         for axes in zip(*known, strict=True)

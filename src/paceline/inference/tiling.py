@@ -1,4 +1,4 @@
-"""Processes images of any size in tiles, whose halos make the result the same as for the whole image."""
+"""Processes images of any size in tiles. Halos around the tiles make the result the same as for the whole image."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from paceline.inference.receptive_field import ReceptiveField
 
 SHARE_OF_FREE = 0.5  # fraction of the free memory to use; other processes need some, too
 HOST_BYTES = 2.2e9  # memory budget for the result and one tile together, when computing on the host
-TILE_BYTES_ON_HOST = (0.5e9, 1.2e9)  # minimum, even if little memory is left; maximum, since more is hardly faster
+TILE_BYTES_ON_HOST = (0.5e9, 1.2e9)  # minimum and maximum for a tile; larger tiles are hardly faster
 WORKSPACE = 1.5  # multiplies the size of intermediate results, since convolutions need extra memory
-INEXACT_HALO_PX = 64  # used if no halo is exact, or if the exact one does not fit in memory
+INEXACT_HALO_PX = 64  # used if no halo gives the exact result, or if the exact halo does not fit in memory
 SMALLEST_TILE_PX = 32
 LUMA = (0.299, 0.587, 0.114)  # ITU-R 601 weights, as in Pillow's greyscale conversion
 
 Pixels = npt.NDArray[Any]  # [h, w, c], uint8 or uint16
 Paste = Callable[
     [str, int, int, npt.NDArray[np.float32]], None
-]  # result's name, top, left, values in [-1, 1] [h, w, c]
+]  # arguments: result name, top, left, and [h, w, c] values in [-1, 1]
 Advance = Callable[[int], None]  # called with the number of input pixels just processed
 
 
@@ -78,7 +78,7 @@ def choose_tiling(
     side: int = 0,
     result_bytes: int = 0,
 ) -> Tiling:
-    """Return tiles of the given side, or the largest that fit in memory; `share` processes share the memory.
+    """Return tiles with the given side, or the largest tiles that fit in memory, which `share` processes share.
 
     `result_bytes` is the size of the result in the host's memory.
     """
@@ -104,18 +104,18 @@ def choose_tiling(
 
 
 def tiles_of_training_size(spec: DataSpec, size: tuple[int, int], output_scale: int = 1) -> Tiling:
-    """Return tiles that have the training image size including their halo; a single tile if the image fits in one."""
+    """Return tiles whose size including the halo is the training size; a single tile if the image is not larger."""
     window = spec.height // output_scale, spec.width // output_scale
     if size[0] <= window[0] and size[1] <= window[1]:
         return Tiling(max(size), 0)
     halo = min(INEXACT_HALO_PX, min(window) // 8)
-    windows = f"windows of {window[1]}×{window[0]} pixels, the training size"
-    note = f"each of its {windows}, is normalised by its own statistics: seams may be visible"
+    size_px = f"{window[1]}×{window[0]} pixels"
+    note = f"each window of {size_px} (the training size) is normalised separately: seams may be visible"
     return Tiling(min(window) - 2 * halo, halo, note, window)
 
 
 def tiling_warning(field: ReceptiveField) -> str:
-    """Return why tiles would not give the same result as the whole image; empty if they do."""
+    """Return why tiles would change the result; empty if they match the whole image."""
     return f"{field.obstacles[0]}: seams may be visible" if field.obstacles else ""
 
 

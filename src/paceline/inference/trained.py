@@ -47,7 +47,7 @@ class TrainedModel:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The name of each class, or its index if the data has no names."""
+        """The name of each class, or its index if the classes have no names."""
         return self.spec.class_names or tuple(map(str, range(self.spec.num_classes)))
 
     @property
@@ -93,7 +93,7 @@ def build(config: Config, spec: DataSpec) -> Recipe:
 
 
 def load_into(recipe: Recipe, weights: Mapping[str, Tensor], path: str, required: Iterable[str]) -> None:
-    """Load weights, or their EMA if any, into a recipe; raise UserError if one is missing or does not fit."""
+    """Load weights, or their EMA if any, into a recipe; raise UserError if a tensor is missing or does not fit."""
     values = evaluated_values(dict(weights))
     own = recipe.state_dict()
     for key, value in own.items():
@@ -106,7 +106,7 @@ def load_into(recipe: Recipe, weights: Mapping[str, Tensor], path: str, required
     unexpected = sorted(values.keys() - own.keys())
     if missing or unexpected:
         first, what = (missing[0], "is missing") if missing else (unexpected[0], "belongs to a different network")
-        raise UserError(f"{path}: {first!r} {what} ({len(missing) + len(unexpected)} tensors do not fit)")
+        raise UserError(f"{path}: {first!r} {what} (tensors that do not fit: {len(missing) + len(unexpected)})")
     recipe.load_state_dict(values, strict=False)
 
 

@@ -1,4 +1,4 @@
-"""Determines which draws a recipe reads in `predict`; the others are for training only."""
+"""Determines which draws (random inputs) a recipe reads in `predict`; other draws are for training only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline.contracts.recipe import Batch, Recipe
 
 
 def used_draws(recipe: Recipe, batch: Batch) -> tuple[str, ...]:
-    """Return the names of the draws that `predict` reads from a batch."""
+    """Return the names of the draws (random inputs) that `predict` reads from a batch."""
     recording = _RecordingBatch(batch)
     with torch.no_grad():
         recipe.predict(recording)

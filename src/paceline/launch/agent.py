@@ -1,4 +1,4 @@
-"""torchrun's agent with our restart rules, and a watchdog for the agent and its worker processes."""
+"""torchrun's agent with Paceline's restart rules, and a watchdog for the agent and its worker processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from paceline.launch.mailbox import USER_ERROR_WAIT_SECONDS, Mailbox
 from paceline.parallel.torch_internals import ElasticAgent
 
-EXIT_BARRIER_SECONDS = 60  # how long to wait for the other hosts after this one has finished
+EXIT_BARRIER_SECONDS = 60  # how long to wait for the other hosts after this host has finished
 POLL_SECONDS = 0.2
 END_SECONDS = 3.0  # how long the agent may take to exit after its workers
 SLACK_SECONDS = 30.0  # added to the time that hosts may wait for each other
@@ -38,7 +38,7 @@ class Agent(ElasticAgent):
         self._mailbox.start_round()
 
     def review(self, result: RunResult) -> RunResult:
-        """Return the result to act on: never restart a run that is over, but restart if a host wants to join."""
+        """Return the result to act on: no restart if the run is over, and a restart if a host is waiting to join."""
         if result.is_failed():
             self.remaining_restarts = self.restarts_left
             if self.remaining_restarts:
@@ -70,14 +70,14 @@ def describe_failure(failures: Mapping[int, ProcessFailure]) -> str:
 
 def print_restart(reason: str, left: int) -> None:
     """Print why the run restarts and how many restarts are left."""
-    print(f"{reason}; restarting from the last checkpoint ({left} restarts left)", file=sys.stderr, flush=True)
+    print(f"{reason}; restarting from the last checkpoint (restarts left: {left})", file=sys.stderr, flush=True)
 
 
 class Watchdog(threading.Thread):
     """Kills processes that hang: workers without progress, workers whose peer died, and finally the launcher.
 
-    The agent waits 30 seconds for a worker that ignores it, and forever for a host that it cannot reach. The watchdog
-    ends every such wait with SIGKILL. Workers die with their launcher.
+    torchrun's agent waits 30 seconds for a worker that ignores signals, and forever for a host that it cannot reach.
+    The watchdog ends these waits with SIGKILL. Workers die with their launcher.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Watchdog(threading.Thread):
         self.mailbox, self.timeout = mailbox, timeout
         self.longest_idle = join_timeout + SLACK_SECONDS
         self._ask_restarts_left = restarts_left
-        self._restarts_left = 0  # as of the last time all workers were alive
+        self._restarts_left = 0  # restarts left when all workers were last alive
         self._all_alive_at = self._some_alive_at = time.monotonic()
         self._killed_some = False
         self._ended = threading.Event()
@@ -97,7 +97,7 @@ class Watchdog(threading.Thread):
             self._poll()
 
     def stop(self) -> None:
-        """Stop watching."""
+        """Stop the watchdog."""
         self._ended.set()
 
     def _poll(self) -> None:
@@ -123,7 +123,7 @@ class Watchdog(threading.Thread):
             self._kill(processes)
         will_not_restart = self._killed_some and not self._restarts_left
         if now - self._some_alive_at > (END_SECONDS if will_not_restart else self.longest_idle):
-            print("the launcher did not exit by itself; killing it", file=sys.stderr, flush=True)
+            print("the launcher did not exit in time; killing it", file=sys.stderr, flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
 
     def _kill(self, processes: Mapping[int, bool]) -> None:

@@ -23,7 +23,7 @@ POLL_SECONDS = 0.2
 
 
 class Stopped(Exception):
-    """Raised after the user asked to stop and the command has exited."""
+    """Raised when the user has requested a stop and the command has exited."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)

@@ -24,11 +24,11 @@ class TrainCommand:
     config_file: str
     assignments: tuple[str, ...]
     nodes: int
-    devices: int  # per host
+    devices: int  # number of devices per host
     join_timeout: float
 
     def words(self, rdzv: str, **changes: str) -> list[str]:
-        """Return the command for one host; `changes` are flags that depend on where it runs."""
+        """Return the command for one host; `changes` are flags that replace the user's, such as `--out`."""
         flags = {name: value for name, value in self.flags.items() if name not in SET_BY_LAUNCH}
         assignments = [*self.assignments, f"join_timeout={self.join_timeout:g}"]
         topology = ["--devices", str(self.devices), "--nnodes", str(self.nodes), "--rdzv", rdzv]
@@ -52,7 +52,7 @@ def plain_name(text: str) -> str:
 
 
 def check_words(words: Iterable[str]) -> None:
-    """Raise UserError for words that must not be in a job file: credentials and control characters."""
+    """Raise UserError for arguments that must not be in a job file: credentials and control characters."""
     for word in words:
         if any(ord(character) < 32 for character in word):
             raise UserError(f"{word!r}: a job file cannot contain line breaks or control characters")

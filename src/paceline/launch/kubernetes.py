@@ -52,7 +52,7 @@ class KubernetesOptions:
                 "--image: missing; pass the container image to run (the repository's Containerfile builds one)"
             )
         if not self.runs_claim:
-            raise UserError("--runs-claim: missing; pass the PersistentVolumeClaim that holds the run")
+            raise UserError("--runs-claim: missing; pass the name of a PersistentVolumeClaim for the run folder")
         check_words([self.image])
         for flag, amount in (("--memory", self.memory), ("--cpus", self.cpus), ("--shared-memory", self.shared_memory)):
             if amount and not QUANTITY.fullmatch(amount):

@@ -23,7 +23,7 @@ USER_ERROR_WAIT_SECONDS = (
 
 
 class Mailbox:
-    """The launcher's side: what its workers have reported."""
+    """The launcher's view of the mailbox: what its workers have reported."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -38,7 +38,7 @@ class Mailbox:
         return [process for process, is_alive in self.processes().items() if is_alive]
 
     def seconds_silent(self, process: int) -> float:
-        """Return the seconds since a worker's last progress; 0 before training starts."""
+        """Return the seconds since a worker last reported progress; 0 before training starts."""
         try:
             about = (self.folder / f"process-{process}").stat()
         except FileNotFoundError:
@@ -90,7 +90,7 @@ def unregister_worker(code: int) -> int:
 
 
 def report_user_error(line: str) -> bool:
-    """Pass a user error to the launcher, which prints it once; return False if our launcher did not start us."""
+    """Pass a user error to the launcher, which prints it once; return False if there is no Paceline launcher."""
     if MAILBOX_FOLDER not in os.environ:
         return False
     try:

@@ -16,8 +16,8 @@ from paceline.core.errors import UserError
 from paceline.parallel.store import LOOPBACK, is_here, is_loopback, join_store, own_address, serve_store
 from paceline.parallel.torch_internals import TCPStore
 
-LAST_CALL_SECONDS = 3  # wait for more hosts once the minimum has joined; later hosts join through a restart
-KEEP_ALIVE_SECONDS, KEEP_ALIVE_ATTEMPTS = 1, 4  # a host that is silent for longer counts as lost
+LAST_CALL_SECONDS = 3  # how long to wait for more hosts once the minimum has joined; later hosts cause a restart
+KEEP_ALIVE_SECONDS, KEEP_ALIVE_ATTEMPTS = 1, 4  # a host that misses this many heartbeats counts as lost
 STORE_SECONDS = 30
 
 
@@ -59,7 +59,7 @@ class Rendezvous:
         return f"{self.host}:{self.port}"
 
     def open(self) -> DynamicRendezvousHandler:
-        """Serve the rendezvous if its address is this host's, else wait until it is reachable; return its handler."""
+        """Serve the rendezvous if its address is on this host, else wait until it is reachable; return its handler."""
         store = self._store()
         parameters = RendezvousParameters(
             backend="c10d",
@@ -77,7 +77,7 @@ class Rendezvous:
         return create_handler(store, C10dRendezvousBackend(store, parameters.run_id), parameters)
 
     def _local_address(self) -> str | None:
-        """Return the address at which other hosts can reach this one."""
+        """Return the address at which other hosts can reach this host."""
         return None if self._is_loopback_only() else own_address(self.host)
 
     def _is_loopback_only(self) -> bool:
@@ -90,7 +90,7 @@ class Rendezvous:
             try:
                 served: TCPStore = serve_store(self.host, self.port, timeout, on_all=self._is_loopback_only())
                 return served
-            except OSError:  # another process on this host serves it
+            except OSError:  # another process on this host serves the rendezvous
                 if self.max_hosts == 1:
                     raise
         self._wait_for_host()
@@ -98,7 +98,7 @@ class Rendezvous:
         return joined
 
     def _wait_for_host(self) -> None:
-        """Wait in Python rather than in torch, so that a signal can end the wait."""
+        """Wait until the rendezvous host is reachable, in Python rather than in torch so that signals are handled."""
         until = time.monotonic() + self.join_timeout
         while True:
             try:

@@ -19,7 +19,7 @@ from paceline.training.stop import RESUME_LATER
 
 FOLDER = "launch"  # subfolder of the run folder that holds the job script and its logs
 JOB_FILE = "slurm.sh"
-WARNING_SECONDS = 120  # a job is told to save this long before its time limit
+WARNING_SECONDS = 120  # SLURM signals a job to save this long before its time limit
 POLL_SECONDS = 1.0
 TIME = re.compile(r"(\d+-)?\d+(:\d+){0,2}|infinite|unlimited", re.IGNORECASE)
 WORD = re.compile(r"[\w.@,+-]+")
@@ -69,7 +69,7 @@ def job_script(command: TrainCommand, options: SlurmOptions, run: Path, python: 
     train = quoted([python, "-m", "paceline", *words]).replace(shlex.quote("\0"), '"$rendezvous"')
     again = f"""
 if [ "$code" -eq {RESUME_LATER} ]; then
-    echo "saved; requeued"
+    echo "saved a checkpoint; job requeued"
     scontrol requeue "$SLURM_JOB_ID"
     scontrol update JobId="$SLURM_JOB_ID" StartTime=now 2>/dev/null
 fi
@@ -125,10 +125,10 @@ def check_cluster(command: TrainCommand, options: SlurmOptions) -> None:
     mine = [row for row in rows if not options.partition or row[0] == options.partition]
     hosts = sum(int(row[1]) for row in mine)
     if command.nodes > hosts:
-        raise UserError(f"--nodes {command.nodes}: {options.partition or 'this cluster'} has only {hosts}")
+        raise UserError(f"--nodes {command.nodes}: the maximum for {options.partition or 'this cluster'} is {hosts}")
     gpus = max((_gpus(row[2]) for row in mine), default=0)
     if options.gpus_per_node > gpus:
-        raise UserError(f"--gpus-per-node {options.gpus_per_node}: SLURM lists at most {gpus} GPUs per host")
+        raise UserError(f"--gpus-per-node {options.gpus_per_node}: the maximum that SLURM lists per host is {gpus}")
     _check_ports(command.nodes)
 
 
@@ -139,7 +139,7 @@ def _gpus(resources: str) -> int:
 
 
 def _check_ports(nodes: int) -> None:
-    """Raise UserError if srun has too few ports; it would wait for one without printing anything."""
+    """Raise UserError if srun has too few ports, since srun would wait for a port without printing anything."""
     found = re.search(r"^SrunPortRange\s*=\s*(\d+)-(\d+)", _query("scontrol", "show", "config"), re.MULTILINE)
     first, last = map(int, found.groups()) if found else (0, 0)
     needed = 3 + 2 * (-(-nodes // 48))  # srun listens on three ports, plus two for every 48 hosts

@@ -28,7 +28,7 @@ class Task(NamedTuple):
 
     module: str
     function: str
-    arguments: str  # JSON: positional and keyword arguments after the config
+    arguments: str  # JSON with the positional and keyword arguments that follow the config
 
     @classmethod
     def of(

@@ -29,7 +29,7 @@ from paceline.training.stop import leave_terminal, signals_to_handle
 AGENT_ENVIRONMENT = {
     # The first process of each round serves its own store. A shared store would be lost with its host.
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-    "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGQUIT",  # other signals are forwarded below, which leaves time to save
+    "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGQUIT",  # Paceline forwards other signals, so that workers can save
 }
 
 
@@ -60,7 +60,7 @@ def run_processes(module: str, arguments: Sequence[str], processes: int, rendezv
 
 
 class _Supervisor:
-    """Runs an agent until it ends; starts a new one if the rendezvous host was lost and may come back."""
+    """Runs an agent until it ends; starts a new agent if the rendezvous host was lost but may be reachable again."""
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ def _exit_code(result: RunResult | None, mailbox: Mailbox, signals: Sequence[int
 
 
 def _report_no_rendezvous(error: Exception, rendezvous: Rendezvous, mailbox: Mailbox) -> int:
-    """Print why this host lost the others or never reached them; return the exit code."""
+    """Print why this host lost or never reached the other hosts; return the exit code."""
     if mailbox.user_error():
         raise UserError(mailbox.user_error()) from None
     if mailbox.stop_code():
@@ -174,7 +174,7 @@ def _report_no_rendezvous(error: Exception, rendezvous: Rendezvous, mailbox: Mai
 
 
 def _code_of(number: int) -> int:
-    """Return the exit code, as in shells, for a run that was ended by a signal before it could save."""
+    """Return the shell exit code of a run that a signal ended before it could save."""
     return 128 + number
 
 

@@ -1,4 +1,4 @@
-"""A worker process started by our launcher: loads the task and the config, and runs the task.
+"""A worker process started by Paceline's launcher: loads the task and the config, and runs the task.
 
 `python -m paceline.launch.worker MODULE FUNCTION ARGUMENTS RECIPE CONFIG_FILE`
 """

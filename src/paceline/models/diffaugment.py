@@ -11,11 +11,11 @@ from torch import Tensor
 
 KINDS = ("color", "translation", "cutout")
 NUM_UNIFORMS = 7
-# The column of each uniform number.
+# The column of the random number that each augmentation uses.
 BRIGHTNESS, SATURATION, CONTRAST, SHIFT_ROW, SHIFT_COLUMN, CUTOUT_ROW, CUTOUT_COLUMN = range(NUM_UNIFORMS)
 
-LARGEST_SHIFT = 1 / 8  # fraction of the image side
-CUTOUT_SIDE = 1 / 2  # fraction of the image side
+LARGEST_SHIFT = 1 / 8  # as a fraction of the image side
+CUTOUT_SIDE = 1 / 2  # as a fraction of the image side
 
 
 def augment(images: Tensor, uniforms: Tensor, kinds: tuple[str, ...]) -> Tensor:

@@ -1,9 +1,9 @@
 """Features of a frozen VGG19, for perceptual losses.
 
-The network is not part of any recipe's module tree, so no wrapper, checkpoint or optimizer sees it. There is one copy
-per device and dtype, created on first use. Weights come from torchvision or from a file (.pth or .safetensors). The
-file can be torchvision's, or a rescaled network whose first layer converts RGB in 0…1 to the input of the other layers.
-Reading a file executes no code.
+The network is not part of any recipe's module tree, so no wrapper, checkpoint or optimizer includes it. There is one
+copy per device and dtype, created on first use. Weights come from torchvision or from a file (.pth or .safetensors).
+The file can be torchvision's, or a rescaled network whose first layer converts RGB in 0…1 to the input of the other
+layers. Reading a file executes no code.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Layers = list[tuple[Tensor, Tensor]]  # weight and bias of each layer, in order
 CopyKey = tuple[str, int, torch.device, torch.dtype]  # weights, number of convolutions, device, precision
 _loaded: dict[str, Layers] = {}
 _copies: dict[CopyKey, Layers] = {}
-_lock = Lock()  # needed because DataParallel calls this from several threads
+_lock = Lock()  # needed because DataParallel uses several threads
 
 
 class Features:
@@ -108,7 +108,7 @@ def _moved(layer: tuple[Tensor, Tensor], device: torch.device, dtype: torch.dtyp
 
 
 def _load(weights: str) -> Layers:
-    """Return all layers in float32 on the CPU: the conversion of colours in [-1, 1], then the convolutions."""
+    """Return all layers in float32 on the CPU: a layer that converts colours from [-1, 1], then the convolutions."""
     if weights == RANDOM:
         return [_imagenet_colours(), *_random_layers()]
     tensors = _read(Path(weights)) if weights else _torchvision_tensors()
@@ -146,7 +146,7 @@ def _random_layers() -> Layers:
 
 
 def _torchvision_tensors() -> dict[str, Tensor]:
-    from torchvision.models import VGG19_Weights  # takes a second to import
+    from torchvision.models import VGG19_Weights  # imported here, because this takes a second
 
     try:
         tensors: dict[str, Tensor] = VGG19_Weights.IMAGENET1K_V1.get_state_dict(progress=False, check_hash=True)

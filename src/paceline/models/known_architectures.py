@@ -20,7 +20,7 @@ ARCHITECTURES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("SRVGGNetCompact (Real-ESRGAN)", (r"body\.0\.weight", r"body\.1\.weight", r"body\.2\.weight")),
     ("NAFNet", (r"intro\.weight", r"encoders\.0\.0\.", r"ending\.weight")),
     ("Restormer", (r"patch_embed\.proj\.weight", r"encoder_level1\.0\.attn\.")),
-    ("a pix2pix or CycleGAN generator; try --recipe translation", (r"model\.model\.\d|model\.\d+\.conv_block\.",)),
+    ("a pix2pix or CycleGAN generator (try --recipe translation)", (r"model\.model\.\d|model\.\d+\.conv_block\.",)),
     ("StyleGAN", (r"(.*\.)?(synthesis\.b4|mapping\.fc0|g_mapping|style\.1)\.",)),
     ("a diffusion U-Net", (r"down_blocks\.0\.resnets\.|input_blocks\.0\.0\.|model\.diffusion_model\.",)),
     ("a vision transformer", (r"(cls_token|class_token|pos_embed)$",)),
@@ -30,7 +30,7 @@ ARCHITECTURES: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 
 def check_architecture(keys: Iterable[str], path: Path, supported: str) -> None:
-    """Raise UserError if the tensors belong to a known but unsupported network; the message says what is supported."""
+    """Raise UserError with the hint `supported` if the tensors belong to a known network that cannot be imported."""
     keys = list(keys)
     for name, patterns in ARCHITECTURES:
         if all(any(re.match(pattern, key) for key in keys) for pattern in patterns):

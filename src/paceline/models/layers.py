@@ -41,7 +41,7 @@ class BatchNormByImage(NormByImage, nn.BatchNorm2d):  # type: ignore[misc]
 
 
 def normalise_by_image(network: nn.Module) -> None:
-    """Make each BatchNorm of a network normalise each image by its own statistics in eval mode, not in training."""
+    """Make each BatchNorm of a network normalise each image by the image's own statistics in eval mode."""
     for module in network.modules():
         if type(module) is nn.BatchNorm2d:
             module.__class__ = BatchNormByImage
@@ -55,7 +55,7 @@ class ReflectionPad(nn.ReflectionPad2d):
         return self.repeatable(input) if deterministic else super().forward(input)
 
     def repeatable(self, images: Tensor) -> Tensor:
-        """Return an equivalent layer that pads by concatenation, so that its gradients are deterministic."""
+        """Pad images by concatenation, so that the gradients are deterministic."""
         pad = self.padding[0]
         for dim in (-1, -2):
             last = images.shape[dim] - pad - 1

@@ -35,7 +35,7 @@ LEAST_SQUARES = Objective(  # Mao et al. 2017, with targets 0 and 1, and with th
     real=lambda logits: (logits - 1).square() / 2,
     fake=lambda logits: logits.square() / 2,
 )
-SQUARES = Objective(  # the same without the factor of 1/2, as in pix2pix
+SQUARES = Objective(  # least squares without the factor of 1/2, as in pix2pix
     generator=lambda logits: (logits - 1).square(),
     real=lambda logits: (logits - 1).square(),
     fake=lambda logits: logits.square(),

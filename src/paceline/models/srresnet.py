@@ -2,7 +2,7 @@
 
 Ledig et al., Photo-Realistic Single Image Super-Resolution Using a Generative Adversarial Network (2017).
 The same network reaches a higher PSNR without normalisation layers and with bicubic upscaling added to a linear
-output. Both are settings.
+output. Both changes are available as settings.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from paceline.images.resample import bicubic
 from paceline.models.layers import Norm, in_full_precision, initialise_leaky, normalisation
 
 SCALES = (1, 2, 4, 8)
-PRELU_SLOPE = 0.25  # initial slope
+PRELU_SLOPE = 0.25  # initial negative slope of each PReLU
 Output = Literal["tanh", "residual"]
 PReluKind = Literal["shared", "channel"]
 
@@ -83,11 +83,11 @@ class SRResNet(nn.Module):
         doublings = min(1, num_doublings) if shared else num_doublings
         self.doublings = nn.Sequential(*(Doubling(width, slopes) for _ in range(doublings)))
         self.tail = nn.Conv2d(width, channels, 9, padding=4)
-        if output == "residual":  # so that the initial output is close to the bicubic upscaling
+        if output == "residual":  # makes the initial output close to the bicubic upscaling
             initialise_leaky(self, PRELU_SLOPE)
             self.tail.weight.data.mul_(0.01)
             for block in (module for module in self.blocks if isinstance(module, Block) and norm == "none"):
-                block.conv2.weight.data.mul_(0.1)  # a deep stack without normalisation starts near the identity
+                block.conv2.weight.data.mul_(0.1)  # makes a deep stack without normalisation start near the identity
 
     def forward(self, low: Tensor) -> Tensor:
         # SRGAN's network takes images in 0…1. A correction is learned faster from values around zero.
@@ -110,7 +110,7 @@ class Discriminator(nn.Module):
 
     def __init__(self, channels: int = 3, width: int = 64, norm: Norm = "batch") -> None:
         super().__init__()
-        widths = [width * 2 ** (number // 2) for number in range(8)]  # 64, 64, 128, 128, … 512
+        widths = [width * 2 ** (number // 2) for number in range(8)]  # by default 64, 64, 128, 128, …, 512
         layers: list[nn.Module] = []
         for number, (narrow, broad) in enumerate(pairwise([channels, *widths])):
             layers.append(nn.Conv2d(narrow, broad, 3, stride=1 + number % 2, padding=1))

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from paceline.core.errors import UserError
 
-MAGIC_BYTES = (b"PK\x03\x04", b"\x80")  # a zip archive, and the pickle of older torch versions
-# Keys under which checkpoints store a network, possibly nested; of several at one level, the first is used.
+# The first bytes of a zip archive, and of the pickle that older torch versions write.
+MAGIC_BYTES = (b"PK\x03\x04", b"\x80")
+# Keys under which checkpoints store a network, possibly nested. If a level has several of them, the first is used.
 WRAPPERS = ("params_ema", "params", "generator", "model_state_dict", "state_dict", "model")
 PREFIX = "generator."  # prefix of the generator's tensors in a checkpoint with several networks
 OUTER_MODULES = ("module.", "_orig_mod.")  # added to every name by DataParallel and by torch.compile
@@ -41,7 +42,7 @@ def read_torch_file(path: Path, named: str) -> object:
 
 
 def read_state_dict(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of one network, all finite, from a bare state_dict or the generator in a checkpoint."""
+    """Return the tensors of a state_dict, or of the generator in a checkpoint; raise UserError if any is not finite."""
     if not path.is_file():
         raise UserError(f"{path}: no such file")
     content = _unwrap(read_torch_file(path, str(path)))
@@ -70,7 +71,7 @@ def _unwrap(content: object) -> object:
 
 
 def _without_prefixes(state: dict[str, object]) -> dict[str, object]:
-    """Return the generator's tensors without wrapper prefixes; all tensors if none has the generator's prefix."""
+    """Remove wrapper prefixes; return only the generator's tensors if any name has the generator's prefix."""
     for prefix in OUTER_MODULES:
         if state and all(key.startswith(prefix) for key in state):
             return _without_prefixes({key.removeprefix(prefix): value for key, value in state.items()})

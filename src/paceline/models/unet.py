@@ -33,7 +33,7 @@ class UNet(nn.Module):
         self.decoders = nn.ModuleList(_convolutions(2 * narrow, narrow) for narrow in widths[-2::-1])
         self.tail = nn.Conv2d(width, channels, 3, padding=1)
         initialise_leaky(self, SLOPE)
-        self.tail.weight.data.mul_(0.01)  # so that the initial network is close to the identity
+        self.tail.weight.data.mul_(0.01)  # makes the initial network close to the identity
 
     def forward(self, images: Tensor) -> Tensor:
         height, width = images.shape[-2:]

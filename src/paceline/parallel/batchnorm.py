@@ -65,7 +65,7 @@ class SynchronizedBatchNorm(AnyBatchNorm):
 
 
 class _SynchronizedByImage(NormByImage, SynchronizedBatchNorm):  # type: ignore[misc]
-    """Our synchronized BatchNorm; in eval mode, each image is normalised by its own statistics."""
+    """Paceline's synchronized BatchNorm; in eval mode, each image is normalised by its own statistics."""
 
 
 class _TorchSyncByImage(NormByImage, nn.SyncBatchNorm):  # type: ignore[misc]
@@ -78,7 +78,7 @@ def _by_definition(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: f
     own_count = x.new_full((1, x.shape[1]), x.numel() / x.shape[1])
     sums, count = _SumOverProcesses.apply(torch.cat([x.sum(over)[None], own_count])).unbind()
     mean = sums / count
-    # Squared deviations: the mean of squares minus the squared mean suffers from cancellation in float32.
+    # Use squared deviations, because the mean of squares minus the squared mean loses precision in float32.
     centered = x - mean.view(channels)
     variance = _SumOverProcesses.apply((centered * centered).sum(over)) / count
     normal = centered * (variance + eps).rsqrt().view(channels)
@@ -90,7 +90,7 @@ def _by_definition(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: f
 
 
 class _ByKernels(torch.autograd.Function):
-    """`_by_definition` with torch's CPU kernels: a third of the passes over the data, half the communication."""
+    """Like `_by_definition`, but faster: torch's CPU kernels need fewer passes over the data and less communication."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, ...]:
@@ -115,7 +115,7 @@ class _ByKernels(torch.autograd.Function):
             along_x, along_one = (sums / count).chunk(2)
             root = (variance + ctx.eps).rsqrt()
             scale = root if weight is None else root * weight
-            # Centered on the mean, so that rounding errors stay small when the terms cancel.
+            # Center x on the mean, so that rounding errors stay small when the terms cancel.
             of_x.addcmul_(x - mean.view(_shape(x)), (-scale * root * along_x).view(_shape(x)))
             of_x.sub_((scale * along_one).view(_shape(x)))
         return of_x, of_weight if weight is not None else None, of_bias if bias is not None else None, None
@@ -138,7 +138,7 @@ def _gradients_by_definition(
 ) -> list[Tensor | None]:
     """Return differentiable gradients with respect to x, weight and bias."""
     needed = ctx.needs_input_grad[:3]
-    if weight is not None and needed[1] and not weight.requires_grad:  # frozen after the forward pass
+    if weight is not None and needed[1] and not weight.requires_grad:  # the weight was frozen after the forward pass
         weight = weight.detach().requires_grad_()
     if bias is not None and needed[2] and not bias.requires_grad:
         bias = bias.detach().requires_grad_()
@@ -166,7 +166,7 @@ def has_batchnorm(module: nn.Module) -> bool:
 
 
 def synchronize(module: nn.Module, *, ours: bool) -> nn.Module:
-    """Return the module with each BatchNorm synchronized over all processes, using our class or torch's."""
+    """Return the module with each BatchNorm synchronized over all processes, using Paceline's class or torch's."""
     by_image = [name for name, inner in module.named_modules() if isinstance(inner, NormByImage)]
     converted: nn.Module = _converted(module) if ours else nn.SyncBatchNorm.convert_sync_batchnorm(module)
     for name in by_image:
@@ -184,7 +184,7 @@ def _converted(module: nn.Module) -> nn.Module:
 
 def _synchronized_twin(norm: AnyBatchNorm) -> SynchronizedBatchNorm:
     twin = SynchronizedBatchNorm(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
-    twin.weight, twin.bias = norm.weight, norm.bias  # each may be None
+    twin.weight, twin.bias = norm.weight, norm.bias  # weight and bias may be None
     for name, buffer in norm.named_buffers(recurse=False):
         setattr(twin, name, buffer)
     return twin.train(norm.training)

@@ -71,4 +71,4 @@ class Module(lightning.LightningModule):
         return None
 
     def transfer_batch_to_device(self, batch: Any, device: Any, dataloader_idx: int) -> Any:
-        return batch  # already on the device
+        return batch  # the batch is already on the device

@@ -39,12 +39,12 @@ class Precision:
         torch.backends.cudnn.benchmark = not deterministic
         if deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads this when it starts
-        if deterministic != torch.are_deterministic_algorithms_enabled():  # the call is slow: it imports the compiler
+        if deterministic != torch.are_deterministic_algorithms_enabled():  # slow, since it imports the compiler
             torch.use_deterministic_algorithms(deterministic)
 
     @contextmanager
     def applied(self, *, deterministic: bool) -> Iterator[None]:
-        """Set the flags inside the context and restore them afterwards, for use as a library."""
+        """Set PyTorch's precision flags inside the context, and restore them afterwards for the calling program."""
         matmul, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn
         tf32, benchmark, was = cudnn.allow_tf32, cudnn.benchmark, torch.are_deterministic_algorithms_enabled()
         only_warned = torch.is_deterministic_algorithms_warn_only_enabled()

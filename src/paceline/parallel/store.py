@@ -11,12 +11,12 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-SIOCGIFADDR = 0x8915  # from <linux/sockios.h>: an interface's address
+SIOCGIFADDR = 0x8915  # from <linux/sockios.h>: request for the address of an interface
 LOOPBACK = "127.0.0.1"
 
 
 def serve_store(host: str, port: int, timeout: timedelta, *, on_all: bool = False) -> dist.TCPStore:
-    """Serve a store on this address only; with `on_all`, on all addresses, like torch. Port 0 picks a free port."""
+    """Serve a store on this address only or, with `on_all`, on all addresses like torch. Port 0 picks a free port."""
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     with socket.socket(family, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -85,7 +85,7 @@ def _interface_of(address: str) -> str:
         for _, name in socket.if_nameindex():
             try:
                 answer = fcntl.ioctl(any_socket, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-            except OSError:  # an interface without an IPv4 address
+            except OSError:  # the interface has no IPv4 address
                 continue
             if socket.inet_ntoa(answer[20:24]) == address:
                 return name

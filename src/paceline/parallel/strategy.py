@@ -40,7 +40,7 @@ class PhaseCall(nn.Module):
             loss = self.recipe(phase, batch)
         if not isinstance(loss, Loss):
             raise UserError(
-                f"phase {phase!r}: its loss is a {type(loss).__name__}: return Loss({{NAME: tensor}}), from paceline"
+                f"phase {phase!r}: the loss is a {type(loss).__name__}: return paceline.Loss({{NAME: tensor}})"
             )
         return loss
 
@@ -75,27 +75,27 @@ class Strategy:
         True
     """
 
-    # Properties of a strategy. Other code checks these, never the name of the strategy.
+    # Properties of a strategy. Other code checks these properties, never the name of the strategy.
     needs_processes: ClassVar[bool] = False
-    """Whether it needs one process per device."""
+    """Whether the strategy needs one process per device."""
     max_devices: ClassVar[int | None] = None
-    """The maximum number of devices that it can use; None if there is no maximum."""
+    """The maximum number of devices that the strategy can use; None if there is no maximum."""
     complexity: ClassVar[int] = 0
-    """Breaks ties: among equally good strategies, a report recommends the one with the lowest value."""
+    """Tie-breaker: among equally good strategies, a report recommends the one with the lowest value."""
     package: ClassVar[str] = ""
-    """The module that must be installed in addition to torch."""
+    """A module that the strategy needs in addition to torch; empty if there is none."""
     extra: ClassVar[str] = ""
-    """The extra of Paceline that installs this module."""
+    """The optional extra of Paceline that installs `package`."""
     cannot_capture: ClassVar[str] = ""
-    """Why its step cannot be captured as a CUDA graph; empty if it can."""
+    """Why the strategy's step cannot be captured as a CUDA graph; empty if it can."""
     cannot_compile: ClassVar[str] = ""
-    """Why its networks cannot be compiled; empty if they can."""
+    """Why the strategy's networks cannot be compiled; empty if they can."""
     parity_obstacle: ClassVar[str] = ""
-    """Why its weights may differ from those trained on one device; empty if they are equal."""
+    """Why the weights may differ from weights trained on one device; empty if they are equal."""
     ladder_obstacle: ClassVar[str] = ""
-    """Why its step-time breakdown cannot be measured; empty if it can."""
+    """Why the strategy's step-time breakdown cannot be measured; empty if it can."""
     cpu_obstacle: ClassVar[str] = ""
-    """Why this strategy brings no benefit on a CPU; empty if it does."""
+    """Why the strategy brings no benefit on a CPU; empty if it does."""
 
     def __init__(self, settings: RunSettings, world: World, precision: Precision, recipe: Recipe) -> None:
         """Move the recipe to its device and wrap it, ready for the first step."""
@@ -172,7 +172,7 @@ AUTO = {"one device": "single", "several": "ddp"}  # what `--strategy auto` sele
 
 
 def strategy_name(name: str, devices: int, accelerator: str = "") -> tuple[str, int]:
-    """Return the strategy that the settings resolve to and its number of devices."""
+    """Return the name of the strategy that the settings select, and its number of devices."""
     if name == "auto":
         name = AUTO["several" if devices > 1 else "one device"]
     if accelerator == "cpu" and load_class("strategy", name, Strategy).cpu_obstacle:

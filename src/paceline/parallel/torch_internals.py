@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import TCPStore as TCPStore  # torch.distributed exports no type for it
+from torch._C._distributed_c10d import TCPStore as TCPStore  # torch.distributed does not export this type
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
@@ -77,7 +77,7 @@ def local_address(handler: DynamicRendezvousHandler) -> str:
 
 
 def stop_heartbeats(handler: DynamicRendezvousHandler) -> None:
-    """Leave a rendezvous without closing it for other hosts; torch's `shutdown` does both."""
+    """Leave a rendezvous without closing it for other hosts; torch's `shutdown` also closes it."""
     handler._stop_heartbeats()
 
 

@@ -18,7 +18,7 @@ from paceline.core.errors import UserError
 from paceline.parallel.exchange import sum_over_processes
 from paceline.parallel.store import choose_interface, is_loopback, join_store, serve_store
 
-FIRST_PORT, NUM_PORTS = 10_000, 10_000  # below the kernel's ephemeral ports
+FIRST_PORT, NUM_PORTS = 10_000, 10_000  # a port range below the kernel's ephemeral ports
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Place:
 
 
 def place_from(environ: Mapping[str, str]) -> Place | None:
-    """Return this process's rank and world size if a launcher started it; None if the user did."""
+    """Return this process's rank and world size if a launcher started it; None if the user started it."""
     if "RANK" in environ and "WORLD_SIZE" in environ:
         size, local_rank = int(environ["WORLD_SIZE"]), int(environ.get("LOCAL_RANK", 0))
         local_size = int(environ.get("LOCAL_WORLD_SIZE", local_rank + 1))
@@ -53,7 +53,7 @@ def place_from(environ: Mapping[str, str]) -> Place | None:
 
 
 def place_of(settings: RunSettings) -> Place | None:
-    """Return this process's place. With `--rdzv`, ignore srun's variables, since srun then starts launchers."""
+    """Return this process's rank and group size. With `--rdzv`, srun starts launchers, so its variables are ignored."""
     return None if settings.rdzv and "RANK" not in os.environ else place_from(os.environ)
 
 
@@ -64,9 +64,9 @@ def _tasks_per_node(environ: Mapping[str, str]) -> list[int]:
 
 
 def slurm_rendezvous(environ: Mapping[str, str]) -> tuple[str, int]:
-    """Return the step's first host and a port derived from the job and step ids."""
+    """Return the first host of the SLURM step, and a port derived from the job and step ids."""
     nodes = environ.get("SLURM_STEP_NODELIST") or environ["SLURM_NODELIST"]
-    first = re.sub(r"\[(\d+)[^\]]*\]", r"\1", nodes).split(",")[0]  # gpu[07-09,12]-ib → gpu07-ib
+    first = re.sub(r"\[(\d+)[^\]]*\]", r"\1", nodes).split(",")[0]  # e.g. gpu[07-09,12]-ib → gpu07-ib
     job, step = int(environ.get("SLURM_JOB_ID", 0)), int(environ.get("SLURM_STEP_ID", 0))
     # Ports of consecutive jobs are a prime number apart, so that their steps do not collide on one host.
     return first, FIRST_PORT + (7919 * job + step) % NUM_PORTS
@@ -78,7 +78,7 @@ class World:
 
     place: Place
     device: torch.device
-    backend: str = ""  # empty without a process group
+    backend: str = ""  # empty if there is no process group
 
     @property
     def rank(self) -> int:
@@ -132,7 +132,7 @@ class World:
             dist.destroy_process_group()
 
     def abandon(self) -> None:
-        """Leave after an error. With several processes, do nothing: this process exits, and its peers notice."""
+        """Leave after an error. With several processes, do nothing, since the others notice when this process exits."""
         if self.size == 1:
             self.leave()
 
@@ -168,18 +168,19 @@ def check_devices(settings: RunSettings) -> None:
     """Raise UserError for devices that do not exist, before anything is started."""
     if not uses_cuda(settings):
         if settings.gpus:
-            raise UserError(f"--gpus {settings.gpus}: no CUDA device is visible to PyTorch here")
+            raise UserError(f"--gpus {settings.gpus}: no CUDA device is visible to PyTorch here; remove the flag")
         return
     count, ids = torch.cuda.device_count(), gpu_ids(settings)
     missing = [number for number in ids if not 0 <= number < count]
     if missing:
         flag = f"--gpus {settings.gpus}" if settings.gpus else f"--devices {settings.devices}"
-        raise UserError(
-            f"{flag}: there {'is 1 GPU' if count == 1 else f'are {count} GPUs'} here (ids 0 to {count - 1})"
-        )
+        gpus = "1 GPU (id 0)" if count == 1 else f"{count} GPUs (ids 0 to {count - 1})"
+        raise UserError(f"{flag}: PyTorch sees only {gpus}")
     place = place_of(settings)
     if place and len(ids) < place.local_size:
-        raise UserError(f"--gpus {settings.gpus}: {len(ids)} ids for {place.local_size} processes on this machine")
+        raise UserError(
+            f"--gpus {settings.gpus}: expected one id for each of the {place.local_size} processes on this machine"
+        )
     if settings.backend == "nccl" and _share_a_gpu(settings):
         raise UserError(f"--gpus {settings.gpus}: NCCL cannot run two processes on one GPU; use --backend gloo")
 
@@ -222,8 +223,8 @@ def join(settings: RunSettings, *, distributed: bool) -> World:
                 device_id=own,
             )
         except dist.DistBackendError as error:
-            if "Duplicate GPU" in str(error):  # not detected earlier if each process sees one GPU
-                raise UserError(f"--devices {place.size}: processes share a GPU; start one per GPU") from error
+            if "Duplicate GPU" in str(error):  # only NCCL can detect this if each process sees one GPU
+                raise UserError(f"--devices {place.size}: processes share a GPU; start one process per GPU") from error
             raise
     return World(place, device, backend)
 
@@ -237,7 +238,7 @@ def _rendezvous(place: Place, timeout: timedelta) -> dist.Store:
     """
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     choose_interface(host, place.num_nodes)
-    by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun's default
+    by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # the default under torchrun
     key = (host, port, place)
     if key not in _stores:
         _stores.clear()  # closes the previous store, which may use this port
@@ -246,12 +247,12 @@ def _rendezvous(place: Place, timeout: timedelta) -> dist.Store:
             _stores[key] = serve_store(host, port, timeout, on_all=place.num_nodes > 1 and is_loopback(host))
         else:
             _stores[key] = join_store(host, port, timeout)
-    # An agent's store outlives the processes, so the prefix includes the restart count. Our own store does not, and
-    # the count of a host that rejoins would not match.
+    # An agent's store outlives the processes, so its prefix includes the restart count. A store served by rank 0 ends
+    # with the processes and uses no count, since the count of a host that rejoins would not match.
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if by_agent else "0"
     _num_rendezvous[key] += 1
     return dist.PrefixStore(f"paceline-{restart}-{_num_rendezvous[key]}", _stores[key])
 
 
-_stores: dict[tuple[str, int, Place], dist.Store] = {}  # only the last store that this process used
+_stores: dict[tuple[str, int, Place], dist.Store] = {}  # at most one entry: the last store that this process used
 _num_rendezvous: Counter[tuple[str, int, Place]] = Counter()

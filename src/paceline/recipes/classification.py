@@ -27,7 +27,7 @@ class ClassificationSettings:
     depth: Literal["18", "34", "50"] = setting("18", "number of layers in the residual network")
     stem: Literal["auto", "small", "plain"] = setting(
         "auto",
-        "first layers; small: 3×3 convolution; plain: 7×7, downsamples by 4; auto: small for images up to 64 pixels",
+        "first layers: small (3×3 convolution), plain (7×7, downsamples by 4) or auto (small for up to 64 pixels)",
     )
     width: int = setting(64, "channels in the first stage", at_least=1)
     norm: Literal["batch", "none"] = setting("batch", "normalisation layers")
@@ -38,7 +38,7 @@ class ClassificationSettings:
 
 
 class Classification(Recipe):
-    """One network, one phase, cross-entropy."""
+    """Trains one network with cross-entropy, in a single phase."""
 
     Settings = ClassificationSettings
     evaluator = "accuracy"
@@ -134,7 +134,7 @@ class Classification(Recipe):
         )
 
     def classifier_loss(self, batch: Batch) -> Loss:
-        """Cross-entropy of the logits, with label smoothing."""
+        """Return the cross-entropy of the logits, with label smoothing."""
         logits = self.classifier(batch["image"])
         return Loss({"cross_entropy": F.cross_entropy(logits, batch["label"], label_smoothing=self.label_smoothing)})
 

@@ -34,7 +34,7 @@ class DcganSettings(GenerativeSettings):
 
 
 class Dcgan(GenerativeRecipe):
-    """Two networks, one phase each; with R1, a third phase penalises the discriminator's gradient."""
+    """Two networks, each trained in one phase. With R1, a third phase penalises the discriminator's gradient."""
 
     Settings = DcganSettings
 
@@ -52,7 +52,7 @@ class Dcgan(GenerativeRecipe):
             self.double_backward = ("discriminator",)
 
     def generator_loss(self, batch: Batch) -> Loss:
-        """New fakes should score as real. They are shared, so that the discriminator trains on the same fakes."""
+        """New fakes should score as real. The discriminator then trains on the same fakes."""
         fake = self.generator(batch["noise"])
         logits = self.discriminator(self.augment(fake, batch, "own"))
         terms = {"adversarial": self.objective.generator(logits).mean()}
@@ -60,14 +60,14 @@ class Dcgan(GenerativeRecipe):
 
     def discriminator_loss(self, batch: Batch) -> Loss:
         """Real images should score as real, fakes as fake."""
-        # In two passes, so that real and fake images have separate BatchNorm statistics.
+        # Use two passes, so that real and fake images have separate BatchNorm statistics.
         real = self.discriminator(self.augment(batch["image"], batch, "real"))
         fake = self.discriminator(self.augment(batch["fake"], batch, "fake"))
         terms = {"real": self.objective.real(real).mean(), "fake": self.objective.fake(fake).mean()}
         return Loss(terms, signals={"real_score": score(real), "fake_score": score(fake)})
 
     def penalty_loss(self, batch: Batch) -> Loss:
-        """R1 = r1 · ½‖∇D(x)‖² at real images x. Lazy R1: the weight is multiplied by the interval."""
+        """R1 = r1 · ½‖∇D(x)‖² at real images x. With lazy R1, the weight is multiplied by the interval."""
         penalties, logits = r1_penalty(
             lambda images: self.discriminator(self.augment(images, batch, "real")), batch["image"]
         )

@@ -1,8 +1,9 @@
 """The dual-discriminator GAN: one generator against two discriminators that are trained independently.
 
-`against` selects which of the two trains the generator in a step, based on their losses in the previous step. These
-losses are signals, averaged over all devices, so that every process makes the same choice without waiting for its
-device. `objective=d2gan` follows Nguyen et al. (2017): one discriminator rewards real images, the other rewards fakes.
+`against` selects which of the two discriminators trains the generator in a step, based on their losses in the previous
+step. These losses are signals (values passed between phases, averaged over all devices), so that every process makes
+the same choice without waiting for its device. `objective=d2gan` follows Nguyen et al. (2017): one discriminator
+rewards real images, the other rewards fakes.
 """
 
 from __future__ import annotations
@@ -45,16 +46,15 @@ class DualGanSettings(GenerativeSettings):
     objective: Literal["bce", "hinge", "lsgan", "d2gan"] = setting("bce", "adversarial loss")
     against: Literal["auto", "swapped", "stronger", "weaker", "both", "random"] = setting(
         "auto",
-        "which discriminator trains the generator; stronger: the one with the smaller loss; weaker: the one with the "
-        "larger loss; swapped: the one whose loss on real images plus the other's loss on fakes is larger; "
-        "auto: swapped, or both for d2gan",
+        "which discriminator trains the generator: stronger (smaller loss), weaker (larger loss), swapped (larger sum "
+        "of its loss on real images and the other's loss on fakes), both, random, or auto (swapped; for d2gan: both)",
     )
     d2gan_alpha: float = setting(0.2, "d2gan: weight of the first discriminator's reward for real images")
     d2gan_beta: float = setting(0.1, "d2gan: weight of the second discriminator's reward for fakes")
 
 
 class DualGan(GenerativeRecipe):
-    """Three networks, one phase each; with R1, one more phase for each discriminator."""
+    """Three networks, each trained in one phase. With R1, each discriminator has one more phase."""
 
     Settings = DualGanSettings
     presets = {
@@ -115,7 +115,7 @@ class DualGan(GenerativeRecipe):
         return self._penalty_loss(self.discriminator_2, batch)
 
     def _choose(self, first: Tensor, second: Tensor, batch: Batch) -> Tensor:
-        """Return the generator's loss per sample. The choice is made on the device, once for the whole step."""
+        """Return the generator's loss per sample. The discriminator is chosen on the device, once per step."""
         if self.against == "both":
             return first + second
         if self.against == "random":
@@ -125,7 +125,7 @@ class DualGan(GenerativeRecipe):
     def _discriminator_loss(self, number: int, discriminator: Discriminator, batch: Batch) -> Loss:
         """Real images should score as real, fakes as fake."""
         objective = self.objectives[number - 1]
-        # In two passes, so that real and fake images have separate BatchNorm statistics.
+        # Use two passes, so that real and fake images have separate BatchNorm statistics.
         real = discriminator(self.augment(batch["image"], batch, "real"))
         fake = discriminator(self.augment(batch["fake"], batch, "fake"))
         terms = {"real": objective.real(real).mean(), "fake": objective.fake(fake).mean()}
@@ -135,7 +135,7 @@ class DualGan(GenerativeRecipe):
         return Loss(terms, signals=signals)
 
     def _penalty_loss(self, discriminator: Discriminator, batch: Batch) -> Loss:
-        """R1 = r1 · ½‖∇D(x)‖² at real images x. Lazy R1: the weight is multiplied by the interval."""
+        """R1 = r1 · ½‖∇D(x)‖² at real images x. With lazy R1, the weight is multiplied by the interval."""
         penalties, logits = r1_penalty(
             lambda images: discriminator(self.augment(images, batch, "real")), batch["image"]
         )

@@ -24,11 +24,11 @@ class RestorationSettings(RestorationLossSettings):
     """The network and its loss terms."""
 
     network: Literal["unet", "residual"] = setting(
-        "unet", "unet: works at several resolutions; residual: a stack of blocks at full resolution"
+        "unet", "architecture: unet (several resolutions) or residual (a stack of blocks at full resolution)"
     )
     width: int = setting(32, "channels of the first feature map", at_least=1)
-    depth: int = setting(3, "unet: how many times the resolution is halved", at_least=1)
-    num_blocks: int = setting(8, "residual: number of blocks", at_least=1)
+    depth: int = setting(3, "number of times that network=unet halves the resolution", at_least=1)
+    num_blocks: int = setting(8, "number of blocks of network=residual", at_least=1)
     content: Literal["mse", "l1", "charbonnier"] = setting("charbonnier", "pixel loss")
     perceptual: float = setting(
         0.0, "weight of the perceptual loss (MSE of VGG19 features); 0: VGG19 is not needed", at_least=0
@@ -98,7 +98,7 @@ class Restoration(RestorationRecipe):
     def discriminator_loss(self, batch: Batch) -> Loss:
         """Targets should score as real, restored images as fake."""
         assert self.discriminator is not None
-        # In two passes, so that real and restored images have separate BatchNorm statistics.
+        # Use two passes, so that real and restored images have separate BatchNorm statistics.
         real, fake = self.discriminator(batch["target"]), self.discriminator(batch["fake"])
         terms = {"real": self.objective.real(real).mean(), "fake": self.objective.fake(fake).mean()}
         return Loss(terms, signals={"real_score": score(real), "fake_score": score(fake)})

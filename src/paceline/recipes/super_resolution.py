@@ -31,7 +31,7 @@ class SuperResolutionSettings(RestorationLossSettings):
 
     stage: Literal["pretrain", "adversarial", "both"] = setting(
         "pretrain",
-        "pretrain: pixel loss; adversarial: adds a discriminator and VGG19 features; both: the two in sequence",
+        "pretrain: pixel loss; adversarial: also a discriminator and VGG19 features; both: one after the other",
     )
     scale: Literal["2", "4", "8"] = setting("4", "upscaling factor for height and width")
     blocks: Literal["separate", "shared"] = setting(
@@ -42,10 +42,10 @@ class SuperResolutionSettings(RestorationLossSettings):
     norm: Literal["batch", "none"] = setting("batch", "normalisation layers in the generator")
     batchnorm: Literal["running", "instance"] = setting(
         "running",
-        "norm=batch, after training: normalise by the statistics of the training set, or of each image",
+        "with norm=batch, normalise new images by statistics of the training set (running) or of each image (instance)",
     )
     prelu: Literal["shared", "channel"] = setting(
-        "shared", "slopes of each PReLU: one for all channels, or one per channel"
+        "shared", "slopes of each PReLU: one for all channels (shared), or one per channel (channel)"
     )
     output: Literal["tanh", "residual"] = setting(
         "residual", "residual: add the network's output to the bicubic upscaling; tanh: as in SRGAN"
@@ -160,7 +160,10 @@ class SuperResolution(RestorationRecipe):
                 f"stage={settings.stage}: consists of several runs; choose {' or '.join(self.stages[settings.stage])}"
             )
         if spec.scale not in (0, self.output_scale):
-            raise UserError(f"scale={settings.scale}: the low-resolution files are smaller by a factor of {spec.scale}")
+            raise UserError(
+                f"scale={settings.scale}: the low-resolution files are smaller by a factor of {spec.scale}; "
+                "set scale to this factor, or use different files"
+            )
         if spec.height % self.output_scale or spec.width % self.output_scale:
             raise UserError(
                 f"the training images are {spec.width}×{spec.height} pixels, but both sides must be multiples of "
@@ -180,7 +183,7 @@ class SuperResolution(RestorationRecipe):
     def discriminator_loss(self, batch: Batch) -> Loss:
         """Real images should score as real, upscaled images as fake."""
         assert self.discriminator is not None
-        # In two passes, so that real and upscaled images have separate BatchNorm statistics.
+        # Use two passes, so that real and upscaled images have separate BatchNorm statistics.
         real, fake = self.discriminator(batch["image"]), self.discriminator(batch["fake"])
         terms = {"real": self.objective.real(real).mean(), "fake": self.objective.fake(fake).mean()}
         return Loss(terms, signals={"real_score": score(real), "fake_score": score(fake)})

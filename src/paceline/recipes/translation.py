@@ -41,8 +41,8 @@ OBJECTIVES: dict[str, Objective] = {"vanilla": BCE, "lsgan": SQUARES}
 class TranslationSettings:
     """The panels, the networks, and the weights of the losses."""
 
-    model: Literal["deepliif", "pix2pix"] = setting("deepliif", "deepliif: several panels; pix2pix: one panel")
-    target: str = setting("", "pix2pix: panel to generate if the data has several")
+    model: Literal["deepliif", "pix2pix"] = setting("deepliif", "several panels (deepliif) or one panel (pix2pix)")
+    target: str = setting("", "panel that pix2pix generates if the data has several panels")
     modalities: int = setting(0, "deepliif: number of modalities that the data must have; 0: any", at_least=0)
     generator: GeneratorKind = setting(
         "auto",
@@ -59,7 +59,7 @@ class TranslationSettings:
     norm: Literal["batch", "instance", "none"] = setting("batch", "normalisation layers")
     batchnorm: Literal["running", "instance"] = setting(
         "running",
-        "norm=batch, after training: normalise by the statistics of the training set, or of each image",
+        "with norm=batch, normalise new images by statistics of the training set (running) or of each image (instance)",
     )
     dropout: float = setting(0.5, "dropout probability in the generators", at_least=0, below=1)
     padding: Literal["reflect", "zero"] = setting("zero", "padding in the residual blocks")
@@ -68,7 +68,7 @@ class TranslationSettings:
     distance: Literal["smooth_l1", "l1"] = setting("smooth_l1", "pixel loss between a panel and its target")
     distance_weight: float = setting(100.0, "weight of the pixel loss; the adversarial loss has weight 1", at_least=0)
     perceptual: float = setting(0.0, "weight of the perceptual loss (L1 of VGG19 features); 0: none", at_least=0)
-    vgg: str = setting("", "file with VGG19 weights, or random; default: download torchvision's")
+    vgg: str = setting("", "file with VGG19 weights, or random for an untrained network; default: torchvision's")
     vgg_layer: str = setting("relu5_1", "VGG19 layer for the perceptual loss")
     segmentation_weights: str = setting(
         "",
@@ -83,7 +83,7 @@ class TranslationSettings:
 
 
 class Translation(Recipe):
-    """Two groups of networks, one phase each."""
+    """Two groups of networks: generators and discriminators. Each group is trained in one phase."""
 
     Settings = TranslationSettings
     evaluator = "translation"
@@ -217,7 +217,7 @@ class Translation(Recipe):
         terms: dict[str, Tensor] = {}
         for name in self.plan.panels:
             weight, objective = self.plan.discriminator_weights[name] / 2, self.objectives[name]
-            # In two passes, so that real and generated panels have separate BatchNorm statistics.
+            # Use two passes, so that real and generated panels have separate BatchNorm statistics.
             fake = self._discriminate(name, batch[f"made_{name}"], batch)
             terms[f"{name}_fake"] = weight * objective.fake(fake).mean()
             real = self._discriminate(name, batch[name], batch)
@@ -269,7 +269,7 @@ class Translation(Recipe):
 
 
 def _plan(settings: TranslationSettings, spec: DataSpec) -> Plan:
-    """Return the panels to generate and their weights; raise UserError for settings of the other model."""
+    """Return the panels to generate and their weights; raise UserError for settings that the model does not use."""
     if settings.model == "pix2pix":
         for name in ("modalities", "segmentation_weights", "generator_weights", "discriminator_weights"):
             if getattr(settings, name):

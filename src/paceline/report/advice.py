@@ -1,4 +1,4 @@
-"""The recommendation: among groups of equal quality, the fastest; among equally fast groups, the simplest."""
+"""Recommend the fastest group of runs among those of equal quality, or the simplest if several are equally fast."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STANDARD_ERRORS = 2
 
 
 class _Candidate(NamedTuple):
-    """A group that can be recommended: its speed was measured on separate devices."""
+    """A group of runs that can be recommended, because its speed was measured on separate devices."""
 
     group: Group
     speed: float
@@ -30,7 +30,7 @@ class _Candidate(NamedTuple):
 
 
 class _Quality(NamedTuple):
-    """The quality of a group, with its uncertainty."""
+    """The quality of a group of runs, with its uncertainty."""
 
     mean: float
     error: float  # standard error from the spread over seeds and the number of evaluated samples
@@ -43,10 +43,10 @@ class _Choice(NamedTuple):
 
 
 def recommend(groups: Mapping[str, Group], metric: str, mode: str) -> Recommendation | None:
-    """Recommend a group; also return the groups that tie with it in speed, and those of lower quality.
+    """Recommend a group of runs, and list the groups that are equally fast and those of lower quality.
 
-    Quality is compared by `metric`, which selected the checkpoints; the test split is not used. If some groups have no
-    value for it, `best` is None, `unevaluated` lists these groups, and the choice is by speed alone.
+    Quality is measured by `metric`, which selected the checkpoints. Results on the test split are not used. If some
+    groups have no value of `metric`, `best` is None, `unevaluated` lists these groups, and only the speed counts.
     """
     found = {key: one for key, group in groups.items() if (one := _candidate(group)) is not None}
     if not found:
@@ -83,7 +83,7 @@ def is_share(metric: str) -> bool:
 
 
 def complexity(group: Group) -> tuple[int, int]:
-    """Return a sort key, simplest group first: by strategy (unknown ones last), then by number of devices."""
+    """Return a sort key for groups: simple strategies first, unknown strategies last, then by number of devices."""
     strategy = known_strategy(group.strategy)
     return (sys.maxsize if strategy is None else strategy.complexity, group.devices)
 
@@ -95,9 +95,10 @@ def _candidate(group: Group) -> _Candidate | None:
 
 
 def _quality(group: Group, candidates: Mapping[str, _Candidate], metric: str, several_seeds: bool) -> _Quality:
-    """Return a group's own quality if all groups have several seeds, otherwise the mean over its family.
+    """Return the quality of a group or, if a group has only one seed, the mean quality of its family.
 
-    Strategies produce the same weights up to rounding, so differences within a family are due to chance.
+    The groups of a family differ only in strategy and number of devices. Strategies produce the same weights up to
+    rounding, so differences within a family are due to chance.
     """
     alike = [one.selection_metric for one in candidates.values() if one.group.family == group.family]
     own = [one for one in ([group.selection_metric] if several_seeds else alike) if one is not None]
@@ -112,7 +113,10 @@ def _quality(group: Group, candidates: Mapping[str, _Candidate], metric: str, se
 
 
 def _binomial_error(percent: float, samples: float) -> float:
-    """Return the standard error of a percentage; adding one hit and one miss keeps it above zero."""
+    """Return the standard error of a percentage.
+
+    Adding one hit and one miss keeps the error above zero at 0 % and 100 %.
+    """
     share = (percent / 100 * samples + 1) / (samples + 2)
     return 100 * math.sqrt(share * (1 - share) / samples)
 
@@ -122,7 +126,7 @@ def _not_worse(own: _Quality, best: _Quality, sign: int) -> bool:
 
 
 def _choose(candidates: Mapping[str, _Candidate], among: Sequence[str]) -> _Choice:
-    """Choose the simplest group whose speed equals the fastest, within the spread of their speeds."""
+    """Choose the simplest of the groups that are as fast as the fastest, within the spread of their speeds."""
     fastest = max(among, key=lambda key: candidates[key].speed)
 
     def ties(key: str) -> bool:

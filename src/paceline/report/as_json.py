@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.core.types import Json
 
-OPTIONAL = {"optional": True}  # metadata of a field that is omitted if it is None
+OPTIONAL = {"optional": True}  # marks a dataclass field that is omitted from the JSON if it is None
 
 
 def as_json(value: Any) -> Json:

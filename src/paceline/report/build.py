@@ -1,4 +1,4 @@
-"""Build a report from cells and measurements, and write report.json, report.md and report.html."""
+"""Build a report from runs and measurements, and write report.json, report.md and report.html."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from paceline.report.time_split import NOTE, split_time
 from paceline.runs.metrics import METRICS
 
 LADDER_NOTE = (
-    "Medians over interleaved blocks of steps, measured separately from the runs, with the same number of processes: "
-    "one device with the whole batch, one device with its slice of the batch, all devices at once without "
-    "communication, then each cost added in turn. Fractions are relative to the time per image in the last row. If a "
-    "row is slower than a later one, the difference is noise. The speed of the runs can differ from the last row, "
-    "because it was measured in different processes at a different time."
+    "These are medians over interleaved blocks of steps, measured separately from the runs with the same number of "
+    "processes. The first rows show one device with the whole batch, one device with its slice of the batch, and all "
+    "devices without communication. Each further row adds one cost. Fractions are relative to the time per image in "
+    "the last row. If a row is slower than a later row, the difference is noise. The runs can be faster or slower than "
+    "the last row, because they were measured in different processes at a different time."
 )
 
 
@@ -37,7 +37,10 @@ def make_report(
     parity: Mapping[str, Parity] | None = None,
     not_measured: Sequence[str] = (),
 ) -> Report:
-    """Compute the contents of a report; the keys of `step_ladders` are group names without extras."""
+    """Compute the contents of a report.
+
+    `step_ladders` contains step-time measurements. Its keys are the names that `group_name` returns for a run.
+    """
     groups = make_groups(cells)
     runs = [cell.run for cell in cells if cell.run is not None and cell.state == "done"]
     name, mode = runs[0].best if runs else ("", "max")
@@ -82,7 +85,7 @@ def write_report(report: Report, folder: Path) -> list[str]:
 def _by_group(
     ladders: Mapping[str, StepLadder], groups: Mapping[str, Group]
 ) -> tuple[dict[str, StepLadder], list[str]]:
-    """Return the ladders by group, and a description of each ladder whose name matches several groups."""
+    """Return the step-time measurement of each group, and a description of each that matches several groups."""
     placed, unplaced = {}, []
     for name, one in ladders.items():
         meant = [key for key, group in groups.items() if group.ladder_name == name]
@@ -90,7 +93,7 @@ def _by_group(
             placed[meant[0]] = one
         elif meant:
             labels = ", ".join(groups[key].label for key in meant)
-            unplaced.append(f"separate step-time breakdowns of {labels} (there is one measurement for all)")
+            unplaced.append(f"separate step-time breakdowns of {labels} (they share one measurement)")
     return placed, unplaced
 
 
@@ -116,7 +119,7 @@ def _subtitle(cells: Sequence[Cell], runs: Sequence[Run]) -> list[str]:
         parts.append(f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}")
         parts += _hardware(runs) if made else ["versions and hardware unknown"]
         parts.append(made.get("started", "")[:10])
-    parts.append(f"{len(runs)} of {len(cells)} runs")
+    parts.append(f"{len(runs)} of {len(cells)} runs finished")
     return [part for part in parts if part]
 
 
@@ -124,8 +127,9 @@ def _hardware(runs: Sequence[Run]) -> list[str]:
     """Return the hardware and torch version of the runs, or a note if they differ."""
     first = runs[0].hardware
     if any(run.hardware != first for run in runs):
-        return ["different hardware or torch versions (see the rows)"]
-    where = first["gpus"] if first["accelerator"] == "cuda" else f"{first['cpu']}, {first['cores']} cores"
+        return ["different hardware or torch versions (see the tables)"]
+    cores = "1 core" if first["cores"] == "1" else f"{first['cores']} cores"
+    where = first["gpus"] if first["accelerator"] == "cuda" else f"{first['cpu']}, {cores}"
     return [where, f"torch {first['torch']}"]
 
 
@@ -134,7 +138,7 @@ def _full_name(runs: Sequence[Run], name: str) -> str:
 
 
 def _reported_metric(groups: Mapping[str, Group], name: str) -> str:
-    """Return the metric shown next to the selection metric: its test-split counterpart, if there is one."""
+    """Return the selection metric on the test split, or `name` itself if there is no test result."""
     names = [metric for group in groups.values() for metric in group.quality]
     plain = name.partition("/")[2]
     return next((m for m in names if m.partition("/")[2].partition("[")[0] == plain), name)
@@ -153,7 +157,7 @@ def _samples(groups: Mapping[str, Group], runs: Sequence[Run]) -> list[Sample]:
 
 
 def _provenance(runs: Sequence[Run]) -> dict[str, str]:
-    """Return versions and hardware; if runs differ, an entry lists all values."""
+    """Return the versions and hardware of the runs; if runs differ, an entry lists all values."""
     names = dict.fromkeys(name for run in runs for name in run.provenance)
     values = {name: list(dict.fromkeys(run.provenance.get(name, "none") for run in runs)) for name in names}
     return {

@@ -23,11 +23,11 @@ def check_comparable(runs: Sequence[Run], across_recipes: bool) -> None:
             raise UserError(f"{pair} are evaluated with different metrics ({metrics}) and cannot be compared")
         if (other.data, other.fingerprint) != (first.data, first.fingerprint):
             was, is_ = (f"{run.data}: {run.fingerprint}" for run in (first, other))
-            raise UserError(f"{pair} used different data ({was} ≠ {is_}) and cannot be compared")
+            raise UserError(f"{pair} were trained on different data ({was} ≠ {is_}) and cannot be compared")
     for metric in dict.fromkeys(name for run in runs for name in run.protocols):
         require_same({run.folder: run.protocols[metric] for run in runs if metric in run.protocols})
     labels = {name for run in runs for name in run.quality if name.partition("[")[0] == first.best[0] and "[" in name}
     if len(labels) > 1:
         raise UserError(
-            f"the runs were evaluated with different networks and cannot be compared ({', '.join(sorted(labels))})"
+            f"the metrics were computed with different networks and cannot be compared ({', '.join(sorted(labels))})"
         )

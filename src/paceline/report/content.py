@@ -1,4 +1,4 @@
-"""The sections of a report. Numbers are given as paths into report.json."""
+"""The sections of a report. Each number is given as a path in report.json."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ def _quality(report: Report) -> Section:
     strong = {number for number, key in enumerate(groups) if key == report.best_group}
     note = "Mean ± sample standard deviation over n seeds."
     if selection:
-        note += f" The checkpoint of each run, and the highlighted row, have the best {metric_in_text(selection)}."
+        best = f"the best {metric_in_text(selection)}"
+        note += f" Each run is evaluated at its checkpoint with {best}. The highlighted row has {best} of all rows."
     else:
         note += " The recipe declares no metric for selecting checkpoints, or its code was not loaded (see --trust)."
     if any(group.n == 1 for group in groups.values()):
@@ -69,7 +70,9 @@ def _curves(plots: Sequence[str]) -> Section:
 def _samples(report: Report) -> Section:
     if not report.samples:
         return Section("Samples", [])
-    words = "Generated at the end of training with the first seed, from the same noise or the same input images."
+    words = (
+        "Samples from the end of training with the first seed. All groups use the same noise or the same input images."
+    )
     return Section("Samples", [words, Images(report.samples)])
 
 
@@ -90,7 +93,11 @@ def _parity_table(recipe: str, parity: Parity) -> Table:
         tolerance = at(".0e", *where, "tolerance")
         rows.append([one.strategy, one.network, one.kind, difference, tolerance, one.worst or NO_VALUE])
     head = ["strategy", "network", "tensors", "difference", "tolerance", "first tensor above tolerance"]
-    return Table(head, rows, note="Difference from training on one device: max |a − b| ÷ max |b| over a network.")
+    note = (
+        "The difference is max |a − b| ÷ max |b| over a network, where a are the values after training with this "
+        "strategy, and b are the values after training on one device."
+    )
+    return Table(head, rows, note=note)
 
 
 def _not_measured(report: Report) -> Section:

@@ -11,7 +11,7 @@ from paceline.report.phrases import NO_VALUE, at, listed
 from paceline.report.step_ladder import COSTS, Explanation
 from paceline.report.time_split import PARTS
 
-SUPERLINEAR = 1.1  # an efficiency above this must have a cause other than the number of devices
+SUPERLINEAR = 1.1  # a higher efficiency cannot be explained by the number of devices alone
 GPU_COLUMNS = {
     "utilisation": ("utilisation, %", ".0f"),
     "peak_memory_gib": ("peak memory, GiB", ".2f"),
@@ -48,24 +48,32 @@ def _speed_row(key: str, group: Group) -> list[str]:
 
 
 def _speed_note(groups: Mapping[str, Group]) -> str:
-    note = "Training throughput over all devices, excluding the first log interval after each start (warm-up); "
-    note += "± is the standard deviation over seeds. Seconds per run include evaluation and saving, but not start-up."
+    note = (
+        "Throughput of training on all devices. The first log interval after each start is left out, because it "
+        "includes warm-up. ± is the standard deviation over seeds. Seconds per run include evaluation and saving, but "
+        "not start-up."
+    )
     if unsettled := _labels(group for group in groups.values() if group.includes_warmup):
-        note += f" {unsettled}: a run has only one log interval, so its speed includes warm-up and excludes the time "
-        note += "between steps."
+        note += (
+            f" {unsettled}: a run has only one log interval, so its speed includes warm-up and excludes the time "
+            "between steps."
+        )
     kinds = {group.scaling.kind for group in groups.values() if group.scaling}
     if kinds:
-        same = " and ".join(
+        same = " or ".join(
             "the same global batch" if kind == "strong" else "the same batch per device" for kind in sorted(kinds)
         )
-        note += f" × one device: speed relative to one device with {same}."
+        note += f" “× one device” is the speed relative to one device with {same}."
     if any(group.shares_a_gpu for group in groups.values()):
         note += (
-            " Rows marked “on one GPU” run several processes on one GPU to check that results are equal, not for speed."
+            " Rows marked “on one GPU” run several processes on a single GPU. "
+            "They show whether the results are equal, but not how fast several GPUs are."
         )
     if beyond := _labels(group for group in groups.values() if is_superlinear(group)):
-        note += f" Efficiency above 110 % ({beyond}): either other jobs slowed down the single-device run, "
-        note += "or the smaller batch per device fits the cache better."
+        note += (
+            f" Efficiency above 110 % ({beyond}): either other jobs slowed down the single-device run, "
+            "or the smaller batch per device fits the cache better."
+        )
     if crowded := _labels(group for group in groups.values() if group.more_processes_than_cores):
         note += f" {crowded}: there were more processes than CPU cores."
     return note
@@ -116,7 +124,7 @@ def _largest_cost(report: Report, key: str, ladder: Explanation) -> str:
         f"**{group.label}** reaches {at('.0%', *where, 'efficiency')} of the ideal {at('d', *where, 'devices')}× "
         f"in this measurement{in_runs}. "
         f"The largest cost takes {at('.0%', *where, 'rungs', number, 'share')} of the time: {cost}. "
-        f"Best remedy: {remedy}. Without this cost alone, throughput would change by {at('+.0%', *where, 'gain')}."
+        f"Best remedy: {remedy}. Without this cost, throughput would change by {at('+.0%', *where, 'gain')}."
     )
 
 
@@ -124,11 +132,11 @@ def _ladder_table(report: Report, key: str, ladder: Explanation) -> Table:
     rows = []
     for number, rung in enumerate(ladder.rungs):
         where = ("scaling_costs", key, "rungs", number)
-        what = COSTS[rung.name][0] if rung.name in COSTS else f"{ladder.devices} × one device alone"
-        what += ", each with its slice of the batch" if rung.name == "ideal" and ladder.weak else ""
+        what = COSTS[rung.name][0] if rung.name in COSTS else f"{ladder.devices} × the speed of one device"
+        what += " with its slice of the batch" if rung.name == "ideal" and ladder.weak else ""
         share = at(".1%", *where, "share") if rung.share is not None else NO_VALUE
         rows.append([what, at(",.0f", *where, "images_per_second"), share])
-    return Table(["step with this cost added", "images/s", "fraction of time"], rows, note=report.scaling_costs_note)
+    return Table(["cost added to the step", "images/s", "fraction of time"], rows, note=report.scaling_costs_note)
 
 
 def gpu_section(report: Report) -> Section:
@@ -142,6 +150,9 @@ def gpu_section(report: Report) -> Section:
         + [at(GPU_COLUMNS[name][1], "groups", key, "gpu", name) if name in group.gpu else NO_VALUE for name in columns]
         for key, group in with_gpu.items()
     ]
-    note = "NVML measurements for the GPU of the first process, averaged over log intervals. Peak memory is PyTorch's. "
-    note += "Energy is measured on one GPU and multiplied by the number of GPUs, assuming that all draw the same power."
+    note = (
+        "NVML measurements for the GPU of the first process, averaged over log intervals. "
+        "Peak memory is measured by PyTorch. "
+        "Energy is measured on one GPU and multiplied by the number of GPUs, assuming that all draw the same power."
+    )
     return Section("GPU", [Table(["strategy", *(GPU_COLUMNS[name][0] for name in columns)], rows, note=note)])

@@ -1,4 +1,4 @@
-"""A report ready for rendering: its sections, and the content of report.json, which supplies their numbers."""
+"""A report ready for rendering: its sections, and the content of report.json, which contains their numbers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ RUN_KEYS = (
 
 @dataclass(frozen=True)
 class Document:
-    """The content that all three files share."""
+    """The content of report.html, report.md and report.json."""
 
     report: Report
     content: JsonObject  # written to report.json

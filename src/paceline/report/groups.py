@@ -11,8 +11,8 @@ from paceline.report.known_strategy import known_strategy
 from paceline.report.model import Cell, Group, Scaling, SpeedSpread, Summary
 from paceline.report.run import Run
 
-# Runs that differ only in these settings form one group: paths, launch options, settings with their own columns.
-# The accelerator is compared by the recorded hardware instead, because the setting may be "auto".
+# Settings that do not distinguish groups: paths, launch options, and settings with their own columns in the report.
+# The accelerator is one of them, because it may be "auto". The recorded hardware is compared instead.
 IGNORED_SETTINGS = {"seed", "out", "preset", "data_root", "gpus", "accelerator", "strategy", "devices", "batch_size"}
 IGNORED_SETTINGS |= {"backend", "inception", "inception_sha256", "check_replicas", "keep"}
 IGNORED_SETTINGS |= {
@@ -25,8 +25,8 @@ IGNORED_SETTINGS |= {
     "mirror_wait",
     "loggers",
 }
-MULTI_DEVICE_SETTINGS = {"nnodes", "compress", "sync_batchnorm"}  # no effect on one device
-Extras = tuple[tuple[str, str], ...]  # (name, value) of other settings and hardware that distinguish groups
+MULTI_DEVICE_SETTINGS = {"nnodes", "compress", "sync_batchnorm"}  # settings that have no effect on one device
+Extras = tuple[tuple[str, str], ...]  # (name, value) pairs of settings and hardware that distinguish groups
 
 
 class _Key(NamedTuple):
@@ -40,12 +40,12 @@ class _Key(NamedTuple):
     extras: Extras
 
     def reference(self, batch: float) -> tuple[str, float, Extras]:
-        """Return the key of the one-device run with this batch size to compare with."""
+        """Return the key of the baseline: the runs on one device with this batch size."""
         return self.recipe, batch, tuple(one for one in self.extras if one[0] not in MULTI_DEVICE_SETTINGS)
 
     @property
     def is_reference(self) -> bool:
-        """Whether other groups are compared with this one: its strategy supports only one device."""
+        """Whether this group is a baseline for others, because its strategy supports only one device."""
         strategy = known_strategy(self.strategy)
         return self.devices == 1 and strategy is not None and strategy.max_devices == 1
 
@@ -77,14 +77,14 @@ def make_groups(cells: Sequence[Cell]) -> dict[str, Group]:
 
 
 def group_name(run: Run, *more: str) -> str:
-    """Return a name for the runs that differ from this one only in their seed."""
+    """Return the name of a run's group: all runs that differ from it only in their seed."""
     words = [Path(run.recipe).stem, run.strategy, str(run.devices), str(run.batch), *more]
     name = "-".join(words + (["on-one-gpu"] if run.shares_a_gpu else []))
-    return name.replace("::", "-")  # "::" separates the components of a path into report.json
+    return name.replace("::", "-")  # "::" separates the components of a path in report.json
 
 
 def summary_of(values: Sequence[float]) -> Summary:
-    """Return the mean, sample standard deviation and count of the values, and the values."""
+    """Return the mean, the sample standard deviation, the count and a list of the values."""
     spread = statistics.stdev(values) if len(values) > 1 else None
     return Summary(statistics.fmean(values), spread, len(values), list(values))
 
@@ -164,7 +164,7 @@ def _group(key: _Key, members: Sequence[Run], name: str, label: str, scaling: Sc
 
 
 def _quality(members: Sequence[Run]) -> dict[str, Summary]:
-    """Return the metrics that all runs have."""
+    """Summarise each metric that all runs of a group have."""
     found = {name: _common([run.quality.get(name) for run in members]) for name in members[0].quality}
     return {name: summary for name, summary in found.items() if summary is not None}
 
@@ -174,7 +174,7 @@ def _speed(members: Sequence[Run]) -> Summary | None:
 
 
 def _common(values: Sequence[float | None]) -> Summary | None:
-    """Return the summary of the values, or None if a run has no value."""
+    """Return a summary of the values, or None if one of them is missing."""
     present = [value for value in values if value is not None]
     return summary_of(present) if len(present) == len(values) else None
 
@@ -197,7 +197,7 @@ def _speed_spread(first: Run, speed: Summary | None) -> SpeedSpread:
 
 
 def _is_crowded(run: Run) -> bool:
-    """Return whether more processes than cores ran on one CPU host; for several hosts, the placement is unknown."""
+    """Return whether a CPU run used more processes than cores; False for several hosts, whose load is unknown."""
     cores, one_host = run.hardware["cores"], str(run.settings.get("nnodes", "1")) == "1"
     return run.hardware["accelerator"] == "cpu" and one_host and cores.isdecimal() and run.devices > int(cores)
 
@@ -209,7 +209,7 @@ def _scaling(
     ids: Mapping[_Key, str],
     per_device: bool,
 ) -> Scaling | None:
-    """Return the speedup over one device with the same global batch, or with the same batch per device."""
+    """Return the speedup over one device with the same global batch or the same batch per device, if known."""
     batches = {"strong": key.batch, "weak": key.batch / key.devices}
     for kind in sorted(batches, reverse=per_device):
         other = references.get(key.reference(batches[kind]))

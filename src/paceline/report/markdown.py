@@ -15,7 +15,7 @@ from paceline.report.phrases import fill
 
 
 def to_markdown(document: Document, folder: Path) -> str:
-    """Return the report as Markdown, for a file in `folder`; only report.html contains the plots."""
+    """Return the report as Markdown without plots, with image links relative to `folder`."""
     made = [f"# {_plain(document.report.title)}", _plain(" · ".join(document.report.subtitle))]
     for section in document.sections:
         parts = [_part(part, document.content, folder) for part in section.parts]

@@ -24,7 +24,7 @@ def metric_in_text(name: str) -> str:
 
 
 def format_for(name: str, summary: Summary | None) -> str:
-    """Return a format whose decimals suit the metric's magnitude, for both mean and spread."""
+    """Return a number format for a metric's mean and spread, with more decimals for smaller values."""
     size = abs(summary.mean) if summary else 0.0
     if is_share(name):
         return ".2f"

@@ -24,14 +24,14 @@ class Cell:
     devices: int
     batch: str
     seed: int
-    state: str = "done"  # or "planned", "failed", "unfinished", "not measured"
+    state: str = "done"  # one of "done", "planned", "failed", "unfinished", "not measured"
     reason: str = ""
     run: Run | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Values over seeds; `std` is their sample standard deviation, or None for a single seed."""
+    """A value over several seeds; `std` is the sample standard deviation, or None for a single seed."""
 
     mean: float
     std: float | None
@@ -41,7 +41,10 @@ class Summary:
 
 @dataclass(frozen=True)
 class SpeedSpread:
-    """The spread of a speed over "seeds" or "log intervals"; None and "" if unknown."""
+    """The standard deviation of a speed over "seeds" or "log intervals".
+
+    If it is unknown, `std` is None and `over` is empty.
+    """
 
     std: float | None
     over: str
@@ -49,10 +52,10 @@ class SpeedSpread:
 
 @dataclass(frozen=True)
 class Scaling:
-    """Speed relative to one device, with the same batch (strong) or the same batch per device (weak)."""
+    """Speed relative to one device with the same global batch ("strong") or the same batch per device ("weak")."""
 
     kind: str
-    baseline: str  # ID of the group on one device
+    baseline: str  # ID of the group on one device that this group is compared with
     speedup: float
     efficiency: float
 
@@ -64,9 +67,9 @@ class Group:
     id: str
     label: str
     recipe: str
-    ladder_name: str  # key of its step ladder
-    extras: Mapping[str, str]  # other settings and hardware that distinguish groups
-    family: str  # shared by groups that differ only in strategy and devices
+    ladder_name: str  # key of the group's step-time measurement
+    extras: Mapping[str, str]  # settings and hardware that distinguish this group, by name
+    family: str  # the same for all groups that differ only in strategy and devices
     data: str
     strategy: str
     devices: int
@@ -104,12 +107,11 @@ class Recommendation:
 
     group: str
     fastest: str
-    tied: Sequence[str]  # groups as fast as the fastest, within the spread
+    tied: Sequence[str]  # groups that are as fast as the fastest, within the spread of their speeds
     best: str | None  # group with the best quality
     equal_quality: Sequence[str]
-    max_gap: float | None = field(
-        metadata=OPTIONAL
-    )  # largest difference from the best result among the groups in `equal_quality`
+    # Largest difference in quality between the best group and the groups in `equal_quality`.
+    max_gap: float | None = field(metadata=OPTIONAL)
     worse: Mapping[str, WorseGroup] | None = field(metadata=OPTIONAL)
     several_seeds: bool  # whether every group has several seeds
     unevaluated: Sequence[str]
@@ -117,14 +119,14 @@ class Recommendation:
 
 @dataclass(frozen=True)
 class Difference:
-    """How much one network differs from the reference strategy; `value` is None if not finite."""
+    """How much a network differs from the one that the reference strategy trained; `value` is None if not finite."""
 
     strategy: str
     kind: str
     network: str
     value: float | None
     tolerance: float
-    worst: str  # first tensor above the tolerance, or ""
+    worst: str  # name of the first tensor above the tolerance; empty if there is none
 
 
 @dataclass(frozen=True)
@@ -162,12 +164,12 @@ class Metric:
 
     name: str
     reported: str
-    mode: str  # "min" or "max"
+    mode: str  # "min" if lower values are better, otherwise "max"
 
 
 @dataclass(frozen=True)
 class Counts:
-    """The number of runs requested, with results, and without results."""
+    """The number of requested runs, and how many of them have results and have none."""
 
     requested: int
     done: int
@@ -176,7 +178,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class ResumedRun:
-    """A run with several segments."""
+    """A run that was resumed with different devices, strategy or machine."""
 
     run: str
     changes: Sequence[SegmentChange]

@@ -22,7 +22,7 @@ from paceline.report.plots import draw, legend_of, scaling_legend
 from paceline.report.svg import colour_class
 
 LARGEST_IMAGE_PX = 560
-LONG_CELL = 28  # characters
+LONG_CELL = 28  # text with more characters may wrap in a table cell
 TEMPLATES = Path(__file__).with_name("templates")
 
 
@@ -76,12 +76,12 @@ def _anchor(title: str) -> str:
 
 
 def _is_long(cell: str) -> bool:
-    """Return whether a table cell may wrap; short text and numbers may not."""
+    """Return whether a table cell may wrap, which only long text without numbers may."""
     return not has_number(cell) and len(cell) > LONG_CELL
 
 
 def _phrase(phrase: str, content: JsonObject) -> Markup:
-    """Return the phrase as HTML; each number carries its path in report.json and its exact value."""
+    """Return a phrase as HTML; each number is marked with its path in report.json and its exact value."""
 
     def show(path: str, value: Json, text: str) -> str:
         return Markup('<data value="{}" data-path="{}">{}</data>').format(repr(value), path, text)

@@ -21,7 +21,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Plots:
-    """Plots shown side by side, by name; Markdown omits them."""
+    """The names of plots that are shown side by side; Markdown omits them."""
 
     names: Sequence[str]
 
@@ -33,7 +33,7 @@ class Images:
     samples: Sequence[Sample]
 
 
-Part: TypeAlias = str | Table | Plots | Images  # a string is a phrase
+Part: TypeAlias = str | Table | Plots | Images  # a string is a paragraph of text
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Sentences and table cells whose numbers are paths into report.json, so every number shown matches it."""
+"""Sentences and table cells that take their numbers from report.json, so that all formats show the same numbers."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from functools import lru_cache
 from paceline.core.printable import printable
 from paceline.core.types import Json, JsonObject
 
-# Delimiters of a path and its format: Unicode private-use characters, which `as_words` escapes in names and messages.
+# Delimiters of a placeholder. They are Unicode private-use characters, which `as_words` escapes in other text.
 _OPEN, _SPEC, _CLOSE = "\ue000", "\ue001", "\ue002"
 _NUMBER = re.compile(f"{_OPEN}(.+?){_SPEC}(.*?){_CLOSE}")
 _BETWEEN = "::"
 NO_VALUE = "–"
 
 
-@lru_cache(maxsize=4096)  # all metrics lines contain the same names
+@lru_cache(maxsize=4096)  # cached, because all lines of metrics.jsonl contain the same names
 def as_words(text: str) -> str:
-    """Return text from a run's files for use in a phrase, with the delimiters of number placeholders escaped."""
+    """Return text from a run's files for use in a phrase, with placeholder delimiters escaped."""
     return re.sub(f"[{_OPEN}-{_CLOSE}]", lambda found: f"\\u{ord(found[0]):04x}", printable(text))
 
 

@@ -48,7 +48,7 @@ def draw(name: str, report: Report, content: JsonObject) -> Markup:
 
 
 def legend_of(names: Sequence[str], report: Report) -> list[tuple[int, str]]:
-    """Return the colours and labels for a row of plots: activities for the time plot, otherwise groups."""
+    """Return the colours and labels of a legend: activities for the time plot, groups for all other plots."""
     if list(names) == ["time"]:
         present = {name for split in report.time_split.values() for name in split}
         return [(number, words) for number, (name, words) in enumerate(PARTS.items()) if name in present]
@@ -56,7 +56,7 @@ def legend_of(names: Sequence[str], report: Report) -> list[tuple[int, str]]:
 
 
 def _losses(report: Report) -> list[str]:
-    """Return the first loss term of each network, at most MAX_LOSSES, among those that all runs have."""
+    """Return the first loss of each network that all runs have, but at most MAX_LOSSES in total."""
     runs = list(report.runs.values())
     common = [name for name in (runs[0].losses if runs else {}) if all(name in run.losses for run in runs)]
     firsts: dict[str, str] = {}
@@ -94,7 +94,7 @@ def _mean(curves: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, 
 
 
 def _number(content: JsonObject, spec: str, *path: str) -> Markup:
-    """Return a number from report.json as SVG text that carries its path."""
+    """Return a number from report.json as SVG text that is marked with its path."""
 
     def show(place: str, value: Json, text: str) -> str:
         return Markup('<tspan data-path="{}" data-value="{}">{}</tspan>').format(place, repr(value), text)
@@ -117,7 +117,7 @@ def _scaling(report: Report) -> Markup:
     largest = max(x for _, points in found.values() for x, _ in points)
     ideal = Series("ideal", [(1.0, 1.0), (largest, largest)], 0, thin=True, dashed=True)
     series = [Series(name, sorted(points), colour, dots=True) for name, (colour, points) in found.items()]
-    return lines("× one device (dashed: ideal)", "devices", "", [ideal, *series], zero=True)
+    return lines("Speedup over one device (dashed: ideal)", "devices", "", [ideal, *series], zero=True)
 
 
 def scaling_legend(report: Report) -> list[tuple[int, str]]:

@@ -1,4 +1,4 @@
-"""The data of one run that a report uses."""
+"""Data classes for one run in a report."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Speed:
     images_per_second: float
     images_per_second_without_loading: float
     num_log_intervals: int
-    std_over_log_intervals: float | None  # None for a single interval
+    std_over_log_intervals: float | None  # None if there is only one log interval
     includes_warmup: bool
 
 
 @dataclass(frozen=True)
 class SegmentChange:
-    """A resume with different devices, strategy or machine; `changed` has the form `name old → new`."""
+    """A point where a run resumed with different settings or hardware, listed in `changed` as `name old → new`."""
 
     images: int
     changed: str
@@ -52,7 +52,7 @@ Curve = Sequence[Point]
 
 @dataclass(frozen=True)
 class Run:
-    """The data of one run."""
+    """The data of one run that a report uses."""
 
     folder: str
     recipe: str
@@ -71,7 +71,7 @@ class Run:
     seconds: float
     finished: bool
     best: tuple[str, str]  # metric that selects the checkpoint, and its mode: "min" or "max"
-    quality: Mapping[str, float | None]  # None if not finite
+    quality: Mapping[str, float | None]  # metrics by name; None for NaN and infinity
     selection_metric: SelectionMetric | None
     speed: Speed | None
     seconds_per_epoch: Mapping[str, float]

@@ -20,9 +20,9 @@ from paceline.runs.metrics import METRICS, parse_line, read_metrics_file
 from paceline.runs.record import RunRecord
 from paceline.runs.segments import HARDWARE, changes
 
-MAX_POINTS = 400  # points per curve; more would not be visible on a page
+MAX_POINTS = 400  # maximum number of points per curve; more would not be visible
 NOT_LOSSES = {"time", "lr", "spread", "gpu", "train", "validation", "test"}  # prefixes of metrics that are not losses
-LARGEST_VALUE = 1e300  # JSON can contain numbers that overflow a float
+LARGEST_VALUE = 1e300  # limit for numbers, because JSON can contain numbers that overflow a float
 NOT_QUALITY = {"count", "checkpoint_images"}  # logged with the metrics, but not measures of quality
 
 
@@ -85,13 +85,13 @@ def _protocol(folder: RunFolder, metric: str) -> Protocol:
 
 
 def _shown(value: SettingValue) -> SettingValue:
-    """Return a value as a number or words; another program may have written any kind of value."""
+    """Return a finite number unchanged, and any other value as text."""
     is_number = isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value))
     return value if is_number else as_words(str(value))
 
 
 def _read_lines(metrics: Path) -> tuple[list[Line], set[int], int]:
-    """Return the valid lines, the positions of those that follow a damaged line, and the number of damaged lines."""
+    """Return the valid lines, the indices of those that follow a damaged line, and the number of damaged lines."""
     lines: list[Line] = []
     after_gaps: set[int] = set()
     broken = 0
@@ -129,7 +129,7 @@ def _segment_changes(record: RunRecord) -> list[SegmentChange]:
 
 
 def _hardware(accelerator: str, provenance: Mapping[str, str]) -> dict[str, str]:
-    """Return the hardware by name; "none" if the machine has no such component."""
+    """Return the hardware by name, with "none" for components that the machine does not have."""
     return {"accelerator": accelerator} | {name: provenance.get(name, "none") for name in HARDWARE}
 
 
@@ -152,7 +152,7 @@ def _values_of(lines: Sequence[Line], metric: str) -> list[tuple[float, Line]]:
 
 
 def _select(lines: Sequence[Line], recipe: type[Recipe]) -> tuple[SelectionMetric | None, Line | None]:
-    """Return the metric that selected the checkpoint, and its line; None if nothing was evaluated."""
+    """Return the metric that selected the checkpoint, and its log line; None for both if nothing was evaluated."""
     metric, mode = recipe.best
     evaluated = _values_of(lines, metric)
     if not evaluated:

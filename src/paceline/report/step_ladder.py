@@ -1,6 +1,8 @@
-"""Explains why N devices are not N times as fast.
+"""Explain why N devices are not N times as fast as one.
 
-A step is timed in increasingly complete variants, the rungs of a ladder. Each rung shows the cost of what it adds."""
+A step ladder is a series of measurements of the training step. Each measurement (a rung of the ladder) adds one cost,
+such as communication, and so shows how much time that cost takes.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from itertools import accumulate, pairwise
 from paceline.contracts.step_ladder import StepLadder
 from paceline.report.as_json import OPTIONAL
 
-# For each rung, in the order of measurement: the cost that it adds, and a remedy.
+# The cost that each rung adds, and a remedy, in the order of measurement.
 COSTS: dict[str, tuple[str, str]] = {
     "part": (
         "a smaller batch per device uses the device less efficiently",
@@ -19,7 +21,7 @@ COSTS: dict[str, tuple[str, str]] = {
     ),
     "together": (
         "devices that run at the same time slow each other down (memory, cores, power)",
-        "fewer processes on this host, or more cores for each",
+        "fewer processes on this host, or more cores per process",
     ),
     "eager": (
         "the step is launched kernel by kernel instead of as one CUDA graph",
@@ -39,34 +41,36 @@ COSTS: dict[str, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class Rung:
-    """One rung with its cost; the first rung has no cost."""
+    """The speed of the training step after one more cost was added, and the size of that cost."""
 
     name: str
     images_per_second: float
-    share: float | None = field(default=None, metadata=OPTIONAL)  # fraction of the training time per image
+    share: float | None = field(default=None, metadata=OPTIONAL)  # fraction of the time per image that this cost takes
     gain: float | None = field(default=None, metadata=OPTIONAL)  # relative speedup from removing only this cost
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """The ladder with the cost of each rung."""
+    """The speed of the training step as costs are added one at a time, and the size of each cost."""
 
     devices: int
     weak: bool  # whether the batch per device is the same as on one device
     rungs: Sequence[Rung]
-    largest_cost: str | None  # name of the most expensive rung; None if no rung has a cost
+    largest_cost: str | None  # name of the rung that adds the largest cost; None if there is no cost
     gain: float  # relative speedup from removing the largest cost
     efficiency: float
 
 
 def explain(ladder: StepLadder, weak: bool = False) -> Explanation:
-    """Return the cost of each rung, from N times the speed of one device down to the complete training step.
+    """Return the cost that each rung of a step ladder adds.
 
-    With the same batch per device (`weak`), the ladder starts at one device with its slice of the batch.
+    The first rung is N times the speed of one device, and the last rung is the complete training step. If the runs
+    use the same batch per device (`weak`), the first rung is based on one device with its slice of the batch.
     """
     names = [rung.name for rung in ladder.rungs]
     first = names.index("part") if weak and "part" in names else 0
-    times = ladder.devices if first == 0 else 1  # the speed of the rung "part" already counts all slices
+    # The speed of the rung "part" already includes the slices of all devices.
+    times = ladder.devices if first == 0 else 1
     measured = [("ideal", times * ladder.rungs[first].images_per_second)]
     measured += [(rung.name, rung.images_per_second) for rung in ladder.rungs[first + 1 :]]
     # Each rung includes the costs of the rungs before it, so a rung that is slower than a later one is noise.
@@ -88,7 +92,7 @@ def explain(ladder: StepLadder, weak: bool = False) -> Explanation:
 
 
 def communication_share(ladder: StepLadder) -> float | None:
-    """Return the fraction of the step time spent on communication, from steps with and without it."""
+    """Return the fraction of the step time spent on communication, computed from steps with and without it."""
     speeds = {rung.name: rung.images_per_second for rung in ladder.rungs}
     without = speeds.get("eager", speeds.get("together"))
     with_it = speeds.get("batchnorm", speeds.get("gradients"))

@@ -29,7 +29,7 @@ def summarise(report: Report) -> list[str]:
 
 
 def _selection_value(report: Report, group: Group) -> str:
-    """Return a group's value of the selection metric."""
+    """Return the value of the selection metric for a group."""
     name, summary = report.metric.name, group.selection_metric
     value = with_spread(format_for(name, summary), summary, "groups", group.id, "selection_metric")
     return value + (" %" if is_share(name) else "")
@@ -56,7 +56,7 @@ def _advice(report: Report, advice: Recommendation) -> str:
 
 
 def _recommended_quality(report: Report, advice: Recommendation, chosen: Group) -> str:
-    """Describe how the quality of the recommended group compares, with its value on the test split."""
+    """Describe the quality of the recommended group compared with others, and its value on the test split."""
     metric, value = metric_in_text(report.metric.name), _selection_value(report, chosen)
     if not advice.several_seeds:
         words = f" ({metric} {value})"
@@ -74,7 +74,7 @@ def _recommended_quality(report: Report, advice: Recommendation, chosen: Group) 
 
 
 def _resumed(report: Report) -> list[str]:
-    """Describe the runs that have several segments, and which segments their numbers come from."""
+    """Describe the runs that were resumed with changes, and which part of each run its numbers come from."""
     phrases = []
     for number, one in enumerate(report.resumed_runs):
         places = [at(",d", "resumed_runs", number, "changes", n, "images") for n in range(len(one.changes))]
@@ -82,8 +82,8 @@ def _resumed(report: Report) -> list[str]:
             f"at {place} images ({change.changed})" for place, change in zip(places, one.changes, strict=True)
         )
         phrases.append(
-            f"`{one.run}` resumed with changes {changes}. Its speed, efficiency and time per epoch are those of its "
-            "last segment; its seconds per run include all segments."
+            f"`{one.run}` was resumed with changes {changes}. Its speed, efficiency and time per epoch were measured "
+            "after the last change. Its seconds per run include the time before the change."
         )
     return phrases
 
@@ -98,12 +98,12 @@ def _tie(report: Report, advice: Recommendation) -> str:
         if len(advice.equal_quality) == 1:
             return ""
         faster = any(one.relative_speed > 1 for one in (advice.worse or {}).values())
-        return ", the fastest of equal quality" if faster and not advice.several_seeds else ", the fastest"
+        return ", the fastest of those with equal quality" if faster and not advice.several_seeds else ", the fastest"
     over = dict.fromkeys(groups[key].speed_spread.over for key in advice.tied)
     known = " and ".join(filter(None, over))
     limit = f"their spread over {known}" if known else "5 %, the spread assumed for a single log interval"
     simplest = any(complexity(groups[key]) != complexity(chosen) for key in others)
-    end = ", and it is the simplest" if simplest else ""
+    end = ", and it is the simplest of these" if simplest else ""
     return f", a tie with {_labels(report, others)} (the speeds differ by less than {limit}){end}"
 
 
@@ -119,15 +119,15 @@ def _quality(report: Report, advice: Recommendation) -> list[str]:
     if len(advice.equal_quality) > 1:
         near = f"within {at(spec, 'recommendation', 'max_gap')}{unit} of it"
         near = near if float(format(advice.max_gap, spec)) else "equal to it"
-        others = _labels(report, (key for key in advice.equal_quality if key != advice.best)) if worse else "all"
-        words += f"; {others} {near}"
+        others = _labels(report, (key for key in advice.equal_quality if key != advice.best))
+        words += f"; {near}: {others}" if worse else f"; all others are {near}"
     if advice.several_seeds:
         which = f": {worse}" if worse else ""
         verdict = "significantly worse" if worse else "no other is significantly worse"
         words += f"; {verdict}, given the spread over seeds{which}"
         return [f"{words}."]
-    words += f"; behind: {worse}" if worse else ""
-    words += ". A single seed cannot show whether these differences are significant"
+    words += f"; behind the best: {worse}" if worse else ""
+    words = f"{words}. A single seed cannot show whether these differences are significant"
     compared = [group for group in report.groups.values() if group.images_per_second and not group.shares_a_gpu]
     if len({group.family for group in compared}) < len(compared):
         words += ", so rows that differ only in their strategy are treated as equally good"
@@ -139,7 +139,8 @@ def _worse(report: Report, worse: Mapping[str, WorseGroup], spec: str, unit: str
     if not worse:
         return ""
     ends = [choose(worse, key=lambda key: worse[key].gap) for choose in (min, max)]
-    apart = {format(worse[key].gap, spec): key for key in ends}  # has one entry if both gaps round to the same text
+    # If the smallest and the largest gap are shown as the same text, only one of them remains.
+    apart = {format(worse[key].gap, spec): key for key in ends}
     gaps = [at(spec, "recommendation", "worse", key, "gap") for key in apart.values()]
     faster = ", ".join(
         f"{_labels(report, [key])} at {at('.2f', 'recommendation', 'worse', key, 'relative_speed')}× its speed"
@@ -166,8 +167,8 @@ def _scaling_costs(report: Report) -> list[str]:
             cost, remedy = COSTS[ladder.largest_cost]
             gain, efficiency = at("+.0%", "scaling_costs", key, "gain"), at(".0%", "scaling_costs", key, "efficiency")
             phrases.append(
-                f"Why {report.groups[key].label} is not faster, according to a step-time breakdown measured separately "
-                f"from the runs (with an efficiency of {efficiency}): {cost}. Try {remedy} (at most {gain})."
+                f"A step-time breakdown, measured separately from the runs, shows why {report.groups[key].label} is "
+                f"not faster (its efficiency there is {efficiency}): {cost}. Try {remedy} (throughput: at most {gain})."
             )
     return phrases
 
@@ -177,7 +178,7 @@ def _parity(report: Report) -> list[str]:
         return []
     failed = [recipe for recipe, parity in report.parity.items() if not parity.holds]
     if failed:
-        return [f"Strategies do **not** agree for {', '.join(failed)}: see “{PARITY}” before using any of them."]
+        return [f"Strategies do **not** agree for {', '.join(failed)}: see “{PARITY}” before you choose a strategy."]
     return [f"Strategies agree: in float64, they produce the same weights ({', '.join(report.parity)})."]
 
 
@@ -187,6 +188,6 @@ def _float64(report: Report) -> list[str]:
     if len({group.strategy for group in groups}) < 2 or {group.precision for group in groups} != {"fp64"}:
         return []
     return [
-        "The runs use float64, so equivalent strategies end with equal metrics; in float32, they would differ "
-        "because sums are rounded differently."
+        "The runs use float64, so equivalent strategies reach equal metrics. In float32, the metrics would differ "
+        "slightly, because sums are rounded differently."
     ]

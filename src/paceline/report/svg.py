@@ -25,7 +25,7 @@ class Series(NamedTuple):
 
 
 def colour_class(place: int) -> str:
-    """Return the CSS class of a palette index; the palette repeats."""
+    """Return the CSS class for a palette index; the palette repeats after its last colour."""
     return f"c{place % NUM_COLOURS}"
 
 
@@ -77,7 +77,7 @@ def lines(title: str, x_name: str, y_name: str, series: Sequence[Series], zero: 
 
 
 class Bar(NamedTuple):
-    """A stacked bar of (name, value, colour) parts; `total` is the markup at its end."""
+    """A stacked bar of (name, value, colour) parts; `total` is the text shown at its end."""
 
     label: str
     parts: Sequence[tuple[str, float, int]]

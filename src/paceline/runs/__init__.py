@@ -1,1 +1,1 @@
-"""A run on disk."""
+"""Run folders: config, checkpoints, metrics, mirrors and loggers."""

@@ -48,11 +48,11 @@ class Checkpoints:
     """The checkpoints of one run."""
 
     def __init__(self, folder: Path, describe: Callable[[], Mapping[str, str]] = dict) -> None:
-        """`describe` returns the metadata of the weights, which makes weights.safetensors self-contained."""
+        """Open the checkpoints in a folder; `describe` returns the metadata to store in weights.safetensors."""
         self.folder, self.describe = folder, describe
 
     def all(self) -> list[int]:
-        """Return the number of images seen at each checkpoint, in ascending order; some may be damaged."""
+        """Return the number of images seen at each checkpoint, in ascending order; some checkpoints may be damaged."""
         if not self.folder.is_dir():
             return []
         return sorted(int(entry.name) for entry in self.folder.iterdir() if NAME.fullmatch(entry.name))
@@ -69,7 +69,7 @@ class Checkpoints:
         if whole and read_bounded(final / NUMBERS) == numbers:
             return final
         try:
-            self.folder.mkdir(exist_ok=True)  # without parents: a deleted run folder must not be recreated
+            self.folder.mkdir(exist_ok=True)  # no `parents=True`: a deleted run folder must not be recreated
             self._remove_leftovers()
             temporary.mkdir()
             for name, content in _files_of(snapshot, numbers, self.describe()).items():
@@ -91,7 +91,10 @@ class Checkpoints:
         return final
 
     def restore_replaced(self) -> None:
-        """Restore checkpoints whose replacement was interrupted by a kill; only the folder's writer calls this."""
+        """Restore the old checkpoint if the process was killed while it replaced a checkpoint.
+
+        Only the process that writes to the folder may call this method.
+        """
         for old in self.folder.glob(f"{REPLACED}*"):
             final = old.with_name(old.name.removeprefix(REPLACED))
             if not final.exists():
@@ -105,9 +108,10 @@ class Checkpoints:
     def latest(
         self, report: Callable[[str], None], check: Callable[[Snapshot], None] = lambda snapshot: None
     ) -> Snapshot | None:
-        """Return the newest usable checkpoint, or None if there are none; report each unusable one with `report`.
+        """Return the newest usable checkpoint, or None if the run has no checkpoints.
 
-        A checkpoint is usable if it is intact and `check` raises no UserError. Raise UserError if none is usable.
+        A checkpoint is usable if it is intact and `check` raises no UserError. `report` is called with a message for
+        each newer checkpoint that is not usable. Raise UserError if no checkpoint is usable.
         """
         kept, unfit = self.all(), list[tuple[int, UserError]]()
         for images in reversed(kept):
@@ -118,12 +122,12 @@ class Checkpoints:
                 found = f"checkpoint {self.path(images)} is damaged ({damage.reason})"
                 if images == kept[0] and not unfit:
                     raise UserError(
-                        f"{found}, and there is no earlier one; "
-                        f"to start over, rename {self.folder} or choose another --out"
+                        f"{found}, and there is no earlier checkpoint; "
+                        f"to start over, rename {self.folder} or choose a different --out"
                     ) from None
                 report(f"{found}; using the previous one")
             except UserError as error:
-                unfit.append((images, error))  # reported if an older one fits; if none fits, the recipe has changed
+                unfit.append((images, error))  # reported only if an older checkpoint fits; otherwise, raised below
             else:
                 for later, reason in unfit:
                     report(f"checkpoint {self.path(later)} does not match this run ({reason}); using the previous one")
@@ -135,8 +139,8 @@ class Checkpoints:
     def prune(self, keep: int, best: int | None) -> None:
         """Remove all but the last `keep` checkpoints and the best one.
 
-        For each of the last ones, the checkpoint that was best when it was written is kept too. A run that falls back
-        to an older checkpoint needs it.
+        For each of the last checkpoints, also keep the checkpoint that was the best one at that time. A run that
+        resumes from an older checkpoint needs it.
         """
         last = self.all()[-keep:]
         kept = {*last, best, *map(self._best_of, last)}
@@ -145,7 +149,7 @@ class Checkpoints:
                 self._remove(self.path(images))
 
     def _best_of(self, images: int) -> int | None:
-        """Return the best checkpoint at the time this one was written, or None if unknown."""
+        """Return the checkpoint that was the best one when this checkpoint was written, or None if unknown."""
         try:
             best = CheckpointNumbers.from_json(parse_json(read_bounded(self.path(images) / NUMBERS)), images).best
         except (OSError, *INVALID):
@@ -153,19 +157,19 @@ class Checkpoints:
         return best.images if best else None
 
     def set_aside_after(self, images: int) -> None:
-        """Set aside all checkpoints after the one that the run resumes from, since they are damaged."""
+        """Rename all checkpoints after the one that the run resumes from, because they cannot be used."""
         for later in self.all():
             if later > images:
                 self._set_aside(self.path(later))
 
     def _set_aside(self, path: Path) -> None:
-        """Rename a damaged checkpoint, so that a user can still recover parts of it."""
+        """Rename a damaged checkpoint, so that users can still recover parts of it."""
         aside = path.with_name(f"damaged-{path.name}")
         shutil.rmtree(aside, ignore_errors=True)
         path.rename(aside)
 
     def _remove(self, path: Path) -> None:
-        """Remove a checkpoint; rename it first, so that a kill leaves no partial checkpoint under its name."""
+        """Rename a checkpoint and then remove it, so that a killed process leaves no partial checkpoint behind."""
         shutil.rmtree(path.rename(path.with_name(f"{REMOVING}{path.name}")))
 
     def _remove_leftovers(self) -> None:
@@ -240,7 +244,7 @@ def _encode(content: object) -> bytes:
 
 
 def _read(path: Path) -> tuple[dict[str, bytes], dict[str, TensorNotes]]:
-    """Return a checkpoint's files, each read once and verified, and the notes on its tensors."""
+    """Return the verified content of a checkpoint's files, and the properties of its tensors."""
     try:
         manifest = parse_json(read_bounded(path / MANIFEST))
         if manifest["format"] != RUN_FORMAT:

@@ -13,7 +13,7 @@ from paceline.core.trust import may_run
 from paceline.core.types import SettingValues
 from paceline.data.source_settings import RegisteredSources
 
-Layers: TypeAlias = Iterable[tuple[str, SettingValues]]  # (origin, setting values by name) pairs
+Layers: TypeAlias = Iterable[tuple[str, SettingValues]]  # (origin, settings) pairs; an origin may be a file name
 
 
 def load_recipe(name: str) -> type[Recipe]:
@@ -22,7 +22,7 @@ def load_recipe(name: str) -> type[Recipe]:
 
 
 def find_recipe(name: str) -> type[Recipe]:
-    """Return a run's recipe class; if its code is not trusted, one without metrics, settings and stages."""
+    """Return a run's recipe class, or the base class `Recipe` if the recipe's code is not trusted."""
     return load_recipe(name) if may_run(name) else Recipe
 
 

@@ -35,7 +35,7 @@ def log_output(folder: Path, rank: int) -> ExitStack:
 
 
 def user_stream(stream: TextIO) -> TextIO:
-    """Return the underlying stream, which the user sees, without the copy to the log."""
+    """Return the stream that the user sees; text written to it is not logged."""
     return stream.stream if isinstance(stream, Tee) else stream
 
 
@@ -47,7 +47,7 @@ class Tee:
 
     def __init__(self, stream: TextIO, log: TextIO, lock: threading.RLock) -> None:
         self.stream = stream
-        self.shown = stream  # the display replaces it with a stream that prints above its bar
+        self.shown = stream  # `Display` replaces it with a stream that prints above the progress bar
         self._log, self._lock, self._unfinished = log, lock, ""
 
     def write(self, text: str) -> int:
@@ -55,7 +55,7 @@ class Tee:
         with self._lock:
             lines, newline, self._unfinished = (self._unfinished + text).rpartition("\n")
             if newline:
-                with suppress(OSError):  # ignore a full disk here: saving a checkpoint reports it
+                with suppress(OSError):  # a full disk is reported when a checkpoint is saved
                     self._log.write("".join(f"{_plain(line)}\n" for line in lines.split("\n")))
             # Drop progress bar frames that have already been overwritten.
             self._unfinished = self._unfinished[self._unfinished.rstrip("\r").rfind("\r") + 1 :]
@@ -80,7 +80,7 @@ class Tee:
 
 
 def _plain(line: str) -> str:
-    """Return a line as it ends up on a terminal, without control codes or overwritten text."""
+    """Return a line as a terminal would show it, without control codes and overwritten text."""
     return _CONTROL_CODES.sub("", line).rstrip("\r").rpartition("\r")[2]
 
 
@@ -104,7 +104,7 @@ def _only_log(path: Path, ending: ExitStack) -> None:
         before = os.dup(number)
         os.dup2(log, number)
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(line_buffering=True)  # so that no printed line is lost if the process is killed
+            stream.reconfigure(line_buffering=True)  # no printed line is lost if the process is killed
         ending.callback(os.close, before)
         ending.callback(os.dup2, before, number)
         ending.callback(stream.flush)

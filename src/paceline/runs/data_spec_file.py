@@ -1,4 +1,4 @@
-"""The data spec of a recipe, saved with the run so that the recipe can be rebuilt without the data."""
+"""The data spec (image size, channels, classes) of a run, saved so that its recipe can be rebuilt without the data."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def from_json(text: str) -> DataSpec:
             raise TypeError(f"{name} contains a value that is not a string")
     for name in ("channels", "height", "width", "num_classes", "scale"):
         if type(values[name]) is not int or not 0 <= values[name] <= LARGEST:
-            raise ValueError(f"{name} is not a whole number of at most {LARGEST:,}")
+            raise ValueError(f"{name} is not a whole number from 0 to {LARGEST:,}")
     if type(values["flip_allowed"]) is not bool:
         raise TypeError("flip_allowed is neither true nor false")
     return DataSpec(**values)
@@ -46,6 +46,6 @@ def read_data_spec(run: Path) -> DataSpec:
     try:
         return from_json(read_bounded(file).decode())
     except FileNotFoundError:
-        raise UserError(f"{file}: missing: restore the file, or train the run again") from None
+        raise UserError(f"{file}: the file is missing: restore it, or train the run again") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{file}: cannot be read ({why(error)}): restore the file, or train the run again") from None

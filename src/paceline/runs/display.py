@@ -26,7 +26,7 @@ _OTHER_GROUPS = ("gpu", "spread", "time")  # metric groups that are not losses
 
 
 class Display:
-    """Shows progress while its `with` block runs; shows nothing if disabled."""
+    """Shows the progress of a run inside a `with` block; shows nothing if disabled."""
 
     def __init__(self, total_images: int, start_images: int, title: str, enabled: bool) -> None:
         self._total, self._images, self._title, self._enabled = total_images, start_images, title, enabled
@@ -53,8 +53,8 @@ class Display:
     def update(self, images: int, values: Mapping[str, float]) -> None:
         """Show the progress and the first few losses.
 
-        `images_per_second` and `data_wait` (the fraction of time spent waiting for data, from 0 to 1) may be in any
-        group. Without `images_per_second`, the rate since the last update is shown.
+        `values` may contain `images_per_second` and `data_wait` (the fraction of time spent waiting for data), with any
+        prefix. Without `images_per_second`, the rate since the last update is shown.
         """
         if not self._enabled:
             return
@@ -72,7 +72,7 @@ class Display:
         if self._live is None:
             print("  ".join([f"  {place}", share.strip(), *shown, f"ETA {eta}"]), flush=True)
             return
-        due = now >= self._next_frame  # a skipped frame is covered by the next one, or drawn at the end
+        due = now >= self._next_frame  # a skipped frame is replaced by the next one, or drawn at the end
         self._live.update(self._frame(images, f"{share}  ETA {eta}", "  ".join([place, *shown])), refresh=due)
         if due:
             self._next_frame = now + _FRAME_SECONDS
@@ -85,7 +85,7 @@ class Display:
     def _seconds_left(self, images: int, now: float, rate: float) -> float:
         """Estimate the time left from the average rate since the first update, including evaluations and saves.
 
-        At the first update itself, use `rate`.
+        At the first update, use `rate` instead.
         """
         assert self._first is not None
         first_images, first_clock = self._first
@@ -94,8 +94,8 @@ class Display:
         return max(self._total - images, 0) / rate if rate > 0 else float("inf")
 
     def _start_bar(self, console: Console) -> None:
-        # No thread redraws the bar, since that would take time from the loop.
-        # rich does not know about the copy to the log, so printed lines are redirected here.
+        # No thread redraws the bar, because that would take time from the training loop.
+        # Printed lines are redirected below, because the redirection in rich would bypass the log.
         self._live = Live(
             self._frame(self._images, "", ""),
             console=console,
@@ -140,7 +140,7 @@ def _losses(values: Mapping[str, float]) -> list[str]:
 
 def _duration(seconds: float) -> str:
     """Format a duration as hours:minutes:seconds, or minutes:seconds below one hour."""
-    if seconds > 1e8:  # years: the rate is not known yet
+    if seconds > 1e8:  # several years: the rate is not known yet
         return "?"
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)

@@ -23,7 +23,7 @@ from paceline.runs.record import CONFIG, RunRecord, read_record
 from paceline.runs.weights import load_weights
 from paceline.runs.weights_file import config_of_file, is_weights_file, read_weights
 
-MAX_LISTED = 5  # runs listed in one message
+MAX_LISTED = 5  # maximum number of runs listed in one message
 
 
 def config_of(run: str, layers: Layers = (), *, load_source: bool = True, trust: bool = False) -> Config:
@@ -76,7 +76,7 @@ def stages_in(folder: Path) -> list[Path]:
 
 
 def open_run(run: str) -> OpenedRun:
-    """Open a run on the CPU with the weights of its best checkpoint, or a weights file."""
+    """Open a weights file, or a run with the weights of its best checkpoint, on the CPU."""
     if is_weights_file(run):
         file = read_weights(Path(run).expanduser())
         recipe = file.config.recipe_class(file.config.recipe, file.spec)

@@ -25,9 +25,9 @@ from paceline.runs.segments import earlier_segments
 from paceline.runs.status import Status
 from paceline.runs.weights_file import weights_metadata
 
-ALLOWED_BEFORE_START = ("launch", "cell.json")  # written by launchers and comparisons before the run starts
+ALLOWED_BEFORE_START = ("launch", "cell.json")  # files that other commands write before the run starts
 PROTOCOLS = "protocols.json"
-LEFTOVER_SECONDS = 3600.0  # a temporary file this old is no longer being written
+LEFTOVER_SECONDS = 3600.0  # older temporary files are removed, because no process still writes them
 
 
 class RunFolder:
@@ -38,20 +38,23 @@ class RunFolder:
         self.path = path
         self.checkpoints = Checkpoints(path / "checkpoints", self.describe_weights)
         self._lock: Lock | None = None
-        self._total_images: int | None = None  # known once the run has started
+        self._total_images: int | None = None  # None until the run has started
 
     @property
     def config_file(self) -> Path:
-        """The resolved settings, with versions and hardware."""
+        """The file with the resolved settings, versions and hardware."""
         return self.path / CONFIG
 
     @property
     def protocols_file(self) -> Path:
-        """How the metrics of each split were measured."""
+        """The file that records how the metrics of each split were measured."""
         return self.path / PROTOCOLS
 
     def check_free(self) -> None:
-        """Raise UserError if the folder holds other files, apart from hidden ones and `ALLOWED_BEFORE_START`."""
+        """Raise UserError if the folder is not a run but contains files.
+
+        Hidden files and the files in `ALLOWED_BEFORE_START` are ignored.
+        """
         started = self.config_file.exists() or os.path.lexists(self.path / LOCK)
         if started or not self.path.is_dir():
             return
@@ -59,7 +62,7 @@ class RunFolder:
         others = [name for name in names if name not in ALLOWED_BEFORE_START and not name.startswith(".")]
         if others:
             raise UserError(
-                f"--out {self.path}: the folder exists and is not a run (it holds {others[0]}); "
+                f"--out {self.path}: the folder exists and is not a run (it contains {others[0]}); "
                 "choose a new or empty folder"
             )
 
@@ -71,10 +74,12 @@ class RunFolder:
             with suppress(OSError):  # the parent folder may be unreadable
                 sync(self.path.resolve().parent)
             self._lock = Lock(self.path)
-            remove_leftovers(self.path, older_than_seconds=LEFTOVER_SECONDS)  # newer ones may belong to `export`
+            remove_leftovers(self.path, older_than_seconds=LEFTOVER_SECONDS)  # newer files may still be in use
             self.checkpoints.restore_replaced()
         except InUse as owner:
-            raise UserError(f"--out {self.path}: this run is in use by process {owner}; choose another --out") from None
+            raise UserError(
+                f"--out {self.path}: this run is in use by process {owner}; choose a different --out"
+            ) from None
         except OSError as error:
             if error.errno == errno.ELOOP and (self.path / LOCK).is_symlink():
                 raise UserError(f"{self.path / LOCK}: is a symbolic link, which is not followed; remove it") from None
@@ -88,7 +93,9 @@ class RunFolder:
     def check_present(self) -> None:
         """Raise UserError if the folder was removed or replaced after this process claimed it."""
         if self._lock is not None and not self._lock.is_in_place:
-            raise UserError(f"--out {self.path}: the folder was removed or replaced while the run was using it")
+            raise UserError(
+                f"--out {self.path}: the folder was removed or replaced during the run; start the run again"
+            )
 
     def release(self) -> None:
         """Allow another process to write to the folder."""
@@ -97,7 +104,7 @@ class RunFolder:
             self._lock = None
 
     def begin(self, total_images: int) -> None:
-        """Record that the run is running."""
+        """Write the status "running" to status.json."""
         assert self._lock is not None
         self._total_images = total_images
         Status.now("running", total_images).write(self.path)
@@ -109,16 +116,17 @@ class RunFolder:
         return status is not None and status.state == "finished"
 
     def end(self, state: str, reason: str = "") -> None:
-        """Record how the run ended; does nothing before `begin` or in other ranks."""
+        """Record how the run ended; does nothing before `begin` and on ranks other than 0."""
         if self._total_images is not None and self._lock is not None and self._lock.is_in_place:
             with suppress(OSError):  # the run may have ended because the disk is full
                 Status.now(state, self._total_images, redact(" ".join(reason.split()))).write(self.path)
         self._total_images = None
 
     def end_for_others(self, state: str, reason: str, began: float) -> None:
-        """Record why processes on this host ended if they were killed or could only report a lost connection.
+        """Record how a run ended if its processes could not, for example because they were killed.
 
-        Does nothing unless they have written a status since `began` (Unix time) and it is "running" or "failed".
+        Does nothing unless the run's status was written on this host after `began` (Unix time), and is "running" or
+        "failed".
         """
         status = Status.of(self.path)
         if status is None or status.state not in ("running", "failed"):
@@ -147,31 +155,34 @@ class RunFolder:
         record = self.read_record(f"--out {self.path}")
         if record is None:
             raise UserError(
-                f"--out {self.path}: has checkpoints but no {CONFIG}: restore the file, or choose another --out"
+                f"--out {self.path}: has checkpoints but no {CONFIG}: restore the file, or choose a different --out"
             )
         if record.recipe != config.recipe_name:
-            raise UserError(f"--out {self.path}: this run was trained with a different recipe; choose another --out")
+            raise UserError(
+                f"--out {self.path}: this run was trained with a different recipe; choose a different --out"
+            )
         changed = changed_settings(record.settings, config)
         if changed:
             raise UserError(
                 f"--out {self.path}: this run was trained with different settings ({'; '.join(changed)}); "
-                "use the same settings to resume it, or choose another --out"
+                "use the same settings to resume it, or choose a different --out"
             )
         if record.provenance.data != data:
             raise UserError(
                 f"--out {self.path}: this run was trained on different data ({record.provenance.data} → {data}); "
-                "use the same data to resume it, or choose another --out"
+                "use the same data to resume it, or choose a different --out"
             )
 
     def record_protocol(self, split: str, label: str, protocol: Protocol, *, overwrite: bool) -> None:
-        """Record how a split's metrics with this label are measured; raise UserError if that has changed."""
+        """Record the protocol (how metrics are measured) of a split and label; raise UserError if it has changed."""
         kept = {} if overwrite else self._protocols()
         before = kept.setdefault(split, {}).setdefault(label, dict(protocol))
         changed = differences(before, protocol)
         if changed:
             raise UserError(
-                f"--out {self.path}: its metrics on {split!r} were measured with a different protocol "
-                f"({'; '.join(changed)}); use the same protocol to resume, or choose another --out"
+                f"--out {self.path}: the metrics on {split!r} were measured with a different protocol "
+                f"({'; '.join(changed)}); "
+                "resume with the same evaluation settings and data, or choose a different --out"
             )
         write_json(self.protocols_file, kept, durable=False, indent=1)
 
@@ -184,7 +195,7 @@ class RunFolder:
         try:
             kept = parse_json(read_bounded(self.protocols_file))
             if not all(isinstance(protocol, dict) for labels in kept.values() for protocol in labels.values()):
-                raise ValueError("it contains no protocols")
+                raise ValueError("one of its protocols is not a JSON object")
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, AttributeError) as error:
@@ -192,7 +203,7 @@ class RunFolder:
         return cast(dict[str, dict[str, Protocol]], kept)
 
     def record_settings(self, config: Config, provenance: Provenance, images: int) -> None:
-        """Write config.toml for a run that starts or resumes at `images`, and keep its earlier segments."""
+        """Write config.toml for a run that starts or resumes at `images`, and keep the record of earlier segments."""
         record = _record_of(config, provenance)
         before = self.read_record() if images else None
         if before:
@@ -201,7 +212,7 @@ class RunFolder:
         record.write(self.path)
 
     def record_length(self, config: Config) -> None:
-        """Update only the training length in config.toml, for a run that has already seen enough images."""
+        """Update only the training length in config.toml, for a run that needs no further training."""
         record = self.read_record()
         assert record is not None
         length = {"epochs": config.run.epochs, "images": config.run.images}
@@ -209,7 +220,7 @@ class RunFolder:
 
 
 def _check_name(path: Path) -> None:
-    """Raise UserError for a name that no file system accepts."""
+    """Raise UserError for a path that contains a null character or is too long."""
     try:
         path.lstat()
     except ValueError:

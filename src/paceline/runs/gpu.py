@@ -9,13 +9,14 @@ from typing import Any
 import torch
 
 _GIB = 2**30
-_SECONDS_BETWEEN_READINGS = 2.0  # a reading takes milliseconds, and NVML's averages change no faster
+_SECONDS_BETWEEN_READINGS = 2.0  # a reading takes milliseconds, and NVML's averages do not change faster
 
 
 class GpuReadings:
-    """Reads one GPU, given its torch index; with None there are no readings.
+    """Reads the load, memory, power, temperature and energy of one GPU.
 
-    Without NVML, only the peak memory is read.
+    `device_index` is the GPU's index in torch. If it is None, there are no readings. Without NVML, only the peak memory
+    is read.
     """
 
     def __init__(self, device_index: int | None) -> None:
@@ -24,7 +25,7 @@ class GpuReadings:
         self._next_at = 0.0
 
     def read(self) -> dict[str, float]:
-        """Return the readings by name, or none if the last ones are too recent.
+        """Return the readings by name; empty if the last call was less than two seconds ago.
 
         Energy is the total since the driver was loaded.
         """
@@ -35,7 +36,7 @@ class GpuReadings:
         for name, reading in self._readings.items():
             try:
                 values[name] = float(reading())
-            except Exception:  # NVML error: not supported by this GPU, or the GPU is lost
+            except Exception:  # NVML error: the GPU does not support this reading, or has failed
                 continue
         values["gpu/peak_memory_gib"] = torch.cuda.max_memory_allocated(self._device_index) / _GIB
         return values
@@ -47,7 +48,7 @@ def _nvml_readings(device_index: int) -> dict[str, Callable[[], float]]:
 
         pynvml.nvmlInit()
         gpu = _nvml_handle(pynvml, device_index)
-    except Exception:  # no package, no driver, or a GPU that NVML does not list
+    except Exception:  # pynvml or the driver is missing, or NVML does not list the GPU
         return {}
     return {
         "gpu/utilisation": lambda: pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu,
@@ -63,6 +64,6 @@ def _nvml_handle(pynvml: Any, device_index: int) -> Any:
     properties: Any = torch.cuda.get_device_properties(device_index)
     try:
         return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{properties.uuid}")
-    except pynvml.NVMLError:  # a MIG slice has a different kind of UUID; find the full GPU by bus address
+    except pynvml.NVMLError:  # a MIG slice has a different kind of UUID; use the bus address of its GPU
         bus = f"{properties.pci_domain_id:08x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
         return pynvml.nvmlDeviceGetHandleByPciBusId(bus)

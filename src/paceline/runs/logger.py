@@ -56,7 +56,7 @@ class Logger:
         """
 
     def write(self, images: int, values: Mapping[str, float]) -> None:
-        """Log values, named `group/name`, at a number of images seen.
+        """Log values, named `group/name`, after `images` images have been seen.
 
         A value may be NaN or infinite.
         """
@@ -87,7 +87,7 @@ def check_loggers(setting: str) -> None:
 
 
 class LoggerGroup:
-    """The loggers of one run. If a logger raises an exception, it is reported and switched off."""
+    """The loggers of one run. A logger that raises an exception is reported and switched off."""
 
     def __init__(self, setting: str, folder: Path, images: int) -> None:
         self._open: dict[str, Logger] = {}
@@ -99,11 +99,11 @@ class LoggerGroup:
                 _report(name, error)
 
     def write(self, images: int, values: Mapping[str, float]) -> None:
-        """Log values to each logger."""
+        """Pass values to each logger."""
         self._each(lambda logger: logger.write(images, values))
 
     def image(self, name: str, images: int, pixels: Pixels) -> None:
-        """Log a sample image to each logger."""
+        """Pass a sample image to each logger."""
         self._each(lambda logger: logger.image(name, images, pixels))
 
     def flush(self) -> None:
@@ -120,7 +120,7 @@ class LoggerGroup:
             try:
                 call(logger)
             except Exception as error:
-                if self._open.pop(name, None):  # otherwise, the saver thread has already reported it
+                if self._open.pop(name, None):  # otherwise, the saver thread has already reported the error
                     _report(name, error)
 
 

@@ -1,4 +1,4 @@
-"""Results of `paceline doctor` on this machine, saved for commands that depend on them or report them."""
+"""Saved results of `paceline doctor` on this machine, which other commands read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HOW_TO_TEST = "run `paceline doctor --self-test`"
 
 
 def cache_file(name: str) -> Path:
-    """Return the path of a saved result."""
+    """Return the path of a file in Paceline's cache folder."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "paceline" / name
 
@@ -30,7 +30,7 @@ def read_cached(name: str) -> Mapping[str, Any]:
 
 
 def identity() -> dict[str, str]:
-    """Return the environment that a result is valid for; the torch build includes NCCL."""
+    """Return the host, GPUs, driver and torch version for which a saved result is valid."""
     gpus = describe_gpus()
     return {
         "host": platform.node(),
@@ -42,16 +42,16 @@ def identity() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class _GraphTest:
-    """The result of replaying a captured step in a self-test."""
+    """The self-test's result for a training step that was captured as a CUDA graph."""
 
     passed: bool
-    result: str  # what went wrong, or what was compared
+    result: str  # description of the failure, or of the values that were compared
     processes: int
 
 
 @dataclass(frozen=True)
 class _SelfTest:
-    """The results of a self-test that concern captured steps."""
+    """The part of a self-test's results that concerns CUDA graphs."""
 
     machine: Mapping[str, str]
     verified: bool
@@ -59,7 +59,7 @@ class _SelfTest:
 
     @classmethod
     def read(cls) -> _SelfTest | None:
-        """Return the saved self-test, or None if there is none that can be read."""
+        """Return the saved self-test, or None if it is missing or cannot be read."""
         cached = read_cached(SELF_TEST)
         try:
             graph = cached["graph"]
@@ -70,12 +70,12 @@ class _SelfTest:
 
 
 def graph_obstacle(processes: int, hosts: int) -> str:
-    """Return why a step on several GPUs should not be captured here; empty if the self-test captured one."""
+    """Return why a step on several GPUs cannot be a CUDA graph here; empty if the self-test has passed."""
     if hosts > 1:
-        return "capturing a step is untested on several hosts"
+        return "CUDA graphs are untested on several hosts"
     test = _SelfTest.read()
     if test is None:
-        return f"capturing a step is untested on this machine's GPUs; {HOW_TO_TEST}"
+        return f"CUDA graphs are untested on this machine's GPUs; {HOW_TO_TEST}"
     for name, here in identity().items():
         then = test.machine.get(name, "")
         if then != here:

@@ -30,26 +30,26 @@ SAMPLES = "samples"
 SAMPLE_NAME = re.compile(r"(.+)-(\d{12})\.png")
 MAX_METRICS_BYTES = 2**32
 MAX_LINE_BYTES = 2**20  # a longer line counts as broken
-EVALUATION_SECONDS = "time/evaluation_seconds"  # in every line of an evaluation during training, and only there
+EVALUATION_SECONDS = "time/evaluation_seconds"  # contained only in the lines of evaluations during training
 _OWN_NAMES = {"images", "seconds", "time"}
 
-MetricsLine: TypeAlias = dict[str, float | None]  # "images" is always an int; None means not finite
+MetricsLine: TypeAlias = dict[str, float | None]  # "images" is always an int; None stands for NaN or infinity
 
 
 class MetricsWriter:
-    """Writes a run's metrics and sample images and passes them to its loggers; exists only on rank 0."""
+    """Writes a run's metrics and sample images and passes them to its loggers; used only on rank 0."""
 
     def __init__(self, folder: Path, images: int = 0, loggers: str = "", *, evaluated: bool = True) -> None:
-        """Truncate the folder's metrics and samples to `images` seen and append from there; 0 starts from scratch.
+        """Remove metrics and samples logged after `images` images, and append from there; 0 removes everything.
 
-        `loggers` is the value of the `--loggers` setting. If the checkpoint at `images` was saved before its evaluation,
-        `evaluated` is false: metrics of that evaluation are removed too, because they will be written again.
+        `loggers` is the value of the `--loggers` setting. `evaluated` is False if the checkpoint at `images` was saved
+        before its evaluation. The metrics of that evaluation are then removed too, because they will be written again.
         """
         folder.mkdir(parents=True, exist_ok=True)
         kept = _cut_metrics(folder / METRICS, images, evaluated)
         _cut_samples(folder / SAMPLES, images)
         self._samples = folder / SAMPLES
-        # Unbuffered, so that each line is one write: readers see no partial line, and a kill loses none.
+        # Without a buffer, each line is one write. Readers see no partial line, and a killed process loses none.
         self._file = os.fdopen(open_append(folder / METRICS), "ab", buffering=0)
         self._seconds_before = float(kept[-1].get("seconds") or 0.0) if kept else 0.0
         self._started = time.perf_counter()
@@ -107,11 +107,14 @@ def read_metrics_file(folder: Path) -> bytes:
     except FileNotFoundError:
         return b""
     except OSError as error:
-        raise UserError(f"{folder / METRICS}: cannot be read ({why(error)}); remove it") from None
+        raise UserError(f"{folder / METRICS}: cannot be read ({why(error)}); repair or remove it") from None
 
 
 def parse_line(line: bytes) -> JsonObject | None:
-    """Return one line's values by name, or None if it is broken; other tools may have written non-numeric values."""
+    """Return one line's values by name, or None if the line is broken.
+
+    Values can have any JSON type, because another program may have written the file.
+    """
     if len(line) > MAX_LINE_BYTES:
         return None
     try:
@@ -126,7 +129,7 @@ def _is_number(value: Json) -> TypeGuard[float | None]:
 
 
 def reject_constant(constant: str) -> None:
-    """Raise ValueError for NaN and infinity, which are not JSON; pass it to `json.loads` as `parse_constant`."""
+    """Raise ValueError for NaN and infinity, which are not valid JSON; used as `parse_constant` of `json.loads`."""
     raise ValueError(f"{constant} is not valid JSON")
 
 

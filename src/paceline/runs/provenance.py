@@ -58,7 +58,7 @@ def describe_gpus() -> dict[str, str]:
         gpus = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
         names = Counter(_text(pynvml.nvmlDeviceGetName(gpu)) for gpu in gpus)
         driver = _text(pynvml.nvmlSystemGetDriverVersion())
-    except Exception:  # no package, no driver or no GPU
+    except Exception:  # pynvml, the driver or a GPU is missing
         return {}
     described = ", ".join(f"{count} × {name}" for name, count in names.items())
     return {"gpus": described, "driver": driver, "cuda": torch.version.cuda or ""}

@@ -33,11 +33,14 @@ def _check_fit(recipe: Recipe, split: str, source: Source, config: Config) -> No
     missing = sorted(set(recipe.required_fields) - fields)
     if missing:
         usual = f", e.g. --data {recipe.defaults['data']}" if "data" in recipe.defaults else ""
-        raise UserError(f"--data {config.run.data}: its samples have no {missing[0]!r}; use a different source{usual}")
+        raise UserError(
+            f"--data {config.run.data}: its samples have no field {missing[0]!r}; use a different source{usual}"
+        )
     ignored = sorted(recipe.rejected_fields.keys() & fields)
     if ignored:
         raise UserError(
-            f"--data {config.run.data}: its samples have a {ignored[0]!r}, which {config.recipe_name} would ignore; "
+            f"--data {config.run.data}: its samples have a field {ignored[0]!r}, "
+            f"which {config.recipe_name} would ignore; "
             f"to use it, run: paceline train {recipe.rejected_fields[ignored[0]]}"
         )
     if recipe.output_scale > 1 and source.spec.scale not in (0, recipe.output_scale):

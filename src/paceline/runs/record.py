@@ -17,7 +17,7 @@ from paceline.runs.segments import Choices, Segment, segment_of
 
 CONFIG = "config.toml"
 DATA = "data"
-EARLIER = "earlier"  # all segments but the last, as an array of tables
+EARLIER = "earlier"  # key of an array of tables with all segments except the last
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def read_record(run: Path, where: str = "") -> RunRecord | None:
         raise UserError(f"{file}: cannot be read ({why(error)}): restore the file") from None
     recipe, provenance = kept.pop("recipe", None), kept.pop(PROVENANCE, {})
     if not isinstance(recipe, str):
-        raise UserError(f"{file}: lists no recipe, so {run} is not a run folder")
+        raise UserError(f"{file}: does not name a recipe, so {run} is not a run folder")
     check_format(provenance.get(FORMAT) if isinstance(provenance, dict) else None, where or str(run))
     try:
         return RunRecord(recipe, kept, Provenance.from_table(provenance))

@@ -10,13 +10,13 @@ from types import TracebackType
 from paceline.runs.checkpoint import Checkpoints
 from paceline.runs.snapshot import Snapshot
 
-LAST_SECONDS = 2.0  # how long a save may still take after a second Ctrl-C
+LAST_SECONDS = 2.0  # maximum time to wait for a save after a second Ctrl-C
 
 
 class Saver:
-    """Writes one checkpoint at a time; an error in its thread is raised at the next call from the loop.
+    """Writes one checkpoint at a time in a thread; an error in the thread is raised at the next call.
 
-    Its `with` block waits for a pending save before it exits, even after an error.
+    The `with` block waits for a pending save before it exits, even after an error.
     """
 
     def __init__(self, checkpoints: Checkpoints) -> None:
@@ -35,7 +35,7 @@ class Saver:
         before: Callable[[], None] = lambda: None,
         after: Callable[[], None] = lambda: None,
     ) -> None:
-        """Start writing a snapshot, which must no longer change; `before` and `after` are called in the thread."""
+        """Start writing a snapshot, which must not change anymore; `before` and `after` are called in the thread."""
         self.wait()
 
         def write() -> None:
@@ -73,5 +73,5 @@ class Saver:
     ) -> None:
         if kind is None:
             self.wait()
-        elif self._thread:  # report the first error, not one from the save
+        elif self._thread:  # an error from the save must not hide the first error
             self._thread.join(LAST_SECONDS if issubclass(kind, KeyboardInterrupt) else None)

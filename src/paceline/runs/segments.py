@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 
 from paceline.core.types import SettingValue, SettingValues
 
-HARDWARE = ("cpu", "cores", "gpus", "torch")  # what determines a run's speed, apart from its settings
+HARDWARE = ("cpu", "cores", "gpus", "torch")  # properties that affect a run's speed, apart from its settings
 UNTIL = "until_images"
 
 
@@ -25,7 +25,7 @@ class Choices:
 
 @dataclass(frozen=True)
 class Segment:
-    """One part of a run. A field is None if it does not apply to the run or its machine."""
+    """A part of a run with the same devices, strategy and machine. A field is None if it does not apply."""
 
     strategy: str
     devices: int
@@ -77,7 +77,7 @@ def segment_of(settings: SettingValues, choices: Choices, hardware: Mapping[str,
 def earlier_segments(before: Iterable[Segment], images: int, now: Segment) -> tuple[Segment, ...]:
     """Return the segments before `now` that led to the checkpoint at `images`, from which the run resumes.
 
-    `before` lists all earlier segments in order. The last of these ends at `images`, even if it ran further.
+    `before` lists all earlier segments in order. The last segment ends at `images`, even if it ran further.
     """
     found: list[Segment] = []
     for one in before:

@@ -20,7 +20,7 @@ class Best:
 
     name: str  # name of the metric, with its label in [brackets]
     value: float
-    images: int  # images seen at that checkpoint
+    images: int  # images seen at the checkpoint with this value
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class CheckpointNumbers:
     """The state of a run that is not stored as tensors."""
 
     best: Best | None = None
-    evaluated_at: int = -1  # images seen at the last evaluation; -1 before the first
-    scalers: Mapping[str, ScalerState] = field(default_factory=dict)  # by network
+    evaluated_at: int = -1  # images seen at the last evaluation; -1 if there was none
+    scalers: Mapping[str, ScalerState] = field(default_factory=dict)  # keyed by network name
 
     def to_json(self) -> JsonObject:
         """Return the values as a JSON object."""
@@ -37,30 +37,30 @@ class CheckpointNumbers:
 
     @classmethod
     def from_json(cls, content: object, images: int) -> CheckpointNumbers:
-        """Parse the values of the checkpoint at `images`; raise one of the errors in `INVALID` if one is invalid."""
+        """Parse the values of the checkpoint at `images`; raise one of the errors in `INVALID` if a value is bad."""
         if not isinstance(content, dict):
-            raise TypeError("it is not an object")
+            raise TypeError("the content is not a JSON object")
         if content["images"] != images or type(content["images"]) is not int:
             raise ValueError(f"images is {content['images']!r}, but the folder is named {images}")
         scalers = content["scalers"]
         if not isinstance(scalers, dict):
-            raise TypeError("scalers is not an object")
+            raise TypeError("scalers is not a JSON object")
         evaluated_at = _count(content["evaluated_at"], "evaluated_at", -1, images)
         return cls(_best(content["best"], images), evaluated_at, {name: _scaler(one) for name, one in scalers.items()})
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything that a run needs to resume; nothing else is saved."""
+    """Everything that a checkpoint stores so that a run can resume."""
 
     images: int
     weights: dict[str, Tensor]  # weights of all networks; EMAs are named ema/NETWORK.PARAMETER
-    state: dict[str, Tensor]  # optimizer state, and signals between phases
+    state: dict[str, Tensor]  # optimizer state, and signals (scalars passed between phases)
     numbers: CheckpointNumbers
 
     @property
     def best_images(self) -> int:
-        """The images seen at the best checkpoint, or at this one if none has been evaluated."""
+        """The number of images seen at the best checkpoint, or at this one if none has been evaluated."""
         return self.numbers.best.images if self.numbers.best else self.images
 
 
@@ -68,22 +68,22 @@ def _best(content: object, images: int) -> Best | None:
     if content is None:
         return None
     if not isinstance(content, dict) or not isinstance(content["name"], str):
-        raise TypeError("best is not an object with a name")
-    value = _number(content["value"], "the value of best")
-    return Best(content["name"], value, _count(content["images"], "the images of best", 0, images))
+        raise TypeError("best is not a JSON object with a name")
+    value = _number(content["value"], "best.value")
+    return Best(content["name"], value, _count(content["images"], "best.images", 0, images))
 
 
 def _scaler(content: object) -> ScalerState:
     if not isinstance(content, dict):
-        raise TypeError("scalers holds a value that is not an object")
+        raise TypeError("scalers contains a value that is not a JSON object")
     for name, value in content.items():
         if not math.isfinite(_number(value, f"{name} of a scaler")):
-            raise ValueError(f"{name} of a scaler is {value}")
+            raise ValueError(f"{name} of a scaler is {value}: expected a finite number")
     return content
 
 
 def _count(value: object, name: str, low: int, high: int) -> int:
-    if type(value) is not int or not low <= value <= high:  # bool is a subclass of int
+    if type(value) is not int or not low <= value <= high:  # `isinstance` would accept a bool
         raise ValueError(f"{name} is {value!r:.40}: expected a whole number from {low} to {high}")
     return value
 

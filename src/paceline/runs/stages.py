@@ -16,10 +16,11 @@ from paceline.runs.metrics import read_metrics
 
 
 def stages_of(config: Config, world: World | None = None) -> list[Config]:
-    """Return the runs that a config expands to: itself, or RUN/STAGE for each stage that is not over.
+    """Return the configs of the runs that remain: the config itself or, for a recipe with stages, one per stage.
 
-    A stage is over once the next one has started from its best weights. If each host has its own disk, a stage counts
-    as started on all hosts once it has started on one. The other hosts were replaced, or failed before writing.
+    A stage is skipped once the next stage has started from its best weights. If each host has its own disk, a stage
+    that has started on one host counts as started on all. The other hosts may have been replaced, or may have failed
+    before they wrote a file.
     """
     names = config.recipe_class.stages.get(getattr(config.recipe, "stage", ""), ())
     if not names:
@@ -59,13 +60,13 @@ def last_finished(path: str, *, trust: bool = False) -> str:
     for number, folder in reversed(list(enumerate(started))):
         if _has_ever_finished(folder):
             for later in started[number + 1 :]:
-                print(f"{later} is not finished: using {folder}", file=sys.stderr)
+                print(f"{later} has not finished: using {folder}", file=sys.stderr)
             return str(folder)
     return path
 
 
 def _has_ever_finished(run: Path) -> bool:
-    """Return whether a run has ever finished. Its final evaluation stays in the metrics even if it is resumed."""
+    """Return whether a run has ever finished. If it is resumed, its final evaluation stays in the metrics."""
     return RunFolder(run).has_finished or any("test/checkpoint_images" in line for line in read_metrics(run))
 
 

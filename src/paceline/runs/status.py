@@ -28,9 +28,9 @@ class Status:
     """The state of a run, written by its own process."""
 
     state: str
-    since: float  # Unix time
-    total_images: int = 0  # length of training; 0 if unknown
-    reason: str = ""  # reason for a failure, in one line
+    since: float  # Unix time at which the state was recorded
+    total_images: int = 0  # length of training in images; 0 if unknown
+    reason: str = ""  # one-line reason for a failure
     host: str = ""
     pid: int = 0
 
@@ -77,7 +77,7 @@ class MirrorState:
     url: str
     images: int = 0  # images seen at the newest published checkpoint; 0 if there is none
     since: float = 0.0  # Unix time when `images` was last set
-    error: str = ""  # why uploads are failing, in one line
+    error: str = ""  # one-line reason why uploads are failing
 
     @classmethod
     def parse(cls, content: bytes) -> MirrorState | None:

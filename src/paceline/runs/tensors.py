@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 CHANNELS_LAST = "channels_last"
-ALIASES = "paceline.aliases"  # metadata key, which makes a file usable without its notes
+ALIASES = "paceline.aliases"  # metadata key; with it, a file can be used without its `TensorNotes`
 LENGTH_BYTES = 8  # size of the header length field at the start of a safetensors file
 Memory = tuple[int, torch.dtype, torch.Size, tuple[int, ...]]
 
@@ -26,7 +26,7 @@ class TensorNotes:
     """Properties of tensors that a safetensors file cannot store, by tensor name."""
 
     aliases: dict[str, str] = field(default_factory=dict)  # alias → name in the file
-    formats: dict[str, str] = field(default_factory=dict)  # memory format, if not contiguous
+    formats: dict[str, str] = field(default_factory=dict)  # tensor name → memory format, if not contiguous
 
     @classmethod
     def from_json(cls, content: object) -> TensorNotes:
@@ -39,7 +39,7 @@ class TensorNotes:
 
 
 def pack(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> tuple[bytes, TensorNotes]:
-    """Return the content of a safetensors file and the notes that `unpack` needs."""
+    """Return the content of a safetensors file, and the `TensorNotes` that `unpack` needs."""
     notes = TensorNotes()
     kept: dict[str, Tensor] = {}
     seen: dict[Memory, str] = {}
@@ -58,7 +58,7 @@ def pack(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = Non
 
 
 def unpack(content: bytes, notes: TensorNotes) -> dict[str, Tensor]:
-    """Return the tensors in a file's content, on the CPU, including aliases; raise ValueError if they are invalid."""
+    """Return the tensors of a safetensors file on the CPU, including aliases; raise ValueError if they are invalid."""
     try:
         tensors: dict[str, Tensor] = safetensors.torch.load(content)
     except SafetensorError as error:
@@ -67,7 +67,7 @@ def unpack(content: bytes, notes: TensorNotes) -> dict[str, Tensor]:
         not notes.formats.keys() | set(notes.aliases.values()) <= tensors.keys()
         or notes.aliases.keys() & tensors.keys()
     ):
-        raise ValueError("its tensors do not match its metadata")
+        raise ValueError("the tensors do not match the metadata")
     if any(tensors[name].dim() != 4 for name in notes.formats):
         raise ValueError("a tensor without four dimensions cannot be channels-last")
     for name in notes.formats:
@@ -78,7 +78,7 @@ def unpack(content: bytes, notes: TensorNotes) -> dict[str, Tensor]:
 
 
 def add_aliases(tensors: dict[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Add tensors that are stored under a different name; raise ValueError if the metadata is invalid."""
+    """Add the aliases that the metadata lists for stored tensors; raise ValueError if the metadata is invalid."""
     for alias, name in json.loads(metadata.get(ALIASES, "{}")).items():
         if name not in tensors:
             raise ValueError(f"{ALIASES} refers to {name!r}, which is missing")
@@ -95,7 +95,7 @@ def _with_metadata(content: bytes, metadata: Mapping[str, str]) -> bytes:
 
 
 def copy_to_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copy tensors to the CPU and preserve aliases; waits for the GPUs only once."""
+    """Copy tensors to the CPU and preserve aliases; waits for each GPU only once."""
     copies: dict[tuple[Memory, str], Tensor] = {}
     named = {}
     for name, tensor in tensors.items():

@@ -25,7 +25,8 @@ def check_weights(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> N
     differing += [name for name in weights.keys() & own.keys() if weights[name].shape != own[name].shape]
     if differing:
         raise UserError(
-            f"these weights belong to a different network: {differing[0]!r} does not match ({len(differing)} differ)"
+            f"these weights belong to a different network: {differing[0]!r} does not match "
+            f"(differing tensors: {len(differing)})"
         )
 
 

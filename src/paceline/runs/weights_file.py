@@ -1,6 +1,6 @@
 """A self-contained weights file: its metadata contains the recipe, its settings and the data spec.
 
-`paceline import` writes one, and so does every checkpoint (`weights.safetensors`).
+`paceline import` writes such a file, and every checkpoint contains one (`weights.safetensors`).
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ SUFFIX = ".safetensors"
 FORMAT = "paceline.format"
 RECIPE, SETTINGS = "paceline.recipe", "paceline.settings"
 PROTOCOL, DATA_SPEC = "paceline.protocol", "paceline.data_spec"
-DATA = "paceline.data"  # metadata key of the source and how it was read, without folders
-DATA_SETTINGS = ("data", "crop", "size", "channels")  # stored along with the source's own settings
+DATA = "paceline.data"  # metadata key of the source and its settings, without folders
+DATA_SETTINGS = ("data", "crop", "size", "channels")  # settings that are stored along with the source's own settings
 UNREADABLE = (OSError, safetensors.SafetensorError, ValueError)
 
 
@@ -56,12 +56,12 @@ def is_weights_file(path: str) -> bool:
 
 
 def weights_metadata(recipe: str, settings: SettingValues, spec: DataSpec) -> dict[str, str]:
-    """Return what a weights file stores about its weights; `settings` are all settings of the run, by name."""
+    """Return the metadata of a weights file; `settings` are all settings of the run, by name."""
     own = {field.name for field in fields(load_recipe(recipe).Settings)}
     of_source = settings.keys() - own - SHARED_SETTINGS - {*FOLDERS, "recipe"}
     names = {*DATA_SETTINGS, *of_source}
     plain = {name: value for name, value in settings.items() if not isinstance(value, Mapping) and "." not in name}
-    if is_path(str(plain.get("data", ""))):  # a source in the user's own file is not part of the weights
+    if is_path(str(plain.get("data", ""))):  # a source in the user's own file is not stored
         names -= {"data", *of_source}
     return {
         "format": "pt",

@@ -1,1 +1,1 @@
-"""The hot path: build, loop, step, learners."""
+"""Training: the components of a run, the loop, the step and the learners."""

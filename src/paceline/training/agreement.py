@@ -34,7 +34,7 @@ def claim_folder(folder: RunFolder, world: World, check: Callable[[], None]) -> 
         check()
 
     several = world.place.num_nodes > 1
-    # A new name each time, so that a network file system cannot answer from its cache.
+    # The name is always new, so that a network file system cannot return a cached result.
     marker = folder.path / f".rendezvous-{world.broadcast(os.urandom(8).hex())}" if several else None
     _run_on_some(world, claim if world.is_first else None)
     if marker is None:
@@ -91,7 +91,7 @@ def checkpoint_at(folder: RunFolder, world: World, images: int) -> Snapshot | No
 
 
 def share_newest(world: World, own: Held | None, images: int) -> tuple[Held | None, int]:
-    """Return the value held by the process with the most images, and its rank; None if every process passes -1."""
+    """Return the value from the process with the most images seen, and its rank; None if all processes pass -1."""
     held = world.gather(torch.tensor([images], device=world.device)).flatten()
     holder = int(held.argmax())
     return (world.broadcast(own, holder) if held[holder] >= 0 else None), holder  # type: ignore[return-value]
@@ -104,7 +104,7 @@ def _catch_up(folder: RunFolder, world: World, snapshot: Snapshot, holder: int) 
     files = (folder.path / METRICS, folder.config_file, folder.path / DATA_SPEC, folder.protocols_file)
     held = [file.read_bytes() if file.exists() else b"" for file in files] if world.rank == holder else []
     history = world.broadcast(held, holder)
-    if folder.is_mine and world.rank != holder:  # settings first, so that no checkpoint exists without them
+    if folder.is_mine and world.rank != holder:  # write settings before checkpoints, which need them
         for file, content in zip(files, history, strict=True):  # type: ignore[call-overload]
             if content:
                 write_file(file, content)
@@ -116,7 +116,7 @@ def _catch_up(folder: RunFolder, world: World, snapshot: Snapshot, holder: int) 
 
 
 def _run_on_some(world: World, work: Callable[[], None] | None) -> None:
-    """Run `work` on the processes that pass it; if one raises UserError, raise it on every process."""
+    """Run `work` on the processes where it is not None; if it raises UserError, raise the error on every process."""
     message = ""
     if work:
         try:

@@ -43,7 +43,7 @@ class Parts:
     strategy: Strategy
     recipe: Recipe
     feed: TrainingFeed
-    loaders: dict[str, Loader]  # by split
+    loaders: dict[str, Loader]  # one loader per split
     step: Step
     run_step: RunStep  # the eager step, or a CUDA graph of it
     epoch_images: int
@@ -58,7 +58,7 @@ def make_loader(source: Source, world: World, config: Config, crop: int = 0) -> 
 
 
 def crop_of(config: Config, split: str) -> int:
-    """Return a split's crop size: that of the settings for training and for generative recipes, else 0 (no crop)."""
+    """Return the crop size for a split: `crop` for training and for generative recipes, otherwise 0 (no crop)."""
     return config.run.crop if split == "train" or config.recipe_class.generates else 0
 
 

@@ -36,7 +36,7 @@ def try_compile(step: Step, data: StepData) -> str:
     buffers = {name: buffer.clone() for name, buffer in step.recipe.named_buffers()}
     try:
         step.dry_run(data.fetched[0][0])
-        outcome = f"compile: {len(networks)} of {len(step.recipe.single_networks)} networks"
+        outcome = f"compile: on for {len(networks)} of {len(step.recipe.single_networks)} networks"
     except Exception as error:  # a compiler may raise anything; training continues without it
         for network in networks:
             undo_compile(network)

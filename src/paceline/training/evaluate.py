@@ -41,7 +41,7 @@ class SplitEvaluator:
         self.notes, self.label, self.protocol = prepared.notes, prepared.label, prepared.protocol()
 
     def record_protocol(self, folder: RunFolder, *, overwrite: bool) -> None:
-        """Store this split's evaluation protocol; raise UserError if the run already has a different one."""
+        """Store how this split is evaluated (its protocol); raise UserError if the run has a different protocol."""
         if self.protocol:
             folder.record_protocol(self.split, self.label, self.protocol, overwrite=overwrite)
 
@@ -55,7 +55,7 @@ class SplitEvaluator:
         """Return the recipe's metrics on the split, identical on every rank."""
         evaluator, world = self._new_evaluator(), self.world
         missing = torch.tensor([float(evaluator.needs_samples)], device=world.device)
-        if world.sum(missing).item():  # if any rank needs the samples, all process them: hosts share no cache
+        if world.sum(missing).item():  # if any rank needs the samples, all ranks process them
             for batch in self._sample_batches():
                 beat()
                 evaluator.update_samples(batch)

@@ -26,7 +26,7 @@ from paceline.training.step import Step
 WARMUP_STEPS = 11  # training steps on a side stream before a capture; DistributedDataParallel requires 11
 
 TORCH, OURS = str(Path(torch.__file__).parent), Path(__file__).parents[1]
-AROUND_RECIPES = str(OURS / "training"), str(OURS / "parallel")  # our code that runs between a step and the recipe
+AROUND_RECIPES = str(OURS / "training"), str(OURS / "parallel")  # Paceline code between a step and the recipe
 
 RunStep = Callable[[StepData], list[Entry]]
 Fetched = list[list[Batch]]
@@ -45,7 +45,7 @@ def choose_step(step: Step, settings: RunSettings) -> tuple[RunStep, str]:
 
 
 def _obstacle(step: Step) -> str:
-    """Return why this step cannot be captured here; empty if it can."""
+    """Return why this step cannot be captured as a CUDA graph here; empty if it can."""
     if step.world.device.type != "cuda":
         return "there is no GPU"
     if step.strategy.cannot_capture:
@@ -61,7 +61,7 @@ class _Captured:
     def __init__(self, step: Step, due: tuple[Phase, ...], fetched: Fetched, pool: Any) -> None:
         self.inputs: Fetched = [[{k: v.clone() for k, v in batch.items()} for batch in some] for some in fetched]
         self.graph = torch.cuda.CUDAGraph()
-        # During the capture, other threads may use the device: a loader that pins memory, a process group's watchdog.
+        # During the capture, other threads may use the device, such as a loader that pins memory or a watchdog.
         with torch.cuda.graph(self.graph, pool, capture_error_mode="thread_local"):
             self.entries = step.learn(due, self.inputs)
 
@@ -75,7 +75,7 @@ class _Captured:
 
 
 class GraphedStep:
-    """A step that runs eagerly at first, then is captured and replayed. It stays eager if the capture fails."""
+    """A step that first runs eagerly, then is captured as a CUDA graph. It stays eager if the capture fails."""
 
     def __init__(self, step: Step, mode: str = "auto") -> None:
         self.step, self.mode = step, mode
@@ -111,12 +111,12 @@ class GraphedStep:
             reason = f"{_culprit(error)} cannot be captured in a CUDA graph ({_first_line(error)})"
             self.failed = True
             self.captured.clear()
-            end_broken_capture(pool, self.step.world.device)  # even if an error is raised below: the process may go on
+            end_broken_capture(pool, self.step.world.device)  # the process may continue after an error
             for learner in self.step.learners.values():
                 learner.optimizer.zero_grad(set_to_none=True)
             if self.mode == "on":
                 raise UserError(f"--graph on: {reason}; use --graph auto") from error
-            print(f"step: eager from here on: {reason}")
+            print(f"step: eager from now on, since {reason}")
 
 
 def _culprit(error: BaseException) -> str:

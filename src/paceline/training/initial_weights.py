@@ -31,14 +31,14 @@ class InitialWeights:
 
     weights: dict[str, Tensor]
     settings: Mapping[str, Any]  # recipe settings used in training; empty for a file without settings
-    origin: str  # shown to the user
+    origin: str  # where the weights come from, shown to the user
     images: int = 0  # images seen at the newest checkpoint of the run
 
 
 def start_from(parts: Parts, path: str) -> str:
     """Load the best weights of a run or the weights in a file; return a line that lists the loaded networks.
 
-    A host that has them sends them to the others. If several hosts have the run, the copy furthest in training is used.
+    A host that has the weights sends them to the others. If several hosts have the run, the newest copy is used.
     """
     own, message = None, ""
     if parts.world.place.local_rank == 0:
@@ -84,7 +84,7 @@ def _of_file(file: Path, name: str) -> InitialWeights:
             check_weights_format(metadata, str(file))
         settings = parse_json(metadata.get(SETTINGS, "{}"))
         if not isinstance(settings, dict):
-            raise ValueError("its settings are not an object")
+            raise ValueError("its settings are not a JSON object")
     except UserError:
         raise
     except Exception as error:
@@ -104,10 +104,10 @@ def _fill(recipe: Recipe, config: Config, spec: DataSpec, initial: InitialWeight
         _reject_settings(_affecting_networks(others, recipe, config, spec, found), config, path)
         name, differing = next((name, differing) for name, differing in misfits.items() if differing)
         same_data = "use data of the same size, with the same channels and classes"
-        advice = same_data if initial.settings else "use the settings that it was trained with"
+        advice = same_data if initial.settings else "use the settings that the weights were trained with"
         raise UserError(
             f"--init-from {path}: its {name} is a different network: {differing[0]!r} does not fit "
-            f"({len(differing)} tensors differ): {advice}"
+            f"(tensors that differ: {len(differing)}): {advice}"
         )
     _reject_settings({name: value for name, value in others.items() if name in recipe.must_match_weights}, config, path)
     for name, weights in found.items():
@@ -127,7 +127,7 @@ def _misfits(network: nn.Module, weights: Mapping[str, Tensor]) -> list[str]:
 
 
 def _differing_settings(config: Config, initial: InitialWeights, path: str) -> dict[str, Any]:
-    """Return the weights' training settings that differ from the settings of this run."""
+    """Return the settings used to train the weights, if they differ from the settings of this run."""
     now, hints = asdict(config.recipe), get_type_hints(type(config.recipe))
     before = {name: value for name, value in initial.settings.items() if name in now and str(value) != str(now[name])}
     return {name: convert(value, hints[name], f"--init-from {path}: {name}") for name, value in before.items()}
@@ -143,7 +143,7 @@ def _affecting_networks(
             with (
                 torch.random.fork_rng(devices=[]),
                 suppress(UserError),
-            ):  # one changed value may be invalid without the others
+            ):  # a setting may be invalid if the others are not changed, too
                 changed = type(recipe)(replace(config.recipe, **{name: value}), spec).networks
                 if not any(_misfits(changed[one], recipe.networks[one].state_dict()) for one in found):
                     continue

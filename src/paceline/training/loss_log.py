@@ -38,7 +38,7 @@ class Entry(NamedTuple):
 
     phase: str
     names: tuple[str, ...]
-    values: Tensor  # one per name
+    values: Tensor  # one value per name
     samples: int
 
     @classmethod
@@ -62,7 +62,7 @@ class _Page:
         self.names = names
         self.rows = torch.zeros(CAPACITY, len(names), device=device, dtype=torch.float64)
         self.slots = self.rows.unbind()  # row views, created once because every step writes to one
-        self.sums = torch.zeros(len(names) + 1, device=device, dtype=torch.float64)  # last: the total weight
+        self.sums = torch.zeros(len(names) + 1, device=device, dtype=torch.float64)  # last element: total weight
         self.first_bad = torch.full((len(names),), float("inf"), device=device, dtype=torch.float64)
         self.at: list[tuple[int, int]] = []  # (images seen, samples) for each row
 

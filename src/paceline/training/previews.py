@@ -35,7 +35,7 @@ class Previews:
         self._samples = strip_samples(source, drawer.generator.device, precision) if strips else []
 
     def __bool__(self) -> bool:
-        """Return whether the recipe has anything to show."""
+        """Return whether the recipe has sample images."""
         return bool(self._draws or self._samples)
 
     def render(self) -> np.ndarray:
@@ -85,7 +85,7 @@ def _center_crops(source: Source, device: torch.device, precision: Precision) ->
         sample = source.read_window(index, Window(top, left, rows, columns))
         raw = {name: torch.from_numpy(np.ascontiguousarray(field))[None].to(device) for name, field in sample.items()}
         images = {name: field.permute(0, 3, 1, 2) if field.ndim == 4 else field for name, field in raw.items()}
-        images["uniforms"] = torch.empty(1, 0)  # no augmentation
+        images["uniforms"] = torch.empty(1, 0)  # no random numbers, so no augmentation
         yield transform(images, None, precision.weights)
 
 

@@ -132,7 +132,7 @@ class Session:
         else:
             print(f"run: {self.folder.path}")
         self.mirroring.finish()
-        self.output.close()  # left open after an error, so that the log includes its traceback
+        self.output.close()  # left open after an error, so that the log includes the traceback
         self.parts.world.wait_for_all()  # a launcher ends the other ranks when one exits with a nonzero code
 
 

@@ -57,7 +57,7 @@ class Step:
             learner.set_rate(images)
 
     def learn(self, due: tuple[Phase, ...], fetched: list[list[Batch]], watch: Watch | None = None) -> list[Entry]:
-        """Run the phases. Nothing here waits for the device or depends on the images seen, so it can be captured."""
+        """Run the phases. Nothing waits for the device or depends on the images seen, so CUDA graphs can be used."""
         repetitions = [[self.finish(batch) for batch in micro_batches] for micro_batches in fetched]
         entries: list[Entry] = []
         for phases in groups(due):
@@ -92,12 +92,12 @@ class Step:
             samples = len(next(iter(batch.values())))
             with self.strategy.accumulating(phase, last):
                 loss = self.strategy.forward(phase, self._with_signals(batch, samples))
-                # Weighted so that the average over ranks is the mean over the global batch.
+                # Weight the loss so that the average over ranks is the mean over the global batch.
                 weight = samples * self.world.size / self.batch_size
                 self.strategy.backward(learner.scale(_total(loss, weight)), last)
             entries.append(Entry.of(phase.name, loss, samples))
             batch |= {name: value.detach() for name, value in loss.shared.items()}
-            for name in (name for name in self.signals if name in loss.signals):  # in the same order on every rank
+            for name in (name for name in self.signals if name in loss.signals):  # use the same order on every rank
                 part = loss.signals[name].detach().to(self.signals[name].dtype) * (samples / self.batch_size)
                 signals[name] = signals[name] + part if name in signals else part
         if signals:
@@ -110,7 +110,7 @@ class Step:
         return entries
 
     def _with_signals(self, batch: Batch, samples: int) -> Batch:
-        """Add the signals as columns, since DataParallel can only split tensors with a batch dimension."""
+        """Add the signals to the batch as columns, since DataParallel only splits tensors with a batch dimension."""
         return (
             batch | {name: signal.expand(samples) for name, signal in self.signals.items()} if self.signals else batch
         )
@@ -125,9 +125,10 @@ class Step:
         missing = [name for name, parameter in learner.named.items() if parameter.grad is None]
         if missing:
             shown = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
+            count = "1 parameter" if len(missing) == 1 else f"{len(missing)} parameters"
             raise UserError(
-                f"phase {phase.name!r} computes no gradient for {len(missing)} parameters of {phase.network!r} "
-                f"({shown}): use them in the loss, or remove them from the network"
+                f"phase {phase.name!r} computes no gradient for {count} of {phase.network!r} ({shown}): "
+                "use every parameter in the loss, or remove it from the network"
             )
 
 

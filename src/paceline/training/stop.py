@@ -40,7 +40,7 @@ def leave_terminal() -> None:
 
 
 class StopRequest:
-    """Set by Ctrl-C, SIGTERM, SIGUSR1 or SIGHUP (the terminal was closed); a second Ctrl-C stops immediately."""
+    """A request to stop, made by Ctrl-C, SIGTERM, SIGUSR1 or SIGHUP. A second Ctrl-C stops immediately."""
 
     def __init__(self) -> None:
         self.signal: int = 0
@@ -81,7 +81,7 @@ class StopVote:
         self._steps, self._check_after, self._since = 0, 1, time.monotonic()
 
     def __call__(self) -> bool:
-        """Return the same answer on every rank; every rank calls this after every step."""
+        """Return whether to stop, the same on every rank; every rank calls this after every step."""
         if self.world.size == 1:
             return bool(self.request.signal)
         self._steps += 1

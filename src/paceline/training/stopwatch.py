@@ -21,7 +21,7 @@ class Stopwatch:
         return section
 
     def take(self) -> dict[str, float]:
-        """Return the seconds since the last call, per section and in "total"; a running section does not count."""
+        """Return the seconds since the last call, per section and in "total"; running sections are not counted."""
         now = perf_counter()
         seconds = {name: section.seconds for name, section in self._sections.items()}
         seconds["total"] = now - self._taken

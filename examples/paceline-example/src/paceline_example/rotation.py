@@ -1,6 +1,7 @@
-"""Rotation: a network learns to predict by which multiple of 90° an image was rotated; it needs no labels.
+"""Rotation: a network learns to predict by which multiple of 90° an image was rotated; no labels are needed.
 
-Self-supervised learning after Gidaris et al., "Unsupervised Representation Learning by Predicting Image Rotations".
+This is the self-supervised method of "Unsupervised Representation Learning by Predicting Image Rotations" (Gidaris et
+al.).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class RotationSettings:
 
 
 class Rotation(Recipe):
-    """One network, one phase, cross-entropy over four rotations."""
+    """A recipe with one network, one phase and a cross-entropy loss over four rotations."""
 
     Settings = RotationSettings
     evaluator = "accuracy"
@@ -34,7 +35,7 @@ class Rotation(Recipe):
     defaults: ClassVar[dict[str, Any]] = {"epochs": 10, "batch_size": "64", "lr": 2e-3, "schedule": "cosine"}
     small: ClassVar[dict[str, Any]] = {"width": 4, "batch_size": "16"}
     phases = (Phase("classifier", network="classifier"),)
-    draws = {"rotation": Draw((), "uniform")}  # the engine adds it to the batch: losses call no random function
+    draws = {"rotation": Draw((), "uniform")}  # the engine adds these random numbers to each batch
     ema = ("classifier",)
 
     def __init__(self, settings: RotationSettings, spec: DataSpec) -> None:
@@ -67,7 +68,7 @@ class Rotation(Recipe):
 
 
 def rotate(batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return the rotated images, and the number of quarter turns of each."""
+    """Return the rotated images and how many quarter turns each was rotated by."""
     quarters = (batch["rotation"] * NUM_ROTATIONS).long()
     rotated = torch.stack([batch["image"].rot90(number, (2, 3)) for number in range(NUM_ROTATIONS)])
     return rotated[quarters, torch.arange(len(quarters), device=quarters.device)], quarters

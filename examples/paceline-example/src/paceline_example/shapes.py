@@ -1,4 +1,4 @@
-"""A source of generated images; it needs no download."""
+"""A source of computer-generated images, which needs no download."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CLASSES = ("arrow", "house", "T")
 
 
 class Shapes(ArraySource):
-    """Labeled images of upright arrows, houses and letters T, in random sizes and positions; no download."""
+    """Labeled images of upright arrows, houses and letters T, in random sizes and positions; needs no download."""
 
     @dataclass(frozen=True)
     class Settings(RunSettings):
@@ -23,7 +23,7 @@ class Shapes(ArraySource):
         noise: float = setting(20.0, "standard deviation of the noise, in gray levels from 0 to 255", at_least=0)
 
     def __init__(self, split: str, settings: Settings) -> None:
-        seed = list(NUM_SAMPLES).index(split)  # fixed: the same samples in every process and in every run
+        seed = list(NUM_SAMPLES).index(split)  # a fixed seed gives every process and run the same samples
         random = np.random.Generator(np.random.Philox(key=seed))
         count = NUM_SAMPLES[split]
         label = random.integers(0, len(CLASSES), count)
@@ -42,7 +42,7 @@ class Shapes(ArraySource):
 
 
 def draw_shapes(label: np.ndarray, down: np.ndarray, aside: np.ndarray) -> np.ndarray:
-    """Return which pixels belong to a shape; `down` and `aside` are distances from its center in radii."""
+    """Return a mask of each shape's pixels; `down` and `aside` are distances from the shape's center, in radii."""
     head = (down > -1) & (down < 0) & (aside < 1 + down)
     shaft = (down >= 0) & (down < 1) & (aside < 0.3)
     walls = (down >= 0) & (down < 1) & (aside < 0.8)

@@ -1,4 +1,4 @@
-// One chart per metric, drawn when scrolled into view and fetched again when the runs change.
+// One chart per metric. A chart is drawn when it is scrolled into view, and fetched again when its runs change.
 import { fetchSeries } from "./api.js";
 import { Chart } from "./chart.js";
 import { colorOf } from "./colors.js";

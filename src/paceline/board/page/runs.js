@@ -79,7 +79,7 @@ export class Runs {
     const list = $("list");
     const same = list.children.length === items.length && items.every((item, at) => list.children[at] === item);
     if (!same) list.replaceChildren(...items);
-    if (!this.all.length) list.replaceChildren(make("li", { class: "empty" }, "No runs here yet."));
+    if (!this.all.length) list.replaceChildren(make("li", { class: "empty" }, "No runs in this folder yet."));
   }
 
   // An item is rebuilt only when it has changed, so that a checkbox keeps its focus.
@@ -95,7 +95,7 @@ export class Runs {
       make("span", { class: "name", title: "show only this run", onclick: () => this.only(run) }, run.name),
       make("span", { class: "state", "data-state": run.state, title: run.reason || run.state }, run.state),
       make("span", { class: "details" }, ...details.map((detail) => make("span", {}, detail)),
-        run.broken_lines ? make("span", { class: "warn", title: "invalid lines in metrics.jsonl" }, `${run.broken_lines} broken ${run.broken_lines === 1 ? "line" : "lines"}`) : null,
+        run.broken_lines ? make("span", { class: "warn", title: "lines of metrics.jsonl that cannot be read" }, `${run.broken_lines} broken ${run.broken_lines === 1 ? "line" : "lines"}`) : null,
         run.mirror ? make("span", { class: run.mirror.error ? "warn" : "", title: `${run.mirror.url}\n${run.mirror.error || "no errors"}` }, this.mirror(run.mirror)) : null,
         run.read_share < 1 ? make("span", { title: "until metrics.jsonl has been read completely, the curves show a sample of its lines" }, `${Math.round(100 * run.read_share)} % read`) : null),
       share === null ? null : make("span", { class: "bar" }, make("i", { width: `${100 * share}%` })),
@@ -106,7 +106,7 @@ export class Runs {
 
   mirror({ images, error }) {
     const there = images ? `mirrored up to ${short(images)} images` : "not mirrored yet";
-    return error ? `mirror failing, ${there}` : there;
+    return error ? `mirror uploads are failing, ${there}` : there;
   }
 
   details(run) {
@@ -117,7 +117,7 @@ export class Runs {
       details.push(`${short(speed)}/s`);
       if (run.total_images > run.images) details.push(`${duration((run.total_images - run.images) / speed)} left`);
       const quiet = this.now - run.last_line_time;
-      if (run.last_line_time && quiet > 60) details.push(`quiet for ${duration(quiet)}`);
+      if (run.last_line_time && quiet > 60) details.push(`no metrics for ${duration(quiet)}`);
     } else if (run.seconds) details.push(duration(run.seconds));
     return details;
   }

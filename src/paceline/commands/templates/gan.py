@@ -1,6 +1,6 @@
 """A small GAN to start from: `paceline train ./my_gan.py --data digits`.
 
-A recipe defines networks and losses. It knows nothing about devices, processes, precision or files, so
+A recipe defines networks and losses. Its code does not depend on devices, processes, precision or files, so
 the same recipe runs on a CPU, on one GPU or on many, under every strategy.
 """
 
@@ -16,7 +16,7 @@ from paceline import Batch, Best, DataSpec, Draw, Loss, Phase, Recipe, setting
 
 @dataclass(frozen=True)
 class MyGanSettings:
-    """The recipe's own settings; set them with `--set name=value`."""
+    """The settings that this recipe adds; set them with `--set name=value`."""
 
     noise_size: int = setting(32, "length of the noise vector that an image is generated from", at_least=1)
     width: int = setting(256, "width of the hidden layers", at_least=1)
@@ -27,7 +27,7 @@ class MyGan(Recipe):
 
     Settings = MyGanSettings
 
-    # Run and learner settings for which this recipe needs different defaults.
+    # Settings of the run and the optimizer that have different defaults in this recipe.
     defaults = {
         "data": "digits",
         "epochs": 40,
@@ -41,19 +41,19 @@ class MyGan(Recipe):
         "sample_every": "5 epochs",
         "save_every": "5 epochs",
     }
-    presets = {"quick": {"epochs": 10, "width": 64}}  # `--preset quick`
+    presets = {"quick": {"epochs": 10, "width": 64}}  # selected by `--preset quick`
 
-    # `predict` generates images from the draws alone. They are saved as samples and compared with the training images
-    # by FID. The best checkpoint is the one with the lowest FID.
+    # `predict` generates images from random inputs alone. These images are saved as samples and compared with the
+    # training images by FID. The best checkpoint is the one with the lowest FID.
     generates = True
     evaluator = "generation"
     evaluated_on = "train"
     best = Best("train/FID", mode="min")
 
-    # A step runs the phases in order. Each phase updates one network with the loss that `<phase>_loss` returns.
+    # A training step runs the phases in order. Each phase updates one network with the loss from `<phase>_loss`.
     phases = (Phase("generator", network="generator"), Phase("discriminator", network="discriminator"))
 
-    # Networks that are evaluated with the EMA of their weights; its half-life is `ema_half_life` above.
+    # Networks that are evaluated with the EMA of their weights. The setting `ema_half_life` above is its half-life.
     ema = ("generator",)
 
     def __init__(self, settings: MyGanSettings, spec: DataSpec) -> None:
@@ -61,7 +61,8 @@ class MyGan(Recipe):
         super().__init__(settings, spec)
         shape = (spec.channels, spec.height, spec.width)
         pixels, width = spec.channels * spec.height * spec.width, settings.width
-        # The engine adds random numbers to the batch, one row per sample: the same ones on one device and on many.
+        # The engine adds this random input to each batch, one row per sample. The values are the same on any number of
+        # devices.
         self.draws = {"noise": Draw((settings.noise_size,), "normal")}
         self.generator = nn.Sequential(
             nn.Linear(settings.noise_size, width),
@@ -84,15 +85,15 @@ class MyGan(Recipe):
         )
 
     def generator_loss(self, batch: Batch) -> Loss:
-        """Return a loss that makes fakes score as real; the fakes are shared with the next phase."""
+        """Return a loss that is low if the discriminator rates fakes as real; share the fakes with the next phase."""
         fake = self.generator(batch["noise"])
         return Loss({"adversarial": F.softplus(-self.discriminator(fake)).mean()}, shared={"fake": fake})
 
     def discriminator_loss(self, batch: Batch) -> Loss:
-        """Return a loss that makes real images score as real and fakes as fake; shared tensors are detached."""
+        """Return a loss that is low if real images are rated as real and the fakes from the last phase as fake."""
         real, fake = self.discriminator(batch["image"]), self.discriminator(batch["fake"])
         return Loss({"real": F.softplus(-real).mean(), "fake": F.softplus(fake).mean()})
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
-        """Return one image, with values in [-1, 1], for each row of noise."""
+        """Return one image for each row of noise, with values in [-1, 1]."""
         return {"image": self.generator(batch["noise"])}

@@ -1,6 +1,6 @@
 """A small classifier to start from: `paceline train ./my_recipe.py --data digits`.
 
-A recipe defines networks and losses. It knows nothing about devices, processes, precision or files, so
+A recipe defines networks and losses. Its code does not depend on devices, processes, precision or files, so
 the same recipe runs on a CPU, on one GPU or on many, under every strategy.
 """
 
@@ -17,7 +17,7 @@ from paceline import Batch, Best, DataSpec, Loss, Phase, Recipe, UserError, sett
 
 @dataclass(frozen=True)
 class MyRecipeSettings:
-    """The recipe's own settings; set them with `--set name=value`."""
+    """The settings that this recipe adds; set them with `--set name=value`."""
 
     width: int = setting(32, "output channels of the first convolution", at_least=1)
     label_smoothing: float = setting(
@@ -30,27 +30,27 @@ class MyRecipe(Recipe):
 
     Settings = MyRecipeSettings
 
-    # Run and learner settings for which this recipe needs different defaults.
+    # Settings of the run and the optimizer that have different defaults in this recipe.
     defaults = {"epochs": 10, "batch_size": "64", "lr": 5e-3, "schedule": "cosine"}
 
-    # The evaluator that measures `predict`, and the metric that selects the best checkpoint: the highest value wins.
+    # The evaluator computes metrics from the output of `predict`. The checkpoint with the highest accuracy is the best.
     evaluator = "accuracy"
     best = Best("validation/top1", mode="max")
 
-    # A step runs the phases in order. Each phase updates one network with the loss that `<phase>_loss` returns.
+    # A training step runs the phases in order. Each phase updates one network with the loss from `<phase>_loss`.
     phases = (Phase("classifier", network="classifier"),)
 
-    # Networks that are evaluated with the EMA of their weights if it is on: `--set ema_half_life="5 epochs"`.
+    # Networks that are evaluated with the EMA of their weights if EMA is on: `--set ema_half_life="5 epochs"`.
     ema = ("classifier",)
 
     def __init__(self, settings: MyRecipeSettings, spec: DataSpec) -> None:
         """Create the networks; `spec` describes the data: channels, height, width, classes."""
         super().__init__(settings, spec)
         if spec.num_classes < 2:
-            raise UserError("this recipe needs data with at least two classes: choose a different --data")
+            raise UserError("this recipe needs data with at least two classes; choose a different --data")
         self.label_smoothing = settings.label_smoothing
         width = settings.width
-        places = math.ceil(spec.height / 8) * math.ceil(spec.width / 8)  # pixels after downsampling by 8
+        places = math.ceil(spec.height / 8) * math.ceil(spec.width / 8)  # number of pixels after downsampling by 8
         # Adaptive pooling would work for any size, but its gradient is not deterministic on GPUs.
         self.classifier = nn.Sequential(
             nn.Conv2d(spec.channels, width, 3, stride=2, padding=1),

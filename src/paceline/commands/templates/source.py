@@ -26,8 +26,8 @@ class MySource(ArraySource):
         noise: float = setting(20.0, "standard deviation of the noise, in gray levels from 0 to 255", at_least=0)
 
     def __init__(self, split: str, settings: Settings) -> None:
-        """Create one split ("train" or "test"); a source that reads files finds them in `settings.data_root`."""
-        seed = list(NUM_SAMPLES).index(split)  # fixed: every process and every run has the same samples
+        """Create one split ("train" or "test"). A source that reads files looks for them in `settings.data_root`."""
+        seed = list(NUM_SAMPLES).index(split)  # a fixed seed, so every process and every run has the same samples
         random = np.random.Generator(np.random.Philox(key=seed))
         count = NUM_SAMPLES[split]
         label = random.integers(0, 2, count)

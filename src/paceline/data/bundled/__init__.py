@@ -1,4 +1,4 @@
-"""Images that ship with Paceline, so that a first run downloads nothing; README.md lists authors and licences."""
+"""Images that ship with Paceline, so that a first run needs no download. README.md lists authors and licences."""
 
 from pathlib import Path
 

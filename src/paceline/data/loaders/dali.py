@@ -1,4 +1,4 @@
-"""Decodes image files with NVIDIA DALI in its own threads, and crops the windows given by the tickets.
+"""Decodes and crops image files with NVIDIA DALI, in DALI's own threads.
 
 On a CPU, the pixels are bit-identical to Pillow's. For training on a GPU, data that consists only of JPEG files is
 decoded on the GPU, and pixels differ by at most one or two grey levels. Other data is still decoded on the CPU.
@@ -29,8 +29,8 @@ from paceline.data.tickets import Tickets
 from paceline.data.transfer import channels_first, upload
 from paceline.images.decode import BadImage, opened
 
-READ_AHEAD = 2  # number of batches whose files are prefetched while one is decoded and another is in use
-PLAIN_MODES = ("1", "L", "P", "RGB", "YCbCr", "CMYK")  # 8-bit, no transparency
+READ_AHEAD = 2  # number of batches whose files are read in advance
+PLAIN_MODES = ("1", "L", "P", "RGB", "YCbCr", "CMYK")  # Pillow modes with up to 8 bits and no transparency
 FORMATS = ("JPEG", "PNG", "BMP", "PPM", "TIFF", "WEBP")
 
 Inputs = dict[str, list[NDArray[Any]]]  # inputs of a DALI pipeline for one batch, by name
@@ -71,8 +71,8 @@ class Dali(ReusingLoader[SizedPipeline]):
         found = self.source.encoded(index)
         if found is None:
             raise UserError(
-                "--loader dali: supports only colour image files that are not resized, "
-                f"and {self.source.name_of(index)} is not one; use --loader workers"
+                f"--loader dali: cannot load {self.source.name_of(index)}: only colour image files that are not "
+                "resized are supported; use --loader workers"
             )
         return found
 
@@ -94,7 +94,7 @@ class Dali(ReusingLoader[SizedPipeline]):
                     yield ready
         if decoding:
             yield self._take(pipeline, decoding)
-        self._idle.append((largest, pipeline))  # skipped after an early exit, when the pipeline still holds a batch
+        self._idle.append((largest, pipeline))  # not reached after an early exit, which leaves a batch in the pipeline
 
     def _read(self, request: Tickets) -> Inputs:
         """Return the bytes of the files, and the position and size of the window in each image."""

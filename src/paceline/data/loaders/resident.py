@@ -20,12 +20,12 @@ from paceline.data.tickets import Tickets
 from paceline.data.transfer import upload
 
 CPU = torch.device("cpu")
-REQUESTS_PER_UPLOAD = 64  # tickets are small, so many are copied to the device at once
+REQUESTS_PER_UPLOAD = 64  # number of requests copied to the device together, since each is small
 BATCHES_AHEAD = 2  # number of batches gathered on the host while the device works on another
 
 
 class Resident(Loader):
-    """Reads every sample once, at the start; after that, a batch costs one gather and no waiting.
+    """Reads every sample once, at the start. After that, a batch needs one gather operation and no waiting.
 
     If the samples do not fit on the device, they stay in host memory, where batches are gathered ahead of time.
     """
@@ -98,7 +98,7 @@ class Resident(Loader):
                 yield dict(zip(tickets, columns, strict=True))
 
     def _whole_images(self, requests: Iterable[Tickets]) -> Iterator[Batch]:
-        """Yield images of different shapes; the host selects them because it must know each shape."""
+        """Yield one image per batch. The host selects the images, because they differ in shape."""
         for request in requests:
             (number,) = request.index.tolist()
             yield self._kept.whole(number) | upload(_concatenate([request]), self.device)

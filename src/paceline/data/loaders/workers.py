@@ -36,7 +36,7 @@ class Workers(ReusingLoader[WorkerPool]):
 
 
 def _one_ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
-    """Yield batches on the device; a separate stream copies each one while the previous one is in use."""
+    """Yield batches on the device. A separate CUDA stream copies each batch while the previous one is in use."""
     copying = torch.cuda.Stream(device)  # type: ignore[no-untyped-call, unused-ignore]
     ahead: tuple[Batch, torch.cuda.Event] | None = None
     for batch in batches:
@@ -51,7 +51,7 @@ def _one_ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch
 
 
 def _hand_over(batch: Batch, copied: torch.cuda.Event) -> Batch:
-    """Return a batch for use on the caller's stream, which waits for the copy; the host does not wait."""
+    """Return a batch after making the caller's CUDA stream wait for its copy. The host does not wait."""
     device = batch["index"].device
     using = torch.cuda.current_stream(device)
     using.wait_event(copied)

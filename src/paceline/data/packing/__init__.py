@@ -1,1 +1,1 @@
-"""Packed folders: every image decoded once."""
+"""Packed folders, in which images are stored decoded."""

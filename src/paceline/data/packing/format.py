@@ -37,7 +37,7 @@ class PackedSplit:
         self.pixels = {
             name: np.memmap(file, dtype=np.uint8, mode="r").view(np.ndarray) for name, file in self.files.items()
         }
-        # In shared memory, so that a sample that one worker has checked is not checked again by the others.
+        # Stored in shared memory, so that a sample checked by one worker is not checked again by another.
         checked = torch.zeros(len(self.index), dtype=torch.bool)
         self._checked = checked.share_memory_().numpy()  # type: ignore[no-untyped-call, unused-ignore]
 
@@ -68,6 +68,6 @@ def _check_file(file: Path, listed: FileRecord, root: Path) -> None:
     if found < 0:
         raise damaged(file, root, "missing")
     if found != listed.bytes:
-        raise damaged(file, root, f"{found:,} bytes instead of {listed.bytes:,}")
+        raise damaged(file, root, f"has {found:,} bytes instead of {listed.bytes:,}")
     if listed.sha256 and checksum_of_file(file) != listed.sha256:
         raise damaged(file, root, "damaged (checksum mismatch)")

@@ -1,4 +1,4 @@
-"""`pack.json`: the description of a packed folder, with its own checksum."""
+"""Reads and writes `pack.json`, which describes a packed folder and includes a checksum of its own content."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Layout(NamedTuple):
 
     @property
     def columns(self) -> list[str]:
-        """The columns of the index."""
+        """The names of the index columns."""
         return [f"{name}.{what}" for name in self.images for what in PLACE] + list(self.numbers)
 
 
@@ -49,7 +49,7 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class SplitRecord:
-    """The properties that identify a split and, once it is packed, its files."""
+    """The properties that identify a split and, after packing, its files."""
 
     count: int
     spec: DataSpec
@@ -80,7 +80,7 @@ class SplitRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The contents of a packed folder, finished or in progress."""
+    """The description of a packed folder, finished or in progress."""
 
     made_from: Mapping[str, str]  # settings of the `paceline pack` command
     splits: Mapping[str, SplitRecord]
@@ -105,7 +105,7 @@ def load_manifest(file: Path, root: Path) -> Manifest:
     """Read and check the manifest of a packed folder, finished or in progress."""
     content = load_json(file, root)
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise UserError(f"{file}: not written by `paceline pack`")
+        raise UserError(f"{file}: not written by `paceline pack`; choose a different folder")
     if content.get("version") != VERSION:
         raise damaged(file, root, f"format version {content.get('version')}, expected {VERSION}")
     if content.pop("sha256", None) != checksum_of_content(content):

@@ -1,4 +1,4 @@
-"""Detects whether a packed folder was made from a given source, and whether that source has changed since.
+"""Detects whether a packed folder was made from a given source, and whether the source has changed since then.
 
 If the samples are in memory, all of them are hashed. If they are in files, the hash covers their names and numbers, the
 sizes and modification times of the files, and the pixels of a few images. In any other source, changes can only be
@@ -38,20 +38,20 @@ def describe(source: Source) -> SplitRecord:
 def difference(kept: Mapping[str, SplitRecord], found: Mapping[str, SplitRecord]) -> str:
     """Describe how the splits of a source differ from those that were packed; "" if they do not differ."""
     if list(kept) != list(found):
-        return f"its splits are {', '.join(found)} instead of {', '.join(kept)}"
+        return f"the splits are {', '.join(found)} instead of {', '.join(kept)}"
     for split, before in kept.items():
         now = found[split]
         if before.count != now.count:
             return f"{split} has {now.count:,} samples instead of {before.count:,}"
-        differences = {  # checked in this order
-            "its samples have different image fields": before.images != now.images,
-            "its samples have different label fields": before.numbers != now.numbers,
-            "its images had one size and now have several, or vice versa": before.mixed != now.mixed,
-            "its data spec (size, channels, classes) differs": before.spec != now.spec,
-            "its samples have different names": before.names_sha256 != now.names_sha256,
-            "its labels differ": before.numbers_sha256 != now.numbers_sha256,
-            "its files have different names, sizes or modification times": before.files_sha256 != now.files_sha256,
-            "its images differ": before.fingerprint != now.fingerprint,
+        differences = {  # possible differences, checked in this order
+            "the samples have different image fields": before.images != now.images,
+            "the samples have different label fields": before.numbers != now.numbers,
+            "the images had one size and now have several, or vice versa": before.mixed != now.mixed,
+            "the data spec (size, channels, classes) differs": before.spec != now.spec,
+            "the samples have different names": before.names_sha256 != now.names_sha256,
+            "the labels differ": before.numbers_sha256 != now.numbers_sha256,
+            "the files have different names, sizes or modification times": before.files_sha256 != now.files_sha256,
+            "the images differ": before.fingerprint != now.fingerprint,
         }
         for what, differs in differences.items():
             if differs:
@@ -76,7 +76,9 @@ def sha256_of_files(source: Source) -> str:
             try:
                 status = path.stat()
             except OSError as error:
-                raise UserError(f"{path}: {error.strerror}; the file existed when its folder was listed") from error
+                raise UserError(
+                    f"{path}: {error.strerror}; the file existed when its folder was listed; pack again"
+                ) from error
             stat = [name, path.name, status.st_size, status.st_mtime_ns]
             digest.update(f"{json.dumps(stat)}\n".encode())
     return digest.hexdigest()

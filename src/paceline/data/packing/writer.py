@@ -34,7 +34,7 @@ from paceline.data.whole_source import read_in_order
 
 BYTES_PER_READ = 8 * 2**20
 PARTIAL = "index.partial"  # index rows written so far
-Progress = Callable[[int], None]  # takes the number of finished samples
+Progress = Callable[[int], None]  # called with the number of finished samples
 
 
 def begin(folder: Path, splits: Mapping[str, SplitRecord], made_from: Mapping[str, str]) -> bool:
@@ -44,7 +44,9 @@ def begin(folder: Path, splits: Mapping[str, SplitRecord], made_from: Mapping[st
         kept = load_manifest(file, folder)
         differs = difference(kept.splits, splits)
         if not differs and kept.made_from != made_from:
-            differs = f"it was packed with {' '.join(f'{name}={value}' for name, value in kept.made_from.items())}"
+            differs = (
+                f"packing was started with {' '.join(f'{name}={value}' for name, value in kept.made_from.items())}"
+            )
         if differs:
             raise _another(folder, differs)
         return True
@@ -54,7 +56,7 @@ def begin(folder: Path, splits: Mapping[str, SplitRecord], made_from: Mapping[st
         folder.mkdir(parents=True, exist_ok=True)
         Manifest(made_from, splits).write(file)
     except OSError as error:
-        raise UserError(f"{folder}: {error.strerror}; choose a folder that can be created and written") from error
+        raise UserError(f"{folder}: {error.strerror}; choose a folder that can be created and written to") from error
     return False
 
 

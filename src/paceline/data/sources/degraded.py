@@ -1,4 +1,4 @@
-"""Photographs paired with degraded copies: blur, then noise, then JPEG compression, as set by `degrade_…`.
+"""Photographs paired with degraded copies. The settings `degrade_…` add blur, then noise, then JPEG compression.
 
 The degradation of an image depends only on the settings, the split and the image's index.
 """
@@ -42,7 +42,10 @@ class Degraded(Photos):
         if not (self.blur or self.noise or self.jpeg):
             raise UserError("--data degraded: no degradation; set degrade_blur, degrade_noise or degrade_jpeg above 0")
         if settings.low_root or settings.test_low_root or settings.low_suffix:
-            raise UserError("--low-root: not supported by --data degraded, which degrades the images itself; remove it")
+            raise UserError(
+                "--low-root, low_suffix: not supported by --data degraded, which degrades the images itself; "
+                "remove these settings"
+            )
         super().__init__(split, settings)
 
     def read(self, index: int) -> Sample:

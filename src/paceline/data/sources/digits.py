@@ -1,4 +1,4 @@
-"""1,797 handwritten digits of 8×8 pixels that ship with Paceline: no download."""
+"""1,797 handwritten digits of 8×8 pixels. They ship with Paceline, so nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WHITE = 16.0  # the brightest value in the dataset
 
 
 class Digits(ArraySource):
-    """Grey digits, 32×32 by default."""
+    """Grey images of digits, resized to 32×32 pixels by default."""
 
     def __init__(self, split: str, settings: RunSettings) -> None:
         with np.load(FOLDER / "digits.npz") as digits:

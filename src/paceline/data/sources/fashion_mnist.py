@@ -4,7 +4,7 @@ from paceline.data.torchvision_source import TorchvisionSource
 
 
 class FashionMnist(TorchvisionSource):
-    """Grey, 28×28, ten kinds of clothing."""
+    """Grey images of 28×28 pixels that show ten kinds of clothing."""
 
     dataset = "FashionMNIST"
     expected = (

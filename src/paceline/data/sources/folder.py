@@ -70,7 +70,7 @@ class Folder(Source):
             self.notes += unused_validation(root, root / "test")
         if outside:
             self.not_used += tuple(f"{path}: outside the class folders" for path in outside)
-            self.notes += (f"{len(outside)} images in {root} are outside the class folders and are not used",)
+            self.notes += (f"{root}: images outside the class folders are not used (number of images: {len(outside)})",)
         if settings.bad_images == "skip":
             self._leave_out_bad(root, max(1, settings.workers))
         self.groups = group_keys(settings.group_by, listed.base, self.paths)
@@ -92,7 +92,7 @@ class Folder(Source):
         return sample
 
     def encoded(self, index: int) -> Encoded | None:
-        """Return the file if its image already has the right size; other images are cropped and resized."""
+        """Return the image file if it already has the right size, and None if it must be cropped or resized."""
         side, path = self.spec.height, self.paths[index]
         try:
             fits = self.spec.channels == 3 and upright_size(path) == (side, side)
@@ -117,7 +117,7 @@ class Folder(Source):
         self.paths = [path for path, good in zip(self.paths, is_good, strict=True) if good]
         self.labels = None if self.labels is None else self.labels[is_good]
         if not self.paths:
-            raise UserError(f"--data-root {root}: none of its {len(bad)} images can be read")
+            raise UserError(f"--data-root {root}: none of its images can be read (number of images: {len(bad)})")
         self.not_used += tuple(f"{path}: {problem}" for path, problem in zip(bad, filter(None, problems), strict=True))
         named = first_few([os.path.relpath(path, root) for path in bad])
         self.notes += (f"left out {len(bad)} of {len(is_good)} images in {root} as unreadable: {named}",)
@@ -150,13 +150,14 @@ def _list_images(root: Path, split: str, settings: SeparateTestFolder) -> _Liste
     listing = list_folder(base, recursive=False)
     outside, labels = [file for file in listing.files if is_image(file)], None
     if classes:
-        listing.unusable = [entry for entry in listing.unusable if entry.partition(":")[0] not in classes]  # links
+        # Links to class folders are followed, so they are not listed as unusable.
+        listing.unusable = [entry for entry in listing.unusable if entry.partition(":")[0] not in classes]
         may_lack = split == "test" and (has_splits or bool(test_root))
         paths, labels = _list_classes(base, classes, listing, may_lack)
     else:
         paths, outside = outside, []
     if not paths:
-        raise UserError(f"--data-root {base}: has no images ({', '.join(sorted(SUFFIXES))})")
+        raise UserError(f"--data-root {base}: has no images (supported: {', '.join(sorted(SUFFIXES))})")
     if not has_splits and not test_root:
         if len(paths) < 2:
             raise UserError(
@@ -169,7 +170,7 @@ def _list_images(root: Path, split: str, settings: SeparateTestFolder) -> _Liste
 
 
 def _has_splits(root: Path) -> bool:
-    """Return whether `train` is a split folder; if there are other folders but no `test`, it is a class folder."""
+    """Return whether `train` is a split folder. If there are other folders but no `test`, it is a class."""
     folders = {folder.name for folder in root.iterdir() if folder.is_dir() and not is_hidden(folder)}
     validation = sorted(folders - {"train"})
     if "train" in folders and validation and set(validation) <= set(VALIDATION_NAMES):
@@ -190,7 +191,7 @@ def _list_classes(
     """Return the images of each class with their labels, and add unusable entries to the listing."""
     unknown = [name for name in _class_folders(base) if name not in classes]
     if unknown:
-        raise UserError(f"--data-root {base}: class {unknown[0]!r} has no folder in the training split")
+        raise UserError(f"--data-root {base}: class {unknown[0]!r} has no folder in the training split; add one")
     paths: list[Path] = []
     labels: list[int] = []
     for label, name in enumerate(classes):
@@ -198,7 +199,7 @@ def _list_classes(
         listing.unusable += [f"{name}/{entry}" for entry in inside.unusable]
         found = [file for file in inside.files if is_image(file)]
         if not found and not may_lack:
-            raise UserError(f"--data-root {base / name}: has no images ({', '.join(sorted(SUFFIXES))})")
+            raise UserError(f"--data-root {base / name}: has no images (supported: {', '.join(sorted(SUFFIXES))})")
         paths += found
         labels += [label] * len(found)
     return paths, labels

@@ -4,7 +4,7 @@ from paceline.data.torchvision_source import TorchvisionSource
 
 
 class Mnist(TorchvisionSource):
-    """Grey, 28×28, ten digits."""
+    """Grey images of the ten digits, 28×28 pixels."""
 
     dataset = "MNIST"
     expected = (

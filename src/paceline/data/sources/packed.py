@@ -1,4 +1,4 @@
-"""A folder written by `paceline pack`: memory-mapped pixels, nothing to decode."""
+"""A folder written by `paceline pack`, with memory-mapped pixels that need no decoding."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paceline.images.decode import check_image_settings
 
 
 class Packed(Source):
-    """The samples and data spec of the packed source; `read_window` reads only the pixels in the window."""
+    """Samples from a packed folder, with the original data spec. `read_window` reads only the pixels in the window."""
 
     decodes = False
 

@@ -27,7 +27,7 @@ class Pairs(ImageFiles):
 
     @dataclass(frozen=True)
     class Settings(SeparateTestFolder):
-        """How the two files of a pair are named, if they are in the same folder."""
+        """File name suffixes, for pairs whose two files are in the same folder."""
 
         input_suffix: str = setting("", "suffix of input file names if targets are in the same folder, such as _real")
         target_suffix: str = setting("", "suffix of target file names if inputs are in the same folder, such as _mean")

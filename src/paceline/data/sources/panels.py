@@ -2,9 +2,9 @@
 
 Each file is a row of equally wide panels, as in pix2pix and DeepLIIF (`root/train/*.png`, `root/test/*.png`). If
 there are two panels, they can be in separate files (`root/trainA/NAME`, `root/trainB/NAME`, and `testA`, `testB`). For
-rows without split folders, a fixed fifth is held out for testing, unless `test_root` is set. List `panels` from
-left to right: image is the input, - leaves a panel out. Without a folder: tiles of a bundled image of stained
-tissue, with its separated stains and a mask.
+rows without split folders, a fixed fifth is held out for testing, unless `test_root` is set. The setting `panels` lists
+the panels from left to right; `image` is the input, and `-` leaves a panel out. Without a folder, the samples are tiles
+of a bundled image of stained tissue, with its separated stains and a mask.
 """
 
 from __future__ import annotations
@@ -49,13 +49,15 @@ class Panels(ImageFiles):
             self.tiles = _tiles(split, settings)
             self.spec = self.tiles.spec
             if split == "train":
-                self.notes = ("no --data-root: tiles of the stained-tissue image bundled with Paceline",)
+                self.notes = ("no --data-root: using tiles of the stained-tissue image bundled with Paceline",)
             return
         base, samples, problems, self.in_rows = _find(split, settings)
         self.names = parse_panels(settings.panels) or _default_names(samples, self.in_rows)
         if not self.in_rows:
             if len(self.names) != 2 or LEFT_OUT in self.names:
-                raise UserError(f"panels={settings.panels}: the folders A and B contain two panels; give two names")
+                raise UserError(
+                    f"panels={settings.panels}: the folders A and B contain two panels; set exactly two names"
+                )
             samples = [dict(zip(self.names, files.values(), strict=True)) for files in samples]
         super().__init__(base, samples, split, settings, problems)
         self.spec = dataclasses.replace(self.spec, panels=output_panels(self.names))
@@ -88,12 +90,12 @@ class Panels(ImageFiles):
         """Return whether any target of a sample equals its input, as in rows prepared only for inference."""
         try:
             sample = self.read(index)
-        except UserError:  # reported when the sample is used
+        except UserError:  # the error is reported when the sample is used
             return False
         return any(np.array_equal(sample[name], sample[INPUT]) for name in self.spec.panels)
 
     def encoded(self, index: int) -> Encoded | None:
-        return None  # a file holds several images, so decoding it does not give a sample
+        return None  # a file contains several panels, so its decoded image is not a sample
 
     def files_of(self, index: int) -> Encoded | None:
         return None if self.tiles else super().files_of(index)
@@ -112,7 +114,7 @@ class Panels(ImageFiles):
         # In all known datasets, rows of more than two panels consist of squares; pairs can have any shape.
         if not self.in_rows or (width % count == 0 and (count == 2 or squares in (0, count))):
             return ""
-        hint = f" (it looks like {squares})" if squares > 1 else ""
+        hint = f" (it looks like {squares} panels)" if squares > 1 else ""
         return f"{names[INPUT]}: {width}×{height} pixels is not a row of {count} equal panels, as set by panels=…{hint}"
 
 
@@ -149,7 +151,7 @@ def _tiles(split: str, settings: PanelSettings) -> ArraySource:
 
 
 def _find(split: str, settings: PanelSettings) -> tuple[Path, list[Files], list[str], bool]:
-    """Return a split's folder, its samples' files, messages about unmatched files, and whether files are rows."""
+    """Return a split's folder, its samples' files, messages about unmatched files, and whether files are panel rows."""
     separate = separate_folder(split, settings, SPLIT_NAMES)
     root = Path(settings.data_root).expanduser() if separate is None else separate
     folder_a = split_folder(root, split, PAIR_NAMES)

@@ -1,4 +1,4 @@
-"""Photographs of any sizes in a folder; without `--data-root`, those that ship with Paceline.
+"""Photographs of any size in a folder. Without `--data-root`, photographs that ship with Paceline are used.
 
 `root/train` and `root/test`, or DIV2K's folders, are used as they are. In other folders, a fixed fifth of
 the images is held out for testing, unless `test_root` is set. Low-resolution files are read from `low_root`.
@@ -25,7 +25,7 @@ from paceline.images.decode import BadImage, upright_size
 SPLIT_NAMES: SplitNames = {"train": ("train", "DIV2K_train_HR"), "test": ("test", "DIV2K_valid_HR", "valid", "val")}
 SCALE_SUFFIX = re.compile(r"(?i)[-_]?(?:x\d+|lr|hr|\dx)$")  # 0001x4 is the low-resolution version of 0001
 SEEN_FOR_SCALE = 20  # number of images used to find the ratio of high to low resolution
-EMBEDDED = {  # both views of the motorcycle must be in the same split
+EMBEDDED = {  # bundled files; the two photographs of one motorcycle must be in the same split
     "train": (
         *("astronaut.webp", "brick.png", "camera.png", "clock_motion.png", "coins.png", "grass.png", "gravel.png"),
         *("hubble_deep_field.jpg", "ihc.webp", "moon.png", "motorcycle_left.webp", "motorcycle_right.webp"),
@@ -63,7 +63,9 @@ class Photos(ImageFiles):
         super().__init__(root, samples, split, settings, problems)
         self.spec = dataclasses.replace(self.spec, scale=self.scale)
         if _is_bundled(settings) and not (settings.test_root and split == "test"):
-            self.notes += (f"{split}: {len(self)} photographs bundled with Paceline; use --data-root for your own",)
+            self.notes += (
+                f"{split}: using {len(self)} photographs bundled with Paceline; set --data-root to use your own",
+            )
 
     def read(self, index: int) -> Sample:
         sample = super().read(index)
@@ -86,7 +88,7 @@ class Photos(ImageFiles):
         (height, width), (low_height, low_width) = sizes["image"], sizes["low"]
         found = f"1/{ratio}" if ratio > 1 else "not an integer fraction"
         whole = f"{names['image']} ({width}×{height})"
-        remark = f" but others are 1/{self.scale}" if ratio > 1 else ": is it the same image?"
+        remark = f" but other files are 1/{self.scale}" if ratio > 1 else ": do they show the same image?"
         return f"{names['low']}: {low_width}×{low_height} pixels is {found} of {whole}{remark}"
 
 
@@ -109,7 +111,9 @@ def _with_low_in_folder(root: Path, paths: list[Path], settings: PhotoSettings) 
 def _find(split: str, settings: PhotoSettings) -> tuple[Path, list[Path], str]:
     """Return the split's root, its files, and the folders with low-resolution files."""
     if settings.high_suffix and not settings.low_suffix:
-        raise UserError(f"high_suffix={settings.high_suffix}: requires low_suffix, for the low-resolution files")
+        raise UserError(
+            f"high_suffix={settings.high_suffix}: requires low_suffix, the suffix of the low-resolution files"
+        )
     if settings.low_suffix and (settings.low_root or settings.test_low_root):
         raise UserError(f"low_suffix={settings.low_suffix}: cannot be combined with --low-root; set one of them")
     if settings.test_low_root and not settings.test_root:
@@ -164,7 +168,7 @@ def _with_low(
     for path in paths:
         found = by_name.get(path.stem) or by_name.get(_without_scale(path), [])
         if len(found) > 1:
-            here = path.relative_to(root.parent).parent  # matched below with and without the split's folder
+            here = path.relative_to(root.parent).parent  # a low-resolution path may omit the split's folder
             places = (here, here.relative_to(root.name))
             found = [(base, file) for base, file in found if file.relative_to(base).parent in places] or found
         if len(found) > 1:
@@ -190,7 +194,7 @@ def _find_scale(samples: list[Files]) -> int:
         try:
             ratios.append(_ratio({name: upright_size(path) for name, path in files.items()}))
         except BadImage:
-            continue  # reported later, with all other bad files
+            continue  # the file is reported later, with all other bad files
     whole = [ratio for ratio in ratios if ratio > 1]
     if ratios and not whole:
         image, low = (printable(samples[0][name]) for name in ("image", "low"))
@@ -199,7 +203,7 @@ def _find_scale(samples: list[Files]) -> int:
 
 
 def _ratio(sizes: Sizes) -> int:
-    """Return the integer ratio of the two sizes, allowing a remainder smaller than the ratio; 0 if there is none."""
+    """Return the integer ratio of the two sizes, allowing a remainder smaller than the ratio; 0 if they have none."""
     (height, width), (low_height, low_width) = sizes["image"], sizes["low"]
     ratio = height // low_height
     return ratio if ratio == width // low_width and max(height % low_height, width % low_width) < ratio else 0

@@ -4,7 +4,7 @@ from paceline.data.torchvision_source import TorchvisionSource
 
 
 class Stl10(TorchvisionSource):
-    """Colour, 96×96, ten classes of animals and vehicles; the unlabelled images are not used."""
+    """Colour images of 96×96 pixels in ten classes of animals and vehicles. The unlabelled images are not used."""
 
     dataset = "STL10"
     expected = "stl10_binary/ with train_X.bin, train_y.bin, test_X.bin, test_y.bin and unlabeled_X.bin"

@@ -4,7 +4,7 @@ from paceline.data.torchvision_source import TorchvisionSource
 
 
 class Svhn(TorchvisionSource):
-    """Colour, 32×32, ten digits."""
+    """Colour images of the ten digits, 32×32 pixels."""
 
     dataset = "SVHN"
     expected = "train_32x32.mat and test_32x32.mat"

@@ -1,1 +1,1 @@
-"""Evaluators: the name of a file here is the name of an evaluator."""
+"""Built-in evaluators, one per file; the file name is the evaluator's name."""

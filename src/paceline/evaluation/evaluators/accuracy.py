@@ -16,13 +16,13 @@ from paceline.evaluation.contract import Case, Evaluator
 
 
 class Accuracy(Evaluator):
-    """Loss, top-1 and top-5 accuracy (top-k if there are only k classes) and the number of samples."""
+    """Loss, top-1 and top-5 accuracy (top-k if there are only k < 5 classes) and the number of samples."""
 
     classifies = True
 
     def __init__(self, case: Case, spec: DataSpec, device: torch.device, settings: RunSettings) -> None:
         super().__init__(case, spec, device, settings)
-        self._sums = torch.zeros(4, dtype=torch.float64, device=device)  # loss, top-1, top-5, samples
+        self._sums = torch.zeros(4, dtype=torch.float64, device=device)  # sums of loss, top-1, top-5, samples
 
     def update(self, prediction: dict[str, Tensor], batch: Batch) -> None:
         logits = prediction["logits"].detach().double()

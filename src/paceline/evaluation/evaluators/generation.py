@@ -34,11 +34,11 @@ from paceline.evaluation.statistics import (
 from paceline.evaluation.statistics_cache import find_statistics, store_statistics
 from paceline.evaluation.sums import NUM_SPLITS, FeatureSums, Layout, Statistics, statistics_from, unflatten
 
-NUM_ROWS = 10_000  # real and generated images whose features are kept for KID, precision and recall
+NUM_ROWS = 10_000  # number of images of each kind whose features are kept for KID, precision and recall
 
 
 class Generation(Evaluator):
-    """Compares generated images with real ones by the features of a network."""
+    """Compares the features of generated and real images, as computed by a feature network."""
 
     def __init__(self, case: Case, spec: DataSpec, device: torch.device, settings: RunSettings) -> None:
         super().__init__(case, spec, device, settings)
@@ -87,7 +87,7 @@ class Generation(Evaluator):
         return self.made_sums.flat()
 
     def results(self, sums: Tensor) -> dict[str, float]:
-        assert self.real is not None, "the real images come first"
+        assert self.real is not None, "the real images must be processed first"
         by_name = unflatten(sums, self.made_sums.layout)
         made, real = statistics_from(by_name), self.real
         precision, recall = precision_and_recall(real.rows, made.rows)
@@ -125,16 +125,20 @@ class Generation(Evaluator):
 def _check_counts(case: Case, num_features: int, warn_below: int, settings: RunSettings) -> tuple[str, ...]:
     """Return warnings about too few images; raise UserError if there are fewer images than features."""
     fewest = min(case.count, len(case.source))
-    which = f"{fewest:,} images ({len(case.source):,} of split {case.split!r} against {case.count:,} generated)"
+    counts = f"{len(case.source):,} in split {case.split!r}, {case.count:,} generated"
+    which = f"{fewest:,} images ({counts})"
     if fewest < 2:
-        raise UserError(f"{which} are too few to evaluate; use at least 2")
+        raise UserError(f"too few images to evaluate ({counts}); use at least 2 of each")
     if fewest < num_features:
         if settings.few_images == "fail":
             raise UserError(
                 f"{which} are too few for the covariance of {num_features:,} features; use more images, or "
-                "accept meaningless metrics with --set few_images=allow"
+                "accept unreliable metrics with --set few_images=allow"
             )
         return (f"warning: {which} are fewer than the {num_features:,} features; the metrics are unreliable",)
     if fewest < min(warn_below, 5 * num_features):
-        return (f"warning: {which}: FID is biased upwards for so few images; compare it only between equal counts",)
+        return (
+            f"warning: {which}: FID is biased upwards for so few images; "
+            "compare it only between equal numbers of images",
+        )
     return ()

@@ -19,7 +19,7 @@ from paceline.evaluation.image_metrics import SIGMA, WINDOW, check_sizes, luma, 
 from paceline.evaluation.perceptual import perceptual_distance
 from paceline.evaluation.protocol import Protocol
 
-MEASURED = ("image", "bicubic", "input")  # fields of a prediction
+MEASURED = ("image", "bicubic", "input")  # fields of a prediction that are compared with the target
 METRICS = ("psnr", "ssim", "lpips")
 
 
@@ -49,7 +49,7 @@ class Restoration(Evaluator):
             if name not in prediction:
                 continue
             made = to_levels(prediction[name])
-            assert made.shape == target.shape, f"{name} is {tuple(made.shape)}, its target {tuple(target.shape)}"
+            assert made.shape == target.shape, f"{name} is {tuple(made.shape)}, target is {tuple(target.shape)}"
             one, other = (self._compared(images) for images in (made, target))
             values = [psnr(one, other), ssim(one, other)]
             values.append(self.distance(made, target) if self.distance else torch.zeros_like(values[0]))
@@ -67,7 +67,7 @@ class Restoration(Evaluator):
 
     def results(self, sums: Tensor) -> dict[str, float]:
         table = dict(zip(MEASURED, sums.view(len(MEASURED), -1).tolist(), strict=True))
-        assert table["image"][-1] > 0, "an empty split has no PSNR"
+        assert table["image"][-1] > 0, "cannot compute the PSNR of an empty split"
         results = {}
         for name, (*totals, count) in table.items():
             prefix = "" if name == "image" else f"{name}_"

@@ -27,8 +27,10 @@ class Translation(Evaluator):
     def __init__(self, case: Case, spec: DataSpec, device: torch.device, settings: RunSettings) -> None:
         super().__init__(case, spec, device, settings)
         check_sizes(case)
-        self._quality = torch.zeros(len(spec.panels), 3, dtype=torch.float64, device=device)  # PSNR, SSIM, images
-        self._overlap = torch.zeros(len(CLASSES), 3, dtype=torch.float64, device=device)  # in both, predicted, real
+        # For each panel: the sums of PSNR and SSIM, and the number of images.
+        self._quality = torch.zeros(len(spec.panels), 3, dtype=torch.float64, device=device)
+        # For each class: the number of pixels in both segmentations, in the predicted one, and in the real one.
+        self._overlap = torch.zeros(len(CLASSES), 3, dtype=torch.float64, device=device)
 
     def protocol(self) -> Protocol:
         return {"rounded": "to 8 bits", "channels": "all", "segmentation": f"brightest channel above {MIDDLE}"}
@@ -53,7 +55,7 @@ class Translation(Evaluator):
             for name, row in zip(self.spec.panels, quality.view(-1, 3).tolist(), strict=True)
             if row[2]
         }
-        assert measured, "an empty split has no PSNR"
+        assert measured, "cannot compute the PSNR of an empty split"
         results = {
             "psnr": mean_of(row[0] for row in measured.values()),
             "ssim": mean_of(r[1] for r in measured.values()),

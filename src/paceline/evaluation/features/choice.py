@@ -22,7 +22,7 @@ from paceline.evaluation.features.network import Arithmetic, FeatureNetwork, Fea
 
 
 class Pixels(FeatureNetwork):
-    """The image itself, averaged down to 8×8, for a first look without a feature network."""
+    """Uses the image itself, averaged down to 8×8 pixels, as features; for quick checks without a feature network."""
 
     SIDE_PX = 8
     label = f"pixels-{SIDE_PX}x{SIDE_PX}"
@@ -36,15 +36,16 @@ class Pixels(FeatureNetwork):
 
 
 class Classifier(FeatureNetwork):
-    """A finished classification run; its features are the inputs of its last linear layer."""
+    """A finished classification run. Its features are the inputs of its last linear layer."""
 
     def __init__(self, name: str, run: OpenedRun, spec: DataSpec, device: torch.device) -> None:
         layers = [module for module in run.recipe.modules() if isinstance(module, nn.Linear)]
         if not is_classifier(type(run.recipe)) or not layers:
-            raise UserError(f"features={name}: not a classification run with a linear layer")
+            raise UserError(f"features={name}: not a classification run with a linear layer; choose a different run")
         if _shape(run.spec) != _shape(spec):
             raise UserError(
-                f"features={name}: trained on images of {_shape(run.spec)}, but these are {_shape(spec)}; "
+                f"features={name}: trained on images of {_shape(run.spec)}, "
+                f"but the images to evaluate are {_shape(spec)}; "
                 "train a classifier on images of this size (--set size=…)"
             )
         self.recipe, self.last = run.recipe.float().to(device).eval().requires_grad_(False), layers[-1]

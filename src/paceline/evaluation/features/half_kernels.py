@@ -4,7 +4,7 @@ Results are written into slices of a wider tensor, so that branches need not be 
 convolutions, but on an H200 one of them (1×7, 160 channels, 500 images) returned different, wrong values at every call.
 """
 
-# Triton types the arguments of its kernels itself.
+# Triton determines the types of kernel arguments itself.
 # mypy: disable-error-code="untyped-decorator, no-untyped-def"
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ POOLED = 32  # pixels per tile in pooling
 
 
 class TwoHalves(NamedTuple):
-    """Convolution weights as `(high + low) · scale`, float16 halves and a float32 scale, zero-padded to whole tiles."""
+    """Convolution weights, stored as `(high + low) · scale` in two float16 numbers and zero-padded to full tiles."""
 
-    high: Tensor  # [tap, input channel, output channel]
+    high: Tensor  # shape [tap, input channel, output channel]
     low: Tensor
     scale: Tensor  # a power of two per output channel, so that even the smallest weights keep their precision
     bias: Tensor
     kernel: tuple[int, int]
-    channels: tuple[int, int]  # input and output, without padding
+    channels: tuple[int, int]  # numbers of input and output channels, without padding
     depth: int  # input channels that a program multiplies at a time
 
 
@@ -120,7 +120,7 @@ def _pool(
     x, out, pixels, out_h, out_w, in_h, in_w, channels, x_step, out_step, stride, padding,
     AVERAGE: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    """Compute a tile of M pixels and N channels."""
+    """Pool a tile of M pixels and N channels."""
     columns = tl.cdiv(channels, N)
     pixel = tl.program_id(0) // columns * M + tl.arange(0, M)
     channel = (tl.program_id(0) % columns * N + tl.arange(0, N))[None, :]

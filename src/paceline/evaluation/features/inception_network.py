@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 PREFIX = "net.layers."
-EPSILON = 0.001  # added to the variances
+EPSILON = 0.001  # added to the variances in BatchNorm
 
 
 class ConvReLU(nn.Module):
@@ -26,7 +26,7 @@ class ConvReLU(nn.Module):
         self.register_buffer("weight", weight)
         self.register_buffer("bias", bias)
         self.stride, self.padding = (stride, stride), padding
-        self.aligned = weight.shape[1] % 8 == 0  # false only for the first layer, with 3 channels
+        self.aligned = weight.shape[1] % 8 == 0  # false only for the first layer, which has 3 input channels
 
     def forward(self, x: Tensor) -> Tensor:
         if self.aligned and _may_fuse(x):
@@ -37,8 +37,8 @@ class ConvReLU(nn.Module):
 class AveragedConvReLU(ConvReLU):
     """A 1×1 convolution, a 3×3 average that ignores padding, then ReLU.
 
-    In the file, the average comes first. Both operations are linear and the weights of an average sum to one, so
-    their order can be swapped. The average is then computed over far fewer channels.
+    In the original network, the average comes first. Both operations are linear and the weights of an average sum to
+    one, so their order can be swapped. The average is then computed over far fewer channels.
     """
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The contract of feature networks, which are used to evaluate generated images."""
+"""The base class of feature networks, which are used to evaluate generated images."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from paceline.evaluation.protocol import Protocol
 
 IMAGES_AT_ONCE = 100
 MANY_AT_ONCE = 500  # batch size that makes better use of a large GPU, if it has enough free memory
-MEMORY_FOR_MANY = 16 * 2**30  # bytes on top of the images; 500 images of 299 pixels need less in float32
+MEMORY_FOR_MANY = 16 * 2**30  # bytes needed for 500 images of 299×299 pixels in float32, apart from the images
 
 # In fp16, activations have 10 bits of mantissa, like TF32 (bfloat16 has 7), and weights about twice as many.
 Arithmetic = Literal["fp32", "tf32", "fp16"]
-NAMES: dict[Arithmetic, str] = {"fp32": "fp32", "tf32": "tf32", "fp16": "fp16, weights in two"}  # for protocols
+# The name of each precision in the protocol, which describes how a metric was measured.
+NAMES: dict[Arithmetic, str] = {"fp32": "fp32", "tf32": "tf32", "fp16": "fp16, weights in two"}
 
 
 class Features(NamedTuple):
@@ -32,16 +33,17 @@ class Features(NamedTuple):
 class FeatureNetwork:
     """Computes features of images. Subclasses implement `extract`."""
 
-    label: str = ""  # in brackets after a metric's name; empty for the standard network
+    label: str = ""  # shown in brackets after a metric's name; empty for the standard network
     num_features: int
     num_classes: int = 0  # number of logits; 0 if there are none
     resize: str = "none"
     weights: str = "none"  # SHA-256 of the weights
-    warn_below: ClassVar[int] = 10_000  # warn below this many images, or five times the features if less
+    # Evaluators warn below this number of images, or below five times the number of features if that is less.
+    warn_below: ClassVar[int] = 10_000
     arithmetics: ClassVar[tuple[Arithmetic, ...]] = ("fp32", "tf32")
 
     def require(self, arithmetic: Arithmetic, device: torch.device) -> None:
-        """Raise UserError for an arithmetic that this network or the device does not support."""
+        """Raise UserError for a precision that this network or the device does not support."""
         if arithmetic == "fp16" and device.type == "cpu":
             raise UserError(
                 "feature_precision=fp16: needs a GPU, since most CPUs are slow in fp16; use feature_precision=fp32"
@@ -49,7 +51,7 @@ class FeatureNetwork:
         if arithmetic not in self.arithmetics:
             offered = " or ".join(self.arithmetics)
             raise UserError(
-                f"feature_precision={arithmetic}: only Inception from a file supports it; "
+                f"feature_precision={arithmetic}: supported only by Inception loaded from a file; "
                 f"for {self.label or 'this network'} use {offered}"
             )
 
@@ -64,7 +66,7 @@ class FeatureNetwork:
         return Features(torch.cat(vectors), torch.cat(logits) if self.num_classes else None)
 
     def protocol(self) -> Protocol:
-        """Return what identifies the features that a metric is computed from."""
+        """Return the properties that identify the features from which a metric is computed."""
         return {"features": self.label or "inception-2015", "weights": self.weights, "resize": self.resize}
 
 

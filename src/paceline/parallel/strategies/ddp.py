@@ -1,4 +1,4 @@
-"""torch.nn.parallel.DistributedDataParallel: a process per device, gradients averaged during backward."""
+"""torch.nn.parallel.DistributedDataParallel: one process per device; gradients are averaged in the backward pass."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class DistributedDataParallel(Strategy):
 
     @contextmanager
     def _side_stream(self) -> Iterator[None]:
-        """Use a side stream inside the context: a wrapper built on the default stream cannot be captured."""
+        """Use a side stream inside the context: CUDA graphs cannot capture wrappers built on the default stream."""
         if self.world.device.type != "cuda":
             yield
             return

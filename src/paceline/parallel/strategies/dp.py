@@ -23,7 +23,7 @@ class _ReplicaCall(PhaseCall):
     def forward(self, phase: str, batch: Batch) -> tuple[Loss, Tensor]:  # type: ignore[override]
         loss = super().forward(phase, batch)
         first = next(iter(batch.values()))
-        count = first.new_full((1,), len(first), dtype=torch.float64)  # filled on the device: a copy would block
+        count = first.new_full((1,), len(first), dtype=torch.float64)  # a copy from the host would block
         return Loss(_as_rows(loss.terms), loss.shared, _as_rows(loss.signals)), count
 
 
@@ -68,10 +68,10 @@ class DataParallel(Strategy):
     """Splits each batch over the GPUs of this process. On a CPU, it runs like `single`."""
 
     complexity = 3
-    cannot_capture = "DataParallel's threads cannot be captured"
+    cannot_capture = "DataParallel's threads cannot be captured in a CUDA graph"
     cannot_compile = "DataParallel copies the networks in every step"
     parity_obstacle = "each replica computes its own BatchNorm statistics"
-    ladder_obstacle = "one process drives all devices"
+    ladder_obstacle = "DataParallel uses one process for all devices"
     cpu_obstacle = "DataParallel needs GPUs; on a CPU it is the same as single"
 
     def __init__(self, settings: RunSettings, world: World, precision: Precision, recipe: Recipe) -> None:

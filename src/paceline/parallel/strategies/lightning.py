@@ -1,4 +1,4 @@
-"""Lightning's Trainer: its loop, device placement and DistributedDataParallel, with our recipe and learners.
+"""Lightning's Trainer: its loop, device placement and DistributedDataParallel, with Paceline's recipe and learners.
 
 Lightning wraps all networks in one DistributedDataParallel, which adversarial recipes can only use with
 `find_unused_parameters`. The learners, gradient scaling, clipping, autocast, sample order and checkpoints are the
@@ -32,7 +32,7 @@ class Lightning(Strategy):
     complexity = 2
     package = "lightning"
     extra = "lightning"
-    ladder_obstacle = "its Trainer drives the steps; ddp has similar step times"
+    ladder_obstacle = "Lightning's Trainer runs the steps; ddp has similar step times"
 
     def __init__(self, settings: RunSettings, world: World, precision: Precision, recipe: Recipe) -> None:
         super().__init__(settings, world, precision, recipe)
@@ -47,8 +47,8 @@ class Lightning(Strategy):
             logging.getLogger(name).setLevel(logging.ERROR)
         self.trainable.release()  # Lightning's DDP wrapper registers only parameters that require grad when it is built
         self._module = Module(self.recipe, advance)
-        # With several networks, each phase leaves parameters unused. With one network on three or more ranks, the
-        # option keeps the initial order of the buckets, so that a resumed run sums gradients in the same order.
+        # With several networks, each phase leaves parameters unused. With one network on three or more ranks,
+        # find_unused_parameters keeps the order of the buckets, so that a resumed run sums gradients in the same order.
         unused = len(self.recipe.networks) > 1 or self.world.size > 2
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module="lightning")
@@ -56,7 +56,7 @@ class Lightning(Strategy):
                 make_trainer(self.world, find_unused_parameters=unused).fit(
                     self._module, train_dataloaders=Steps(steps)
                 )
-            except SystemExit:  # the Trainer converts Ctrl-C to this
+            except SystemExit:  # the Trainer turns Ctrl-C into SystemExit
                 raise KeyboardInterrupt from None
         self.recipe.to(self.world.device)  # the Trainer leaves its module on the CPU
 

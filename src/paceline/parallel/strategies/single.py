@@ -1,4 +1,4 @@
-"""One process, one device."""
+"""The strategy for one process and one device."""
 
 from paceline.parallel.strategy import Strategy
 

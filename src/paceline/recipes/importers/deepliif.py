@@ -1,4 +1,4 @@
-"""Importer of pix2pix and DeepLIIF weights: translates the names of their network files and tensors into ours.
+"""Importer of pix2pix and DeepLIIF weights: translates the names of their network files and tensors into Paceline's.
 
 pix2pix calls its networks G and D. DeepLIIF numbers its modalities from 1 (G1, D1, …). Segmentation networks have the
 number after that of the last modality, and a second digit for their input (G51: the image, G52: the first modality).
@@ -25,7 +25,7 @@ from paceline.models.torch_file import read_state_dict
 FILE_NAME = re.compile(r"(?:.+_net_)?([GD])(S?)(\d*)\.pth")
 GROUPS = {"G": "generators", "D": "discriminators"}
 UNUSED = ("running_mean", "running_var", "num_batches_tracked")  # stored by old InstanceNorm layers but never used
-CROP_PX = 512  # for the data spec if `crop` is not set; the networks accept images of any size
+CROP_PX = 512  # image size in the data spec if `crop` is not set; the networks accept any size
 
 
 class DeepliifFiles(Importer):
@@ -37,7 +37,7 @@ class DeepliifFiles(Importer):
         if not self.networks:
             raise UserError(f"{paths[0]}: contains no files like latest_net_G.pth or latest_net_G1.pth")
         self.states = {name: read_state_dict(self.files[name]) for name in self.networks}
-        # Both projects normalise by the statistics of the input image, not by the running statistics.
+        # pix2pix and DeepLIIF normalise by the statistics of the input image, not by the running statistics.
         if any(
             key.endswith(".weight") and tensor.dim() == 1
             for state in self.states.values()
@@ -79,7 +79,7 @@ def _network_files(path: Path) -> list[Path]:
 
 
 def networks_of(file_names: Iterable[str]) -> dict[str, str]:
-    """Return our name for the network in each network file, e.g. `generators.GS0`."""
+    """Return Paceline's name for the network in each network file, e.g. `generators.GS0`."""
     parsed = {name: match.groups() for name in file_names if (match := FILE_NAME.fullmatch(name))}
     numbers = {number for _, letter, number in parsed.values() if not letter}
     alone = max((int(number[0]) - 1 for number in numbers if len(number) == 2), default=1)

@@ -21,10 +21,10 @@ from paceline.core.types import SettingValue
 from paceline.models.known_architectures import check_architecture, first_keys
 from paceline.models.torch_file import read_state_dict
 
-Layer = dict[str, Tensor]  # weight, bias, running_mean, …
-SCALES = {1: "2", 2: "4", 3: "8"}  # by the number of doublings
+Layer = dict[str, Tensor]  # tensors of a layer: weight, bias, running_mean, …
+SCALES = {1: "2", 2: "4", 3: "8"}  # the scale for each number of doubling blocks
 SUPPORTED = "--recipe super_resolution reads SRGAN generators"
-CROP_PX = 96  # for the data spec; the network accepts images of any size
+CROP_PX = 96  # image size in the data spec; the network accepts images of any size
 
 
 class SrganFile(Importer):
@@ -72,7 +72,7 @@ def _count_blocks(shapes: Mapping[str, tuple[int, ...]], path: Path) -> tuple[in
     """Return the numbers of residual and doubling blocks; raise UserError for the first layer that does not fit."""
     if len(shapes) < 5:
         raise UserError(
-            f"{path}: has {len(shapes)} convolutions; an SRGAN generator has at least five {first_keys(shapes)}"
+            f"{path}: an SRGAN generator has at least five convolutions, but found {len(shapes)} {first_keys(shapes)}"
         )
     width, channels = next(iter(shapes.values()))[:2]
     num_doublings = sum(shape == (4 * width, width, 3, 3) for shape in shapes.values())
@@ -101,7 +101,7 @@ def _check_counts(
 
 
 def _widen_slopes(slopes: Mapping[str, Layer], width: int, path: Path) -> str:
-    """Return the setting `prelu`; if one PReLU has a slope per channel, expand all to that in place."""
+    """Return the setting `prelu`; if any PReLU has one slope per channel, expand the others in place."""
     for key, layer in slopes.items():
         if len(layer["weight"]) not in (1, width):
             raise UserError(f"{path}: {key}.weight has {len(layer['weight'])} slopes, expected 1 or {width}")
@@ -137,7 +137,7 @@ def _by_kind(state: Mapping[str, Tensor], path: Path) -> dict[str, dict[str, Lay
 def _placed(
     convolutions: Sequence[Layer], norms: Sequence[Layer], slopes: Sequence[Layer], num_blocks: int
 ) -> dict[str, Tensor]:
-    """Return the tensors under our names, with separate tensors for each block."""
+    """Return the tensors under Paceline's names, with separate tensors for each block."""
     after = 2 * num_blocks + 1  # index of the last convolution of the body
     places = ["head.0", *(f"blocks.{n // 2}.conv{n % 2 + 1}" for n in range(2 * num_blocks)), "body.0"]
     places += [*(f"doublings.{n}.conv" for n in range(len(convolutions) - after - 2)), "tail"]
@@ -155,7 +155,7 @@ def _placed(
 
 
 def _repeats(tensors: Mapping[str, Tensor], part: str) -> bool:
-    """Return whether all residual blocks, or all upsampling blocks, share the tensors of the first."""
+    """Return whether all blocks of one kind (residual or upsampling) have the same tensors as the first block."""
     for key, tensor in tensors.items():
         first, number, rest = (*key.split(".", 2), "", "")[:3]
         if first == part and number != "0" and not torch.equal(tensor, tensors[f"{part}.0.{rest}"]):

@@ -1,4 +1,4 @@
-"""Settings, declarations and networks shared by recipes that generate images from noise with DCGAN networks."""
+"""Settings, defaults and networks shared by recipes that generate images from noise with DCGAN networks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paceline.core.types import SettingValues
 from paceline.models import diffaugment
 from paceline.models.dcgan import SIZES_PX, Discriminator, Generator
 
-R1_EVERY = 16  # steps between two R1 penalties, whose weight is multiplied by this
+R1_EVERY = 16  # steps between two R1 penalties; the weight of R1 is multiplied by this
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ class GenerativeRecipe(Recipe):
         "validation": 0.0,
     }
     presets: ClassVar[Mapping[str, SettingValues]] = {
-        # The networks and settings of the dual-discriminator project. Of its two models, only one uses mish and only
-        # the other has a schedule. This preset has neither, so that the second discriminator is the only difference.
+        # The networks and settings of the dual-discriminator project. In that project, one model uses mish and the
+        # other has a schedule. This preset uses neither, so that DCGAN and the dual GAN can be compared.
         "cifar10": {
             "data": "cifar10",
             "size": 32,
@@ -139,7 +139,7 @@ class Augmentation:
 
     @property
     def draws(self) -> dict[str, Draw]:
-        """Random inputs: for fakes in the generator's phase, for fakes and real images in the discriminator's."""
+        """The random inputs of the augmentation, one for each set of images that a discriminator sees."""
         numbers = Draw((diffaugment.NUM_UNIFORMS,), "uniform")
         return {f"view_of_{what}": numbers for what in ("own", "fake", "real")} if self.kinds else {}
 

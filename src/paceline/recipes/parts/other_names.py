@@ -38,7 +38,7 @@ TRANSLATION = {
     "continue_train": "leave it out: the same command resumes the run",
     "save_epoch_freq": "use --set save_every=5%",
     "modalities_no": "use --set modalities=N",
-    "seg_gen": "use panels with or without segmentation, e.g. --set panels=image,dapi,segmentation",
+    "seg_gen": "list the panels with or without segmentation, e.g. --set panels=image,dapi,segmentation",
     "seg_weights": "use --set segmentation_weights=0.5,0.5",
     "loss_G_weights": "use --set generator_weights=0.5,0.5",
     "loss_D_weights": "use --set discriminator_weights=0.5,0.5",

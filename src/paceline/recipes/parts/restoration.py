@@ -1,4 +1,4 @@
-"""Settings, declarations and loss terms shared by recipes that restore images."""
+"""Settings, defaults and loss terms shared by recipes that restore images."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class RestorationLossSettings:
     )
     objective: Literal["bce", "hinge", "lsgan"] = setting("bce", "adversarial loss")
     vgg: str = setting(
-        "", "file with VGG19 weights, or random for an untrained network; default: download torchvision's"
+        "", "file with VGG19 weights, or random for an untrained network; default: download torchvision's weights"
     )
     vgg_layer: str = setting("conv5_4", "VGG19 layer for the perceptual loss; relu5_4 is conv5_4 after its activation")
     d_width: int = setting(

@@ -15,10 +15,10 @@ PAPERS_FUSION = (0.25, 0.15, 0.25, 0.1, 0.25)  # DeepLIIF's weights for input, h
 class Plan:
     """The panels to generate from the input, and the weights of their losses."""
 
-    modalities: tuple[str, ...]  # each has a separate generator
+    modalities: tuple[str, ...]  # panels to generate, each with a separate generator
     fusion: tuple[float, ...]  # weights of the segmentations of the input and each modality; () if there are none
-    generator_weights: dict[str, float]  # by panel
-    discriminator_weights: dict[str, float]  # by panel
+    generator_weights: dict[str, float]  # weight of each panel in the generators' loss
+    discriminator_weights: dict[str, float]  # weight of each panel in the discriminators' loss
 
     @property
     def panels(self) -> tuple[str, ...]:
@@ -85,7 +85,7 @@ def _usual_fusion(modalities: int) -> tuple[float, ...]:
 
 
 def _weights(name: str, text: str, of: tuple[str, ...]) -> tuple[float, ...]:
-    """Parse comma-separated weights, one for each name in `of`; return () for an empty text."""
+    """Parse comma-separated weights, one for each name in `of`; return () for an empty string."""
     if not text.strip():
         return ()
     try:

@@ -9,7 +9,7 @@ from paceline.runs.logger import Logger, Pixels
 
 FOLDER = "tensorboard"
 SAMPLES = "samples"  # TensorBoard's group for sample images
-MAX_QUEUE = 1000  # events; with a short queue, `write` would wait for the disk
+MAX_QUEUE = 1000  # number of events; with a shorter queue, `write` would wait for the disk
 FLUSH_SECONDS = 30
 
 
@@ -17,7 +17,7 @@ class TensorBoard(Logger):
     """Writes scalars and images as TensorBoard events."""
 
     def __init__(self, folder: Path, images: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter  # takes a second to import
+        from torch.utils.tensorboard import SummaryWriter  # imported here, because it takes a second
 
         # From this step on, TensorBoard hides events from earlier files.
         first_step = images + 1 if images else 0

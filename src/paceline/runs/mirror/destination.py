@@ -1,7 +1,7 @@
 """Mirror destinations: URLs that fsspec supports, and URLs that other packages add.
 
 A package adds a URL scheme through the entry point group `paceline.mirrors`. The name of the entry point is the scheme.
-Its object is called with the URL and returns a `Destination`.
+The object that it refers to is called with the URL and returns a `Destination`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from paceline.core.errors import UserError, install_extra
 from paceline.core.secrets import has_credentials, redact
 
 GROUP = "paceline.mirrors"
-EXTRAS = {"s3": "s3", "s3a": "s3"}  # extra to install for each URL scheme
-# On these file systems, readers can see a partly written file, so files get their name only after writing.
+EXTRAS = {"s3": "s3", "s3a": "s3"}  # optional dependency to install for each URL scheme
+# On these file systems, readers can see a partly written file. So a file is renamed to its final name after writing.
 OF_FOLDERS = {"file", "local", "sftp", "ssh", "smb", "hdfs", "webhdfs"}
 WRITING = ".writing"
 
@@ -40,7 +40,7 @@ def open_destination(url: str, flag: str) -> Destination:
     """Return the destination for a URL, without connecting to it; `flag` is the option that set the URL."""
     if has_credentials(url):
         raise UserError(
-            f"{flag} {redact(url)}: contains a credential: pass it in the environment or the service's config file"
+            f"{flag} {redact(url)}: contains a credential: use an environment variable or the service's config file"
         )
     scheme = url.partition("://")[0] if "://" in url else ""
     for entry in entry_points(group=GROUP):
@@ -54,7 +54,7 @@ def open_destination(url: str, flag: str) -> Destination:
 
 
 def open_file_system(url: str, shown: str) -> tuple[Any, str]:
-    """Return fsspec's file system for a URL and the path in it; raise UserError if there is none."""
+    """Return the fsspec file system and the path for a URL; raise UserError if fsspec does not support it."""
     import fsspec
 
     if "::" in url:

@@ -2,8 +2,8 @@
 
 The mirror holds two kinds of files. Files for users to view (metrics, samples, settings, status, logs) keep their names
 and are replaced as they change. Snapshots to resume from are published: see `published`. A training step never waits
-for either. Failures are retried with growing pauses. mirror.json always shows the current failure; the log reports it
-once and then rarely.
+for the mirror. Failed uploads are retried with growing pauses. The file mirror.json always contains the current error.
+The log reports an error once, and then at growing intervals.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from paceline.runs.mirror.published import (
 from paceline.runs.mirror.staging import Staging
 from paceline.runs.status import MirrorState
 
-NUM_KEPT_MANIFESTS = 2  # each for a different number of images
+NUM_KEPT_MANIFESTS = 2  # snapshots to keep, each at a different number of images
 RESPONSE_SECONDS = 10.0  # how long a starting run waits for its mirror
-FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 1.0, 60.0  # pause before a retry
+FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 1.0, 60.0  # first and longest pause before a retry
 MAX_FINAL_PAUSE_SECONDS = 2.0
-FIRST_REMINDER_SECONDS = 600.0  # until the log reports a failure again; doubled each time
+FIRST_REMINDER_SECONDS = 600.0  # time until the log repeats an error; doubled each time
 MAX_TIME_SHARE = 0.2  # maximum fraction of time spent on updates
 
 
 class Mirror:
-    """Mirrors one run folder, from the process that writes it."""
+    """Copies one run folder to its mirror; used by the process that writes the folder."""
 
     def __init__(self, folder: Path, destination: Destination, url: str, run: str, every: float) -> None:
-        """Start the thread; `run` identifies the run, `every` is the number of seconds between updates."""
+        """Start the thread; `run` identifies the run, and `every` is the number of seconds between updates."""
         self.folder, self.destination, self.url, self.run, self.every = folder, destination, redact(url), run, every
         self._state = MirrorState(self.url)
         self._written: MirrorState | None = None
@@ -63,16 +63,16 @@ class Mirror:
         self._thread.start()
 
     def check(self) -> None:
-        """Raise UserError if the mirror holds another run or is ahead of the folder.
+        """Raise UserError if the mirror contains another run or is ahead of the folder.
 
-        A mirror that does not answer in time is not checked here.
+        If the mirror does not answer in time, this check is skipped.
         """
         self._answered.wait(RESPONSE_SECONDS)
         if self._rejected:
             raise UserError(self._rejected)
 
     def begin(self) -> None:
-        """Start copying."""
+        """Start copying the run folder."""
         self._started.set()
 
     def cancel(self) -> None:
@@ -99,12 +99,12 @@ class Mirror:
             return f"mirror: {self.url} is complete"
         missing = ", ".join(self._missing())
         reason = f" ({self._state.error})" if self._state.error else ""
-        return f"mirror: {self.url} is not complete: {missing} missing{reason}; run the same command to complete it"
+        return f"mirror: {self.url} is not complete: {missing}{reason}; run the same command to complete it"
 
     def _missing(self) -> list[str]:
         newest = max(self._staging.checkpoints(), default=0)
-        behind = [f"the checkpoint at {newest:,} images is"] if newest > self._state.images else []
-        return behind or ["the last metrics and logs are"]
+        behind = [f"the checkpoint at {newest:,} images is missing"] if newest > self._state.images else []
+        return behind or ["the last metrics and logs are missing"]
 
     def _follow(self) -> None:
         """Update the mirror repeatedly and retry after failures; runs in the thread."""
@@ -130,7 +130,7 @@ class Mirror:
                 self._answered.set()
                 self._started.wait()
                 self._report_error(self._rejected)
-            except Exception as error:  # storage libraries may raise anything
+            except Exception as error:  # storage libraries may raise any exception
                 self._answered.set()
                 self._started.wait()  # the log is only open once the run has started
                 self._report_error(one_line(error))
@@ -150,7 +150,7 @@ class Mirror:
         now = time.monotonic()
         if error and now >= self._silent_until:
             again = "; training continues and the upload is retried" if not self._rejected else ""
-            print(f"mirror: {self.url} failed ({error}){again}", flush=True)
+            print(f"mirror: upload to {self.url} failed ({error}){again}", flush=True)
             self._silent_until, self._reminder = now + self._reminder, 2 * self._reminder
         elif not error and self._state.error:
             print(f"mirror: {self.url} is reachable again", flush=True)
@@ -159,7 +159,7 @@ class Mirror:
     def _set_state(self, state: MirrorState) -> None:
         self._state = state
         if state != self._written and self._started.is_set():
-            with suppress(OSError):  # ignore a full disk here: saving a checkpoint reports it
+            with suppress(OSError):  # a full disk is reported when a checkpoint is saved
                 state.write(self.folder)
             self._written = state
 
@@ -173,13 +173,13 @@ class Mirror:
                 manifest = read_manifest(self.destination, name)
             except UserError as error:
                 raise UserError(f"--mirror {self.url}: {error}") from None
-            except ValueError:  # damaged: readers ignore it
+            except ValueError:  # readers ignore a damaged manifest
                 continue
             if manifest.run != self.run:
-                raise UserError(f"--mirror {self.url}: holds another run: choose another URL")
+                raise UserError(f"--mirror {self.url}: contains another run: choose a different URL")
             if manifest.images > self._first_images:
                 raise UserError(
-                    f"--mirror {self.url}: holds this run at {manifest.images:,} images, "
+                    f"--mirror {self.url}: contains this run at {manifest.images:,} images, "
                     f"but --out is at {self._first_images:,}; "
                     f"use --resume-from {self.url} to resume from the mirror"
                 )
@@ -192,7 +192,7 @@ class Mirror:
         self._connected = True
 
     def _update(self, ending: bool) -> None:
-        """Send all new files, a new checkpoint first."""
+        """Send all new and changed files, starting with a new checkpoint."""
         newest = next(iter(self._manifests.values()), None)
         if ending or self._staging.checkpoints() != _checkpoints_in(newest):
             self._publish(newest)
@@ -229,7 +229,7 @@ class Mirror:
             self._sent[piece.object] = piece.sha256
 
     def _unpublish_differing(self, pieces: Mapping[str, Piece]) -> None:
-        """Remove manifests that list an object whose content is about to change."""
+        """Remove the manifests that list a file whose content is about to change."""
         new = {piece.object: piece.sha256 for piece in pieces.values() if piece.object.startswith(CHECKPOINTS)}
         for name, manifest in list(self._manifests.items()):
             if any(new.get(one.object, one.sha256) != one.sha256 for one in manifest.files.values()):
@@ -243,10 +243,10 @@ class Mirror:
         for one in lost:
             self._sent.pop(one, None)
         if lost:
-            raise OSError(f"{lost[0]} is missing or truncated ({len(lost)} in total)")
+            raise OSError(f"{lost[0]} is missing or truncated (number of such files: {len(lost)})")
 
     def _prune(self) -> None:
-        """Remove old manifests, then the objects that no remaining manifest lists."""
+        """Remove old manifests, then the files that no remaining manifest lists."""
         kept: list[int] = []
         for name, manifest in list(self._manifests.items()):
             if manifest.images not in kept and len(kept) < NUM_KEPT_MANIFESTS:

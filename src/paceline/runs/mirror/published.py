@@ -53,7 +53,7 @@ class Manifest:
 
     run: str  # identity of the run
     images: int  # images seen at the newest checkpoint
-    files: Mapping[str, Piece]  # by name in the run folder
+    files: Mapping[str, Piece]  # files by name in the run folder
 
     def encode(self) -> bytes:
         """Return the content of the manifest file."""
@@ -75,7 +75,7 @@ class Manifest:
         try:
             read: Any = parse_json(content)
             if read.pop("seal") != checksum_of_content(read):
-                raise ValueError("it does not match its own SHA-256")
+                raise ValueError("the manifest does not match its own SHA-256")
             check_format(read["format"], "its snapshots")
             files = {
                 str(name): Piece(str(one["object"]), str(one["sha256"]), int(one["size"]))
@@ -83,11 +83,11 @@ class Manifest:
             }
             manifest = cls(str(read["run"]), int(read["images"]), files)
         except (KeyError, TypeError, AttributeError, OverflowError) as error:
-            raise ValueError(f"it cannot be read: {one_line(error)}") from None
+            raise ValueError(f"the manifest cannot be read: {one_line(error)}") from None
         for name, piece in files.items():
             own = piece.object == name and (CHECKPOINT_FILE.fullmatch(name) or SAMPLE_FILE.fullmatch(name))
             if not own and not (name in CHANGING and _OBJECT_NAME.fullmatch(piece.object)):
-                raise ValueError(f"it lists {name!r}, which is not part of a snapshot")
+                raise ValueError(f"the manifest lists {name!r}, which is not part of a snapshot")
         return manifest
 
 
@@ -125,7 +125,7 @@ def restore(
 ) -> int | None:
     """Download the newest intact snapshot to a run folder, if its number of images exceeds `later_than`.
 
-    Return the number of images of that snapshot, or None if nothing is published. `report` gets a line for each damaged
+    Return the number of images of that snapshot, or None if nothing is published. `report` is called for each damaged
     snapshot. Checkpoints are moved into place last, so that an interrupted download starts over at the next call.
     """
     names = list_manifests(destination)
@@ -139,14 +139,14 @@ def restore(
             manifest = read_manifest(destination, name)
             _fetch_all(destination, manifest, restored, report, beat)
         except UserError:
-            raise  # the format is not supported
+            raise  # the format of the mirror is not supported
         except (ValueError, FileNotFoundError) as error:
             report(f"the snapshot {name} is damaged ({one_line(error)}); using the previous one")
             continue
         _move_into_place(restored, folder)
         return manifest.images
     if names:
-        raise UserError("all of its snapshots are damaged")
+        raise UserError("all snapshots are damaged: use a different mirror")
     return None
 
 
@@ -163,7 +163,7 @@ def _fetch_all(
         file = restored / name
         file.parent.mkdir(parents=True, exist_ok=True)
         try:
-            if piece.object not in there:  # never fetch unlisted entries: reading a device would never end
+            if piece.object not in there:  # never fetch an unlisted entry: it may be a device, which has no end
                 raise FileNotFoundError(f"{piece.object} is missing")
             if there[piece.object] == piece.size:
                 destination.fetch(piece.object, file)
@@ -183,7 +183,7 @@ def _move_into_place(restored: Path, folder: Path) -> None:
     for file in sorted((restored / SAMPLES).glob("*")):
         (folder / SAMPLES).mkdir(exist_ok=True)
         file.replace(folder / SAMPLES / file.name)
-    for checkpoint in sorted((restored / CHECKPOINTS).glob("*")):  # newest last
+    for checkpoint in sorted((restored / CHECKPOINTS).glob("*")):  # the newest checkpoint is moved last
         place = folder / CHECKPOINTS / checkpoint.name
         place.parent.mkdir(exist_ok=True)
         if place.exists():

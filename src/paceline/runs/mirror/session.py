@@ -27,11 +27,14 @@ class Mirroring:
         self._started = False
 
     def prepare(self, data: str) -> None:
-        """Restore the run if `--resume-from` is ahead, and open the mirror; raise UserError if it holds another run."""
+        """Restore the run if `--resume-from` is ahead, and open the mirror.
+
+        Raise UserError if the mirror contains another run.
+        """
         self.folder.check_settings(self.config, data)
         if not self.is_first:
             return
-        Staging(self.folder.path).clear()  # leftovers of a killed run
+        Staging(self.folder.path).clear()  # removes the leftovers of a killed run
         if self.settings.resume_from:
             self._restore()
             self.folder.check_settings(self.config, data)
@@ -50,15 +53,15 @@ class Mirroring:
             found = restore(source, self.folder.path, here, print, beat)
         except UserError as error:
             raise UserError(f"--resume-from {url}: {error}") from None
-        except Exception as error:  # storage libraries may raise anything
+        except Exception as error:  # storage libraries may raise any exception
             if not here:
-                raise UserError(f"--resume-from {url}: cannot be read ({one_line(error)})") from None
+                raise UserError(f"--resume-from {url}: cannot be read ({one_line(error)}): check the URL") from None
             print(f"--resume-from {url}: cannot be read ({one_line(error)}); resuming from --out")
             return
         if found is None and not here and url != self.settings.mirror:
-            raise UserError(f"--resume-from {url}: holds no snapshot of a run: check the URL")
+            raise UserError(f"--resume-from {url}: contains no snapshot of a run: check the URL")
         if found is None:
-            print(f"--resume-from {url}: contains no run yet")
+            print(f"--resume-from {url}: contains no run yet; using --out")
         elif found > here:
             print(f"restored the run at {found:,} images from {url}")
 

@@ -16,7 +16,7 @@ from paceline.runs.status import STATUS
 
 STAGING = ".mirror"
 LOGS = "logs"
-PART_LENGTH = 2**16  # characters
+PART_LENGTH = 2**16  # number of characters to redact at a time
 MAX_LINE_LENGTH = 2**24
 
 
@@ -28,19 +28,19 @@ class Staging:
         self._digests: dict[tuple[str, int, int, int], str] = {}
 
     def take(self) -> dict[str, Path]:
-        """Stage a snapshot and return its files, keyed by path in the run folder; samples are not copied."""
+        """Copy a snapshot of the run to the hidden folder and return its files by name, without copying samples."""
         self.clear()
         for images in self.checkpoints():
             name = f"{CHECKPOINTS}/{images:012d}"
             _link_all(self.folder / name, self.path / name)
-        for name in CHANGING:  # after the checkpoints, so that all metrics up to them are included
+        for name in CHANGING:  # copied after the checkpoints, to include all metrics up to them
             self.copy(name)
         staged = {file.relative_to(self.path).as_posix(): file for file in self.path.rglob("*") if file.is_file()}
         samples = {f"{SAMPLES}/{file.name}": file for file in self._samples()}
         return dict(sorted((staged | samples).items()))
 
     def copy(self, name: str) -> Path | None:
-        """Return a copy of a file that may grow, or None if there is no such file."""
+        """Copy a file that may still grow, and return the copy; None if there is no such file."""
         target = self.path / name
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -60,15 +60,15 @@ class Staging:
         return {name: _piece(name, self._digests[key], key[-1]) for name, key in keys.items()}
 
     def clear(self) -> None:
-        """Remove all staged files."""
+        """Remove the hidden folder."""
         shutil.rmtree(self.path, ignore_errors=True)
 
     def checkpoints(self) -> list[int]:
-        """Return the images seen at each checkpoint in the folder."""
+        """Return the number of images seen at each checkpoint in the run folder."""
         return _checkpoints(self.folder)
 
     def staged_checkpoints(self) -> list[int]:
-        """Return the images seen at each staged checkpoint."""
+        """Return the number of images seen at each checkpoint in the hidden folder."""
         return _checkpoints(self.path)
 
     def live_files(self) -> Iterator[Path]:
@@ -82,7 +82,7 @@ class Staging:
 
 
 def _redact_file(file: Path) -> None:
-    """Hide credentials in a file chunk by chunk, so that a long log neither fills memory nor holds up training."""
+    """Hide credentials in a file chunk by chunk, so that a long log does not fill memory or delay training."""
     redacted, part, length = file.with_name(f"{file.name}.redacted"), [""], 0
     with (
         file.open(encoding="utf-8", errors="backslashreplace", newline="") as original,
@@ -91,7 +91,7 @@ def _redact_file(file: Path) -> None:
         while line := original.readline(MAX_LINE_LENGTH):
             part.append(line)
             length += len(line)
-            if length >= PART_LENGTH and not line.rstrip().endswith((":", "=")):  # keeps a name and its value together
+            if length >= PART_LENGTH and not line.rstrip().endswith((":", "=")):  # does not split a name from its value
                 copy.write(redact("".join(part)))
                 part, length = [], 0
         copy.write(redact("".join(part)))
@@ -112,13 +112,13 @@ def _checkpoints(folder: Path) -> list[int]:
 
 
 def _link_all(source: Path, target: Path) -> None:
-    """Hard-link a folder's files into a new folder; leave none if the source is being removed or replaced."""
+    """Hard-link a folder's files into a new folder, but not if the source is being removed or replaced."""
     target.mkdir(parents=True)
     try:
         before = source.stat().st_ino
         for file in source.iterdir():
             _link(file, target / file.name)
-        same = source.stat().st_ino == before  # if so, the folder was not replaced in the meantime
+        same = source.stat().st_ino == before  # False if the folder was replaced in the meantime
     except FileNotFoundError:
         same = False
     if not same:
