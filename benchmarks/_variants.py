@@ -36,7 +36,7 @@ class Variant:
     after: Callable[[], None] = lambda: None  # function that releases the resources of this variant
     warmup: int = 3
     images: int = 0  # images per step, if different from the workload's batch size
-    length: int = 0  # number of steps per block; 0 means: as many as fit the block's duration
+    length: int = 0  # number of steps per block; 0 for as many as fit in the block's duration
     rates: list[float] = field(default_factory=list)
 
 

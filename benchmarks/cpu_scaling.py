@@ -1,9 +1,8 @@
 """Measure the scaling efficiency of two processes on a CPU, and how long recipes wait for data held in memory.
 
-`scaling` compares ResNet-18 under ddp in two processes (gloo), with one thread each, with ResNet-18 in one process.
+`scaling` compares the speed of ResNet-18 in one process and in two (ddp over gloo, with one thread per process).
 Both measurements alternate in the same two processes; while one process works alone, the other process waits.
 `waiting` trains every recipe for some steps with `--loader resident` and measures how long training waits for data.
-
 
     PYTHONPATH=src python benchmarks/cpu_scaling.py --json cpu_scaling.json
     PYTHONPATH=src python benchmarks/cpu_scaling.py --width 8 --batch 32 --steps 20
@@ -37,7 +36,7 @@ from paceline.runs.metrics import read_metrics
 
 
 def scaling(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
-    """Return the throughput of one and of two processes, also as a fraction of twice the throughput of one."""
+    """Return a row per measurement, with its throughput as a fraction of twice the throughput of one process."""
     settings = {"strategy": "ddp", "devices": 2, "accelerator": "cpu", "batch_size": str(options.batch)}
     assignments = [f"width={options.width}", "validation=0", "size=32", "channels=3"]
     config = configure("classification", settings, assignments=assignments)

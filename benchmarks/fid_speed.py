@@ -4,7 +4,7 @@ Each variant receives the real and the generated uint8 images in batches of the 
 torchmetrics' FrechetInceptionDistance runs the TorchScript file unchanged, after Paceline has resized the images,
 because torchmetrics has no resizing that matches the file. torchmetrics and Paceline run in fp32 and, on a GPU, in
 tf32. Paceline also runs in fp16, and with cached statistics of the real images, as in training. Repeated measurements
-are interleaved. One-time work (loading kernels, profiling the script) is done before the measurement.
+are interleaved. One-time work (loading kernels, profiling the TorchScript network) is done before the measurement.
 
     PYTHONPATH=src python benchmarks/fid_speed.py --inception default_1.pt --json fid_speed.json
     PYTHONPATH=src python benchmarks/fid_speed.py --images 300 --repeats 2      # an untrained small network, on a CPU
@@ -112,7 +112,7 @@ def random_images(count: int, seed: int, device: torch.device, *, blur: float = 
 
 @torch.no_grad()
 def warm_up(network: FeatureNetwork, scripted: nn.Module, images: Tensor, arithmetics: list[Arithmetic]) -> None:
-    """Do one-time work: load and select kernels, profile the script, initialize the solvers."""
+    """Do one-time work: load and select kernels, profile the TorchScript network, initialize the solvers."""
     small = torch.eye(16, dtype=torch.float64, device=images.device)
     for arithmetic in arithmetics:
         for part in images.split(BATCH)[:3]:

@@ -128,7 +128,7 @@ def capture(learn: Step, device: torch.device) -> Step:
     with torch.cuda.graph(graph):
         learn()
 
-    def replay(keep_alive: Step = learn) -> None:  # keeps the tensors alive, which the graph does not
+    def replay(keep_alive: Step = learn) -> None:  # the graph itself does not keep its tensors alive
         graph.replay()
 
     return replay

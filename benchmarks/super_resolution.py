@@ -80,7 +80,7 @@ def train(folder: Path, images: int, arguments: argparse.Namespace, *more: str) 
 
 
 def link_photographs(root: Path, folder: Path, crop: int) -> dict[str, int]:
-    """Link the photographs that are at least as large as the crop; return how many are used and too small."""
+    """Link the photographs that are not smaller than the crop; return how many are linked and how many are not."""
     from PIL import Image
 
     folder.mkdir(exist_ok=True)

@@ -36,7 +36,7 @@ USER_ERRORS: dict[str, str] = {  # expected part of the error line for each comm
     "train ./failing_recipe.py": "recipe 'failing_recipe.py': cannot be imported: ModuleNotFoundError",
     "train ./empty_recipe.py": "recipe './empty_recipe.py': defines no subclass of Recipe; add one",
     "train classification --strategy lightening": "unknown strategy 'lightening'; did you mean 'lightning'?",
-    "train classification --strategy single --devices 2": "--strategy single: uses 1 of 2 devices; use ddp",
+    "train classification --strategy single --devices 2": "--strategy single: uses only 1 of 2 devices; use ddp",
     "train classification --loader residant": "unknown loader 'residant'; did you mean 'resident'?",
     "train classification --data cifar": "unknown source 'cifar'; did you mean 'cifar10'?",
     "train classification --data ./nothing.py": "source 'nothing.py': no such file",

@@ -76,7 +76,7 @@ def test_every_file_of_the_package_is_in_the_wheel() -> None:
 
 
 def test_links_of_the_readme_work_outside_the_repository() -> None:
-    """PyPI shows the README without the other files of the repository."""
+    """A package index such as PyPI shows the README without the other files of the repository."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert not re.findall(r"\]\((?!https://)[^)]*\)", text), "a relative link"
     definition = re.compile(r"^\[([^\]]+)\]: (\S+)$", re.MULTILINE)

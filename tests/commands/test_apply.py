@@ -383,7 +383,7 @@ def test_unprocessed_images_are_listed_when_all_worker_processes_die(tmp_path, m
     *listed, last = capsys.readouterr().err.splitlines()
     assert sorted(line.split(": ")[1] for line in listed) == [str(tmp_path / f"{number}.png") for number in range(5)]
     assert sum("the process working on this image died (exit code -9)" in line for line in listed) == 2
-    assert sum("all worker processes had died" in line for line in listed) == 3
+    assert sum("all worker processes died before this image was processed" in line for line in listed) == 3
     assert last == "0 of 5 images were processed, 5 could not be used"
 
 

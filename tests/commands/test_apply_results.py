@@ -110,7 +110,7 @@ def test_longer_names_are_used_only_if_results_would_collide(weights, capsys):
     assert apply(weights / "twice.safetensors", "1/same", "2/same", "in/b.png", "--out", "other") == 1
     assert names_in("other") == ["b.png"]
     listed = capsys.readouterr().err.splitlines()
-    reason = "another image would be written to the same file; use a different --out for one of them"
+    reason = "another image has the same output file; process the two images with different --out folders"
     assert listed[:2] == [f"not used: {path}: {reason}" for path in ("1/same/x.png", "2/same/x.png")]
 
 
@@ -139,7 +139,10 @@ def test_writing_results_among_the_input_images_prints_a_warning(weights, capsys
     assert apply(weights / "twice.safetensors", "in", "--out", "in/made") == 0
     assert "the next call" not in capsys.readouterr().out  # no warning, as this folder has no input images
     assert apply(weights / "twice.safetensors", "album", "--out", "album") == 0
-    assert "--out album: is also an input folder, so the next call would read these results" in capsys.readouterr().out
+    assert (
+        "--out album: is also an input folder, so running this command again would also process these results"
+        in capsys.readouterr().out
+    )
 
 
 def test_a_missing_image_does_not_stop_the_processing_of_other_images(weights, capsys):

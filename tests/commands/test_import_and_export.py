@@ -227,10 +227,14 @@ class Surprise:
         (TheirGenerator().state_dict(), ["--set", "scale=2"], "scale=2: theirs.pth has scale=4"),
         (TheirGenerator().state_dict(), ["--set", "width=64"], f"width=64: theirs.pth has width={WIDTH}"),
         (TheirGenerator(slopes=3, mixed=True).state_dict(), [], "first.1.weight has 3 slopes, expected 1 or 6"),
-        (TheirGenerator(4).state_dict(), [], "theirs.pth: upscales 16 times; supported scales are 2, 4 and 8"),
+        (
+            TheirGenerator(4).state_dict(),
+            [],
+            "theirs.pth: upscales by a factor of 16; supported factors are 2, 4 and 8",
+        ),
         (without(TheirGenerator().state_dict(), "last.weight"), [], "last.bias does not belong to an SRGAN generator"),
         (nn.Linear(3, 3).state_dict(), [], "weight does not belong to an SRGAN generator"),
-        ({"encoder.weight": torch.zeros(4, 3, 3, 3)}, [], "has 1 convolutions"),
+        ({"encoder.weight": torch.zeros(4, 3, 3, 3)}, [], "at least five convolutions, not 1"),
         (
             {**TheirGenerator().state_dict(), "last.weight": torch.zeros(3, WIDTH, 3, 3)},
             [],
@@ -242,7 +246,7 @@ class Surprise:
         (b"\x80nonsense", [], "theirs.pth: "),
         (b"hi", [], "theirs.pth: was not written by torch.save"),
         (b"", [], "theirs.pth: the file is empty"),
-        (nn.ReLU(), [], "theirs.pth: contains more than tensors, so it is not loaded"),
+        (nn.ReLU(), [], "theirs.pth: contains objects other than tensors, so it is not loaded"),
         (broken_at("last.weight", float("nan")), [], "theirs.pth: last.weight contains NaN or infinite values"),
         (
             broken_at("residual.0.bn1.running_var", float("inf")),

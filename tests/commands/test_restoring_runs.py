@@ -249,7 +249,7 @@ def test_evaluate_and_sample_use_the_last_finished_stage(capsys, tmp_path):
 
 def test_images_of_the_wrong_shape_and_wrong_weights_cause_different_errors(capsys):
     assert run(["evaluate", "both/pretrain", "--accelerator", "cpu", "--set", "channels=1"]) == 2
-    expected = "--data photos: its images have 1 channel, but both/pretrain expects 3; use --set channels=3"
+    expected = "--data photos: the images have 1 channel, but both/pretrain expects 3; use --set channels=3"
     assert expected in capsys.readouterr().err
     assert run(["evaluate", "both/pretrain", "--accelerator", "cpu", "--set", "width=3"]) == 2
     assert "these weights belong to a different network" in capsys.readouterr().err

@@ -150,7 +150,7 @@ def test_the_last_data_argument_decides_which_source_settings_exist() -> None:
         ("@dataclass\nclass Settings(RunSettings):\n    noise: float = 1.0", "cannot be imported: TypeError"),
         (
             "@dataclass(frozen=True)\nclass Settings(RunSettings):\n    momentum: float = 1.0",
-            "own.py': setting 'momentum' clashes with a setting of the recipe or of learners; rename it",
+            "own.py': setting 'momentum' clashes with a setting of the recipe or its networks; rename it",
         ),
     ],
 )

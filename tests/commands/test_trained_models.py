@@ -77,7 +77,7 @@ def test_classes_with_different_names_are_rejected_instead_of_matched_by_index(t
     capsys.readouterr()
     assert run(words) == 2
     expected = (
-        "--data folder: class 0 of its test split is 'one', but classifier was trained with 'nought'; use data with"
+        "--data folder: class 0 of the test split is 'one', but classifier was trained with 'nought'; use data with"
     )
     error = capsys.readouterr().err
     assert expected in error and error.count("\n") == 1

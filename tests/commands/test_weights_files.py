@@ -51,7 +51,9 @@ def test_a_checkpoint_and_its_weights_file_have_the_same_metrics(capsys: pytest.
     for name in ("run", WEIGHTS, "alone.safetensors"):
         assert run(["evaluate", name, "--data-root", "other", "--accelerator", "cpu"]) == 0
         header, *metrics = capsys.readouterr().out.splitlines()
-        assert f"restoration from {name}" in header and header.endswith(f"on all of other (pairs): {COUNT} samples")
+        assert f"restoration from {name}" in header and header.endswith(
+            f"on all samples in other (pairs): {COUNT} samples"
+        )
         found.append(metrics)
     assert found[0] == found[1] == found[2] and "psnr" in found[0][0]
 
@@ -97,7 +99,7 @@ def test_imported_weights_without_discriminators_can_be_evaluated(tmp_path, monk
     capsys.readouterr()
     assert run(["evaluate", "ours.safetensors", "--data-root", "rows", "--accelerator", "cpu"]) == 0
     by_image = capsys.readouterr().out
-    assert "on all of rows (panels): 1 sample\n" in by_image and "psnr" in by_image
+    assert "on all samples in rows (panels): 1 sample\n" in by_image and "psnr" in by_image
     words = ["--data-root", "rows", "--accelerator", "cpu", "--set", "batchnorm=running"]
     assert run(["evaluate", "ours.safetensors", *words]) == 0
     assert capsys.readouterr().out != by_image

@@ -72,7 +72,7 @@ def own(tmp_path: Path) -> Path:
 
 
 def rejected(match: str) -> pytest.RaisesExc[UserError]:
-    return pytest.raises(UserError, match=rf"before it was changed \({match}\); delete .*packed and pack again")
+    return pytest.raises(UserError, match=rf"the source has changed since \({match}\); delete .*packed and pack again")
 
 
 def replace(file: Path) -> None:

@@ -105,7 +105,7 @@ def test_a_row_that_does_not_match_the_named_panels_is_rejected(tmp_path):
 @pytest.mark.parametrize(
     ("panels", "message"),
     [
-        ("image,a,b,segmentation", r"0.png: 96×16 pixels is not a row of 4 equal panels.*it looks like 6"),
+        ("image,a,b,segmentation", r"0.png: 96×16 pixels is not a row of 4 equal panels.*looks like a row of 6 panels"),
         ("image,a,b,c,segmentation", r"is not a row of 5 equal panels"),
         ("", r"a row of 96×16 pixels is not two square panels; .*--set panels="),
         ("a,b,c,d,e,f", r"panels=a,b,c,d,e,f: give each panel a unique name.*call the input 'image'"),

@@ -157,7 +157,7 @@ def test_unrelated_low_resolution_files_are_not_reported_as_a_different_scale(tm
     assert second.endswith(
         "2.png: 3×7 pixels is not an integer fraction of 2.png (16×16): do they show the same image?"
     )
-    assert "3.png: 4×4 pixels is 1/4 of 3.png (16×16) but other files are 1/2" in str(rejected.value)
+    assert "3.png: 4×4 pixels is 1/4 of 3.png (16×16), but the ratio of other files is 1/2" in str(rejected.value)
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")

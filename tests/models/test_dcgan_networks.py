@@ -17,7 +17,7 @@ def num_parameters(network: nn.Module) -> int:
         (32, 2, 2_962_304, 2_759_424),  # the network of the dual-discriminator project
     ],
 )
-def test_the_networks_have_the_published_number_of_parameters(
+def test_the_dcgan_networks_have_the_expected_number_of_parameters(
     size_px, smallest_px, generator_parameters, discriminator_parameters
 ):
     with torch.device("meta"):

@@ -129,7 +129,9 @@ def test_unusable_vgg_files_are_reported(tmp_path):
     Path(whole).write_bytes(Path(whole).read_bytes()[:-100])
     cases[whole] = "cannot be read; the file may be truncated"
     torch.save(torch.nn.ReLU(), tmp_path / "program.pth")
-    cases[str(tmp_path / "program.pth")] = "contains more than tensors, so it is not loaded; save only its state_dict$"
+    cases[str(tmp_path / "program.pth")] = (
+        "contains objects other than tensors, so it is not loaded; save only the state_dict$"
+    )
     for path, message in cases.items():
         with pytest.raises(UserError, match=message):
             Features(path)(IMAGES)

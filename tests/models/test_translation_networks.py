@@ -12,7 +12,7 @@ def num_parameters(network: nn.Module) -> int:
     return sum(parameter.numel() for parameter in network.parameters())
 
 
-def test_the_networks_have_the_published_number_of_parameters():
+def test_the_translation_networks_have_the_expected_number_of_parameters():
     with torch.device("meta"):
         assert num_parameters(UnetGenerator(num_levels=8)) == 54_413_955  # unet_256 of pix2pix
         assert num_parameters(UnetGenerator(num_levels=9)) == 66_998_915

@@ -137,7 +137,7 @@ def test_invalid_settings_are_reported(settings, message):
         build(**dataclasses.asdict(configure("dcgan", settings).recipe))
 
 
-def test_the_default_settings_are_those_of_the_dcgan_paper():
+def test_the_default_hyperparameters_match_dcgan():
     config = configure("dcgan", {})
     learner, run = config.learner, config.run
     assert (learner.optimizer, learner.lr, learner.beta1, learner.beta2) == ("adam", 2e-4, 0.5, 0.999)

@@ -16,7 +16,7 @@ def with_meta_weights(make, **settings) -> nn.Module:
         return make(**settings)
 
 
-def test_resnet18_for_cifar100_has_the_published_number_of_parameters():
+def test_resnet18_for_cifar100_has_the_expected_number_of_parameters():
     network = with_meta_weights(ResNet, depth=18, num_classes=100, stem="small")
     assert num_parameters(network) == 11_220_132
 

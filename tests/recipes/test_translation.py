@@ -154,11 +154,11 @@ def test_images_of_any_size_are_translated_and_previews_show_generated_and_real_
         ({"segmentation_weights": "0.5,0.2,0.2"}, "segmentation_weights=0.5,0.2,0.2: sums to 0.9, but must sum to 1"),
         ({"generator_weights": "0.5,0.2,0.4"}, "generator_weights=.*sums to 1.1"),
         ({"discriminator_weights": "1,1,1"}, "discriminator_weights=1,1,1: sums to 3"),
-        ({"segmentation_weights": "0.25,0.25,0.25,0.25"}, "has 4 weights; expected 3, for the input, stain"),
+        ({"segmentation_weights": "0.25,0.25,0.25,0.25"}, r"has 4 weights; expected 3 \(the input, stain"),
         ({"segmentation_weights": "0.5,0.5"}, "'nuclei' has no weight; expected 3"),
         ({"segmentation_weights": "0.5,half,0"}, "expected numbers separated by commas"),
         ({"segmentation_weights": "1.5,-0.5,0"}, "weights must be between 0 and 1"),
-        ({"generator_weights": "0.5,0,0.5"}, "'nuclei' would not be trained"),
+        ({"generator_weights": "0.5,0,0.5"}, "'nuclei' has weight 0 and would not be trained"),
         (
             {"modalities": 4},
             "modalities=4: the data has 2, not counting the input and the segmentation .stain, nuclei.",
@@ -186,7 +186,7 @@ def test_translation_without_panels_or_segmentation_weights_without_a_panel_are_
         build(dataclasses.replace(DATA_SPEC, panels=()))
 
 
-def test_the_default_settings_are_those_of_pix2pix():
+def test_the_default_hyperparameters_match_pix2pix():
     config = configure("translation", {})
     learner, run, own = config.learner, config.run, config.recipe
     assert (learner.optimizer, learner.lr, learner.beta1, learner.schedule, learner.hold) == (

@@ -191,7 +191,7 @@ def test_a_run_without_provenance_is_rejected(
     text = Path("unknown/config.toml").read_text()
     Path("unknown/config.toml").write_text(text.partition("[provenance]")[0])
     assert run(["compare", "unknown", "--out", "of-unknown"]) == 2
-    assert capsys.readouterr().err.startswith("paceline: unknown: run format 1, but this version reads ")
+    assert capsys.readouterr().err.startswith("paceline: unknown: run format 1, but this version of Paceline reads ")
 
 
 def test_a_run_from_another_machine_has_a_separate_row(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

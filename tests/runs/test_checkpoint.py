@@ -107,7 +107,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "no manifest": (lambda path: (path / "manifest.json").unlink(), "manifest.json is missing"),
     "half the manifest": (truncate("manifest.json"), "manifest.json cannot be read"),
     "another thing": (replace("manifest.json", b"[]"), "manifest.json cannot be read"),
-    "later format": (other_format, "manifest.json has format 99, but this version reads 2"),
+    "later format": (other_format, "manifest.json has format 99, but Paceline reads 2"),
 }
 
 

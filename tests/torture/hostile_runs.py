@@ -1,4 +1,4 @@
-"""Malicious run folders. Commands must reject each of them quickly with a one-line error.
+"""Malicious run folders. Commands must end quickly and must not execute their code or change other files.
 
 `write_hostile_runs` copies a good run once per attack. A test runs commands on the copies and checks that no canary
 file exists and that no file outside the run folders has changed.

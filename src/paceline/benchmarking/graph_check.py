@@ -43,7 +43,9 @@ def check_replay(config: Config, world: World, capture: Callable[[Step], RunStep
     worst = torch.where(worst.isfinite(), worst, torch.inf)
     seen = world.gather(torch.stack([worst, torch.full_like(worst, float(failed))]))
     difference, any_failed = seen.amax(0).tolist()
-    result = f"replayed and eager steps differed by {difference:.1e}, relative to the largest weight"
+    result = (
+        f"the weights trained with and without a CUDA graph differ by {difference:.1e}, relative to the largest weight"
+    )
     return ReplayCheck(
         passed=not any_failed and difference <= TOLERANCE,
         result="the step could not be captured as a CUDA graph" if any_failed else result,

@@ -208,5 +208,5 @@ def open_files(where: str) -> Files:
 
 def _open_local(root: Path) -> LocalFiles:
     if not root.is_dir():
-        raise UserError(f"{root}: no such folder: pass the folder that contains your runs")
+        raise UserError(f"{root}: no such folder; pass the folder that contains your runs")
     return LocalFiles(root)

@@ -203,7 +203,7 @@ class Run:
         if quiet_seconds > SILENT_AFTER_SECONDS:
             host = status.host or "an unknown host"
             minutes = f"{SILENT_AFTER_SECONDS / 60:.0f} minutes"
-            return "silent", f"recorded as running on {host}, but without output for more than {minutes}"
+            return "silent", f"recorded as running on {host}, but there has been no output for more than {minutes}"
         return "running", ""
 
     def _last_write(self) -> float:

@@ -112,7 +112,7 @@ def verify(
     tolerance: Annotated[float, typer.Option(help="largest allowed difference, relative to the largest weight")] = 1e-9,
     control: Annotated[
         str,
-        typer.Option(help="introduce an error to see that the check fails: unsynced-batchnorm or repeated-part"),
+        typer.Option(help="introduce an error that the check must detect: unsynced-batchnorm or repeated-part"),
     ] = "",
     result: Annotated[
         str, typer.Option("--json", help="also write the differences to this JSON file", metavar="FILE")

@@ -35,7 +35,7 @@ Trust = Annotated[
     typer.Option("--trust", help="run code from .py files that a run or a --config file refers to", callback=set_trust),
 ]
 Assignments = Annotated[
-    list[str], typer.Option("--set", help="set a setting to a value; can be repeated", metavar="NAME=VALUE")
+    list[str], typer.Option("--set", help="change a setting, e.g. --set size=64; can be repeated", metavar="NAME=VALUE")
 ]
 
 

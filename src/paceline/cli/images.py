@@ -16,7 +16,9 @@ def sample(
     ] = "",
     checkpoint: Checkpoint = "best",
     grid: Annotated[str, typer.Option(help="for generators: rows and columns of the grid (default: 8x8)")] = "",
-    interpolate: Annotated[bool, typer.Option("--interpolate", help="interpolate between two images per row")] = False,
+    interpolate: Annotated[
+        bool, typer.Option("--interpolate", help="fill each row with interpolations between two images")
+    ] = False,
     animate: Annotated[bool, typer.Option("--animate", help="show how the images changed during training")] = False,
     next_to: Annotated[
         str, typer.Option(help="second run whose images are shown next to those of the first", metavar="RUN")

@@ -69,7 +69,7 @@ def kubernetes(
         list[str], typer.Option(help="a Kubernetes Secret whose keys become environment variables; can be repeated")
     ] = [],  # noqa: B006
     plain: Annotated[
-        bool, typer.Option("--plain", help="write an Indexed Job and a Service that do not need Kubeflow")
+        bool, typer.Option("--plain", help="write an Indexed Job and a Service, which do not need Kubeflow")
     ] = False,
     to: Annotated[str, typer.Option(help="the file to write (default: NAME.yaml)", metavar="FILE")] = "",
     submit: Submit = False,

@@ -91,7 +91,7 @@ def evaluate_here(config: Config, run: str, split: str, at: str) -> None:
     loader.close()
     if world.is_first:
         whole = config.run.test_root if split == "test" and isinstance(config.run, SeparateTestFolder) else ""
-        data = f"all of {whole} ({config.run.data})" if whole else f"{split} of {config.run.data}"
+        data = f"all samples in {whole} ({config.run.data})" if whole else f"{split} of {config.run.data}"
         num_samples = len(sources[split])
         count = f"{num_samples:,} sample{'s' * (num_samples != 1)}"
         print(printable(f"{config.recipe_name} from {stored.origin} on {data}: {count}"))
@@ -113,7 +113,7 @@ def _check_class_names(stored: StoredModel, run: str, split: str, data: str, spe
         return
     for number, (expected, name) in enumerate(zip(trained.class_names, spec.class_names, strict=True)):
         if expected != name:
-            what = f"class {number} of its {split} split is {name!r}, but {run} was trained with {expected!r}"
+            what = f"class {number} of the {split} split is {name!r}, but {run} was trained with {expected!r}"
             raise UserError(f"--data {data}: {what}; use data with the same class names")
 
 
@@ -121,12 +121,12 @@ def _difference(run: str, trained: DataSpec, spec: DataSpec) -> str:
     """Return the reason why the data does not fit a run's networks, or an empty string if it is unknown."""
     if trained.channels != spec.channels:
         own = f"{spec.channels} channel{'s' * (spec.channels > 1)}"
-        what = f"its images have {own}, but {run} expects {trained.channels}"
+        what = f"the images have {own}, but {run} expects {trained.channels}"
         return f"{what}; use --set channels={trained.channels}"
     if trained.num_classes != spec.num_classes:
-        what = f"it has {spec.num_classes} classes, but {run} expects {trained.num_classes}"
+        what = f"the data has {spec.num_classes} classes, but {run} expects {trained.num_classes}"
         return f"{what}; use data with the same classes"
     if (trained.height, trained.width) != (spec.height, spec.width):
-        what = f"its images have {spec.width}×{spec.height} pixels, but {run} expects {trained.width}×{trained.height}"
+        what = f"the images have {spec.width}×{spec.height} pixels, but {run} expects {trained.width}×{trained.height}"
         return f"{what}; use --set size={trained.width}"
     return ""

@@ -131,7 +131,7 @@ def _measured(made: Tensor, real: Tensor, options: Options, distance: Distance |
     border, (height, width) = options.border, made.shape[-2:]
     if min(height, width) - 2 * border < WINDOW:
         raise UserError(
-            f"{width}×{height} pixels is too small to compare; SSIM needs {WINDOW}×{WINDOW} inside the border"
+            f"{width}×{height} pixels is too small to compare; SSIM needs at least {WINDOW}×{WINDOW} inside the border"
         )
     cut = [levels[..., border : height - border, border : width - border] for levels in (made, real)]
     one, other = (luma(levels) for levels in cut) if options.protocol == "y" else cut

@@ -148,8 +148,8 @@ def _print_measurement(console: Console, measured: Measurement, processes: int, 
         )
     grads = ", ".join(f"{phase} {size / 1e6:.2f} MB" for phase, size in measured.gradient_bytes.items())
     console.print(
-        f"gradients per step: {grads}; other collectives per step: {measured.exchanges} "
-        "(BatchNorm and signals between phases)"
+        f"gradients per step: {grads}; other collective operations per step: {measured.exchanges} "
+        "(for BatchNorm and for values passed between phases)"
     )
 
 
@@ -190,13 +190,15 @@ def _print_limit(console: Console, measured: Measurement, link: Link | None, bat
     end = max_useful_devices(measured, link, batch)
     if end is None:
         console.print(
-            f"batch {batch} over all devices: each doubling adds at least 10 % to images/s, "
-            "down to one image per device"
+            f"batch {batch} over all devices: each doubling of the devices adds at least 10 % to images/s, "
+            "even at one image per device"
         )
     elif end == 1:
         console.print(f"batch {batch} over all devices: a second device adds less than 10 % to images/s")
     else:
-        console.print(f"batch {batch} over all devices: beyond {end} devices, doubling adds less than 10 % to images/s")
+        console.print(
+            f"batch {batch} over all devices: doubling the devices beyond {end} adds less than 10 % to images/s"
+        )
 
 
 def _print_error(console: Console, measured: Measurement) -> None:

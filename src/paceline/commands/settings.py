@@ -41,7 +41,7 @@ def settings(recipe: str, data: str, preset: str) -> int:
             f"recipe {recipe}": list(_rows(config.recipe).values()),
             f"source {config.run.data}": [row for name, row in of_run.items() if name in added],
             "every run": [row for name, row in of_run.items() if name not in added],
-            "every network; use --set NETWORK.NAME=VALUE for a single network": list(_rows(config.learner).values()),
+            "every network (--set NETWORK.NAME=VALUE changes a single network)": list(_rows(config.learner).values()),
             "single networks": [Row(name, _shown(value), "") for name, value in alone.items()],
         }
     )

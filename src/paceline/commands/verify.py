@@ -243,5 +243,6 @@ def _print_table(console: Console, differences: list[Difference], title: str) ->
         table.add_row(d.strategy, d.network, d.kind, f"{d.value:.1e}", f"{d.tolerance:.0e}", d.worst or "–")
     console.print(table)
     console.print(
-        "difference = max |a − b| ÷ max |b| over a network, where b is the first strategy; dropout is disabled"
+        "difference = max |a − b| ÷ max |b| over a network, where b are the values of the first strategy; "
+        "dropout is disabled"
     )

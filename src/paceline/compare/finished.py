@@ -22,7 +22,7 @@ from paceline.runs.stages import last_finished
 def are_runs(words: Sequence[str]) -> bool:
     """Return whether the arguments are run folders; raise UserError for a mixture of runs and recipes."""
     if not all(words):
-        raise UserError("compare '': the name is empty; give recipes or run folders")
+        raise UserError("compare '': a name is empty; list recipes or run folders")
     folders = [word for word in words if _is_run(word)]
     if folders and len(folders) < len(words):
         other = next(word for word in words if word not in folders)

@@ -131,7 +131,7 @@ def obstacle_here(config: Config, strategy: str, devices: int, gpus: Sequence[st
 def _words(flag: str, text: str) -> tuple[str, ...]:
     words = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
     if not words:
-        raise UserError(f"{flag} {text!r}: the list is empty; give at least one value")
+        raise UserError(f"{flag} {text!r}: the list is empty; specify at least one value")
     return words
 
 

@@ -153,7 +153,7 @@ class Measured:
 def _ladder_obstacle(cell: Cell) -> str:
     """Return the reason why a step-time breakdown cannot be measured, or an empty string if it can."""
     if cell.run is not None and cell.run.shares_a_gpu:
-        return "step-time breakdown of several processes on one GPU (they test correctness, not speed)"
+        return "step-time breakdown of several processes on one GPU (such runs test correctness, not speed)"
     obstacle = load_class("strategy", cell.strategy, Strategy).ladder_obstacle
     return f"step-time breakdown of {cell.strategy} × {cell.devices} ({obstacle})" if obstacle else ""
 

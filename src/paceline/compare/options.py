@@ -67,7 +67,7 @@ def check_options(flags: Flags, options: Options) -> None:
 def check_recipes(configs: Mapping[str, Config]) -> None:
     """Raise UserError for recipes that cannot be compared in one table."""
     if not configs:
-        raise UserError("compare: no recipe given; give at least one")
+        raise UserError("compare: no recipe given; specify at least one")
     by_stem: dict[str, str] = {}
     for name, config in configs.items():
         other = by_stem.setdefault(Path(name).stem, name)

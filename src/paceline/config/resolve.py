@@ -159,7 +159,7 @@ class _Namespace:
         hidden = next((f.name for f in own_fields(run) if self.owner[f.name] is not run), "")
         if hidden:
             raise UserError(
-                f"source {source!r}: setting {hidden!r} clashes with a setting of the recipe or of learners; rename it"
+                f"source {source!r}: setting {hidden!r} clashes with a setting of the recipe or its networks; rename it"
             )
         clash = next((f.name for f in fields(recipe) if f.name in SHARED_SETTINGS), "")
         if clash:

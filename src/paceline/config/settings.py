@@ -65,7 +65,7 @@ class RunSettings:
     )
     rdzv: str = setting(
         "",
-        "HOST:PORT of the rendezvous, through which the hosts find each other; HOST is one of them",
+        "HOST:PORT at which the hosts find each other (rendezvous); HOST must be one of these hosts",
         flag=True,
         mutable_on_resume=True,
     )
@@ -125,7 +125,7 @@ class RunSettings:
 
     loader: str = setting(
         "auto",
-        "data loader: workers, resident or dali; auto: resident if the data fits in device memory",
+        "data loader: workers, resident or dali; auto: resident if the data fits in memory, else workers",
         flag=True,
         mutable_on_resume=True,
     )
@@ -133,7 +133,7 @@ class RunSettings:
         2, "number of worker processes per device, for --loader workers", flag=True, mutable_on_resume=True, at_least=0
     )
     bad_images: Literal["fail", "skip"] = setting(
-        "fail", "whether to fail if images are unreadable, or skip them", flag=True
+        "fail", "what to do with unreadable images: fail or skip them", flag=True
     )
     size: int = setting(0, "height and width of the images in pixels; 0 keeps the source's size")
     channels: int = setting(0, "1 converts images to grayscale, 3 to RGB; 0 keeps the source's channels")
@@ -167,7 +167,7 @@ class RunSettings:
     )
     features: str = setting(
         "",
-        "finished classification run whose features are used for evaluation if there is no --inception",
+        "finished classification run whose features are used for evaluation if --inception is not set",
         mutable_on_resume=True,
     )
     generated_images: int = setting(
@@ -183,11 +183,13 @@ class RunSettings:
     )
     protocol: Literal["y", "rgb"] = setting(
         "y",
-        "how restored images are compared: y uses the luma channel as in MATLAB, rgb all channels",
+        "channels in which restored images are compared: y (only luma, as in MATLAB) or rgb (all)",
         mutable_on_resume=True,
     )
     few_images: Literal["fail", "allow"] = setting(
-        "fail", "what to do if there are fewer images than the feature network has features", mutable_on_resume=True
+        "fail",
+        "what to do if there are too few images for reliable metrics (fewer than the feature network has features)",
+        mutable_on_resume=True,
     )
 
     out: str = setting("", "run folder (default: runs/RECIPE-DATA-SEED)", flag=True, mutable_on_resume=True)
@@ -196,7 +198,7 @@ class RunSettings:
     )
     resume_from: str = setting(
         "",
-        "URL of a mirror to resume from if its last checkpoint is ahead of the one in --out",
+        "URL of a mirror to resume from if its last checkpoint is newer than the one in --out",
         flag=True,
         mutable_on_resume=True,
     )

@@ -16,12 +16,14 @@ class SeparateTestFolder(RunSettings):
 
     test_root: str = setting(
         "",
-        "folder to test on, for --data photos, pairs, panels or folder; all of --data-root is then for training",
+        "folder with test images (for --data photos, pairs, panels or folder); --data-root is then only for training",
         flag=True,
         mutable_on_resume=True,
     )
     group_by: str = setting(
-        "", "regular expression; files whose paths have the same first group (or match) are put in the same split"
+        "",
+        "regular expression for file paths; files with the same first group "
+        "(without a group: the same match) are put in the same split",
     )
 
 
@@ -35,7 +37,9 @@ class PhotoSettings(SeparateTestFolder):
         flag=True,
         mutable_on_resume=True,
     )
-    low_suffix: str = setting("", "suffix of low-resolution file names in the same folder, such as _LR")
+    low_suffix: str = setting(
+        "", "suffix of low-resolution file names if all files are in the same folder, such as _LR"
+    )
     high_suffix: str = setting("", "suffix of high-resolution file names, such as _HR; requires low_suffix")
     test_low_root: str = setting(
         "",

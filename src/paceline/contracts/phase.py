@@ -53,7 +53,9 @@ def _short(tensors: Mapping[str, Tensor]) -> str:
 
 
 class Phase(NamedTuple):
-    """The update of one network with one loss. A training step runs its phases in order.
+    """The update of one network with one loss.
+
+    A training step runs its phases in order.
 
     Attributes:
         name: The name of the phase. The recipe's method `<name>_loss` returns its loss.

@@ -82,7 +82,7 @@ class Recipe(nn.Module):
     other_names: ClassVar[Mapping[str, str]] = {}
     """Maps setting names from other projects to advice on what to use instead, shown for an unknown setting."""
     must_match_weights: ClassVar[tuple[str, ...]] = ()
-    """Settings that must have the same values as in the `--init-from` run, even if its weights would fit."""
+    """Settings that must have the same values as in the `--init-from` run, even if its weights fit either way."""
     stages: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Maps values of the setting `stage` that stand for several stages to the names of those stages."""
 
@@ -90,7 +90,7 @@ class Recipe(nn.Module):
     required_fields: ClassVar[tuple[str, ...]] = ()
     """Fields that every sample must have."""
     rejected_fields: ClassVar[Mapping[str, str]] = {}
-    """Maps sample fields that the recipe rejects, because it would ignore them, to a recipe that uses them."""
+    """Maps sample fields that the recipe does not use, and therefore rejects, to a recipe that uses them."""
     importer: ClassVar[str] = ""
     """The importer for weight files of other projects: a name, or the path of a file."""
 
@@ -102,7 +102,7 @@ class Recipe(nn.Module):
     best: Best = Best()
     """The metric that selects the best checkpoint, and whether smaller or larger values are better."""
     generates: ClassVar[bool] = False
-    """Whether `predict` generates its "image", in [-1, 1], only from random inputs (`draws`)."""
+    """Whether `predict` generates an "image" with values in [-1, 1] from random inputs (`draws`) alone."""
     output_scale: int = 1
     """The scale factor of `image_to_image`: output height and width relative to the input."""
     tiles_like_training: bool = False
@@ -114,7 +114,7 @@ class Recipe(nn.Module):
     draws: dict[str, Draw] = {}
     """Random inputs that the losses and `predict` read from the batch."""
     signals: dict[str, float] = {}
-    """Scalars that a phase passes to later phases in the batch, with their values for the first step."""
+    """Scalars that a phase passes to later phases as fields of the batch, with their initial values."""
     ema: tuple[str, ...] = ()
     """Networks that are evaluated with the EMA of their weights."""
     double_backward: tuple[str, ...] = ()
@@ -184,7 +184,10 @@ class Recipe(nn.Module):
 
     @property
     def single_networks(self) -> dict[str, nn.Module]:
-        """The trained networks by name. Each network in an nn.ModuleDict is listed as GROUP.NAME."""
+        """The trained networks by name.
+
+        Each network in an nn.ModuleDict is listed as GROUP.NAME.
+        """
         found: dict[str, nn.Module] = {}
         for name, network in self.networks.items():
             if isinstance(network, nn.ModuleDict):

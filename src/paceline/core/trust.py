@@ -29,7 +29,7 @@ def trusts_files() -> bool:
 
 
 def may_run(plugin: str, *, trust: bool = False) -> bool:
-    """Return whether a plugin named in a file may be loaded; plugins that are not paths always may be."""
+    """Return whether a plugin named in a file may be loaded; only plugins in .py files can be refused."""
     return not is_path(plugin) or trust or trusts_files() or is_loaded(plugin)
 
 

@@ -29,10 +29,10 @@ class Fit(NamedTuple):
 
 
 class Loader:
-    """Turns tickets (sample indices and random numbers) into batches. Subclass it in a separate file.
+    """Turns tickets (sample indices and random numbers) into batches.
 
-    The file name is the name of the loader. Implement `fetch` and, for work that can run on the device, `finish`. A
-    loader is a pure function of tickets, so all loaders return equal batches.
+    Subclass it in a separate file, whose name is the name of the loader. Implement `fetch` and, for work that can run
+    on the device, `finish`. A loader is a pure function of tickets, so all loaders return equal batches.
 
     Examples:
         ```python

@@ -89,7 +89,7 @@ def _are_pixels(field: Tensor) -> bool:
 
 
 def _offsets(sizes: NDArray[np.int64], ratio: int) -> NDArray[np.int64]:
-    """Return the offset of each image among all pixels, and the end of the last image."""
+    """Return the offset of each image in the concatenated pixels, and the end of the last image."""
     return np.concatenate([[0], np.cumsum((sizes // ratio).prod(axis=1))]).astype(np.int64)
 
 

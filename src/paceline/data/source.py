@@ -73,7 +73,7 @@ class Source(HasSettings):
     decodes: ClassVar[bool] = True
     """Whether reading a sample is much slower than copying it, for example because it is decoded."""
     spec: DataSpec
-    """The properties of the samples. Set it in `__init__`."""
+    """The properties of the samples. Set this attribute in `__init__`."""
     sizes: NDArray[np.int64] | None = None
     """The height and width of each "image" as an [n, 2] array; None if all have the size in `spec`."""
     groups: tuple[str, ...] = ()
@@ -81,7 +81,7 @@ class Source(HasSettings):
     notes: tuple[str, ...] = ()
     """Notes for commands to print, for example how many files were skipped."""
     not_used: tuple[str, ...] = ()
-    """All unused files, each with the reason. Commands write a long list to a file."""
+    """All unused files, each with the reason. If there are many, commands write the list to a file."""
 
     def __init__(self, split: str, settings: RunSettings) -> None:
         """Open one split, "train" or "test", of the files in `settings.data_root`."""

@@ -116,10 +116,10 @@ class Evaluator:
     """
 
     classifies: ClassVar[bool] = False
-    """Whether the evaluator compares the "logits" of a prediction, one per class, with "label"."""
+    """Whether the evaluator compares the class "logits" of a prediction with the "label" of the sample."""
 
     needs_samples: bool = False
-    """Whether the evaluator processes the samples themselves before the predictions."""
+    """Whether the evaluator processes all samples of the split before it receives predictions."""
     notes: tuple[str, ...] = ()
     """Warnings and remarks about the metrics, for commands to print."""
     label: str = ""
@@ -130,9 +130,10 @@ class Evaluator:
         self.case, self.spec, self.device, self.settings = case, spec, device, settings
 
     def protocol(self) -> Protocol:
-        """Return the measurement conditions. Two metrics are comparable if their conditions are equal.
+        """Return the conditions under which metrics are measured.
 
-        By default, there are no conditions, and all measurements are comparable.
+        Two metrics are comparable if their conditions are equal. By default, there are no conditions, and all
+        measurements are comparable.
         """
         return {}
 

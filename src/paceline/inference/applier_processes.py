@@ -56,7 +56,10 @@ def apply_in_processes(
             else:
                 alive -= 1
                 if not alive:  # no process is left for the remaining images
-                    yield from (SkippedImage(task.path, "all worker processes had died") for task in _take_all(waiting))
+                    yield from (
+                        SkippedImage(task.path, "all worker processes died before this image was processed")
+                        for task in _take_all(waiting)
+                    )
                     return
     finally:
         for process in processes:

@@ -89,7 +89,7 @@ def _name_results(
         named |= fitting
         taken.update(target for targets in fitting.values() for target in targets.values())
         left = [image for image in left if image not in fitting]
-    reason = "another image would be written to the same file; use a different --out for one of them"
+    reason = "another image has the same output file; process the two images with different --out folders"
     return {image: named[image] for image in images if image in named}, [
         SkippedImage(str(image.path), reason) for image in left
     ]

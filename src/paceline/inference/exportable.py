@@ -66,7 +66,7 @@ def _image_to_image(image_model: ImageModel) -> Exportable:
         ({0: torch.export.Dim("n"), 2: height, 3: width},),
         tuple(image_model.results),
         checks,
-        f"at {len(checks)} other sizes",
+        f"for {len(checks)} other image sizes",
         f"input `images` [n, {channels}, height, width] in [-1, 1], {sides}; "
         f"output {', '.join(image_model.results)}, in [-1, 1]",
     )
@@ -89,7 +89,7 @@ def _classifier(trained: TrainedModel, path: str) -> Exportable:
         ({0: torch.export.Dim("n"), **sides},),
         ("probabilities",),
         checks,
-        BATCHES if size else f"at {len(checks)} other sizes",
+        BATCHES if size else f"for {len(checks)} other image sizes",
         f"input `images` uint8 [n, {', '.join(map(str, (spec.channels, *(size or SIDES))))}] in 0…255; "
         f"output probabilities [n, {spec.num_classes}]",
         {"classes": list(trained.classes)},

@@ -65,7 +65,9 @@ def find_images(arguments: Iterable[str], out: Path | None = None) -> FoundImage
         files = "1 other file" if len(others) == 1 else f"{len(others):,} other files"
         notes.append(f"{files} ignored: {first_few([path.name for path in others])}")
     if in_out:
-        notes.append(f"--out {out}: is also an input folder, so the next call would read these results, too")
+        notes.append(
+            f"--out {out}: is also an input folder, so running this command again would also process these results"
+        )
     ignored = [*(f"{path}: does not have an image suffix" for path in others), *unusable]
     return FoundImages(list(found.values()), skipped, notes, ignored)
 

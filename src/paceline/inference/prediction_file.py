@@ -30,7 +30,7 @@ class PredictionFile:
             self._table.writerow(["file", *(f"{what}_{rank}" for rank in ranks for what in ("class", "probability"))])
 
     def write(self, image: str, classes: Sequence[ClassProbability]) -> None:
-        """Add the classes of an image, the most likely first."""
+        """Add a row for an image, with its most likely class first."""
         if self._table:
             self._table.writerow([image, *(value for one in classes for value in one)])
         else:

@@ -185,7 +185,7 @@ class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-igno
         return axes
 
     def _enlarged(self, name: str, args: Sequence[Any], axes: Axes) -> Axes:
-        """Return the index mapping of an upsampling: a pixel is computed from its neighbours in the input."""
+        """Return the index mapping of upsampling: a pixel is computed from its neighbours in the input."""
         reach = 0 if "nearest" in name else 1 if "bilinear" in name else 2
         found = []
         for number, axis in enumerate(axes):
@@ -216,7 +216,7 @@ def _transposed(axis: Axis, kernel: int, stride: int, padding: int, dilation: in
 
 
 def _spread(axis: Axis, factor: int | Fraction, reach: int) -> Axis:
-    """Return the index mapping of an upsampling: output i reads the nearest input and `reach` more on each side."""
+    """Return the index mapping of upsampling: output i reads the nearest input and `reach` more on each side."""
     factor = Fraction(factor)
     return axis.seen_through(1 / factor, -(factor - 1) / factor - reach, Fraction(reach))
 

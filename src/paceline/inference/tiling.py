@@ -20,7 +20,7 @@ from paceline.inference.receptive_field import ReceptiveField
 
 SHARE_OF_FREE = 0.5  # fraction of the free memory to use; other processes need some, too
 HOST_BYTES = 2.2e9  # memory budget for the result and one tile together, when computing on the host
-TILE_BYTES_ON_HOST = (0.5e9, 1.2e9)  # minimum and maximum for a tile; larger tiles are hardly faster
+TILE_BYTES_ON_HOST = (0.5e9, 1.2e9)  # least and most memory for a tile; larger tiles are hardly faster
 WORKSPACE = 1.5  # multiplies the size of intermediate results, since convolutions need extra memory
 INEXACT_HALO_PX = 64  # used if no halo gives the exact result, or if the exact halo does not fit in memory
 SMALLEST_TILE_PX = 32
@@ -78,9 +78,9 @@ def choose_tiling(
     side: int = 0,
     result_bytes: int = 0,
 ) -> Tiling:
-    """Return tiles with the given side, or the largest tiles that fit in memory, which `share` processes share.
+    """Return tiles with the given side; without one, the largest tiles that fit in memory.
 
-    `result_bytes` is the size of the result in the host's memory.
+    The memory is shared by `share` processes. `result_bytes` is the size of the result in the host's memory.
     """
     free = free_bytes(device) * SHARE_OF_FREE / share
     usual = free
@@ -115,7 +115,7 @@ def tiles_of_training_size(spec: DataSpec, size: tuple[int, int], output_scale: 
 
 
 def tiling_warning(field: ReceptiveField) -> str:
-    """Return why tiles would change the result; empty if they match the whole image."""
+    """Return why tiles would change the result; empty if they would not."""
     return f"{field.obstacles[0]}: seams may be visible" if field.obstacles else ""
 
 

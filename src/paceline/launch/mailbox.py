@@ -46,11 +46,11 @@ class Mailbox:
         return time.time() - about.st_mtime if about.st_size else 0.0
 
     def forget(self, process: int) -> None:
-        """Remove a worker from the list."""
+        """Remove the report file of a worker."""
         (self.folder / f"process-{process}").unlink(missing_ok=True)
 
     def start_round(self) -> None:
-        """Remove the reports of the previous workers, all of which have ended; keep a user error."""
+        """Remove the reports of the previous workers, which have all ended. A reported user error is kept."""
         for pattern in ("process-*", "stopped-*"):
             for file in self.folder.glob(pattern):
                 file.unlink(missing_ok=True)
@@ -61,7 +61,7 @@ class Mailbox:
         return file.read_text() if file.exists() else ""
 
     def stop_code(self) -> int:
-        """Return the exit code of workers that saved and stopped on request, or 0."""
+        """Return the exit code of workers that saved and stopped on request; 0 if they have not."""
         return next((code for code in (INTERRUPTED, RESUME_LATER) if (self.folder / f"stopped-{code}").exists()), 0)
 
 

@@ -40,7 +40,7 @@ class Rendezvous:
         host, port = parse_endpoint(run.rdzv) if run.rdzv else (LOOPBACK, 0)
         if max_hosts > 1 and not run.rdzv:
             raise UserError(
-                f"--nnodes {run.nnodes}: several hosts need a rendezvous; set --rdzv HOST:PORT with one of them as HOST"
+                f"--nnodes {run.nnodes}: several hosts need a rendezvous; set --rdzv HOST:PORT (HOST is one of them)"
             )
         if min_hosts < max_hosts and "/" in run.batch_size:
             raise UserError(

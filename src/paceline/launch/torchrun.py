@@ -161,7 +161,7 @@ def _report_no_rendezvous(error: Exception, rendezvous: Rendezvous, mailbox: Mai
         return mailbox.stop_code()
     endpoint = rendezvous.endpoint
     if isinstance(error, RendezvousClosedError):
-        print(f"another host ended the run at {endpoint}", file=sys.stderr)
+        print(f"another host ended the run (rendezvous {endpoint})", file=sys.stderr)
     elif isinstance(error, RendezvousTimeoutError):
         print(
             f"fewer than {rendezvous.min_hosts} hosts (--nnodes) joined at {endpoint} within "
@@ -206,7 +206,7 @@ def _forwarding(mailbox: Mailbox) -> Iterator[list[int]]:
         for process in processes:
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL if again else number)
-        if not processes:  # no worker has registered yet; SIGTERM ends workers quietly, SIGINT would print tracebacks
+        if not processes:  # no worker is registered yet; SIGTERM ends workers without the tracebacks of SIGINT
             raise SignalException("asked to stop", signal.SIGTERM)
 
     if threading.current_thread() is not threading.main_thread():

@@ -115,7 +115,7 @@ def _load(weights: str) -> Layers:
     named = sorted((_numbers(name), name.removesuffix(".weight")) for name, t in tensors.items() if t.dim() == 4)
     layers = [(tensors[f"{name}.weight"].float(), tensors.get(f"{name}.bias")) for _, name in named]
     found: Layers = [(weight, torch.zeros(len(weight)) if bias is None else bias.float()) for weight, bias in layers]
-    if found and found[0][0].shape == (3, 3, 1, 1):  # the rescaled network, which expects RGB in 0…1
+    if found and found[0][0].shape == (3, 3, 1, 1):  # this is the rescaled network, which expects RGB in 0…1
         weight, bias = found.pop(0)
         colours = (weight * 0.5, bias + 0.5 * weight.sum((1, 2, 3)))
     else:
@@ -146,7 +146,7 @@ def _random_layers() -> Layers:
 
 
 def _torchvision_tensors() -> dict[str, Tensor]:
-    from torchvision.models import VGG19_Weights  # imported here, because this takes a second
+    from torchvision.models import VGG19_Weights  # imported here because the import takes about a second
 
     try:
         tensors: dict[str, Tensor] = VGG19_Weights.IMAGENET1K_V1.get_state_dict(progress=False, check_hash=True)

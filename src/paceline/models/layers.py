@@ -48,7 +48,7 @@ def normalise_by_image(network: nn.Module) -> None:
 
 
 class ReflectionPad(nn.ReflectionPad2d):
-    """Reflection padding with a deterministic gradient, also on GPUs, if deterministic algorithms are enabled."""
+    """Reflection padding whose gradient is deterministic, even on GPUs, if deterministic algorithms are enabled."""
 
     def forward(self, input: Tensor) -> Tensor:
         deterministic = input.is_cuda and torch.are_deterministic_algorithms_enabled()

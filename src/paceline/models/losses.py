@@ -46,7 +46,7 @@ OBJECTIVES = {"bce": BCE, "hinge": HINGE, "lsgan": LEAST_SQUARES}
 def d2gan(alpha: float, beta: float) -> tuple[Objective, Objective]:
     """Return the objectives of D2GAN's two discriminators (Nguyen et al. 2017).
 
-    The first discriminator rewards real images, the second rewards fake images.
+    The first discriminator rewards real images, and the second rewards fake images.
     """
     first = Objective(
         generator=lambda logits: -F.softplus(logits),

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from paceline.models.layers import Norm, in_full_precision, initialise, normalisation
 
-WIDEST = 8  # maximum number of channels, as a multiple of that of the first layer
+WIDEST = 8  # maximum number of channels, as a multiple of the first layer's channels
 
 
 class PatchDiscriminator(nn.Module):

@@ -1,6 +1,7 @@
 """Residual networks for classification, with torchvision's module names so that its weights can be loaded.
 
-He et al., Deep Residual Learning for Image Recognition (2015). The small first convolution is for 32×32 images.
+He et al., Deep Residual Learning for Image Recognition (2015). The stem `small` starts with a 3×3
+convolution instead of a 7×7 one, for images of about 32×32 pixels.
 """
 
 from __future__ import annotations

@@ -35,7 +35,9 @@ def read_torch_file(path: Path, named: str) -> object:
     except UserError:
         raise
     except pickle.UnpicklingError:
-        raise UserError(f"{named}: contains more than tensors, so it is not loaded; save only its state_dict") from None
+        raise UserError(
+            f"{named}: contains objects other than tensors, so it is not loaded; save only the state_dict"
+        ) from None
     except Exception as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(f"{named}: cannot be read; the file may be truncated ({reason})") from None

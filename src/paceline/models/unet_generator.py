@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from paceline.models.layers import Norm, in_full_precision, initialise, normalisation
 
 MIN_LEVELS = 5  # minimum number of downsamplings by 2; the first four add channels
-WIDEST = 8  # maximum number of channels, as a multiple of that of the first level
+WIDEST = 8  # maximum number of channels, as a multiple of the first level's channels
 
 
 class Level(nn.Module):

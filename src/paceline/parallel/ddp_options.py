@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
-# Buffers are broadcast once, when a wrapper is built. A broadcast in every forward breaks recipes that call a
-# network twice before one backward.
+# Buffers are broadcast once, when a wrapper is built. A broadcast in every forward pass would break recipes
+# that call a network twice before a backward pass.
 _PARAMETERS = inspect.signature(nn.parallel.DistributedDataParallel.__init__).parameters
 NO_BUFFER_BROADCAST: dict[str, Any] = {
     ("forward_sync_buffers" if "forward_sync_buffers" in _PARAMETERS else "broadcast_buffers"): False

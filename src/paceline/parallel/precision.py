@@ -28,7 +28,7 @@ class Precision:
         return self.name == "fp16"
 
     def autocast(self) -> AbstractContextManager[object]:
-        """Return the context in which a recipe's forward runs."""
+        """Return the context for a recipe's forward pass."""
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.name)
         return torch.autocast(self.device_type, dtype) if dtype else nullcontext()
 
@@ -39,7 +39,7 @@ class Precision:
         torch.backends.cudnn.benchmark = not deterministic
         if deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads this when it starts
-        if deterministic != torch.are_deterministic_algorithms_enabled():  # slow, since it imports the compiler
+        if deterministic != torch.are_deterministic_algorithms_enabled():  # avoids a slow import of the compiler
             torch.use_deterministic_algorithms(deterministic)
 
     @contextmanager

@@ -16,7 +16,7 @@ LOOPBACK = "127.0.0.1"
 
 
 def serve_store(host: str, port: int, timeout: timedelta, *, on_all: bool = False) -> dist.TCPStore:
-    """Serve a store on this address only or, with `on_all`, on all addresses like torch. Port 0 picks a free port."""
+    """Serve a store on this address only; with `on_all`, on all addresses, as torch does. Port 0 picks a free port."""
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     with socket.socket(family, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,4 +1,4 @@
-"""The strategy contract: how a recipe is parallelized. The step and the loop are the same for all strategies."""
+"""The strategy contract: how a recipe is parallelised. The step and the loop are the same for all strategies."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Strategy:
         if self.max_devices is not None and settings.devices > self.max_devices:
             name, most = settings.strategy, self.max_devices
             raise UserError(
-                f"--strategy {name}: uses {most} of {settings.devices} devices; use ddp, or --devices {most}"
+                f"--strategy {name}: uses only {most} of {settings.devices} devices; use ddp, or --devices {most}"
             )
         self.settings, self.world, self.precision, self.recipe = settings, world, precision, recipe
         self.notes: list[str] = []  # decisions and their reasons, printed before the first step
@@ -132,9 +132,9 @@ class Strategy:
             setattr(recipe, name, synchronize(recipe.get_submodule(name), ours=ours))
             chosen.append(f"{name} with {'SynchronizedBatchNorm' if ours else 'torch.nn.SyncBatchNorm'}")
         why = (
-            "torch's class does not run on a CPU"
+            "torch.nn.SyncBatchNorm does not run on a CPU"
             if self.world.device.type == "cpu"
-            else "torch's class is used unless there is a gradient penalty"
+            else "torch.nn.SyncBatchNorm is used unless there is a gradient penalty"
         )
         self.notes.append(f"BatchNorm: synchronized over {self.world.size} processes ({', '.join(chosen)}; {why})")
 

@@ -83,7 +83,7 @@ def stop_heartbeats(handler: DynamicRendezvousHandler) -> None:
 
 @contextmanager
 def local_collectives() -> Iterator[list[int]]:
-    """Replace all_reduce and all_gather_into_tensor with local versions; yield a list of bytes per call.
+    """Replace all_reduce and all_gather_into_tensor with local versions; yield a list of the bytes of each call.
 
     torch cannot run the collectives of one process without its peers.
     """
@@ -110,7 +110,7 @@ def undo_compile(network: nn.Module) -> None:
 
 
 def end_broken_capture(pool: tuple[int, int], device: torch.device) -> None:
-    """Reset allocator and generator after a failed capture; before torch 2.12, they stay in capture mode."""
+    """Reset the allocator and generator after a failed CUDA graph capture; torch before 2.12 does not reset them."""
     torch.cuda.synchronize(device)
     number = device.index or 0
     with suppress(RuntimeError):  # newer versions of torch have already done this

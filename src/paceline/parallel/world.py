@@ -168,7 +168,9 @@ def check_devices(settings: RunSettings) -> None:
     """Raise UserError for devices that do not exist, before anything is started."""
     if not uses_cuda(settings):
         if settings.gpus:
-            raise UserError(f"--gpus {settings.gpus}: no CUDA device is visible to PyTorch here; remove the flag")
+            raise UserError(
+                f"--gpus {settings.gpus}: no CUDA device is visible to PyTorch, or --accelerator is cpu; remove --gpus"
+            )
         return
     count, ids = torch.cuda.device_count(), gpu_ids(settings)
     missing = [number for number in ids if not 0 <= number < count]

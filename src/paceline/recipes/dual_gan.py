@@ -46,8 +46,9 @@ class DualGanSettings(GenerativeSettings):
     objective: Literal["bce", "hinge", "lsgan", "d2gan"] = setting("bce", "adversarial loss")
     against: Literal["auto", "swapped", "stronger", "weaker", "both", "random"] = setting(
         "auto",
-        "which discriminator trains the generator: stronger (smaller loss), weaker (larger loss), swapped (larger sum "
-        "of its loss on real images and the other's loss on fakes), both, random, or auto (swapped; for d2gan: both)",
+        "which discriminator trains the generator: stronger (smaller loss), weaker (larger loss), swapped "
+        "(like weaker, but with the two losses on fakes exchanged), both, random, "
+        "or auto (both for d2gan, else swapped)",
     )
     d2gan_alpha: float = setting(0.2, "d2gan: weight of the first discriminator's reward for real images")
     d2gan_beta: float = setting(0.1, "d2gan: weight of the second discriminator's reward for fakes")
@@ -135,7 +136,7 @@ class DualGan(GenerativeRecipe):
         return Loss(terms, signals=signals)
 
     def _penalty_loss(self, discriminator: Discriminator, batch: Batch) -> Loss:
-        """R1 = r1 · ½‖∇D(x)‖² at real images x. With lazy R1, the weight is multiplied by the interval."""
+        """R1 = r1 · ½‖∇D(x)‖² at real images x. It runs every R1_EVERY steps, so its weight is scaled by R1_EVERY."""
         penalties, logits = r1_penalty(
             lambda images: discriminator(self.augment(images, batch, "real")), batch["image"]
         )

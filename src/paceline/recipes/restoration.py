@@ -1,7 +1,7 @@
 """Paired restoration: a network learns to remove blur, noise, rain or compression artifacts from images.
 
-A sample is a degraded image ("image") and the clean original ("target"). The loss compares pixels. VGG19 features and a
-discriminator are used if their loss terms have a weight.
+A sample is a degraded image ("image") and the clean original ("target"). The loss compares pixels. It also
+uses VGG19 features and a discriminator if the weights of their terms are not 0.
 """
 
 from __future__ import annotations

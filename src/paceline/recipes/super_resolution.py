@@ -31,7 +31,7 @@ class SuperResolutionSettings(RestorationLossSettings):
 
     stage: Literal["pretrain", "adversarial", "both"] = setting(
         "pretrain",
-        "pretrain: pixel loss; adversarial: also a discriminator and VGG19 features; both: one after the other",
+        "pretrain: only pixel loss; adversarial: also a discriminator and VGG19; both: pretrain, then adversarial",
     )
     scale: Literal["2", "4", "8"] = setting("4", "upscaling factor for height and width")
     blocks: Literal["separate", "shared"] = setting(
@@ -48,7 +48,8 @@ class SuperResolutionSettings(RestorationLossSettings):
         "shared", "slopes of each PReLU: one for all channels (shared), or one per channel (channel)"
     )
     output: Literal["tanh", "residual"] = setting(
-        "residual", "residual: add the network's output to the bicubic upscaling; tanh: as in SRGAN"
+        "residual",
+        "residual: add the output to the bicubically upscaled image; tanh: apply tanh to the output, as in SRGAN",
     )
 
 
@@ -154,7 +155,7 @@ class SuperResolution(RestorationRecipe):
             self.phases += (Phase("discriminator", "discriminator"),)
 
     def _check(self, settings: SuperResolutionSettings, spec: DataSpec) -> None:
-        """Raise UserError if the stage consists of several runs, or if the images do not fit the scale."""
+        """Raise UserError if the stage is `both`, which needs two runs, or if the images do not fit the scale."""
         if settings.stage in self.stages:
             raise UserError(
                 f"stage={settings.stage}: consists of several runs; choose {' or '.join(self.stages[settings.stage])}"

@@ -41,7 +41,7 @@ OBJECTIVES: dict[str, Objective] = {"vanilla": BCE, "lsgan": SQUARES}
 class TranslationSettings:
     """The panels, the networks, and the weights of the losses."""
 
-    model: Literal["deepliif", "pix2pix"] = setting("deepliif", "several panels (deepliif) or one panel (pix2pix)")
+    model: Literal["deepliif", "pix2pix"] = setting("deepliif", "deepliif generates several panels, pix2pix one panel")
     target: str = setting("", "panel that pix2pix generates if the data has several panels")
     modalities: int = setting(0, "deepliif: number of modalities that the data must have; 0: any", at_least=0)
     generator: GeneratorKind = setting(
@@ -72,7 +72,7 @@ class TranslationSettings:
     vgg_layer: str = setting("relu5_1", "VGG19 layer for the perceptual loss")
     segmentation_weights: str = setting(
         "",
-        "deepliif: comma-separated weights of the segmentations of the input and of each modality; must sum to 1",
+        "deepliif: comma-separated weights for the segmentations of the input and each modality; must sum to 1",
     )
     generator_weights: str = setting(
         "", "deepliif: comma-separated weights of the panels in the generators' loss; must sum to 1"
@@ -234,7 +234,7 @@ class Translation(Recipe):
         return panels if len(panels) > 1 else {"image": next(iter(panels.values()))}
 
     def preview(self, batch: Batch) -> dict[str, Tensor]:
-        """Return the input and, for each panel, the generated and the real one."""
+        """Return the input, followed by the generated and the real image of each panel."""
         images = {"input": batch["image"]}
         for name, panel in self.predict(batch).items():
             images |= {name: panel, f"real {name}": batch[name]}

@@ -20,11 +20,11 @@ from paceline.report.time_split import NOTE, split_time
 from paceline.runs.metrics import METRICS
 
 LADDER_NOTE = (
-    "These are medians over interleaved blocks of steps, measured separately from the runs with the same number of "
-    "processes. The first rows show one device with the whole batch, one device with its slice of the batch, and all "
-    "devices without communication. Each further row adds one cost. Fractions are relative to the time per image in "
-    "the last row. If a row is slower than a later row, the difference is noise. The runs can be faster or slower than "
-    "the last row, because they were measured in different processes at a different time."
+    "All values are medians over interleaved blocks of steps. They were measured separately from the runs, but with "
+    "the same number of processes. The first rows show one device with the whole batch, one device with its slice of "
+    "the batch, and all devices without communication. Each further row adds one cost. Fractions are relative to the "
+    "time per image in the last row. If a row is slower than a later row, the difference is noise. The runs can be "
+    "faster or slower than the last row, because they were measured in different processes at a different time."
 )
 
 
@@ -85,7 +85,7 @@ def write_report(report: Report, folder: Path) -> list[str]:
 def _by_group(
     ladders: Mapping[str, StepLadder], groups: Mapping[str, Group]
 ) -> tuple[dict[str, StepLadder], list[str]]:
-    """Return the step-time measurement of each group, and a description of each that matches several groups."""
+    """Return the step-time measurement of each group, and describe measurements that match several groups."""
     placed, unplaced = {}, []
     for name, one in ladders.items():
         meant = [key for key, group in groups.items() if group.ladder_name == name]

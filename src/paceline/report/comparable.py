@@ -29,5 +29,6 @@ def check_comparable(runs: Sequence[Run], across_recipes: bool) -> None:
     labels = {name for run in runs for name in run.quality if name.partition("[")[0] == first.best[0] and "[" in name}
     if len(labels) > 1:
         raise UserError(
-            f"the metrics were computed with different networks and cannot be compared ({', '.join(sorted(labels))})"
+            "the metrics were computed with different feature networks and cannot be compared "
+            f"({', '.join(sorted(labels))})"
         )

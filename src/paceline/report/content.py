@@ -1,4 +1,4 @@
-"""The sections of a report. Each number is given as a path in report.json."""
+"""The sections of a report. Each number is a placeholder with its path in report.json."""
 
 from __future__ import annotations
 

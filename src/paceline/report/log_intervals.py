@@ -12,7 +12,7 @@ from paceline.runs.metrics import EVALUATION_SECONDS
 LOADING, STEPPING = ("time/data_seconds",), ("time/step_seconds", "time/log_seconds")
 SAVING = ("time/save_seconds", "time/sample_seconds")
 NOT_TRAINING = ("time/evaluate_seconds", *SAVING)  # parts of an interval that do not count as training
-RESUME_SECONDS = 0.5  # a run was stopped between two lines if wall time exceeds run time by more
+RESUME_SECONDS = 0.5  # a run was stopped between two lines if wall time exceeds run time by more than this
 
 
 class Line(NamedTuple):

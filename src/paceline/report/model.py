@@ -69,7 +69,7 @@ class Group:
     recipe: str
     ladder_name: str  # key of the group's step-time measurement
     extras: Mapping[str, str]  # settings and hardware that distinguish this group, by name
-    family: str  # the same for all groups that differ only in strategy and devices
+    family: str  # identifier shared by all groups that differ only in strategy and devices
     data: str
     strategy: str
     devices: int
@@ -169,7 +169,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class Counts:
-    """The number of requested runs, and how many of them have results and have none."""
+    """The number of requested runs, of runs with results and of runs without results."""
 
     requested: int
     done: int

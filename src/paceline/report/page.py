@@ -76,7 +76,7 @@ def _anchor(title: str) -> str:
 
 
 def _is_long(cell: str) -> bool:
-    """Return whether a table cell may wrap, which only long text without numbers may."""
+    """Return whether a table cell may wrap: only long text without numbers may do so."""
     return not has_number(cell) and len(cell) > LONG_CELL
 
 

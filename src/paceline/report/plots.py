@@ -56,7 +56,7 @@ def legend_of(names: Sequence[str], report: Report) -> list[tuple[int, str]]:
 
 
 def _losses(report: Report) -> list[str]:
-    """Return the first loss of each network that all runs have, but at most MAX_LOSSES in total."""
+    """Return the first loss of each network, at most MAX_LOSSES in total; skip losses that some runs lack."""
     runs = list(report.runs.values())
     common = [name for name in (runs[0].losses if runs else {}) if all(name in run.losses for run in runs)]
     firsts: dict[str, str] = {}

@@ -73,7 +73,7 @@ def explain(ladder: StepLadder, weak: bool = False) -> Explanation:
     times = ladder.devices if first == 0 else 1
     measured = [("ideal", times * ladder.rungs[first].images_per_second)]
     measured += [(rung.name, rung.images_per_second) for rung in ladder.rungs[first + 1 :]]
-    # Each rung includes the costs of the rungs before it, so a rung that is slower than a later one is noise.
+    # Each rung includes the costs of the rungs before it, so only noise can make a rung slower than a later one.
     seconds = list(accumulate((1 / speed for _, speed in reversed(measured)), min))
     added = [after - before for after, before in pairwise(seconds)][::-1]
     rungs = [Rung(*measured[0])] + [

@@ -139,7 +139,7 @@ def _worse(report: Report, worse: Mapping[str, WorseGroup], spec: str, unit: str
     if not worse:
         return ""
     ends = [choose(worse, key=lambda key: worse[key].gap) for choose in (min, max)]
-    # If the smallest and the largest gap are shown as the same text, only one of them remains.
+    # If the smallest and the largest gap are formatted as the same text, keep only one of them.
     apart = {format(worse[key].gap, spec): key for key in ends}
     gaps = [at(spec, "recommendation", "worse", key, "gap") for key in apart.values()]
     faster = ", ".join(
@@ -168,7 +168,7 @@ def _scaling_costs(report: Report) -> list[str]:
             gain, efficiency = at("+.0%", "scaling_costs", key, "gain"), at(".0%", "scaling_costs", key, "efficiency")
             phrases.append(
                 f"A step-time breakdown, measured separately from the runs, shows why {report.groups[key].label} is "
-                f"not faster (its efficiency there is {efficiency}): {cost}. Try {remedy} (throughput: at most {gain})."
+                f"not faster (its efficiency there is {efficiency}): {cost}. Try {remedy} (at most {gain} throughput)."
             )
     return phrases
 

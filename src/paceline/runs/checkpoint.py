@@ -91,7 +91,7 @@ class Checkpoints:
         return final
 
     def restore_replaced(self) -> None:
-        """Restore the old checkpoint if the process was killed while it replaced a checkpoint.
+        """Restore the old checkpoint if a process was killed while it was replacing that checkpoint.
 
         Only the process that writes to the folder may call this method.
         """
@@ -248,7 +248,7 @@ def _read(path: Path) -> tuple[dict[str, bytes], dict[str, TensorNotes]]:
     try:
         manifest = parse_json(read_bounded(path / MANIFEST))
         if manifest["format"] != RUN_FORMAT:
-            raise Damaged(path, f"{MANIFEST} has format {manifest['format']}, but this version reads {RUN_FORMAT}")
+            raise Damaged(path, f"{MANIFEST} has format {manifest['format']}, but Paceline reads {RUN_FORMAT}")
         if manifest.pop("seal") != checksum_of_content(manifest):
             raise Damaged(path, f"{MANIFEST} does not match its own SHA-256")
         digests = {name: manifest["sha256"][name] for name in (*TENSORS, NUMBERS)}

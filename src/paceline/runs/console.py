@@ -104,7 +104,7 @@ def _only_log(path: Path, ending: ExitStack) -> None:
         before = os.dup(number)
         os.dup2(log, number)
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(line_buffering=True)  # no printed line is lost if the process is killed
+            stream.reconfigure(line_buffering=True)  # so that no printed line is lost if the process is killed
         ending.callback(os.close, before)
         ending.callback(os.dup2, before, number)
         ending.callback(stream.flush)

@@ -195,7 +195,7 @@ class RunFolder:
         try:
             kept = parse_json(read_bounded(self.protocols_file))
             if not all(isinstance(protocol, dict) for labels in kept.values() for protocol in labels.values()):
-                raise ValueError("one of its protocols is not a JSON object")
+                raise ValueError("an evaluation protocol is not a JSON object")
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, AttributeError) as error:

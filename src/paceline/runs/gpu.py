@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 _GIB = 2**30
-_SECONDS_BETWEEN_READINGS = 2.0  # a reading takes milliseconds, and NVML's averages do not change faster
+_SECONDS_BETWEEN_READINGS = 2.0  # readings take milliseconds, and NVML's averages hardly change in less time
 
 
 class GpuReadings:

@@ -70,7 +70,7 @@ class _SelfTest:
 
 
 def graph_obstacle(processes: int, hosts: int) -> str:
-    """Return why a step on several GPUs cannot be a CUDA graph here; empty if the self-test has passed."""
+    """Return why this machine cannot capture a step on several GPUs as a CUDA graph; empty if the self-test passed."""
     if hosts > 1:
         return "CUDA graphs are untested on several hosts"
     test = _SelfTest.read()

@@ -30,7 +30,7 @@ SAMPLES = "samples"
 SAMPLE_NAME = re.compile(r"(.+)-(\d{12})\.png")
 MAX_METRICS_BYTES = 2**32
 MAX_LINE_BYTES = 2**20  # a longer line counts as broken
-EVALUATION_SECONDS = "time/evaluation_seconds"  # contained only in the lines of evaluations during training
+EVALUATION_SECONDS = "time/evaluation_seconds"  # logged only for evaluations during training
 _OWN_NAMES = {"images", "seconds", "time"}
 
 MetricsLine: TypeAlias = dict[str, float | None]  # "images" is always an int; None stands for NaN or infinity

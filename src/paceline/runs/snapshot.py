@@ -41,10 +41,10 @@ class CheckpointNumbers:
         if not isinstance(content, dict):
             raise TypeError("the content is not a JSON object")
         if content["images"] != images or type(content["images"]) is not int:
-            raise ValueError(f"images is {content['images']!r}, but the folder is named {images}")
+            raise ValueError(f"`images` is {content['images']!r}, but the folder is named {images}")
         scalers = content["scalers"]
         if not isinstance(scalers, dict):
-            raise TypeError("scalers is not a JSON object")
+            raise TypeError("`scalers` is not a JSON object")
         evaluated_at = _count(content["evaluated_at"], "evaluated_at", -1, images)
         return cls(_best(content["best"], images), evaluated_at, {name: _scaler(one) for name, one in scalers.items()})
 
@@ -68,14 +68,14 @@ def _best(content: object, images: int) -> Best | None:
     if content is None:
         return None
     if not isinstance(content, dict) or not isinstance(content["name"], str):
-        raise TypeError("best is not a JSON object with a name")
+        raise TypeError("`best` is not a JSON object with a name")
     value = _number(content["value"], "best.value")
     return Best(content["name"], value, _count(content["images"], "best.images", 0, images))
 
 
 def _scaler(content: object) -> ScalerState:
     if not isinstance(content, dict):
-        raise TypeError("scalers contains a value that is not a JSON object")
+        raise TypeError("`scalers` contains a value that is not a JSON object")
     for name, value in content.items():
         if not math.isfinite(_number(value, f"{name} of a scaler")):
             raise ValueError(f"{name} of a scaler is {value}: expected a finite number")

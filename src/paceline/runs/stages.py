@@ -66,7 +66,7 @@ def last_finished(path: str, *, trust: bool = False) -> str:
 
 
 def _has_ever_finished(run: Path) -> bool:
-    """Return whether a run has ever finished. If it is resumed, its final evaluation stays in the metrics."""
+    """Return whether a run has ever finished; the metrics of a resumed run still contain its final evaluation."""
     return RunFolder(run).has_finished or any("test/checkpoint_images" in line for line in read_metrics(run))
 
 

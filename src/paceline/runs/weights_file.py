@@ -35,7 +35,7 @@ SUFFIX = ".safetensors"
 FORMAT = "paceline.format"
 RECIPE, SETTINGS = "paceline.recipe", "paceline.settings"
 PROTOCOL, DATA_SPEC = "paceline.protocol", "paceline.data_spec"
-DATA = "paceline.data"  # metadata key of the source and its settings, without folders
+DATA = "paceline.data"  # metadata key of the data source and its settings, without folder paths
 DATA_SETTINGS = ("data", "crop", "size", "channels")  # settings that are stored along with the source's own settings
 UNREADABLE = (OSError, safetensors.SafetensorError, ValueError)
 

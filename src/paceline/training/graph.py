@@ -26,7 +26,7 @@ from paceline.training.step import Step
 WARMUP_STEPS = 11  # training steps on a side stream before a capture; DistributedDataParallel requires 11
 
 TORCH, OURS = str(Path(torch.__file__).parent), Path(__file__).parents[1]
-AROUND_RECIPES = str(OURS / "training"), str(OURS / "parallel")  # Paceline code between a step and the recipe
+AROUND_RECIPES = str(OURS / "training"), str(OURS / "parallel")  # Paceline code that calls recipes
 
 RunStep = Callable[[StepData], list[Entry]]
 Fetched = list[list[Batch]]
@@ -111,7 +111,7 @@ class GraphedStep:
             reason = f"{_culprit(error)} cannot be captured in a CUDA graph ({_first_line(error)})"
             self.failed = True
             self.captured.clear()
-            end_broken_capture(pool, self.step.world.device)  # the process may continue after an error
+            end_broken_capture(pool, self.step.world.device)  # so that the process can continue after the error
             for learner in self.step.learners.values():
                 learner.optimizer.zero_grad(set_to_none=True)
             if self.mode == "on":

@@ -84,7 +84,7 @@ def _of_file(file: Path, name: str) -> InitialWeights:
             check_weights_format(metadata, str(file))
         settings = parse_json(metadata.get(SETTINGS, "{}"))
         if not isinstance(settings, dict):
-            raise ValueError("its settings are not a JSON object")
+            raise ValueError("the settings in its metadata are not a JSON object")
     except UserError:
         raise
     except Exception as error:
@@ -143,7 +143,7 @@ def _affecting_networks(
             with (
                 torch.random.fork_rng(devices=[]),
                 suppress(UserError),
-            ):  # a setting may be invalid if the others are not changed, too
+            ):  # one setting may be invalid unless others change too
                 changed = type(recipe)(replace(config.recipe, **{name: value}), spec).networks
                 if not any(_misfits(changed[one], recipe.networks[one].state_dict()) for one in found):
                     continue

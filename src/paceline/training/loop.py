@@ -195,7 +195,7 @@ class Loop:
         if best_metric and not name and not self._missed_best:
             self._missed_best = True
             self.outputs.display.line(
-                f"best: the last checkpoint, since there is no metric {best_metric!r}; metrics: {', '.join(values)}"
+                f"best: the last checkpoint, since there is no metric {best_metric!r}; available: {', '.join(values)}"
             )
         if name and self._is_best(name, values[name], mode):
             self.best = Best(name, values[name], self.images)

@@ -47,7 +47,7 @@ class Previews:
 
 @torch.no_grad()
 def make_images(recipe: Recipe, draws: Batch, precision: Precision) -> np.ndarray:
-    """Return one generated image per row of draws, as a uint8 [n, h, w, c] array."""
+    """Return one generated image per row of random inputs, as a uint8 [n, h, w, c] array."""
     was_training = recipe.training
     recipe.eval()
     images = []

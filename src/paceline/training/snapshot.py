@@ -34,14 +34,14 @@ def check_fits(snapshot: Snapshot, step: Step) -> None:
         own_state |= _expected_state(learner, snapshot.state)
     differing = sorted(snapshot.state.keys() ^ own_state.keys())
     if differing:
-        raise UserError(f"its tensor {differing[0]!r} is {'missing' if differing[0] in own_state else 'unknown'}")
+        raise UserError(f"tensor {differing[0]!r} is {'missing' if differing[0] in own_state else 'unknown'}")
     for name, saved in (snapshot.weights | snapshot.state).items():
         like = own[name] if name in own else own_state[name]
         if saved.shape != like.shape or saved.dtype != like.dtype:
             was, wanted = (f"{_short(t.dtype)} {list(t.shape)}" for t in (saved, like))
-            raise UserError(f"its tensor {name!r} is {was} instead of {wanted}")
+            raise UserError(f"tensor {name!r} is {was} instead of {wanted}")
     if snapshot.numbers.scalers.keys() != step.learners.keys():
-        raise UserError("its gradient scalers do not match the networks")
+        raise UserError("the gradient scalers do not match the networks")
     for name, learner in step.learners.items():
         wanted_keys = learner.scaler.state_dict().keys()
         if wanted_keys and snapshot.numbers.scalers[name] and snapshot.numbers.scalers[name].keys() != wanted_keys:

@@ -57,7 +57,7 @@ class Step:
             learner.set_rate(images)
 
     def learn(self, due: tuple[Phase, ...], fetched: list[list[Batch]], watch: Watch | None = None) -> list[Entry]:
-        """Run the phases. Nothing waits for the device or depends on the images seen, so CUDA graphs can be used."""
+        """Run the phases. Nothing waits for the device or depends on the images seen, so it fits a CUDA graph."""
         repetitions = [[self.finish(batch) for batch in micro_batches] for micro_batches in fetched]
         entries: list[Entry] = []
         for phases in groups(due):

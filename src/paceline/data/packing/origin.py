@@ -77,7 +77,7 @@ def sha256_of_files(source: Source) -> str:
                 status = path.stat()
             except OSError as error:
                 raise UserError(
-                    f"{path}: {error.strerror}; the file existed when its folder was listed; pack again"
+                    f"{path}: {error.strerror}; the file was removed or changed during packing; pack again"
                 ) from error
             stat = [name, path.name, status.st_size, status.st_mtime_ns]
             digest.update(f"{json.dumps(stat)}\n".encode())

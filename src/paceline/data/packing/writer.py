@@ -51,7 +51,7 @@ def begin(folder: Path, splits: Mapping[str, SplitRecord], made_from: Mapping[st
             raise _another(folder, differs)
         return True
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder}: exists and contains no unfinished pack; choose a new or empty folder")
+        raise UserError(f"{folder}: already exists and is not an unfinished pack; choose a new or empty folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         Manifest(made_from, splits).write(file)
@@ -143,7 +143,7 @@ def check_whole(source: Source, folder: Path, split: str, num_workers: int, done
 
 def _another(folder: Path, differs: str) -> UserError:
     return UserError(
-        f"{folder}: was packed from a different source, or from this one before it was changed ({differs}); "
+        f"{folder}: was packed from a different source, or the source has changed since ({differs}); "
         f"delete {folder} and pack again, or choose a different folder"
     )
 

@@ -114,8 +114,8 @@ class Panels(ImageFiles):
         # In all known datasets, rows of more than two panels consist of squares; pairs can have any shape.
         if not self.in_rows or (width % count == 0 and (count == 2 or squares in (0, count))):
             return ""
-        hint = f" (it looks like {squares} panels)" if squares > 1 else ""
-        return f"{names[INPUT]}: {width}×{height} pixels is not a row of {count} equal panels, as set by panels=…{hint}"
+        hint = f"; the image looks like a row of {squares} panels" if squares > 1 else ""
+        return f"{names[INPUT]}: {width}×{height} pixels is not a row of {count} equal panels (see panels=…){hint}"
 
 
 def _is_bundled(settings: RunSettings) -> bool:

@@ -88,7 +88,7 @@ class Photos(ImageFiles):
         (height, width), (low_height, low_width) = sizes["image"], sizes["low"]
         found = f"1/{ratio}" if ratio > 1 else "not an integer fraction"
         whole = f"{names['image']} ({width}×{height})"
-        remark = f" but other files are 1/{self.scale}" if ratio > 1 else ": do they show the same image?"
+        remark = f", but the ratio of other files is 1/{self.scale}" if ratio > 1 else ": do they show the same image?"
         return f"{names['low']}: {low_width}×{low_height} pixels is {found} of {whole}{remark}"
 
 

@@ -29,7 +29,7 @@ class TwoHalves(NamedTuple):
     bias: Tensor
     kernel: tuple[int, int]
     channels: tuple[int, int]  # numbers of input and output channels, without padding
-    depth: int  # input channels that a program multiplies at a time
+    depth: int  # input channels that a Triton program multiplies at a time
 
 
 def two_halves(weight: Tensor, bias: Tensor) -> TwoHalves:

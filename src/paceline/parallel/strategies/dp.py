@@ -1,4 +1,4 @@
-"""torch.nn.DataParallel: one process with one thread per GPU; the batch is split in every forward."""
+"""torch.nn.DataParallel: one process with one thread per GPU; each forward pass splits the batch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _ReplicaCall(PhaseCall):
     def forward(self, phase: str, batch: Batch) -> tuple[Loss, Tensor]:  # type: ignore[override]
         loss = super().forward(phase, batch)
         first = next(iter(batch.values()))
-        count = first.new_full((1,), len(first), dtype=torch.float64)  # a copy from the host would block
+        count = first.new_full((1,), len(first), dtype=torch.float64)  # copying the count from the host would block
         return Loss(_as_rows(loss.terms), loss.shared, _as_rows(loss.signals)), count
 
 
@@ -78,7 +78,7 @@ class DataParallel(Strategy):
         super().__init__(settings, world, precision, recipe)
         self.replicas: _Replicas | None = None
         if world.device.type == "cpu":
-            self.notes.append("dp: DataParallel does not split a batch on a CPU, so this is the same as single")
+            self.notes.append("dp: on a CPU, DataParallel does not split batches, so dp is the same as single")
         else:
             self.replicas = _Replicas(_ReplicaCall(recipe, precision), gpu_ids(settings))
 

@@ -32,7 +32,7 @@ class Lightning(Strategy):
     complexity = 2
     package = "lightning"
     extra = "lightning"
-    ladder_obstacle = "Lightning's Trainer runs the steps; ddp has similar step times"
+    ladder_obstacle = "Lightning's Trainer controls the steps; ddp has similar step times"
 
     def __init__(self, settings: RunSettings, world: World, precision: Precision, recipe: Recipe) -> None:
         super().__init__(settings, world, precision, recipe)

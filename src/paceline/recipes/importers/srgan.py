@@ -72,7 +72,7 @@ def _count_blocks(shapes: Mapping[str, tuple[int, ...]], path: Path) -> tuple[in
     """Return the numbers of residual and doubling blocks; raise UserError for the first layer that does not fit."""
     if len(shapes) < 5:
         raise UserError(
-            f"{path}: an SRGAN generator has at least five convolutions, but found {len(shapes)} {first_keys(shapes)}"
+            f"{path}: an SRGAN generator has at least five convolutions, not {len(shapes)} {first_keys(shapes)}"
         )
     width, channels = next(iter(shapes.values()))[:2]
     num_doublings = sum(shape == (4 * width, width, 3, 3) for shape in shapes.values())
@@ -86,7 +86,7 @@ def _count_blocks(shapes: Mapping[str, tuple[int, ...]], path: Path) -> tuple[in
             )
             raise UserError(f"{path}: {key}.weight has shape {shape}, {expected}: not an SRGAN generator")
     if rest or num_doublings not in SCALES:
-        raise UserError(f"{path}: upscales {2**num_doublings} times; supported scales are 2, 4 and 8")
+        raise UserError(f"{path}: upscales by a factor of {2**num_doublings}; supported factors are 2, 4 and 8")
     return num_blocks, num_doublings
 
 

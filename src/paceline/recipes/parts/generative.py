@@ -30,7 +30,7 @@ class GenerativeSettings:
         64, "channels of the discriminator's first feature map; later ones have 2, 4, 8 times as many", at_least=1
     )
     smallest: Literal["4", "2"] = setting(
-        "4", "side of the smallest feature map: 4, as in DCGAN, or 2, which adds a layer"
+        "4", "side of the smallest feature map in pixels: 4, as in DCGAN, or 2, which adds a layer"
     )
     activation: Literal["relu", "mish"] = setting("relu", "activation function of the generator")
     d_norm: Literal["batch", "none"] = setting("batch", "normalisation layers in the discriminator")
@@ -66,8 +66,9 @@ class GenerativeRecipe(Recipe):
         "validation": 0.0,
     }
     presets: ClassVar[Mapping[str, SettingValues]] = {
-        # The networks and settings of the dual-discriminator project. In that project, one model uses mish and the
-        # other has a schedule. This preset uses neither, so that DCGAN and the dual GAN can be compared.
+        # The networks and settings of the dual-discriminator project. In that project, one model uses the Mish
+        # activation and the other a learning rate schedule. This preset uses neither, so that DCGAN and the dual GAN
+        # can be compared.
         "cifar10": {
             "data": "cifar10",
             "size": 32,

@@ -48,7 +48,7 @@ class RestorationLossSettings:
 class RestorationRecipe(Recipe):
     """A network that restores images, evaluated by PSNR, and an optional discriminator."""
 
-    discriminator: Discriminator | None  # created by the subclass if the adversarial loss has a weight
+    discriminator: Discriminator | None  # created by the subclass if the weight of the adversarial loss is not 0
 
     evaluator = "restoration"
     best = Best("validation/psnr", "max")
@@ -121,6 +121,6 @@ class ContentLoss:
 
 
 def check_weights(content: ContentLoss, adversarial: float) -> None:
-    """Raise UserError if no term of the loss has a weight."""
+    """Raise UserError if all loss weights are zero."""
     if not (content.pixel or content.perceptual or adversarial):
         raise UserError("pixel=0: all loss weights are zero; set at least one, for example pixel=1")

@@ -93,15 +93,19 @@ def _weights(name: str, text: str, of: tuple[str, ...]) -> tuple[float, ...]:
     except ValueError:
         raise UserError(f"{name}={text}: expected numbers separated by commas") from None
     if len(weights) > len(of):
-        raise UserError(f"{name}={text}: has {len(weights)} weights; expected {len(of)}, for {', '.join(of)}")
+        raise UserError(f"{name}={text}: has {len(weights)} weights; expected {len(of)} ({', '.join(of)})")
     if len(weights) < len(of):
-        raise UserError(f"{name}={text}: {of[len(weights)]!r} has no weight; expected {len(of)}, for {', '.join(of)}")
+        raise UserError(
+            f"{name}={text}: {of[len(weights)]!r} has no weight; expected {len(of)} weights ({', '.join(of)})"
+        )
     if not all(0 <= weight <= 1 for weight in weights):
         raise UserError(f"{name}={text}: weights must be between 0 and 1")
     if not math.isclose(sum(weights), 1, abs_tol=1e-6):
         raise UserError(f"{name}={text}: sums to {sum(weights):g}, but must sum to 1")
     if name != "segmentation_weights" and 0 in weights:
-        raise UserError(f"{name}={text}: {of[weights.index(0)]!r} would not be trained; remove it from panels=…")
+        raise UserError(
+            f"{name}={text}: {of[weights.index(0)]!r} has weight 0 and would not be trained; remove it from panels=…"
+        )
     return weights
 
 

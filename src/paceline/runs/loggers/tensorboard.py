@@ -17,7 +17,7 @@ class TensorBoard(Logger):
     """Writes scalars and images as TensorBoard events."""
 
     def __init__(self, folder: Path, images: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter  # imported here, because it takes a second
+        from torch.utils.tensorboard import SummaryWriter  # imported here because the import takes about a second
 
         # From this step on, TensorBoard hides events from earlier files.
         first_step = images + 1 if images else 0

@@ -99,7 +99,7 @@ class Mirror:
             return f"mirror: {self.url} is complete"
         missing = ", ".join(self._missing())
         reason = f" ({self._state.error})" if self._state.error else ""
-        return f"mirror: {self.url} is not complete: {missing}{reason}; run the same command to complete it"
+        return f"mirror: {self.url} is not complete: {missing}{reason}; run the same command again to complete it"
 
     def _missing(self) -> list[str]:
         newest = max(self._staging.checkpoints(), default=0)

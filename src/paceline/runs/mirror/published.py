@@ -163,7 +163,7 @@ def _fetch_all(
         file = restored / name
         file.parent.mkdir(parents=True, exist_ok=True)
         try:
-            if piece.object not in there:  # never fetch an unlisted entry: it may be a device, which has no end
+            if piece.object not in there:  # never fetch an unlisted entry: a device file could be endless
                 raise FileNotFoundError(f"{piece.object} is missing")
             if there[piece.object] == piece.size:
                 destination.fetch(piece.object, file)

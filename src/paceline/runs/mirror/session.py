@@ -27,7 +27,7 @@ class Mirroring:
         self._started = False
 
     def prepare(self, data: str) -> None:
-        """Restore the run if `--resume-from` is ahead, and open the mirror.
+        """Restore the run if the copy at `--resume-from` is newer, and open the mirror.
 
         Raise UserError if the mirror contains another run.
         """
@@ -66,7 +66,7 @@ class Mirroring:
             print(f"restored the run at {found:,} images from {url}")
 
     def begin(self) -> None:
-        """Start copying, once the run's own files are written."""
+        """Start copying to the mirror; called once the run's own files are written."""
         if self._mirror:
             self._started = True
             self._mirror.begin()

@@ -33,7 +33,7 @@ class Staging:
         for images in self.checkpoints():
             name = f"{CHECKPOINTS}/{images:012d}"
             _link_all(self.folder / name, self.path / name)
-        for name in CHANGING:  # copied after the checkpoints, to include all metrics up to them
+        for name in CHANGING:  # copied after the checkpoints, so that no metrics are missing
             self.copy(name)
         staged = {file.relative_to(self.path).as_posix(): file for file in self.path.rglob("*") if file.is_file()}
         samples = {f"{SAMPLES}/{file.name}": file for file in self._samples()}
@@ -91,7 +91,7 @@ def _redact_file(file: Path) -> None:
         while line := original.readline(MAX_LINE_LENGTH):
             part.append(line)
             length += len(line)
-            if length >= PART_LENGTH and not line.rstrip().endswith((":", "=")):  # does not split a name from its value
+            if length >= PART_LENGTH and not line.rstrip().endswith((":", "=")):  # keeps a name and its value together
                 copy.write(redact("".join(part)))
                 part, length = [], 0
         copy.write(redact("".join(part)))
