@@ -77,6 +77,18 @@ def test_a_killed_loader_process_ends_the_run_with_one_line(tmp_path: Path, tiny
     assert status and status.state == "failed" and f"loader process {victim}" in status.reason
 
 
+def test_a_loader_process_killed_during_an_evaluation_is_reported_in_one_line(tmp_path: Path, tiny: str) -> None:
+    assert run_fork(tmp_path, "train", tiny, "--images", "32", "--out", "run").wait() == 0
+    workers = ("--set", "loader=workers", "--set", "workers=1", "--set", "evaluation_pause=30")
+    running = start_fork(tmp_path, "evaluate", "run", "--trust", *workers)
+    victim = wait_until(lambda: children_of(running.pid), running)[0]
+    time.sleep(0.5)  # until the batch is read and the evaluation pauses
+    os.kill(victim, signal.SIGKILL)
+    assert running.wait(30) == 2
+    assert len(running.stderr.splitlines()) == 1, running.stderr
+    assert f"loader process {victim} was killed by signal 9" in running.stderr
+
+
 def test_a_stopped_loader_process_does_not_hang_a_single_process(tmp_path: Path, tiny: str) -> None:
     command = ("train", tiny, *SLOWLY, "--set", "loader=workers", "--set", "workers=1", "--out", "run")
     running = start_fork(tmp_path, *command, "--set", "timeout=3", "--images", "16000")

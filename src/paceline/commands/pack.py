@@ -24,6 +24,7 @@ from paceline.data.packing.origin import describe
 from paceline.data.packing.writer import Progress, begin, check_same, check_whole, fill, finish
 from paceline.data.source import Source
 from paceline.data.whole_source import bytes_needed
+from paceline.data.worker_pool import reporting_dead_workers
 from paceline.runs.config import resolve_settings
 
 SECONDS_BETWEEN_LINES = 10.0  # between progress lines, if stdout is not a terminal
@@ -46,7 +47,7 @@ def pack(origin: str, destination: str, flags: SettingValues, assignments: Setti
         return _check(folder, sources, splits, settings)
     _check_space(folder, sources)
     resumed = begin(folder, splits, made_from)
-    with _can_resume(folder), _only_writer(folder):
+    with _can_resume(folder), _only_writer(folder), reporting_dead_workers():
         for split, source in sources.items():
             with _progress(f"{'resuming' if resumed else 'packing'}: {split}", len(source)) as shown:
                 fill(source, folder / split, settings.workers, shown)

@@ -13,6 +13,7 @@ from pathlib import Path
 from paceline.config.resolve import Config
 from paceline.core.errors import UserError
 from paceline.core.heartbeat import Watch, prepare
+from paceline.data.worker_pool import reporting_dead_workers
 from paceline.launch.rendezvous import Rendezvous
 from paceline.launch.tasks import Task, run_in_processes
 from paceline.parallel.strategy import strategy_class
@@ -126,14 +127,15 @@ def train_here(config: Config) -> int:
     world = join(config.run, distributed=strategy_class(config).needs_processes)
     code = 0
     try:
-        stages = stages_of(config, world)
-        for stage in stages:
-            stage.recipe_class.check(stage.recipe)
-        for stage in stages:
-            prepare()
-            code = _train_stage(stage, world)
-            if code:
-                break
+        with world.reporting(), reporting_dead_workers():
+            stages = stages_of(config, world)
+            for stage in stages:
+                stage.recipe_class.check(stage.recipe)
+            for stage in stages:
+                prepare()
+                code = _train_stage(stage, world)
+                if code:
+                    break
         world.leave()
     finally:
         world.abandon()
@@ -145,6 +147,8 @@ def _train_stage(config: Config, world: World) -> int:
     stop = StopRequest()
     with open_session(assemble(config, world), RunFolder(Path(config.run.out))) as session:
         snapshot = session.resume()
+        if world.peers:
+            world.peers.before_exit = partial(session.folder.end, "failed")
         with stop.listening(), Watch(config.run.timeout, partial(_end_hung_run, config, session.folder)):
             loop, writer = session.train(snapshot, stop)
             if not loop.stopped:

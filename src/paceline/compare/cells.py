@@ -32,7 +32,7 @@ from paceline.runs.status import Status
 
 RECORD = "cell.json"  # in a cell's folder
 # Settings that do not change a run's results.
-IGNORED_SETTINGS = {"out", "preset", "gpus", "keep", "timeout", "join_timeout", "loggers"}
+IGNORED_SETTINGS = {"out", "preset", "gpus", "keep", "timeout", "join_timeout", "start_timeout", "loggers"}
 
 
 class PlannedRun(NamedTuple):

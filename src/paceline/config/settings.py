@@ -80,6 +80,9 @@ class RunSettings:
         above=0,
     )
     join_timeout: float = setting(600.0, "seconds to wait for the other hosts to join", mutable_on_resume=True, above=0)
+    start_timeout: float = setting(
+        120.0, "seconds to wait for ranks that torchrun, srun or a script starts", mutable_on_resume=True, above=0
+    )
     compress: Literal["none", "bf16"] = setting(
         "none", "ddp: gradient compression; bf16 halves the traffic but rounds gradients", flag=True
     )

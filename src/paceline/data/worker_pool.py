@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from types import TracebackType
 from weakref import WeakSet
@@ -72,7 +72,21 @@ def describe_dead_worker() -> str:
     if _pools:
         with suppress(RuntimeError):
             time.sleep(SECONDS_UNTIL_NOTICED)
-    return next(filter(None, (pool.describe_dead() for pool in _pools)), "")
+    dead = next(filter(None, (pool.describe_dead() for pool in _pools)), "")
+    return f"{dead}, perhaps because memory ran out: use fewer --workers" if dead else ""
+
+
+@contextmanager
+def reporting_dead_workers() -> Iterator[None]:
+    """Raise a UserError instead of an exception that a killed loader process caused."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        if dead := describe_dead_worker():
+            raise UserError(dead) from error
+        raise
 
 
 _pools: WeakSet[WorkerPool] = WeakSet()

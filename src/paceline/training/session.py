@@ -186,7 +186,7 @@ def open_session(parts: Parts, folder: RunFolder) -> Iterator[Session]:
         folder.end("failed", str(error))
         raise
     except Exception as error:
-        problem = _user_problem(error)
+        problem = _user_problem(error) or parts.world.explain(error)
         folder.end("failed", problem or f"{type(error).__name__}: {error}")
         if problem:
             raise UserError(f"--out {folder.path}: {problem}; {folder.checkpoints.describe_newest()}") from error
@@ -203,10 +203,8 @@ def open_session(parts: Parts, folder: RunFolder) -> Iterator[Session]:
 
 def _user_problem(error: Exception) -> str:
     """Describe the machine problem that caused an error; empty if the cause is a different one."""
-    dead = describe_dead_worker()
-    if dead:
-        return f"{dead}, perhaps because memory ran out: use fewer --workers"
-    return str(error.strerror) if isinstance(error, OSError) and error.errno in DISK_FULL else ""
+    full = str(error.strerror) if isinstance(error, OSError) and error.errno in DISK_FULL else ""
+    return describe_dead_worker() or full
 
 
 def _choices(parts: Parts) -> Choices:
