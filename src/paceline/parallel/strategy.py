@@ -99,8 +99,10 @@ class Strategy:
 
     def __init__(self, settings: RunSettings, world: World, precision: Precision, recipe: Recipe) -> None:
         """Move the recipe to its device and wrap it, ready for the first step."""
-        if self.max_devices is not None and settings.devices > self.max_devices:
-            name, most = settings.strategy, self.max_devices
+        undeclared = not self.needs_processes and type(self).num_devices is Strategy.num_devices
+        most = 1 if self.max_devices is None and undeclared else self.max_devices
+        if most is not None and settings.devices > most:
+            name = settings.strategy
             raise UserError(
                 f"--strategy {name}: uses {most} of {settings.devices} devices; use ddp, or --devices {most}"
             )

@@ -30,6 +30,7 @@ from paceline.training.build import Parts
 from paceline.training.evaluate import SplitEvaluator, final_evaluator, training_evaluator
 from paceline.training.initial_weights import start_from
 from paceline.training.loop import Loop, Outputs, describe
+from paceline.training.rehearsal import rehearse
 from paceline.training.snapshot import check_fits, restore_snapshot
 from paceline.training.stop import StopRequest
 
@@ -93,6 +94,8 @@ class Session:
             outputs = Outputs(folder, writer, display, record.on_saved)
             loop = Loop(parts, outputs, snapshot=snapshot, evaluator=self.evaluator, stop=stop)
             if not settled:
+                for evaluator in filter(None, (self.evaluator, self.final_evaluator)):
+                    rehearse(evaluator)
                 loop.run()
         return loop, writer
 
