@@ -13,7 +13,7 @@ from paceline.config.resolve import Config, Inherited
 from paceline.config.source_flags import FOLDERS, SeparateTestFolder
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError, unknown
-from paceline.core.printable import printable
+from paceline.core.printable import print_line, printable
 from paceline.core.registry import load_class
 from paceline.core.types import SettingValue
 from paceline.data.crop import cropped
@@ -103,7 +103,7 @@ def _evaluate(config: Config, world: World, run: str, split: str, at: str) -> No
         count = f"{num_samples:,} sample{'s' * (num_samples != 1)}"
         print(printable(f"{config.recipe_name} from {stored.origin} on {data}: {count}"))
         for note in sources[split].notes:
-            print(note)
+            print_line(note)
         print_metrics(metrics, split_evaluator.protocol, split_evaluator.notes)
 
 

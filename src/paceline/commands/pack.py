@@ -16,6 +16,7 @@ from rich.progress import Progress as ProgressBar
 from paceline.config.settings import RunSettings
 from paceline.core.errors import DISK_FULL, UserError
 from paceline.core.lock import InUse, Lock
+from paceline.core.printable import print_line
 from paceline.core.registry import is_path, load_class, names
 from paceline.core.types import SettingValues
 from paceline.data.file_lists import not_used_file, write_not_used
@@ -36,11 +37,11 @@ def pack(origin: str, destination: str, flags: SettingValues, assignments: Setti
     source_class = load_class("source", settings.data, Source)
     sources = {split: source_class(split, settings) for split in source_class.splits_of(settings)}
     for note in dict.fromkeys(note for source in sources.values() for note in source.notes):
-        print(note)
+        print_line(note)
     folder = Path(destination).expanduser()
     not_used = dict.fromkeys(file for source in sources.values() for file in source.not_used)
     for note in write_not_used(not_used_file(folder), list(not_used)):
-        print(note)
+        print_line(note)
     made_from = {"data": settings.data} | {name: str(value) for name, value in assignments.items()}
     splits = {split: describe(source) for split, source in sources.items()}
     if (folder / MANIFEST).is_file():
@@ -54,7 +55,7 @@ def pack(origin: str, destination: str, flags: SettingValues, assignments: Setti
         finish(folder, sources)
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     counts = ", ".join(f"{len(source):,} {split}" for split, source in sources.items())
-    print(
+    print_line(
         f"packed {counts} samples into {folder} ({size / 1e6:,.0f} MB); use it with --data packed --data-root {folder}"
     )
     return 0
@@ -81,7 +82,7 @@ def _check(
     for split, source in sources.items():
         with _progress(f"checking: {split}", len(source)) as shown:
             check_whole(source, folder, split, settings.workers, shown)
-    print(f"{folder} is already packed; all checksums match")
+    print_line(f"{folder} is already packed; all checksums match")
     return 0
 
 
@@ -136,6 +137,6 @@ def _progress(title: str, total: int) -> Iterator[Progress]:
         nonlocal printed
         if count == total or time.monotonic() - printed > SECONDS_BETWEEN_LINES:
             printed = time.monotonic()
-            print(f"{title}: {count:,} of {total:,}", flush=True)
+            print_line(f"{title}: {count:,} of {total:,}")
 
     yield line

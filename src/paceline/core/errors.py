@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errno values of a full disk, quota or file size limit
+NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)  # errno values of a missing permission or a read-only disk
 
 
 class UserError(ValueError):

@@ -79,7 +79,10 @@ class Strategy:
     needs_processes: ClassVar[bool] = False
     """Whether it needs one process per device."""
     max_devices: ClassVar[int | None] = None
-    """The maximum number of devices that it can use; None if there is no maximum."""
+    """The maximum number of devices that it can use.
+
+    None: no maximum, or one device if it neither sets `needs_processes` nor overrides `num_devices`.
+    """
     complexity: ClassVar[int] = 0
     """Breaks ties: among equally good strategies, a report recommends the one with the lowest value."""
     package: ClassVar[str] = ""
