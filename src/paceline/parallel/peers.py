@@ -81,13 +81,14 @@ class Peers(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        watched, last, since = (self._rank + 1) % self._size, b"", time.monotonic()
+        watched, last, silent = (self._rank + 1) % self._size, b"", 0.0
         while not self._ended.wait(BEAT_SECONDS):
             if not self._find_failure():
                 self._beat()
                 beat = self._beat_of(watched)
-                last, since = beat, since if beat == last != LEFT else time.monotonic()
-                if time.monotonic() - since > SILENT_SECONDS:
+                # Adds up intervals, so that time during which all processes were suspended is not counted.
+                last, silent = beat, silent + BEAT_SECONDS if beat == last != LEFT else 0.0
+                if silent > SILENT_SECONDS:
                     self._publish(_silent(watched))
             elif not self._ended.wait(GRACE_SECONDS):
                 self.before_exit(self._failure)
@@ -104,12 +105,15 @@ class Peers(threading.Thread):
 
         A user error and an interrupt are never caused by another rank.
         """
+        if self._ended.is_set():  # already reported
+            return ""
         own = isinstance(error, UserError) or not isinstance(error, Exception)
         failure = "" if own else self._find_failure() or self._find_silent_rank()
         self._ended.set()
         if not failure:
             what = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
             self._publish(f"rank {self._rank} ended: {what}")
+            self._set(f"read/{self._rank}", b"")  # all ranks may have raised the same error
             self._wait_for_readers()
         return failure
 
