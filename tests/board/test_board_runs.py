@@ -15,7 +15,7 @@ from made_runs import line, make_run
 from PIL import Image
 from serving import Served, serve
 
-from paceline.board.files import RemoteFiles
+from paceline.board.files import RemoteFiles, open_files
 from paceline.board.gallery import Gallery
 from paceline.board.metrics_reader import LARGE, MetricsReader
 from paceline.board.series import CAPACITY, Series
@@ -245,3 +245,13 @@ def test_a_point_without_a_finite_value_becomes_a_gap_in_the_curve() -> None:
     series = Series()
     series.extend(np.arange(3.0), np.arange(3.0), np.array([1.0, np.nan, 3.0]))
     assert np.isnan(series.points()[2]).tolist() == [False, True, False]
+
+
+def test_escape_sequences_in_a_log_are_shown_escaped(root: Path, tmp_path: Path) -> None:
+    shutil.copytree(root / "finished", tmp_path / "odd")
+    (tmp_path / "odd" / "logs").mkdir(exist_ok=True)
+    (tmp_path / "odd" / "logs" / "rank-0.txt").write_text("one\x1b[2J\ntwo\u202e\n")
+    gallery = Gallery(open_files(str(tmp_path)))
+    gallery.refresh()
+    run = next(iter(gallery.runs.values()))
+    assert run.log(run.logs()[0]) == "one\\x1b[2J\ntwo\\u202e\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -129,3 +130,30 @@ def test_target_panels_that_are_copies_of_the_input_are_reported() -> None:
     save("rows/0.png", np.concatenate([noise(0), noise(0)], axis=1))
     notes = Panels("test", Panels.Settings(data_root="own", test_root="rows", workers=0)).notes
     assert notes == ("test: targets in 0.png are copies of the input, so their metrics are meaningless",)
+
+
+def test_names_with_control_characters_and_other_encodings_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in (b"red\x1b[31m.png", b"caf\xe9.png"):
+        for folder in (b"made", b"targets"):
+            save("plain.png", noise(0))
+            Path(os.fsdecode(folder)).mkdir(exist_ok=True)
+            os.replace("plain.png", os.path.join(folder, name))
+    save("made/alone\x1b[31m.png", noise(0))
+    assert run(["measure", "made", "targets", "--per-image", "each.csv", "--json", "all.json"]) == 1
+    printed = capsys.readouterr().out
+    assert "\x1b" not in printed and "left out 1: " in printed and "made/red\\x1b[31m.png" in printed
+    with open("each.csv", newline="", encoding="utf-8") as file:
+        assert [row["image"] for row in csv.DictReader(file)] == ["made/caf\\xe9.png", "made/red\\x1b[31m.png"]
+    assert json.loads(Path("all.json").read_text())["metrics"]["count"] == 2
+
+
+def test_a_wrong_inception_file_is_reported_before_any_image_is_compared(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("made", "targets"):
+        for number in range(2):
+            save(f"{folder}/{number}.png", noise(number))
+    compared: list[object] = []
+    monkeypatch.setattr("paceline.commands.measure._same_size", lambda *pair: compared.append(pair))
+    assert run(["measure", "made", "targets", "--inception", "missing.pt"]) == 2
+    assert "missing.pt" in capsys.readouterr().err and not compared

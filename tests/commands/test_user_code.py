@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from running import run_fork, start_command
 
 from paceline.commands.new import new
@@ -56,3 +57,105 @@ def test_a_loss_function_that_returns_a_wrong_type_is_reported_in_one_line(tmp_p
     rejected = run_fork(tmp_path, "train", "./mine.py", *SHORT)
     assert rejected.wait() == 2 and len(rejected.stderr.splitlines()) == 1, rejected.stderr
     assert "the loss is a dict: return paceline.Loss(" in rejected.stderr
+
+
+EVALUATOR = """
+import torch
+from paceline import Evaluator
+
+class Own(Evaluator):
+    def __init__(self, case, spec, device, settings):
+        super().__init__(case, spec, device, settings)
+        self.count = torch.zeros(2, dtype=torch.float64, device=device)
+
+    def update(self, prediction, batch):
+        self.count[1 if "logits" in prediction else 0] += len(batch["label"])
+
+    def sums(self):
+        return self.count.clone()
+
+    def results(self, sums):
+        return {RESULTS}
+"""
+
+
+def one_line_before_training(folder: Path, *words: str) -> str:
+    rejected = run_fork(folder, "train", "./mine.py", *SHORT, *words)
+    assert rejected.wait() == 2 and len(rejected.stderr.splitlines()) == 1, rejected.stderr
+    assert not list(folder.glob("run/checkpoints/0*"))
+    return rejected.stderr
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ('return {"logitz": self.classifier(batch["image"])}', "evaluator 'accuracy': update fails"),
+        ('return {"logits": self.clasifier(batch["image"])}', "): AttributeError"),
+        ('return self.classifier(batch["image"])', "MineRecipe.predict fails: TypeError: returned a Tensor"),
+        ('return {"logits": self.classifier(batch["image"][:, :, ::2])}', "): RuntimeError"),
+    ],
+)
+def test_a_wrong_predict_is_reported_before_training(tmp_path: Path, wrong: str, message: str) -> None:
+    new("recipe", "mine", tmp_path)
+    own = tmp_path / "mine.py"
+    right = 'return {"logits": self.classifier(batch["image"])}'
+    assert right in own.read_text()
+    own.write_text(own.read_text().replace(right, wrong))
+    assert message in one_line_before_training(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("results", "message"),
+    [
+        ("{'share': sums[1].item() / sums.sum().item()}", ""),
+        ("{'share': 1 / sums[0].item()}", ""),  # a correct evaluator may need more samples than a rehearsal has
+        ("{'share': sums}", "results fails: TypeError: expected a dict of numbers"),
+        ("{'share': sums.nothing}", "results fails ("),
+    ],
+)
+def test_a_wrong_evaluator_is_reported_before_training(tmp_path: Path, results: str, message: str) -> None:
+    new("recipe", "mine", tmp_path)
+    (tmp_path / "own.py").write_text(EVALUATOR.replace("{RESULTS}", results))
+    own = tmp_path / "mine.py"
+    own.write_text(own.read_text().replace('"accuracy"', '"./own.py"').replace("validation/top1", "validation/share"))
+    if message:
+        assert f"evaluator './own.py': {message}" in one_line_before_training(tmp_path)
+    else:
+        trained = run_fork(tmp_path, "train", "./mine.py", *SHORT)
+        assert list(tmp_path.glob("run/checkpoints/0*")) or "ZeroDivisionError" in trained.stderr
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "message"),
+    [
+        (
+            ".astype(np.uint8)[..., None]",
+            "[..., None]",
+            "'image' is a float64 array of shape [16, 16, 1]: return",
+        ),
+        (".astype(np.uint8)[..., None]", ".astype(np.uint8)", "'image' is a uint8 array of shape [16, 16]: return a"),
+        (
+            "label.astype(np.int64)",
+            "label.astype(np.float32)",
+            "'label' is a float32 array of shape []: return",
+        ),
+        ("channels=1", "channels=3", "spec.channels is 3"),
+    ],
+)
+def test_samples_in_a_wrong_format_are_reported_before_training(
+    tmp_path: Path, right: str, wrong: str, message: str
+) -> None:
+    new("recipe", "mine", tmp_path)
+    new("source", "shapes", tmp_path)
+    own = tmp_path / "shapes.py"
+    assert right in own.read_text()
+    own.write_text(own.read_text().replace(right, wrong))
+    line = one_line_before_training(tmp_path, "--data", "./shapes.py")
+    assert "--data ./shapes.py: sample 0 of split 'train': " in line and message in line
+
+
+def test_a_strategy_that_declares_no_devices_is_for_one_device(tmp_path: Path) -> None:
+    new("recipe", "mine", tmp_path)
+    (tmp_path / "plain.py").write_text("from paceline import Strategy\n\nclass Plain(Strategy):\n    pass\n")
+    line = one_line_before_training(tmp_path, "--strategy", "./plain.py", "--devices", "2", "--accelerator", "cpu")
+    assert "--strategy ./plain.py: uses 1 of 2 devices" in line

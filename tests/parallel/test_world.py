@@ -89,7 +89,7 @@ class Gpus:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
         monkeypatch.setattr(dist, "init_process_group", self._rendezvous)
-        monkeypatch.setattr(environment, "_rendezvous", lambda place, timeout: dist.HashStore())
+        monkeypatch.setattr(environment, "_rendezvous", lambda place, settings: (dist.HashStore(), None))
 
     def see(self, count: int, local_rank: int, local_size: int) -> None:
         self.patch.setattr(torch.cuda, "device_count", lambda: count)

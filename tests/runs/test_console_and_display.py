@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from rich.table import Table
+from running import run_fork
 
 from paceline.core.screen import open_screen
 from paceline.runs.console import log_output
@@ -255,3 +256,10 @@ def test_names_with_special_characters_are_printed_unchanged(capsys: pytest.Capt
     screen.print(table)
     screen.print(name)
     assert capsys.readouterr().out.count(name) == 4
+
+
+def test_escape_sequences_in_the_names_of_a_run_are_printed_escaped(tmp_path: Path, tiny: str) -> None:
+    trained = run_fork(tmp_path, "train", tiny, "--images", "32", "--out", "run\x1b[31m")
+    assert trained.wait() == 0 and "\x1b" not in trained.stdout + trained.stderr
+    assert "run: run\\x1b[31m" in trained.stdout
+    assert "\x1b" not in (tmp_path / "run\x1b[31m" / "logs" / "rank-0.txt").read_text()

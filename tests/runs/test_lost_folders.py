@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from running import run_fork, start_command, start_fork, wait_until, workers_of
+from running import run_fork, start_command, start_fork, start_function_in_ranks, wait_until, workers_of
 
 from paceline.core.heartbeat import is_child
 from paceline.runs.status import Status
@@ -78,7 +78,46 @@ def test_a_killed_loader_process_ends_the_run_with_a_one_line_error(tmp_path: Pa
     assert status and status.state == "failed" and f"loader process {victim}" in status.reason
 
 
-def test_a_run_does_not_hang_if_its_loader_process_is_suspended(tmp_path: Path, tiny: str) -> None:
+def test_a_loader_process_killed_during_an_evaluation_is_reported_in_one_line(tmp_path: Path, tiny: str) -> None:
+    assert run_fork(tmp_path, "train", tiny, "--images", "32", "--out", "run").wait() == 0
+    workers = ("--set", "loader=workers", "--set", "workers=1", "--set", "evaluation_pause=30")
+    running = start_fork(tmp_path, "evaluate", "run", "--trust", *workers)
+    victim = wait_until(lambda: children_of(running.pid), running)[0]
+    time.sleep(0.5)  # until the batch is read and the evaluation pauses
+    os.kill(victim, signal.SIGKILL)
+    assert running.wait(30) == 2
+    assert len(running.stderr.splitlines()) == 1, running.stderr
+    assert f"loader process {victim} was killed by signal 9" in running.stderr
+
+
+def train_in_a_program(tiny: str) -> int:
+    import paceline
+
+    try:
+        paceline.train(
+            tiny, loader="workers", workers=1, images=16_000, pause=0.03, save_every="2 steps", timeout=2.0, out="run"
+        )
+    except paceline.UserError as error:
+        print(f"caught: {error}")
+    return 7
+
+
+def test_a_hung_run_raises_an_error_in_a_program_and_does_not_end_it(tmp_path: Path, tiny: str) -> None:
+    running = start_function_in_ranks(tmp_path, 1, train_in_a_program, tiny)[0]
+    wait_until(lambda: has_saved(tmp_path / "run"), running)
+    loaders = children_of(running.pid)
+    for loader in loaders:
+        os.kill(loader, signal.SIGSTOP)
+    assert running.wait(30) == 7
+    assert "caught: no progress for " in running.stdout
+    status = Status.of(tmp_path / "run")
+    assert status and status.state == "failed" and "no progress" in status.reason
+    for loader in loaders:
+        with suppress(ProcessLookupError):
+            os.kill(loader, signal.SIGKILL)
+
+
+def test_a_stopped_loader_process_does_not_hang_a_single_process(tmp_path: Path, tiny: str) -> None:
     command = ("train", tiny, *SLOWLY, "--set", "loader=workers", "--set", "workers=1", "--out", "run")
     running = start_fork(tmp_path, *command, "--set", "timeout=3", "--images", "16000")
     wait_until(lambda: has_saved(tmp_path / "run"), running)

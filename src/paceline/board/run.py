@@ -13,6 +13,7 @@ from paceline.board.files import Entry, Files
 from paceline.board.metrics_reader import MetricsReader, Table
 from paceline.config.files import PROVENANCE
 from paceline.core.lock import LOCK
+from paceline.core.printable import printable_lines
 from paceline.core.secrets import HIDDEN, is_private_name, redact
 from paceline.core.small_files import parse_toml
 from paceline.core.types import SettingValue
@@ -186,7 +187,7 @@ class Run:
         text = content.decode(errors="replace")
         if entry.size > at_most:
             text = text.partition("\n")[2]
-        return redact(text)
+        return printable_lines(redact(text))
 
     def _state(self, locked: bool | None) -> tuple[str, str]:
         """Return the run's state and its reason, based on the lock, status.json and the time of the last write."""

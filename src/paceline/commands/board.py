@@ -11,6 +11,7 @@ from urllib.parse import quote
 from paceline.board.files import open_files
 from paceline.board.gallery import Gallery
 from paceline.core.errors import UserError, install_extra
+from paceline.core.printable import print_line
 
 DEFAULT_PORT = 6116
 
@@ -30,7 +31,7 @@ def board(where: str, host: str, port: int | None) -> int:
     app = make_app(gallery, token, host, port)
     gallery.start()
     shown = f"[{address}]" if ":" in address else address
-    print(f"board for {gallery.files.shown}: http://{shown}:{port}/?token={quote(token)}", flush=True)
+    print_line(f"board for {gallery.files.shown}: http://{shown}:{port}/?token={quote(token)}")
     if not ip_address(address.partition("%")[0]).is_loopback:
         print(
             f"--host {host}: the board is reachable from other machines without encryption; "

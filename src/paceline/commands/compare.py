@@ -17,6 +17,7 @@ from paceline.compare.outcome import finish, has_report, only_writer, title_of
 from paceline.compare.progress import announced
 from paceline.config.resolve import Config
 from paceline.core.errors import UserError
+from paceline.core.printable import print_line
 from paceline.core.screen import open_screen
 from paceline.launch.child import Stopped
 from paceline.report.build import make_report
@@ -71,7 +72,7 @@ def _compare(configs: dict[str, Config], shared: Flags, options: Options, grid: 
         print("stopped; run the same command again to resume (finished runs are not repeated)", file=sys.stderr)
         return 128 + stop.number
     if not runs and has_report(folder):
-        print(f"no run finished; {folder}/report.html is unchanged", file=sys.stderr)
+        print_line(f"no run finished; {folder}/report.html is unchanged", sys.stderr)
         return 1
     report = make_report(
         title,

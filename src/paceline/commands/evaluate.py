@@ -13,18 +13,19 @@ from paceline.config.resolve import Config, Inherited
 from paceline.config.source_flags import FOLDERS, SeparateTestFolder
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError, unknown
-from paceline.core.printable import printable
+from paceline.core.printable import print_line, printable
 from paceline.core.registry import load_class
 from paceline.core.types import SettingValue
 from paceline.data.crop import cropped
 from paceline.data.open_sources import open_sources
 from paceline.data.source import Source
+from paceline.data.worker_pool import reporting_dead_workers
 from paceline.evaluation.contract import is_classifier
 from paceline.inference.image_model import open_recipe
 from paceline.inference.trained import StoredModel, read_stored
 from paceline.launch.tasks import Task, run_in_processes
 from paceline.parallel.precision import choose_precision
-from paceline.parallel.world import join, place_from
+from paceline.parallel.world import World, join, place_from
 from paceline.runs.checkpoint import choose_checkpoint
 from paceline.runs.finished_run import config_of
 from paceline.runs.folder import RunFolder
@@ -67,6 +68,12 @@ def _for_whole_folder(config: Config) -> Config:
 def evaluate_here(config: Config, run: str, split: str, at: str) -> None:
     """Evaluate in this process, alone or as one of several ranks; rank 0 prints the metrics."""
     world = join(config.run, distributed=config.run.devices > 1)
+    with world.reporting(), reporting_dead_workers():
+        _evaluate(config, world, run, split, at)
+    world.leave()
+
+
+def _evaluate(config: Config, world: World, run: str, split: str, at: str) -> None:
     precision = choose_precision(config.run.precision, world.device)
     precision.apply(deterministic=config.run.deterministic)
     sources = open_sources(config, split)
@@ -96,9 +103,8 @@ def evaluate_here(config: Config, run: str, split: str, at: str) -> None:
         count = f"{num_samples:,} sample{'s' * (num_samples != 1)}"
         print(printable(f"{config.recipe_name} from {stored.origin} on {data}: {count}"))
         for note in sources[split].notes:
-            print(note)
+            print_line(note)
         print_metrics(metrics, split_evaluator.protocol, split_evaluator.notes)
-    world.leave()
 
 
 def _check_class_names(stored: StoredModel, run: str, split: str, data: str, spec: DataSpec) -> None:

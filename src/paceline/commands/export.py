@@ -6,6 +6,7 @@ import importlib.util
 
 from paceline.core.errors import UserError, install_extra
 from paceline.core.files import check_new_file, new_file
+from paceline.core.printable import print_line
 from paceline.inference.exportable import make_exportable
 from paceline.inference.onnx_file import largest_difference, write_onnx
 from paceline.inference.trained import read_stored
@@ -32,7 +33,7 @@ def export(path: str, out: str, checkpoint: str, *, overwrite: bool = False) -> 
                 f"--out {out}: not written, because the results of the exported model differ from PyTorch's by "
                 f"{difference:.1e}, which is above {TOLERANCE:.0e}"
             )
-    print(f"{stored.config.recipe_name} from {stored.origin} → {target} ({target.stat().st_size / 1e6:.1f} MB)")
+    print_line(f"{stored.config.recipe_name} from {stored.origin} → {target} ({target.stat().st_size / 1e6:.1f} MB)")
     print(exportable.usage)
     print(f"largest difference from PyTorch, {exportable.checked_on}: {difference:.1e}")
     return 0

@@ -13,6 +13,7 @@ from paceline.commands.train import default_folder
 from paceline.config.resolve import Config
 from paceline.config.spans import split_batch
 from paceline.core.errors import UserError
+from paceline.core.printable import print_line
 from paceline.core.registry import load_classes
 from paceline.core.types import SettingValue
 from paceline.launch.command import TrainCommand, check_words, plain_name, quoted
@@ -58,10 +59,10 @@ def launch_slurm(config: Config, command: TrainCommand, options: SlurmOptions, *
         check_cluster(command, options)
     file = write_job(script, run)
     if not (submit or wait):
-        print(f"wrote {file}; submit it with --submit, or: {quoted(['sbatch', str(file)])}")
+        print_line(f"wrote {file}; submit it with --submit, or: {quoted(['sbatch', str(file)])}")
         return 0
     job = submit_job(file)
-    print(f"submitted {file} as job {job}")
+    print_line(f"submitted {file} as job {job}")
     return follow(job, run) if wait else 0
 
 
@@ -75,7 +76,7 @@ def launch_kubernetes(command: TrainCommand, options: KubernetesOptions, to: str
     except OSError as error:
         raise UserError(f"--to {file}: {error.strerror}") from None
     if not submit:
-        print(f"wrote {file}; apply it with --submit, or: {quoted(apply)}")
+        print_line(f"wrote {file}; apply it with --submit, or: {quoted(apply)}")
         return 0
     if not shutil.which("kubectl"):
         raise UserError(f"kubectl: not installed on this machine; apply {file} on a machine that has kubectl")

@@ -14,8 +14,10 @@ from torch import Tensor
 from paceline.commands.metrics_output import print_metrics
 from paceline.core.errors import UserError
 from paceline.core.files import check_new_file, json_text, new_file
+from paceline.core.printable import print_line, printable
 from paceline.data.file_lists import images_under
 from paceline.evaluation.features.inception import load_inception
+from paceline.evaluation.features.network import FeatureNetwork
 from paceline.evaluation.image_metrics import PSNR_OF_IDENTICAL, SIGMA, WINDOW, luma, psnr, ssim
 from paceline.evaluation.overlap import CLASSES, MIDDLE, overlaps, pixel_counts
 from paceline.evaluation.perceptual import Distance, perceptual_distance
@@ -57,6 +59,7 @@ def measure(results: str, targets: str, options: Options) -> int:
         for out, suffix in ((options.per_image, ".csv"), (options.json_file, ".json"))
     )
     pairs, problems = match_files(_images(results), _images(targets), options.suffix)
+    network = _inception(len(pairs), options) if options.inception else None  # first: a wrong file fails at once
     distance, notes = perceptual_distance(CPU)
     rows: dict[str, Row] = {}
     counts = torch.zeros(len(CLASSES), 3, dtype=torch.float64)
@@ -82,14 +85,14 @@ def measure(results: str, targets: str, options: Options) -> int:
         if name.startswith(("psnr", "ssim", "lpips"))
     }
     metrics |= overlaps(counts) if options.masks else {}
-    metrics |= _fid(used, options) if options.inception else {}
+    metrics |= _fid(used, network) if network else {}
     metrics |= {"count": float(len(rows))}
     protocol = _protocol(options, distance)
-    print(f"{results} compared with {targets}: {len(rows):,} image{'s' * (len(rows) != 1)}")
+    print_line(f"{results} compared with {targets}: {len(rows):,} image{'s' * (len(rows) != 1)}")
     print_metrics(metrics, protocol, notes)
     identical = [name for name, row in rows.items() if np.isclose(row[f"psnr[{options.protocol}]"], PSNR_OF_IDENTICAL)]
     if identical:
-        print(f"{len(identical)} of {len(rows)} images are identical to their targets: {_listed(identical)}")
+        print_line(f"{len(identical)} of {len(rows)} images are identical to their targets: {_listed(identical)}")
     if report:
         content = {"results": results, "targets": targets, "metrics": metrics, "protocol": dict(protocol)}
         with new_file(report) as temporary:
@@ -97,7 +100,7 @@ def measure(results: str, targets: str, options: Options) -> int:
     if table:
         _write_table(table, rows)
     if problems:
-        print(f"files left out ({len(problems)}): {_listed(problems)}")
+        print_line(f"files left out ({len(problems)}): {_listed(problems)}")
     return 1 if problems else 0
 
 
@@ -140,9 +143,15 @@ def _measured(made: Tensor, real: Tensor, options: Options, distance: Distance |
     return {f"{name}[{options.protocol}]": value for name, value in row.items()}
 
 
-def _fid(pairs: Sequence[tuple[Path, Path]], options: Options) -> Row:
+def _inception(num_images: int, options: Options) -> FeatureNetwork:
+    """Load the network for FID; raise UserError if there are too few images."""
+    if num_images < 2:
+        raise UserError(f"--inception: FID needs at least 2 images, got {num_images}; omit --inception")
+    return load_inception(options.inception, options.inception_sha256, CPU)
+
+
+def _fid(pairs: Sequence[tuple[Path, Path]], network: FeatureNetwork) -> Row:
     """Return the FID between all results and all targets, computed as in `evaluate`."""
-    network = load_inception(options.inception, options.inception_sha256, CPU)
     if len(pairs) < 2:
         raise UserError(f"--inception: FID needs at least 2 images, got {len(pairs)}; omit --inception")
     found = []
@@ -165,10 +174,10 @@ def _protocol(options: Options, distance: Distance | None) -> Protocol:
 
 def _write_table(file: Path, rows: Mapping[str, Row]) -> None:
     names = list(dict.fromkeys(name for row in rows.values() for name in row))
-    with new_file(file) as temporary, temporary.open("w", newline="") as stream:
+    with new_file(file) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
         writer = csv.DictWriter(stream, ["image", *names], restval="")
         writer.writeheader()
-        writer.writerows({"image": name, **row} for name, row in rows.items())
+        writer.writerows({"image": printable(name), **row} for name, row in rows.items())
 
 
 def _listed(problems: Sequence[str]) -> str:

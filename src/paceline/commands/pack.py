@@ -16,6 +16,7 @@ from rich.progress import Progress as ProgressBar
 from paceline.config.settings import RunSettings
 from paceline.core.errors import DISK_FULL, UserError
 from paceline.core.lock import InUse, Lock
+from paceline.core.printable import print_line
 from paceline.core.registry import is_path, load_class, names
 from paceline.core.types import SettingValues
 from paceline.data.file_lists import not_used_file, write_not_used
@@ -24,6 +25,7 @@ from paceline.data.packing.origin import describe
 from paceline.data.packing.writer import Progress, begin, check_same, check_whole, fill, finish
 from paceline.data.source import Source
 from paceline.data.whole_source import bytes_needed
+from paceline.data.worker_pool import reporting_dead_workers
 from paceline.runs.config import resolve_settings
 
 SECONDS_BETWEEN_LINES = 10.0  # interval between progress lines if stdout is not a terminal
@@ -35,25 +37,25 @@ def pack(origin: str, destination: str, flags: SettingValues, assignments: Setti
     source_class = load_class("source", settings.data, Source)
     sources = {split: source_class(split, settings) for split in source_class.splits_of(settings)}
     for note in dict.fromkeys(note for source in sources.values() for note in source.notes):
-        print(note)
+        print_line(note)
     folder = Path(destination).expanduser()
     not_used = dict.fromkeys(file for source in sources.values() for file in source.not_used)
     for note in write_not_used(not_used_file(folder), list(not_used)):
-        print(note)
+        print_line(note)
     made_from = {"data": settings.data} | {name: str(value) for name, value in assignments.items()}
     splits = {split: describe(source) for split, source in sources.items()}
     if (folder / MANIFEST).is_file():
         return _check(folder, sources, splits, settings)
     _check_space(folder, sources)
     resumed = begin(folder, splits, made_from)
-    with _can_resume(folder), _only_writer(folder):
+    with _can_resume(folder), _only_writer(folder), reporting_dead_workers():
         for split, source in sources.items():
             with _progress(f"{'resuming' if resumed else 'packing'}: {split}", len(source)) as shown:
                 fill(source, folder / split, settings.workers, shown)
         finish(folder, sources)
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     counts = ", ".join(f"{len(source):,} {split}" for split, source in sources.items())
-    print(
+    print_line(
         f"packed {counts} samples into {folder} ({size / 1e6:,.0f} MB); use it with --data packed --data-root {folder}"
     )
     return 0
@@ -80,7 +82,7 @@ def _check(
     for split, source in sources.items():
         with _progress(f"checking: {split}", len(source)) as shown:
             check_whole(source, folder, split, settings.workers, shown)
-    print(f"{folder} is already complete; all checksums match")
+    print_line(f"{folder} is already complete; all checksums match")
     return 0
 
 
@@ -139,6 +141,6 @@ def _progress(title: str, total: int) -> Iterator[Progress]:
         nonlocal printed
         if count == total or time.monotonic() - printed > SECONDS_BETWEEN_LINES:
             printed = time.monotonic()
-            print(f"{title}: {count:,} of {total:,}", flush=True)
+            print_line(f"{title}: {count:,} of {total:,}")
 
     yield line

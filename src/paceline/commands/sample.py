@@ -9,7 +9,7 @@ from pathlib import Path
 from paceline.commands.configure import checked
 from paceline.core.errors import UserError
 from paceline.core.files import new_file
-from paceline.core.printable import printable
+from paceline.core.printable import print_line, printable
 from paceline.core.types import SettingValue
 from paceline.images.grids import ANIMATED_SUFFIXES, captioned, save_animation, side_by_side
 from paceline.inference.animation import animation_frames
@@ -81,7 +81,7 @@ def _animate(runs: list[str], files: list[Path]) -> int:
     for file in files:
         with new_file(file) as temporary:
             save_animation(frames, temporary, file.suffix)
-    print(f"{len(frames)} frames → {', '.join(map(str, files))}")
+    print_line(f"{len(frames)} frames → {', '.join(map(str, files))}")
     return 0
 
 

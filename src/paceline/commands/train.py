@@ -13,6 +13,7 @@ from pathlib import Path
 from paceline.config.resolve import Config
 from paceline.core.errors import UserError
 from paceline.core.heartbeat import Watch, prepare
+from paceline.data.worker_pool import reporting_dead_workers
 from paceline.launch.rendezvous import Rendezvous
 from paceline.launch.tasks import Task, run_in_processes
 from paceline.parallel.strategy import strategy_class
@@ -73,8 +74,11 @@ class TrainResult:
         return {}
 
 
-def train(config: Config) -> int:
-    """Train a recipe in as many processes as the settings require; return the exit code."""
+def train(config: Config, *, may_exit: bool = True) -> int:
+    """Train a recipe in as many processes as the settings require; return the exit code.
+
+    `may_exit` is False if this process is a user's program: a run that hangs then raises UserError instead.
+    """
     check_loggers(config.run.loggers)
     config = config.with_run(out=config.run.out or default_folder(config))
     RunFolder(Path(config.run.out))  # raises an error for an invalid name before any process starts
@@ -93,7 +97,7 @@ def train(config: Config) -> int:
         elif code:
             _started_folder(config).end_for_others("failed", f"a worker exited with code {code}", began)
         return code
-    return train_here(config)
+    return train_here(config, may_exit)
 
 
 def _started_folder(config: Config) -> RunFolder:
@@ -104,7 +108,7 @@ def _started_folder(config: Config) -> RunFolder:
 def train_and_report(config: Config) -> TrainResult:
     """Train like `paceline train`, and return the run folder, the metrics and the exit code."""
     config = config.with_run(out=config.run.out or default_folder(config))
-    code = train(config)
+    code = train(config, may_exit=False)
     folder = _started_folder(config)
     lines = read_metrics(folder.path)
     last = {name: value for line in lines for name, value in line.items() if "/" in name}
@@ -118,7 +122,7 @@ def default_folder(config: Config) -> str:
     return f"runs/{recipe}-{data}-{config.run.seed}"
 
 
-def train_here(config: Config) -> int:
+def train_here(config: Config, may_exit: bool = True) -> int:
     """Train all stages in this process. The process group is joined once, before the first stage."""
     place = place_from(os.environ)
     if place and (config.run.strategy == "auto" or strategy_class(config).needs_processes):
@@ -126,26 +130,30 @@ def train_here(config: Config) -> int:
     world = join(config.run, distributed=strategy_class(config).needs_processes)
     code = 0
     try:
-        stages = stages_of(config, world)
-        for stage in stages:
-            stage.recipe_class.check(stage.recipe)
-        for stage in stages:
-            prepare()
-            code = _train_stage(stage, world)
-            if code:
-                break
+        with world.reporting(), reporting_dead_workers():
+            stages = stages_of(config, world)
+            for stage in stages:
+                stage.recipe_class.check(stage.recipe)
+            for stage in stages:
+                prepare()
+                code = _train_stage(stage, world, may_exit)
+                if code:
+                    break
         world.leave()
     finally:
         world.abandon()
     return code
 
 
-def _train_stage(config: Config, world: World) -> int:
+def _train_stage(config: Config, world: World, may_exit: bool) -> int:
     """Resume, train and evaluate one stage, or a run without stages, in this process."""
     stop = StopRequest()
     with open_session(assemble(config, world), RunFolder(Path(config.run.out))) as session:
         snapshot = session.resume()
-        with stop.listening(), Watch(config.run.timeout, partial(_end_hung_run, config, session.folder)):
+        if world.peers:
+            world.peers.before_exit = partial(session.folder.end, "failed")
+        end = partial(_end_hung_run, config, session.folder, None if may_exit else stop)
+        with stop.listening(), Watch(config.run.timeout, end):
             loop, writer = session.train(snapshot, stop)
             if not loop.stopped:
                 session.evaluate(loop, writer)
@@ -153,9 +161,15 @@ def _train_stage(config: Config, world: World) -> int:
     return stop.exit_code if loop.stopped else 0
 
 
-def _end_hung_run(config: Config, folder: RunFolder, silent: float) -> None:
-    """End this process if its main thread hangs, for example because a loader process or a disk does not respond."""
+def _end_hung_run(config: Config, folder: RunFolder, stop: StopRequest | None, silent: float) -> None:
+    """End a run whose main thread hangs, e.g. after a loader process was stopped or a disk was lost.
+
+    With `stop`, raise UserError in the main thread; otherwise end this process, which also works if a disk was lost.
+    """
     reason = f"no progress for {silent:.0f} s (--timeout {config.run.timeout:g})"
+    if stop:
+        stop.fail(f"{reason}; {folder.checkpoints.describe_newest()}")
+        return
     folder.end("failed", reason)
     print(f"paceline: {reason}; {folder.checkpoints.describe_newest()}", file=sys.stderr, flush=True)
     os._exit(2)

@@ -32,7 +32,7 @@ from paceline.runs.status import Status
 
 RECORD = "cell.json"  # name of a file in the folder of each run
 # Settings that do not affect the results of a run.
-IGNORED_SETTINGS = {"out", "preset", "gpus", "keep", "timeout", "join_timeout", "loggers"}
+IGNORED_SETTINGS = {"out", "preset", "gpus", "keep", "timeout", "join_timeout", "start_timeout", "loggers"}
 
 
 class PlannedRun(NamedTuple):

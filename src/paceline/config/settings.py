@@ -86,6 +86,9 @@ class RunSettings:
     join_timeout: float = setting(
         600.0, "seconds to wait for other hosts to join the run", mutable_on_resume=True, above=0
     )
+    start_timeout: float = setting(
+        120.0, "seconds to wait for ranks that torchrun, srun or a script starts", mutable_on_resume=True, above=0
+    )
     compress: Literal["none", "bf16"] = setting(
         "none", "gradient compression for ddp; bf16 halves the traffic but rounds gradients", flag=True
     )

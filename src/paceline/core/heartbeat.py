@@ -33,6 +33,11 @@ def die_with_parent(parent: int | None = None) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def is_watched() -> bool:
+    """Return whether a launcher watches this process and ends it if it hangs or another rank ends."""
+    return PULSE_FILE in os.environ
+
+
 def prepare() -> None:
     """Report that this process is starting up: no progress is expected until the next `beat`."""
     if PULSE_FILE in os.environ:
@@ -75,7 +80,7 @@ class Watch(threading.Thread):
                 return
 
     def __enter__(self) -> Watch:
-        if PULSE_FILE not in os.environ:
+        if not is_watched():
             self.start()
         return self
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from os import PathLike, fspath
+from typing import TextIO
 
 # Control characters, line and paragraph separators, characters that change the text direction, and surrogates, which
 # represent bytes that are not UTF-8.
@@ -19,6 +20,11 @@ def printable(text: str | PathLike[str]) -> str:
 def printable_lines(text: str) -> str:
     """Return text with all control characters escaped except line breaks and tabs."""
     return "\n".join("\t".join(map(printable, line.split("\t"))) for line in text.split("\n"))
+
+
+def print_line(text: str, file: TextIO | None = None) -> None:
+    """Print text that may come from a file or the user as one line, with control characters escaped."""
+    print(printable(text), file=file, flush=True)
 
 
 def print_any_text() -> None:

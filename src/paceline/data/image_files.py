@@ -17,7 +17,15 @@ from paceline.config.source_flags import SeparateTestFolder
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
 from paceline.core.printable import printable
-from paceline.data.file_lists import SUFFIXES, first_few, list_folder, unreadable, unused_validation
+from paceline.data.file_lists import (
+    MAX_NAMED,
+    NOT_USED,
+    SUFFIXES,
+    first_few,
+    list_folder,
+    unreadable,
+    unused_validation,
+)
 from paceline.data.groups import group_keys
 from paceline.data.source import Encoded, Sample, Source
 from paceline.images.decode import BadImage, arrange_image, check_image_settings, decode, upright_size
@@ -67,7 +75,8 @@ class ImageFiles(Source):
             headers = [self._large_enough(*pair, settings.crop) for pair in zip(samples, headers, strict=True)]
         problems = [*problems, *(one.problem for one in headers if one.problem)]
         if problems and not may_skip:
-            raise UserError(f"{first_few(problems)}; use --bad-images skip to leave such files out")
+            listed = f" and list all {len(problems)} in {NOT_USED}" if len(problems) > MAX_NAMED else ""
+            raise UserError(f"{first_few(problems)}; use --bad-images skip to leave such files out{listed}")
         usable = [(files, one.sizes) for files, one in zip(samples, headers, strict=True) if not one.problem]
         if not usable:
             raise UserError(f"{root}: none of its images can be used: {first_few(problems)}")

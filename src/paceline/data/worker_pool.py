@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from types import TracebackType
 from weakref import WeakSet
@@ -49,10 +49,14 @@ class WorkerPool:
     def read(self, requests: Iterable[Tickets]) -> Iterator[Batch]:
         """Yield the batch for each request, in order, in host memory, with uint8 images [n, h, w, c]."""
         self._current.requests = requests
-        for result in self._loader:
-            if isinstance(result, UserError):
-                raise result
-            yield result
+        try:
+            for result in self._loader:
+                if isinstance(result, UserError):
+                    raise result
+                yield result
+        finally:
+            if dead := self.describe_dead():
+                _dead.append(dead)  # this pool may be gone when the error is reported
 
     def describe_dead(self) -> str:
         """Return a message about a killed worker process; empty if none was killed."""
@@ -69,13 +73,29 @@ def describe_dead_worker() -> str:
     If one was killed, torch raises RuntimeError in the main thread at an arbitrary point, possibly while a connection
     error caused by the dead process is being handled. This function waits for that exception and suppresses it.
     """
-    if _pools:
+    if _pools or _dead:
         with suppress(RuntimeError):
             time.sleep(SECONDS_UNTIL_NOTICED)
-    return next(filter(None, (pool.describe_dead() for pool in _pools)), "")
+    dead = next(filter(None, (*_dead, *(pool.describe_dead() for pool in _pools))), "")
+    _dead.clear()
+    return f"{dead}, perhaps because memory ran out: use fewer --workers" if dead else ""
+
+
+@contextmanager
+def reporting_dead_workers() -> Iterator[None]:
+    """Raise a UserError instead of an exception that a killed loader process caused."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        if dead := describe_dead_worker():
+            raise UserError(dead) from error
+        raise
 
 
 _pools: WeakSet[WorkerPool] = WeakSet()
+_dead: list[str] = []  # descriptions of killed processes of pools that were closed
 
 
 class _Current:

@@ -79,7 +79,10 @@ class Strategy:
     needs_processes: ClassVar[bool] = False
     """Whether the strategy needs one process per device."""
     max_devices: ClassVar[int | None] = None
-    """The maximum number of devices that the strategy can use; None if there is no maximum."""
+    """The maximum number of devices that the strategy can use.
+
+    None: no maximum, or one device if it neither sets `needs_processes` nor overrides `num_devices`.
+    """
     complexity: ClassVar[int] = 0
     """Tie-breaker: among equally good strategies, a report recommends the one with the lowest value."""
     package: ClassVar[str] = ""
@@ -99,8 +102,10 @@ class Strategy:
 
     def __init__(self, settings: RunSettings, world: World, precision: Precision, recipe: Recipe) -> None:
         """Move the recipe to its device and wrap it, ready for the first step."""
-        if self.max_devices is not None and settings.devices > self.max_devices:
-            name, most = settings.strategy, self.max_devices
+        undeclared = not self.needs_processes and type(self).num_devices is Strategy.num_devices
+        most = 1 if self.max_devices is None and undeclared else self.max_devices
+        if most is not None and settings.devices > most:
+            name = settings.strategy
             raise UserError(
                 f"--strategy {name}: uses only {most} of {settings.devices} devices; use ddp, or --devices {most}"
             )

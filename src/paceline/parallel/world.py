@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch
@@ -15,7 +17,9 @@ from torch import Tensor
 
 from paceline.config.settings import RunSettings
 from paceline.core.errors import UserError
+from paceline.core.heartbeat import is_watched
 from paceline.parallel.exchange import sum_over_processes
+from paceline.parallel.peers import Peers, await_server, call_roll
 from paceline.parallel.store import choose_interface, is_loopback, join_store, serve_store
 
 FIRST_PORT, NUM_PORTS = 10_000, 10_000  # a port range below the kernel's ephemeral ports
@@ -79,6 +83,7 @@ class World:
     place: Place
     device: torch.device
     backend: str = ""  # empty if there is no process group
+    peers: Peers | None = field(default=None, repr=False, compare=False)  # None if a launcher watches the ranks
 
     @property
     def rank(self) -> int:
@@ -128,6 +133,8 @@ class World:
 
     def leave(self) -> None:
         """Destroy the process group."""
+        if self.peers:
+            self.peers.leave()
         if self.backend and dist.is_initialized():
             dist.destroy_process_group()
 
@@ -135,6 +142,20 @@ class World:
         """Leave after an error. With several processes, do nothing, since the others notice when this process exits."""
         if self.size == 1:
             self.leave()
+
+    def explain(self, error: BaseException) -> str:
+        """Return which other rank caused an error; empty if none did. Report the error to the other ranks."""
+        return self.peers.explain(error) if self.peers else ""
+
+    @contextmanager
+    def reporting(self) -> Iterator[None]:
+        """Report an error to the other ranks; if one of them caused it, raise a UserError that says so."""
+        try:
+            yield
+        except BaseException as error:
+            if lost := self.explain(error):
+                raise UserError(lost) from error
+            raise
 
 
 def gpu_ids(settings: RunSettings) -> list[int]:
@@ -215,24 +236,23 @@ def join(settings: RunSettings, *, distributed: bool) -> World:
             os.environ |= {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
         os.environ |= {"RANK": str(place.rank), "WORLD_SIZE": str(place.size), "LOCAL_RANK": str(place.local_rank)}
         own, timeout = device if backend == "nccl" else None, timedelta(seconds=settings.timeout)
+        store, peers = _rendezvous(place, settings)
+        world = World(place, device, backend, peers)
         try:
-            dist.init_process_group(
-                backend,
-                store=_rendezvous(place, timeout),
-                rank=place.rank,
-                world_size=place.size,
-                timeout=timeout,
-                device_id=own,
-            )
+            with world.reporting():
+                dist.init_process_group(
+                    backend, store=store, rank=place.rank, world_size=place.size, timeout=timeout, device_id=own
+                )
         except dist.DistBackendError as error:
             if "Duplicate GPU" in str(error):  # only NCCL can detect this if each process sees one GPU
                 raise UserError(f"--devices {place.size}: processes share a GPU; start one process per GPU") from error
             raise
+        return world
     return World(place, device, backend)
 
 
-def _rendezvous(place: Place, timeout: timedelta) -> dist.Store:
-    """Return the store through which the processes of a run find each other.
+def _rendezvous(place: Place, settings: RunSettings) -> tuple[dist.Store, Peers | None]:
+    """Return the store through which the processes of a run find each other, and watch them if no launcher does.
 
     If the same processes form a new group for the next run, they keep the store and use a new prefix. Then no process
     connects to a store that is about to close, or reads keys of the previous group. The processes start and end their
@@ -241,19 +261,28 @@ def _rendezvous(place: Place, timeout: timedelta) -> dist.Store:
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     choose_interface(host, place.num_nodes)
     by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # the default under torchrun
-    key = (host, port, place)
+    key, timeout = (host, port, place), timedelta(seconds=settings.timeout)
+    alone = place.size > 1 and not is_watched()
     if key not in _stores:
         _stores.clear()  # closes the previous store, which may use this port
         _num_rendezvous.clear()
         if place.rank == 0 and not by_agent:
             _stores[key] = serve_store(host, port, timeout, on_all=place.num_nodes > 1 and is_loopback(host))
         else:
+            if alone:
+                await_server(host, port, settings.start_timeout)
             _stores[key] = join_store(host, port, timeout)
     # An agent's store outlives the processes, so its prefix includes the restart count. A store served by rank 0 ends
     # with the processes and uses no count, since the count of a host that rejoins would not match.
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if by_agent else "0"
     _num_rendezvous[key] += 1
-    return dist.PrefixStore(f"paceline-{restart}-{_num_rendezvous[key]}", _stores[key])
+    prefix = f"paceline-{restart}-{_num_rendezvous[key]}"
+    store = dist.PrefixStore(prefix, _stores[key])
+    if not alone:
+        return store, None
+    call_roll(store, place.rank, place.size, settings.start_timeout)
+    own, line = dist.PrefixStore(prefix, join_store(host, port, timeout)), socket.create_connection((host, port))
+    return store, Peers(own, line, place.rank, place.size)
 
 
 _stores: dict[tuple[str, int, Place], dist.Store] = {}  # at most one entry: the last store that this process used

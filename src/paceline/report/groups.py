@@ -20,6 +20,7 @@ IGNORED_SETTINGS |= {
     "max_restarts",
     "timeout",
     "join_timeout",
+    "start_timeout",
     "mirror",
     "mirror_every",
     "mirror_wait",

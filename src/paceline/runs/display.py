@@ -17,6 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from paceline.core.printable import print_line, printable
 from paceline.core.screen import open_screen
 from paceline.runs.console import Tee, user_stream
 
@@ -29,7 +30,7 @@ class Display:
     """Shows the progress of a run inside a `with` block; shows nothing if disabled."""
 
     def __init__(self, total_images: int, start_images: int, title: str, enabled: bool) -> None:
-        self._total, self._images, self._title, self._enabled = total_images, start_images, title, enabled
+        self._total, self._images, self._title, self._enabled = total_images, start_images, printable(title), enabled
         self._clock = time.perf_counter()
         self._first: tuple[int, float] | None = None  # images and time at the first update, after warm-up
         self._next_frame = 0.0
@@ -70,7 +71,7 @@ class Display:
         place = f"{images:>{len(f'{self._total:,}')},} / {self._total:,} images"
         share = f"{images / max(self._total, 1):4.0%}"
         if self._live is None:
-            print("  ".join([f"  {place}", share.strip(), *shown, f"ETA {eta}"]), flush=True)
+            print_line("  ".join([f"  {place}", share.strip(), *shown, f"ETA {eta}"]))
             return
         due = now >= self._next_frame  # a skipped frame is replaced by the next one, or drawn at the end
         self._live.update(self._frame(images, f"{share}  ETA {eta}", "  ".join([place, *shown])), refresh=due)
@@ -80,7 +81,7 @@ class Display:
     def line(self, text: str) -> None:
         """Print a line, above the bar if there is one."""
         if self._enabled:
-            print(text, flush=True)
+            print_line(text)
 
     def _seconds_left(self, images: int, now: float, rate: float) -> float:
         """Estimate the time left from the average rate since the first update, including evaluations and saves.

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from paceline.core.printable import print_line
 from paceline.core.registry import load_class
 from paceline.core.secrets import one_line
 
@@ -125,4 +126,4 @@ class LoggerGroup:
 
 
 def _report(name: str, error: Exception) -> None:
-    print(f"logger {name} is switched off: {one_line(error)}; training continues without it", flush=True)
+    print_line(f"logger {name} is switched off: {one_line(error)}; training continues without it")

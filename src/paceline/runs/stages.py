@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from paceline.config.resolve import Config
+from paceline.core.printable import print_line
 from paceline.parallel.world import World
 from paceline.runs.finished_run import readable_config_of, stages_in
 from paceline.runs.folder import RunFolder
@@ -60,7 +61,7 @@ def last_finished(path: str, *, trust: bool = False) -> str:
     for number, folder in reversed(list(enumerate(started))):
         if _has_ever_finished(folder):
             for later in started[number + 1 :]:
-                print(f"{later} has not finished: using {folder}", file=sys.stderr)
+                print_line(f"{later} has not finished: using {folder}", sys.stderr)
             return str(folder)
     return path
 

@@ -19,6 +19,7 @@ from paceline.data.loader import Loader
 from paceline.data.loader_choice import choose_loader, choose_loaders
 from paceline.data.open_sources import open_sources
 from paceline.data.pipeline import BatchPipeline
+from paceline.data.sample_check import check_sample
 from paceline.data.source import Source, sizes_of
 from paceline.data.tickets import Stream
 from paceline.data.transforms import Augment
@@ -77,6 +78,8 @@ def _build(config: Config, strategy_type: type[Strategy], world: World) -> Parts
     precision = choose_precision(config.run.precision, world.device)
     precision.apply(deterministic=config.run.deterministic)
     sources = open_sources(config)
+    for split, source in sources.items():
+        check_sample(source, f"--data {config.run.data}: sample 0 of split {split!r}")
     notes = list(dict.fromkeys(note for source in sources.values() for note in getattr(source, "notes", [])))
     not_used = tuple(dict.fromkeys(file for source in sources.values() for file in getattr(source, "not_used", ())))
     choices, reasons = choose_loaders(config.run, sources, world.device)

@@ -39,6 +39,12 @@ class SplitEvaluator:
         self.count = (recipe.generates and settings.generated_images) or len(loader.source)
         prepared = self._new_evaluator()
         self.notes, self.label, self.protocol = prepared.notes, prepared.label, prepared.protocol()
+        self._prepared: Evaluator | None = prepared
+
+    def take_prepared(self) -> Evaluator:
+        """Return an evaluator that has seen no samples, and keep no reference to it."""
+        prepared, self._prepared = self._prepared or self._new_evaluator(), None
+        return prepared
 
     def record_protocol(self, folder: RunFolder, *, overwrite: bool) -> None:
         """Store how this split is evaluated (its protocol); raise UserError if the run has a different protocol."""

@@ -17,6 +17,7 @@ import torch
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Batch, Phase
 from paceline.core.errors import UserError
+from paceline.core.printable import print_line
 from paceline.data.feed import StepData
 from paceline.parallel.torch_internals import copy_all, end_broken_capture
 from paceline.runs.machine_record import graph_obstacle
@@ -116,7 +117,7 @@ class GraphedStep:
                 learner.optimizer.zero_grad(set_to_none=True)
             if self.mode == "on":
                 raise UserError(f"--graph on: {reason}; use --graph auto") from error
-            print(f"step: eager from now on, since {reason}")
+            print_line(f"step: eager from now on, since {reason}")
 
 
 def _culprit(error: BaseException) -> str:

@@ -21,6 +21,7 @@ from paceline.training.build import Parts
 from paceline.training.evaluate import SplitEvaluator, evaluated_weights
 from paceline.training.loss_log import LossLog
 from paceline.training.previews import Previews
+from paceline.training.rehearsal import explained
 from paceline.training.replicas import check_replicas
 from paceline.training.snapshot import take_snapshot
 from paceline.training.stop import StopRequest, StopVote
@@ -91,7 +92,8 @@ class Loop:
         self.recipe.train()
         with self.saver:
             if self.images == 0:
-                self._sample()
+                with explained(f"{type(self.recipe).__name__}: generating the sample images"):
+                    self._sample()
             self.parts.strategy.drive(self._steps(), self.advance)
             if not self.stopped:
                 self._log()

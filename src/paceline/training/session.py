@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
-from paceline.core.errors import DISK_FULL, UserError
+from paceline.core.errors import DISK_FULL, NOT_WRITABLE, UserError
+from paceline.core.printable import print_line
 from paceline.data.crop import cropped
 from paceline.data.file_lists import NOT_USED, write_not_used
 from paceline.data.fingerprint import describe_samples
@@ -30,6 +31,7 @@ from paceline.training.build import Parts
 from paceline.training.evaluate import SplitEvaluator, final_evaluator, training_evaluator
 from paceline.training.initial_weights import start_from
 from paceline.training.loop import Loop, Outputs, describe
+from paceline.training.rehearsal import rehearse
 from paceline.training.snapshot import check_fits, restore_snapshot
 from paceline.training.stop import StopRequest
 
@@ -53,10 +55,10 @@ class Session:
         parts = self.parts
         listed = write_not_used(self.folder.path / NOT_USED, parts.not_used) if self.folder.is_mine else ()
         for note in (*listed, *parts.notes):
-            print(note)
-        snapshot = newest_snapshot(self.folder, parts.world, print, partial(check_fits, step=parts.step))
+            print_line(note)
+        snapshot = newest_snapshot(self.folder, parts.world, print_line, partial(check_fits, step=parts.step))
         if parts.config.run.init_from and not snapshot:
-            print(start_from(parts, parts.config.run.init_from))
+            print_line(start_from(parts, parts.config.run.init_from))
         if snapshot:
             restore_snapshot(snapshot, parts.step)
         if snapshot and parts.world.is_first:
@@ -94,6 +96,8 @@ class Session:
             outputs = Outputs(folder, writer, display, record.on_saved)
             loop = Loop(parts, outputs, snapshot=snapshot, evaluator=self.evaluator, stop=stop)
             if not settled:
+                for evaluator in filter(None, (self.evaluator, self.final_evaluator)):
+                    rehearse(evaluator)
                 loop.run()
         return loop, writer
 
@@ -101,7 +105,7 @@ class Session:
         """Evaluate the best checkpoint (the last one if there is no best) on the test split."""
         if not self.final_evaluator:
             if loop.best:
-                print(f"best: {loop.best.name} {loop.best.value:.4g} at {loop.best.images:,} images")
+                print_line(f"best: {loop.best.name} {loop.best.value:.4g} at {loop.best.images:,} images")
             return
         world, images = self.parts.world, loop.best.images if loop.best else loop.images
         snapshot = checkpoint_at(self.folder, world, images)
@@ -118,7 +122,7 @@ class Session:
             ):
                 writer.write(loop.images, metrics | {"test/checkpoint_images": float(images)})
         if world.is_first:
-            print(f"test metrics of the checkpoint at {images:,} images: {describe(metrics)}")
+            print_line(f"test metrics of the checkpoint at {images:,} images: {describe(metrics)}")
 
     def close(self, loop: Loop, writer: MetricsWriter | None) -> None:
         """Record how the run ended; wait for its mirror and for the other ranks."""
@@ -130,7 +134,7 @@ class Session:
         if loop.stopped:
             print(f"stopped at {loop.images:,} images and saved; run the same command again to resume")
         else:
-            print(f"run: {self.folder.path}")
+            print_line(f"run: {self.folder.path}")
         self.mirroring.finish()
         self.output.close()  # left open after an error, so that the log includes the traceback
         self.parts.world.wait_for_all()  # a launcher ends the other ranks when one exits with a nonzero code
@@ -187,7 +191,7 @@ def open_session(parts: Parts, folder: RunFolder) -> Iterator[Session]:
         folder.end("failed", str(error))
         raise
     except Exception as error:
-        problem = _user_problem(error)
+        problem = _user_problem(error, folder) or parts.world.explain(error)
         folder.end("failed", problem or f"{type(error).__name__}: {error}")
         if problem:
             raise UserError(f"--out {folder.path}: {problem}; {folder.checkpoints.describe_newest()}") from error
@@ -202,12 +206,14 @@ def open_session(parts: Parts, folder: RunFolder) -> Iterator[Session]:
             loader.close()
 
 
-def _user_problem(error: Exception) -> str:
+def _user_problem(error: Exception, folder: RunFolder) -> str:
     """Describe the full disk or dead worker that caused an error; empty if the error has a different cause."""
-    dead = describe_dead_worker()
-    if dead:
-        return f"{dead}, perhaps because memory ran out: use fewer --workers"
-    return str(error.strerror) if isinstance(error, OSError) and error.errno in DISK_FULL else ""
+    found = ""
+    if isinstance(error, OSError) and error.errno in DISK_FULL:
+        found = str(error.strerror)
+    elif isinstance(error, OSError) and error.errno in NOT_WRITABLE and isinstance(error.filename, str):
+        found = f"{error.filename}: {error.strerror}" if Path(error.filename).is_relative_to(folder.path) else ""
+    return describe_dead_worker() or found
 
 
 def _choices(parts: Parts) -> Choices:

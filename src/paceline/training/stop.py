@@ -13,6 +13,7 @@ from types import FrameType
 
 import torch
 
+from paceline.core.errors import UserError
 from paceline.parallel.world import World
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
@@ -45,6 +46,7 @@ class StopRequest:
     def __init__(self) -> None:
         self.signal: int = 0
         self._since = 0.0
+        self._failure = ""
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -59,12 +61,21 @@ class StopRequest:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
+    def fail(self, reason: str) -> None:
+        """Raise UserError in the main thread as soon as it runs Python code; do nothing unless it listens."""
+        main = threading.main_thread().ident
+        if main is not None and signal.getsignal(signal.SIGINT) == self._handle:
+            self._failure = reason
+            signal.pthread_kill(main, signal.SIGINT)  # also ends a system call that waits
+
     @property
     def exit_code(self) -> int:
         """The exit code of a stopped run; RESUME_LATER if only another rank received the signal."""
         return INTERRUPTED if self.signal == signal.SIGINT else RESUME_LATER
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._failure:
+            raise UserError(self._failure)
         if number == signal.SIGHUP:
             leave_terminal()
         if number == signal.SIGINT and self.signal and time.monotonic() - self._since > SECOND_REQUEST_AFTER_SECONDS:

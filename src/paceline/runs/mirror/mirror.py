@@ -17,6 +17,7 @@ from pathlib import Path
 
 from paceline.core.checksums import checksum_of_file
 from paceline.core.errors import UserError
+from paceline.core.printable import print_line
 from paceline.core.secrets import one_line, redact
 from paceline.runs.metrics import SAMPLES
 from paceline.runs.mirror.destination import Destination
@@ -150,10 +151,10 @@ class Mirror:
         now = time.monotonic()
         if error and now >= self._silent_until:
             again = "; training continues and the upload is retried" if not self._rejected else ""
-            print(f"mirror: upload to {self.url} failed ({error}){again}", flush=True)
+            print_line(f"mirror: upload to {self.url} failed ({error}){again}")
             self._silent_until, self._reminder = now + self._reminder, 2 * self._reminder
         elif not error and self._state.error:
-            print(f"mirror: {self.url} is reachable again", flush=True)
+            print_line(f"mirror: {self.url} is reachable again")
         self._set_state(replace(self._state, error=error))
 
     def _set_state(self, state: MirrorState) -> None:

@@ -8,6 +8,7 @@ from paceline.config.files import identity
 from paceline.config.resolve import Config
 from paceline.core.errors import UserError
 from paceline.core.heartbeat import beat
+from paceline.core.printable import print_line
 from paceline.core.secrets import one_line
 from paceline.runs.checkpoint import is_whole
 from paceline.runs.folder import RunFolder
@@ -50,20 +51,20 @@ class Mirroring:
         source = open_destination(url, "--resume-from")
         here = next((images for images in reversed(checkpoints.all()) if is_whole(checkpoints.path(images))), 0)
         try:
-            found = restore(source, self.folder.path, here, print, beat)
+            found = restore(source, self.folder.path, here, print_line, beat)
         except UserError as error:
             raise UserError(f"--resume-from {url}: {error}") from None
         except Exception as error:  # storage libraries may raise any exception
             if not here:
                 raise UserError(f"--resume-from {url}: cannot be read ({one_line(error)}): check the URL") from None
-            print(f"--resume-from {url}: cannot be read ({one_line(error)}); resuming from --out")
+            print_line(f"--resume-from {url}: cannot be read ({one_line(error)}); resuming from --out")
             return
         if found is None and not here and url != self.settings.mirror:
             raise UserError(f"--resume-from {url}: contains no snapshot of a run: check the URL")
         if found is None:
-            print(f"--resume-from {url}: contains no run yet; using --out")
+            print_line(f"--resume-from {url}: contains no run yet; using --out")
         elif found > here:
-            print(f"restored the run at {found:,} images from {url}")
+            print_line(f"restored the run at {found:,} images from {url}")
 
     def begin(self) -> None:
         """Start copying to the mirror; called once the run's own files are written."""
@@ -81,6 +82,6 @@ class Mirroring:
         mirror, self._mirror = self._mirror, None
         if mirror and self._started:
             seconds = min(self.settings.mirror_wait, self.settings.timeout / 2, at_most)
-            print(mirror.finish(seconds, beat), flush=True)
+            print_line(mirror.finish(seconds, beat))
         elif mirror:
             mirror.cancel()

@@ -1,0 +1,25 @@
+"""Check that a source returns samples in the documented format."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from paceline.core.errors import UserError
+from paceline.data.source import Source
+
+LABELS = (np.dtype(np.int64), np.dtype(np.uint8))  # types that torch's losses accept
+
+
+def check_sample(source: Source, what: str) -> None:
+    """Raise UserError if the first sample is not in the format of `Source.read`; `what` begins the message."""
+    if not len(source):
+        return
+    for name, value in source.read(0).items():
+        array = np.asarray(value)
+        found = f"{what}: {name!r} is a {array.dtype} array of shape {list(array.shape)}"
+        if (name == "image" or array.ndim == 3) and (array.dtype != np.uint8 or array.ndim != 3):
+            raise UserError(f"{found}: return a uint8 [height, width, channels] array")
+        if name == "image" and array.shape[2] != source.spec.channels:
+            raise UserError(f"{found}: spec.channels is {source.spec.channels}; set it to the last dimension")
+        if name == "label" and (array.dtype not in LABELS or array.ndim):
+            raise UserError(f"{found}: return an int64 number")

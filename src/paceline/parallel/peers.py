@@ -1,0 +1,189 @@
+"""Report ranks that end early, in a process group that our launcher does not watch.
+
+torchrun, srun and scripts start ranks without telling them if one of them ends, and a collective operation would wait
+for it until `--timeout`. Therefore ranks wait for each other with a limit, then report through the rendezvous store.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+import torch.distributed as dist
+
+from paceline.core.errors import UserError
+from paceline.core.printable import printable
+
+BEAT_SECONDS = 0.5  # time between two reports of a rank
+SILENT_SECONDS = 60.0  # a rank without reports for this long has ended; a busy machine can delay them
+BLAME_SECONDS = 3.0  # the same for a rank that fails and looks for the cause
+GRACE_SECONDS = 5.0  # how long the main thread may take to notice the same problem
+FAILED = "failed"  # key of the first failure
+LEFT = b"left"  # last report of a rank that has left the group
+
+
+def await_server(host: str, port: int, seconds: float) -> None:
+    """Wait until rank 0 serves the store; raise UserError if it does not. torch would print warnings while waiting."""
+    until = time.monotonic() + seconds
+    while True:
+        with suppress(OSError), socket.create_connection((host, port), timeout=max(1.0, until - time.monotonic())):
+            return
+        if time.monotonic() > until:
+            raise UserError(f"{_too_late([0], seconds)}, where it serves {host}:{port} (MASTER_ADDR, MASTER_PORT)")
+        time.sleep(0.1)
+
+
+def call_roll(store: dist.Store, rank: int, size: int, seconds: float) -> None:
+    """Wait until every rank has called this; raise UserError with the numbers of those that have not."""
+    until = time.monotonic() + seconds
+    missing = list(range(size))
+    try:
+        store.set(f"arrived/{rank}", "")
+        while missing:
+            missing = [one for one in missing if not store.check([f"arrived/{one}"])]
+            failure = read_failure(store)
+            if not failure and missing and time.monotonic() > until:
+                failure = publish_failure(store, _too_late(missing, seconds))
+                time.sleep(2 * BEAT_SECONDS)  # rank 0 serves the store from which the others read this message
+            if failure:
+                raise UserError(failure)
+            time.sleep(0.05 if missing else 0)
+    except dist.DistError as error:
+        raise UserError("rank 0 ended during start-up; see its output for the reason") from error
+
+
+def _too_late(ranks: list[int], seconds: float) -> str:
+    named = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:8]))}{', …' * (len(ranks) > 8)}"
+    return f"{named} did not start within {seconds:g} s (start_timeout)"
+
+
+class Peers(threading.Thread):
+    """Reports that this rank is alive, and ends this process if another rank has ended and the main thread hangs."""
+
+    def __init__(self, store: dist.Store, line: socket.socket, rank: int, size: int) -> None:
+        """Start reporting.
+
+        The store must not be used elsewhere, since a call that waits blocks all others. `line` is a connection to the
+        store's server that shows whether it has ended: torch prints a warning for a call that fails.
+        """
+        super().__init__(name="peers", daemon=True)
+        self._store, self._line, self._rank, self._size = store, line, rank, size
+        self._ended, self._beats = threading.Event(), 0
+        self._failure = ""
+        self.before_exit: Callable[[str], None] = lambda reason: None  # called if the main thread hangs
+        self._beat()
+        self.start()
+
+    def run(self) -> None:
+        watched, last, silent = (self._rank + 1) % self._size, b"", 0.0
+        while not self._ended.wait(BEAT_SECONDS):
+            if not self._find_failure():
+                self._beat()
+                beat = self._beat_of(watched)
+                # Adds up intervals, so that time during which all processes were suspended is not counted.
+                last, silent = beat, silent + BEAT_SECONDS if beat == last != LEFT else 0.0
+                if silent > SILENT_SECONDS:
+                    self._publish(_silent(watched))
+            elif not self._ended.wait(GRACE_SECONDS):
+                self.before_exit(self._failure)
+                print(f"paceline: {printable(self._failure)}", file=sys.stderr, flush=True)
+                os._exit(2)  # the main thread waits for the lost rank
+
+    def leave(self) -> None:
+        """Stop reporting and watching, since this rank leaves the group."""
+        self._ended.set()
+        self._set(f"beat/{self._rank}", LEFT)
+
+    def explain(self, error: BaseException) -> str:
+        """Return which other rank caused this rank's error; empty if none did. Report this rank's error to the others.
+
+        A user error and an interrupt are never caused by another rank.
+        """
+        if self._ended.is_set():  # already reported
+            return ""
+        own = isinstance(error, UserError) or not isinstance(error, Exception)
+        failure = "" if own else self._find_failure() or self._find_silent_rank()
+        self._ended.set()
+        if not failure:
+            what = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+            self._publish(f"rank {self._rank} ended: {what}")
+            self._set(f"read/{self._rank}", b"")  # all ranks may have raised the same error
+            self._wait_for_readers()
+        return failure
+
+    def _find_failure(self) -> str:
+        """Return the first failure of the group; empty if there was none."""
+        if not self._failure:
+            if self._has_server():
+                with suppress(dist.DistError):
+                    self._failure = read_failure(self._store)
+            self._failure = self._failure or ("" if self._has_server() else "rank 0 ended")
+            if self._failure:
+                self._set(f"read/{self._rank}", b"")
+        return self._failure
+
+    def _find_silent_rank(self) -> str:
+        """Watch the other ranks for a short time; return which of them has ended, or an empty string."""
+        before = [self._beat_of(one) for one in range(self._size)]
+        until = time.monotonic() + BLAME_SECONDS
+        while time.monotonic() < until:
+            time.sleep(BEAT_SECONDS)
+            if self._find_failure():
+                return self._failure
+        silent = [one for one in range(self._size) if one != self._rank and self._beat_of(one) == before[one]]
+        if silent:
+            self._publish(_silent(silent[0]))
+        return self._find_failure()
+
+    def _wait_for_readers(self) -> None:
+        """Wait until the other ranks have read this rank's failure, since the store may end with this process."""
+        until = time.monotonic() + BLAME_SECONDS
+        keys = [f"read/{one}" for one in range(self._size) if one != self._rank]
+        with suppress(dist.DistError):
+            while time.monotonic() < until and self._has_server() and not self._store.check(keys):
+                time.sleep(BEAT_SECONDS / 4)
+
+    def _beat(self) -> None:
+        self._beats += 1
+        self._set(f"beat/{self._rank}", str(self._beats).encode())
+
+    def _beat_of(self, rank: int) -> bytes:
+        key = f"beat/{rank}"
+        with suppress(dist.DistError):
+            if self._has_server() and self._store.check([key]):
+                return bytes(self._store.get(key))
+        return b""
+
+    def _set(self, key: str, value: bytes) -> None:
+        with suppress(dist.DistError):
+            if self._has_server():
+                self._store.set(key, value.decode())
+
+    def _publish(self, failure: str) -> None:
+        with suppress(dist.DistError):
+            if self._has_server():
+                publish_failure(self._store, failure)
+
+    def _has_server(self) -> bool:
+        """Return whether the process that serves the store is alive; it sends nothing on this connection."""
+        return not select.select([self._line], [], [], 0)[0]
+
+
+def _silent(rank: int) -> str:
+    return f"rank {rank} ended without a message; it may have been killed"
+
+
+def read_failure(store: dist.Store) -> str:
+    """Return the first failure that a rank has reported; empty if there was none."""
+    return bytes(store.get(FAILED)).decode() if store.check([FAILED]) else ""
+
+
+def publish_failure(store: dist.Store, failure: str) -> str:
+    """Report a failure to all ranks, in one line; return the first failure that was reported."""
+    return bytes(store.compare_set(FAILED, "", " ".join(failure.split()))).decode()

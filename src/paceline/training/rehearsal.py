@@ -1,0 +1,109 @@
+"""Try the evaluation on a few samples before training, so that a mistake in a user's code is reported at once.
+
+Training is not affected: the weights stay the same, and so do the states of all random generators.
+"""
+
+from __future__ import annotations
+
+import random
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from paceline.contracts.recipe import Batch
+from paceline.core.errors import UserError
+from paceline.data.source import has_one_size, sizes_of
+from paceline.data.transfer import channels_first
+from paceline.data.transforms import transform
+from paceline.evaluation.contract import Evaluator
+from paceline.training.compile import eager
+from paceline.training.evaluate import SplitEvaluator
+
+NUM_SAMPLES = 2
+PIXELS_AT_ONCE = 2**18  # one larger image is enough
+# A few samples can be too few for a correct evaluator, which then divides by zero or rejects a value.
+MISTAKES = (TypeError, AttributeError, NameError, LookupError, NotImplementedError)
+TORCH = str(Path(torch.__file__).parent)
+
+
+@torch.no_grad()
+def rehearse(split_evaluator: SplitEvaluator) -> None:
+    """Predict a few samples and evaluate the predictions; raise UserError if this fails."""
+    recipe, evaluator = split_evaluator.recipe, split_evaluator.take_prepared()
+    named = f"evaluator {recipe.evaluator!r}"
+    with _unchanged_generators(split_evaluator.world.device):
+        batch = _batch(split_evaluator)
+        was_training = recipe.training
+        recipe.eval()
+        with explained(f"{type(recipe).__name__}.predict"):
+            with eager(), split_evaluator.precision.autocast():
+                prediction = recipe.predict(batch)
+            _check_prediction(prediction)
+        with explained(f"{named}: update"):
+            evaluator.update(prediction, batch)
+        recipe.train(was_training)
+        with explained(f"{named}: sums"):
+            sums = evaluator.sums()
+            if not isinstance(sums, torch.Tensor) or sums.ndim != 1:
+                raise TypeError("expected a 1-D tensor")
+        if type(evaluator).update_samples is Evaluator.update_samples:  # others need all samples first
+            with explained(f"{named}: results", only=MISTAKES):
+                _check_results(evaluator.results(sums))
+
+
+@contextmanager
+def explained(what: str, only: tuple[type[Exception], ...] = (Exception,)) -> Iterator[None]:
+    """Raise a one-line UserError with file and line instead of an exception; suppress those that are not in `only`."""
+    try:
+        yield
+    except (UserError, OSError):
+        raise
+    except only as error:
+        frames = traceback.extract_tb(error.__traceback__)[1:]
+        outside = [frame for frame in frames if not frame.filename.startswith((TORCH, __file__))]
+        where = f" ({outside[-1].filename}:{outside[-1].lineno})" if outside else ""
+        problem = " ".join(str(error).split())
+        raise UserError(f"{what} fails{where}: {type(error).__name__}{': ' if problem else ''}{problem}") from error
+    except Exception:
+        pass
+
+
+def _batch(split_evaluator: SplitEvaluator) -> Batch:
+    """Return the first rows of draws and, unless images are generated, the first samples or the smallest one."""
+    recipe, drawer, device = split_evaluator.recipe, split_evaluator.drawer, split_evaluator.world.device
+    source, count = split_evaluator.loader.source, min(NUM_SAMPLES, split_evaluator.count)
+    if recipe.generates:
+        return drawer.rows("evaluation", 0, count) | {"index": torch.arange(count, device=device)}
+    pixels = sizes_of(source).prod(axis=1)
+    small = has_one_size(source) and count * pixels[0] <= PIXELS_AT_ONCE
+    index = np.arange(count) if small else np.array([pixels.argmin()])
+    arrays = source.read_many(index) | {"index": index}
+    fields = {name: torch.from_numpy(np.ascontiguousarray(array)).to(device) for name, array in arrays.items()}
+    raw = channels_first(fields) | {"uniforms": torch.empty(len(index), 0, device=device)}
+    batch = transform(raw, None, split_evaluator.precision.weights)
+    return batch | drawer.rows("evaluation", int(index[0]), int(index[-1]) + 1)
+
+
+def _check_prediction(prediction: object) -> None:
+    if not isinstance(prediction, dict) or not all(isinstance(value, torch.Tensor) for value in prediction.values()):
+        kind = type(prediction).__name__
+        raise TypeError(f"returned a {kind}: return a dict of tensors by name" if kind != "dict" else "not all tensors")
+
+
+def _check_results(results: object) -> None:
+    if not isinstance(results, dict) or not all(isinstance(value, (int, float)) for value in results.values()):
+        raise TypeError("expected a dict of numbers by name")
+
+
+@contextmanager
+def _unchanged_generators(device: torch.device) -> Iterator[None]:
+    """Restore the random generators of torch, NumPy and Python afterwards."""
+    python, numpy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng([device.index or 0] if device.type == "cuda" else []):
+        yield
+    random.setstate(python)
+    np.random.set_state(numpy)

@@ -1,0 +1,97 @@
+"""Ranks started by torchrun, srun or a script report which rank ended at start-up instead of waiting for it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from running import Running, start_function_in_ranks, start_ranks, wait_until
+
+from paceline.runs.status import Status
+
+SHORT = ("--images", "64", "--strategy", "ddp", "--accelerator", "cpu")
+
+
+def one_line(running: Running) -> str:
+    assert len(running.stderr.splitlines()) == 1, running.stderr
+    return running.stderr
+
+
+def train_unless_absent(absent: int, words: tuple[str, ...]) -> int:
+    from paceline.cli.app import run
+
+    return 0 if int(os.environ["RANK"]) == absent else run(list(words))
+
+
+@pytest.mark.parametrize("absent", [0, 1])
+def test_a_rank_that_never_starts_is_named(tmp_path: Path, tiny: str, absent: int) -> None:
+    words = ("train", tiny, *SHORT, "--set", "start_timeout=2", "--out", "run")
+    ranks = start_function_in_ranks(tmp_path, 3, train_unless_absent, absent, words)
+    for rank, running in enumerate(ranks):
+        if rank != absent:
+            assert running.wait(30) == 2
+            assert f"rank {absent} did not start within 2 s (start_timeout)" in one_line(running)
+
+
+def train_with_a_wrong_path(wrong: int, words: tuple[str, ...]) -> int:
+    from paceline.cli.app import run
+
+    return run([*words, *(("--data-root", "missing") if int(os.environ["RANK"]) == wrong else ())])
+
+
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_a_rank_that_cannot_open_its_data_is_named_by_the_others(tmp_path: Path, tiny: str, wrong: int) -> None:
+    words = ("train", tiny, *SHORT, "--data", "folder", "--data-root", "images", "--out", "run", "--set", "size=8")
+    from PIL import Image
+
+    for kind in ("a", "b"):
+        (tmp_path / "images" / kind).mkdir(parents=True)
+        for number in range(20):
+            Image.new("RGB", (8, 8), (number, 0, 0)).save(tmp_path / "images" / kind / f"{number}.png")
+    began = time.monotonic()
+    ranks = start_function_in_ranks(tmp_path, 2, train_with_a_wrong_path, wrong, words)
+    assert [running.wait(60) for running in ranks] == [2, 2]
+    assert "missing" in one_line(ranks[wrong])
+    assert f"rank {wrong} ended" in one_line(ranks[1 - wrong])
+    assert time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_rank_is_named_by_the_others(tmp_path: Path, tiny: str, victim: int) -> None:
+    words = ("train", tiny, *SHORT, "--images", "16000", "--set", "pause=0.02", "--out", "run")
+    ranks = start_ranks(tmp_path, 2, *words)
+    wait_until(lambda: (tmp_path / "run" / "status.json").exists(), ranks[0])
+    ranks[victim].kill(signal.SIGKILL)
+    other = ranks[1 - victim]
+    assert other.wait(30) == 2
+    if victim:
+        assert f"rank {victim} ended" in one_line(other)
+        status = Status.of(tmp_path / "run")
+        assert status and status.state == "failed" and f"rank {victim} ended" in status.reason
+    else:
+        assert "rank 0 ended" in (tmp_path / "run" / "logs" / "rank-1.txt").read_text() + other.stderr
+
+
+def hang_or_fail() -> int:
+    """Simulate a collective operation that waits for a lost rank, as NCCL's do."""
+    from paceline.config.settings import RunSettings
+    from paceline.core.errors import UserError
+    from paceline.parallel import peers
+    from paceline.parallel.world import join
+
+    peers.GRACE_SECONDS = 0.5
+    world = join(RunSettings(accelerator="cpu"), distributed=True)
+    with world.reporting():
+        if world.is_first:
+            time.sleep(60)
+        raise UserError("no such folder")
+
+
+def test_a_rank_that_hangs_after_another_one_failed_ends(tmp_path: Path) -> None:
+    first, second = start_function_in_ranks(tmp_path, 2, hang_or_fail)
+    assert first.wait(20) == 2
+    assert one_line(first) == "paceline: rank 1 ended: no such folder\n"
+    assert second.wait(20) == 1
