@@ -105,10 +105,13 @@ class GraphedStep:
         return entries
 
     def _capture(self, due: tuple[Phase, ...], fetched: Fetched) -> None:
-        pool = torch.cuda.graph_pool_handle()
+        pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.current_stream()
         try:
             self.captured[due] = _Captured(self.step, due, fetched, pool)
         except RuntimeError as error:
+            torch.cuda.set_stream(stream)  # an error at the end of a capture can leave its private stream current
+            if not isinstance(_root(error), Exception):
+                raise _root(error) from None  # Ctrl-C during the capture
             reason = f"{_culprit(error)} cannot be captured in a CUDA graph ({_first_line(error)})"
             self.failed = True
             self.captured.clear()
