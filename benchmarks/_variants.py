@@ -28,12 +28,12 @@ MAX_STEPS = 400
 
 @dataclass
 class Variant:
-    """One of several implementations of a workload whose speeds are compared."""
+    """One of several implementations of a workload, to be compared by speed."""
 
     name: str
     step: Callable[[], None]
     before: Callable[[], None] = lambda: None  # function that sets torch's global flags for this variant
-    after: Callable[[], None] = lambda: None  # function that releases the resources of this variant
+    after: Callable[[], None] = lambda: None  # function that releases this variant's resources
     warmup: int = 3
     images: int = 0  # images per step, if different from the workload's batch size
     length: int = 0  # number of steps per block; 0 for as many as fit in the block's duration

@@ -5,7 +5,7 @@
 Writes the runs (about 290 bytes per line) into a temporary folder, starts `paceline board`, and opens the page in
 Chromium. Prints the time from opening the page until every run has a curve on the first chart (with a new server, and
 with one that has already read everything), the time until all lines are read, and the frame time while scrolling.
-It needs Chromium.
+This benchmark needs Chromium.
 """
 
 from __future__ import annotations

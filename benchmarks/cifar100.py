@@ -1,4 +1,4 @@
-"""Measure accuracy and training time of the classification presets on CIFAR-100 over several seeds.
+"""Measure the accuracy and training time of the classification presets on CIFAR-100 across several seeds.
 
 Each run is `paceline train classification` in its own process. The checkpoint that is best on the validation split is
 evaluated once on the test split. Run the same command again to resume after an interruption. The JSON file is written
@@ -38,7 +38,7 @@ def train(preset: str, seed: int, data_root: Path, folder: Path, extra: list[str
 
 
 def test_metrics(folder: Path) -> dict[str, float]:
-    """Return the metrics of a run's last evaluation on the test split."""
+    """Return the metrics from a run's last evaluation on the test split."""
     rows = read_metrics(folder)
     tested = [row for row in rows if "test/top1" in row]
     if not tested:
@@ -47,7 +47,7 @@ def test_metrics(folder: Path) -> dict[str, float]:
 
 
 def summarise(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the mean and sample standard deviation of each metric over the seeds, by preset."""
+    """Return the mean and sample standard deviation of each metric across the seeds, by preset."""
     summaries = []
     for preset in dict.fromkeys(run["preset"] for run in runs):
         of_preset = [run for run in runs if run["preset"] == preset]

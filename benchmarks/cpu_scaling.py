@@ -2,7 +2,7 @@
 
 `scaling` compares the speed of ResNet-18 in one process and in two (ddp over gloo, with one thread per process).
 Both measurements alternate in the same two processes; while one process works alone, the other process waits.
-`waiting` trains every recipe for some steps with `--loader resident` and measures how long training waits for data.
+`waiting` trains every recipe for a few steps with `--loader resident` and measures how long training waits for data.
 
     PYTHONPATH=src python benchmarks/cpu_scaling.py --json cpu_scaling.json
     PYTHONPATH=src python benchmarks/cpu_scaling.py --width 8 --batch 32 --steps 20
@@ -19,7 +19,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-os.environ["OMP_NUM_THREADS"] = "1"  # must be set before torch is imported, also for child processes
+os.environ["OMP_NUM_THREADS"] = "1"  # must be set before torch is imported, including in child processes
 
 import numpy as np
 from _variants import write_results

@@ -1,10 +1,10 @@
-"""Measure DeepLIIF at full size: the cost of a step, and the results of training on a few images for some minutes.
+"""Measure DeepLIIF at full size: the cost of a step, and the results of training on a few images for a few minutes.
 
 A row is an image file with several panels side by side: the input, the modalities and the segmentation.
 
 `step` times one step of the whole model (512 pixels, batch 1, 4 modalities: 9 generators, 9 discriminators) on random
 rows, with several combinations of precision, CUDA graph and compilation. `train` trains on a folder of rows for a
-number of minutes and writes strips of its predictions for the training and test rows.
+given number of minutes and writes strips of its predictions for the training and test rows.
 
     PYTHONPATH=src python benchmarks/deepliif.py step --json step.json
     PYTHONPATH=src python benchmarks/deepliif.py train --data-root ROWS --minutes 8 --out strips
@@ -78,7 +78,7 @@ def write_random_rows(folder: Path, side_px: int) -> None:
 
 
 def time_step(name: str, folder: Path, small: bool, assignments: list[str], repeats: int) -> dict[str, Any]:
-    """Return images per second and peak memory of one variant."""
+    """Return one variant's images per second and peak memory."""
     parts = make_parts(folder, small, assignments, **VARIANTS[name], images=10**6)
     device = parts.world.device
     steps = endless_steps(parts)
@@ -128,7 +128,7 @@ def run_step_benchmark(arguments: argparse.Namespace) -> None:
 
 
 def describe(row: dict[str, Any], first: dict[str, Any]) -> str:
-    """Return the row of one variant as a line of text."""
+    """Return one variant's result as a line of text."""
     if "error" in row:
         return f"{row['variant']:20} failed: {row['error'].splitlines()[0]}"
     speedup = row["images_per_second"] / first["images_per_second"] if "images_per_second" in first else float("nan")
@@ -154,7 +154,7 @@ def run_training(arguments: argparse.Namespace) -> None:
         loss_log.add(data.images, parts.run_step(data))
         number += 1
         if perf_counter() - reported > REPORT_SECONDS or perf_counter() - start > seconds:
-            values = loss_log.read().values  # reading waits for the device, so that the time is accurate
+            values = loss_log.read().values  # reading the losses waits for the device, so that the time is accurate
             reported = perf_counter()
             history.append({"step": number, "seconds": reported - start, **values})
             shown = {name: f"{value:.3g}" for name, value in values.items() if name.endswith("distance")}

@@ -1,8 +1,8 @@
-"""Measure how long FID takes for images on the device, compared with torchmetrics and the same feature network.
+"""Measure how long FID takes for images on the device, compared with torchmetrics using the same feature network.
 
 Each variant receives the real and the generated uint8 images in batches of the same size and computes the distance.
 torchmetrics' FrechetInceptionDistance runs the TorchScript file unchanged, after Paceline has resized the images,
-because torchmetrics has no resizing that matches the file. torchmetrics and Paceline run in fp32 and, on a GPU, in
+because torchmetrics cannot resize images as the file expects. torchmetrics and Paceline run in fp32 and, on a GPU, in
 tf32. Paceline also runs in fp16, and with cached statistics of the real images, as in training. Repeated measurements
 are interleaved. One-time work (loading kernels, profiling the TorchScript network) is done before the measurement.
 
@@ -112,7 +112,7 @@ def random_images(count: int, seed: int, device: torch.device, *, blur: float = 
 
 @torch.no_grad()
 def warm_up(network: FeatureNetwork, scripted: nn.Module, images: Tensor, arithmetics: list[Arithmetic]) -> None:
-    """Do one-time work: load and select kernels, profile the TorchScript network, initialize the solvers."""
+    """Do one-time work: load and select kernels, profile the TorchScript network, initialise the solvers."""
     small = torch.eye(16, dtype=torch.float64, device=images.device)
     for arithmetic in arithmetics:
         for part in images.split(BATCH)[:3]:
@@ -125,7 +125,7 @@ def warm_up(network: FeatureNetwork, scripted: nn.Module, images: Tensor, arithm
 
 
 def parse_repeats(text: str) -> dict[str, int]:
-    """Parse the repetitions per variant: `1,fp16=3` means 3 for variants with fp16 in their name, and 1 for others."""
+    """Parse the repetitions per variant: `1,fp16=3` means 3 for variants with fp16 in their name, else 1."""
     first, *others = text.split(",")
     special = {part: int(count) for part, _, count in (other.partition("=") for other in others)}
     return special | {"": int(first)}

@@ -1,4 +1,4 @@
-"""Measure how long loading an epoch of random crops takes if large photographs are decoded each time or only once.
+"""Measure how long an epoch of random crops takes to load if large photographs are decoded each time or only once.
 
 The images are created once and kept in the folder: enlarged crops of the bundled photographs, with a little noise
 so that their PNG files are as large as a camera's. These variants load the crops, without training a model:
@@ -10,7 +10,7 @@ so that their PNG files are as large as a camera's. These variants load the crop
 - `packed`: worker processes read crops from a memory map.
 
 In every variant, an epoch ends with its batches as floats on the device. The median excludes the first epoch; the
-time to read or pack everything once is printed next to it.
+time to read or pack everything once is printed alongside it.
 
     PYTHONPATH=src python benchmarks/photo_loading.py --folder photos-2k --json photo_loading.json
     PYTHONPATH=src python benchmarks/photo_loading.py --folder photos-2k --images 40 --batch-size 8 --workers 0,2
@@ -79,7 +79,7 @@ def make_image(number: int, folder: Path, width: int, height: int) -> None:
 
 
 class DecodeEachTime(Dataset):
-    """The data set of a plain script: open, crop at random, convert to float."""
+    """The dataset of a plain script: open, crop at random, convert to float."""
 
     def __init__(self, files: list[Path], crop: int) -> None:
         self.files = files
@@ -113,7 +113,7 @@ def plain_epoch(files: list[Path], crop: int, batch_size: int, workers: int, dev
 
 
 def our_epoch(loader: Loader, batch_size: int) -> Epoch:
-    """Return a function that loads an epoch with one of Paceline's loaders, with random flips and as floats."""
+    """Return a function that loads an epoch with one of Paceline's loaders, with random flips, as floats."""
     stream, steps = Stream(0, len(loader.source)), len(loader.source) // batch_size
     starts = itertools.count(0, batch_size)
     pipeline = BatchPipeline(loader, Augment(flip=True), torch.float32)
@@ -127,7 +127,7 @@ def our_epoch(loader: Loader, batch_size: int) -> Epoch:
 
 
 def timed(epoch: Epoch, number: int, device: torch.device) -> float:
-    """Return the elapsed seconds of one epoch, including work queued on the device."""
+    """Return the elapsed seconds for one epoch, including work queued on the device."""
     start = perf_counter()
     epoch(number)
     if device.type == "cuda":

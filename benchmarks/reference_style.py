@@ -3,10 +3,10 @@
 The plain loops are written in the style of the projects whose scripts Paceline replaces: fp32 (ResNet-18: fp16 with a
 scaler), a sigmoid with BCELoss, `.item()` on every loss in every step, and torch's DataLoader over Pillow with a few
 workers that are started for each epoch. The engine trains the same networks on the same images with its defaults: data
-resident on the device and, on a GPU, bf16 and the whole step as a CUDA graph; with `--compile` also compiled. Blocks
-of steps are interleaved. A block ends when the device has finished its work. Batches that a plain loader has
-prefetched when its block starts count in its favour. With photographs they would make up most of a block, so a plain
-loop's block is a whole epoch, including the time to start its workers.
+resident on the device and, on a GPU, bf16 and the whole step as a CUDA graph. With `--compile`, a compiled variant is
+measured too. Blocks of steps are interleaved. A block ends when the device has finished its work. Batches that a plain
+loader has prefetched when its block starts count in its favour. With photographs, they would make up most of a block,
+so a plain loop's block is a whole epoch, including the time to start its workers.
 
     PYTHONPATH=src python benchmarks/reference_style.py --compile --json reference_style.json
     PYTHONPATH=src python benchmarks/reference_style.py --tiny --seconds 0.2 --repeats 3   # on a CPU
@@ -96,7 +96,7 @@ def gan_networks(options: argparse.Namespace, device: torch.device, count: int) 
 def gan_step(
     batches: Batches, device: torch.device, options: argparse.Namespace, num_discriminators: int = 1
 ) -> Callable[[], None]:
-    """Return the step of DCGAN or of the dual GAN, in which the losses select the discriminator for the generator."""
+    """Return the step for DCGAN or the dual GAN, in which the losses select the discriminator for the generator."""
     generator, *discriminators = gan_networks(options, device, num_discriminators)
     bce = nn.BCELoss()
     rate = {"lr": 2e-4, "betas": (0.5, 0.999)}
@@ -133,7 +133,7 @@ def gan_step(
 
 
 def classification_step(batches: Batches, device: torch.device, options: argparse.Namespace) -> Callable[[], None]:
-    """Return the step of ResNet-18 in fp16 with a scaler."""
+    """Return the step for ResNet-18 in fp16 with a scaler."""
     network = ResNet(18, NUM_CLASSES, stem="small", width=4 if options.tiny else 64).to(device)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-4)
     half = torch.float16 if device.type == "cuda" else torch.bfloat16
@@ -155,7 +155,7 @@ def classification_step(batches: Batches, device: torch.device, options: argpars
 
 
 def photo_step(batches: Batches, device: torch.device, options: argparse.Namespace) -> Callable[[], None]:
-    """Return the step of SRGAN ×4 with VGG19 features; its residual blocks share weights."""
+    """Return the step for SRGAN ×4 with VGG19 features; its residual blocks share weights."""
     width, blocks = (4, 1) if options.tiny else (64, 16)
     generator = SRResNet(scale=SCALE, width=width, num_blocks=blocks, shared=True, output="tanh").to(device)
     discriminator = nn.Sequential(PhotoDiscriminator(3, width), nn.Sigmoid()).to(device)
@@ -234,7 +234,7 @@ def write_small_images(folder: Path, samples: int) -> dict[str, np.ndarray]:
 
 
 def write_photos(folder: Path, options: argparse.Namespace) -> list[Path]:
-    """Write photographs as PNG files unless they exist; return the files of the training split."""
+    """Write photographs as PNG files unless they exist; return the files in the training split."""
     width, height = (int(word) for word in options.photo_size.split("x"))
     for split, count in (("train", options.photos), ("test", 1)):
         (folder / split).mkdir(parents=True, exist_ok=True)
@@ -247,7 +247,7 @@ def write_photos(folder: Path, options: argparse.Namespace) -> list[Path]:
 def make_variants(
     workload: str, folder: Path, device: torch.device, options: argparse.Namespace
 ) -> tuple[list[Variant], int]:
-    """Return the variants of a workload and its batch size."""
+    """Return a workload's variants and its batch size."""
     batch = options.batch or (512 if workload == "resnet512" else 128)
     narrow = options.tiny
     if workload == "srgan":

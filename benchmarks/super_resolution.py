@@ -2,10 +2,10 @@
 
     python benchmarks/super_resolution.py --data-root train291 --tests Set5 Set14 --vgg vgg.pth --minutes 15 --out out
 
-A test set is a folder with the subfolders HR and LRx4 (low-resolution images). SRResNet trains for --images,
-or for as many images as fit into --minutes at the speed of a short trial. SRGAN then trains for --gan-images. Both
-runs, strips of each test set and results.json are written to --out. PSNR and SSIM follow protocol y: 8-bit, MATLAB's
-luma, ignoring a border of 4 pixels.
+A test set is a folder with the subfolders HR and LRx4 (low-resolution images). --images and --gan-images set how many
+images SRResNet and SRGAN train on. Without --images, SRResNet trains on as many images as fit into --minutes at the
+speed of a short trial. Both runs, strips for each test set and results.json are written to --out. PSNR and SSIM follow
+protocol y: 8-bit, MATLAB's luma, ignoring a border of 4 pixels.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LARGEST_CROP = 128  # crop size of the preset train291
 TRIAL_IMAGES = 20_000
 SHARE_FOR_TRAINING = 0.9  # fraction of --minutes; the remaining time is for startup, evaluation and saving
 CADENCE = [f"{name}=5%" for name in ("evaluate_every", "sample_every", "save_every")]
-# The activations of the rescaled VGG19 are about 1. The pixel loss has a small weight, so that texture may
+# The rescaled VGG19's activations are about 1. The pixel loss has a small weight, so that texture may
 # differ from the original. The learning rate is low because the network is already trained.
 GAN = [
     "stage=adversarial",
@@ -60,7 +60,7 @@ def sets(assignments: list[str]) -> list[str]:
 
 
 def train(folder: Path, images: int, arguments: argparse.Namespace, *more: str) -> dict[str, Any]:
-    """Train a run; return its number of images, elapsed seconds and throughput."""
+    """Train a run; return the number of images, elapsed seconds and throughput."""
     words = ["train", "super_resolution", "--preset", "train291", "--data", "photos"]
     words += ["--data-root", str(arguments.out / "photos"), "--images", str(images), "--out", str(folder)]
     test = arguments.tests[0]  # with a test set, no photographs are held out for testing
@@ -103,7 +103,7 @@ def evaluate(folder: Path, test: Path, precision: str) -> dict[str, float]:
 
 
 def strips(runs: dict[str, Path], tests: list[Path], out: Path) -> list[str]:
-    """Write strips of each test set's first images: low resolution, bicubic, the result of each run, original."""
+    """Write strips for each test set's first images: low resolution, bicubic, the result of each run, original."""
     import numpy as np
     import torch
     from PIL import Image
@@ -137,7 +137,7 @@ def strips(runs: dict[str, Path], tests: list[Path], out: Path) -> list[str]:
 
 
 def centre(size: tuple[int, int], side: int) -> tuple[int, int, int, int]:
-    """Return the box of a center crop."""
+    """Return the box of a centre crop."""
     left, top = (max(0, (length - side) // 2) for length in size)
     return left, top, left + min(side, size[0]), top + min(side, size[1])
 
@@ -191,7 +191,7 @@ def evaluate_all(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def table(results: dict[str, Any], tests: list[Path]) -> str:
-    """Return PSNR and SSIM of bicubic and of both runs, as Markdown."""
+    """Return PSNR and SSIM for bicubic upscaling and for both runs, as Markdown."""
     lines = ["", "| | " + " | ".join(f"{test.name} PSNR y | SSIM y" for test in tests) + " |"]
     lines.append("|---" * (1 + 2 * len(tests)) + "|")
     for name, run, prefix in (

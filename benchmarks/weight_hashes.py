@@ -1,12 +1,12 @@
 """Print hashes of every recipe's final weights under several strategies, to compare two versions of the code.
 
-Each row trains a few steps through the command line (CPU, fp32, deterministic) and prints a hash of the weights and
+Each row is a run of a few steps through the command line (CPU, fp32, deterministic), with a hash of the weights and
 of their EMA. A refactoring must leave every hash unchanged:
 
     python benchmarks/weight_hashes.py --out before.json          # in the old checkout
     python benchmarks/weight_hashes.py --compare before.json      # in the new checkout
 
-Hashes depend on the processor and on the version of torch, so run both on the same machine.
+Hashes depend on the processor and on the torch version, so run both on the same machine.
 """
 
 from __future__ import annotations

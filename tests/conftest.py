@@ -22,5 +22,5 @@ torch.set_num_threads(1)
 
 @pytest.fixture(scope="session")
 def tiny() -> str:
-    """The path of a tiny recipe whose training steps take about a millisecond."""
+    """The path to a tiny recipe whose training steps take about a millisecond."""
     return str(Path(__file__).with_name("tiny.py"))

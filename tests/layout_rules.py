@@ -38,7 +38,7 @@ COMMAND = re.compile(r"-m (paceline(?:\.\w+)+)")
 
 
 class Import(NamedTuple):
-    """An imported module or name, and where the import is."""
+    """An imported module or name, and the location of the import."""
 
     file: str
     line: int
@@ -60,7 +60,7 @@ class Import(NamedTuple):
 
 
 def modules(package: Path) -> Iterator[tuple[Path, ast.Module]]:
-    """Yield every file of a package with its path and syntax tree."""
+    """Yield every file in a package with its path and syntax tree."""
     for file in sorted(package.rglob("*.py")):
         yield file.relative_to(package), ast.parse(file.read_text(), str(file))
 

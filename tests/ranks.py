@@ -28,7 +28,7 @@ def make_config(recipe: str, **settings: Any) -> Config:
 
 
 def run_steps(parts: Parts, number: int) -> None:
-    """Train for some steps."""
+    """Train for the given number of steps."""
     parts.recipe.train()
     steps = parts.feed.steps(0, number * parts.feed.images_per_step)
     parts.strategy.drive(steps, lambda data: parts.step(data) and None)
@@ -68,7 +68,7 @@ def note_steps(path: str, recipe: str, steps: int, settings: dict[str, Any]) -> 
 
 
 def spoil_and_check(recipe: str, spoiled: str, settings: dict[str, Any]) -> None:
-    """Check that all ranks have equal weights: at the start, after two steps, and after one rank changes a weight."""
+    """Check that all ranks have equal weights, then change one on the last rank and print the error that follows."""
     parts = make_parts(recipe, **settings)
     check_replicas(parts.recipe, parts.world)
     run_steps(parts, 2)

@@ -82,7 +82,7 @@ def start_fork(
 
 
 def start_ranks(folder: Path, size: int, *arguments: str) -> list[Running]:
-    """Start `paceline ARGUMENTS` in several processes with the environment variables of torchrun."""
+    """Start `paceline ARGUMENTS` in several processes with the environment variables that torchrun sets."""
     return start_function_in_ranks(folder, size, _run_command, arguments)
 
 
@@ -259,7 +259,7 @@ def metrics_without_times(run: Path) -> list[dict[str, Any]]:
 
 
 def weights_of(run: Path, images: int | None = None) -> dict[str, bytes]:
-    """Return the contents of the tensor files of the last checkpoint, or of the one at `images`."""
+    """Return the contents of the tensor files in the last checkpoint, or in the one at `images`."""
     folders = sorted(path for path in (run / "checkpoints").iterdir() if path.name.isdigit())
     folder = folders[-1] if images is None else run / "checkpoints" / f"{images:012d}"
     return {name: (folder / name).read_bytes() for name in ("weights.safetensors", "state.safetensors", "state.json")}

@@ -48,7 +48,7 @@ USER_ERRORS: dict[str, str] = {  # expected part of the error line for each comm
     "train classification --preset quik": "unknown preset 'quik'; did you mean 'quick'?",
     "train classification --set batchsize=3": "--set: unknown setting 'batchsize'; did you mean 'batch_size'?",
     "train classification --set classifer.lr=1": "unknown network 'classifer'; did you mean 'classifier'?",
-    "train classification --set classifier.epochs=1": "'epochs' is a setting of the run and cannot be set "
+    "train classification --set classifier.epochs=1": "'epochs' applies to the whole run and cannot be set "
     "for network 'classifier' alone",
     "train classification --set lr": "--set lr: expected name=value",
     "train classification --set =3": "--set =3: expected name=value",
@@ -57,8 +57,8 @@ USER_ERRORS: dict[str, str] = {  # expected part of the error line for each comm
     "train classification --set warmup=soon": "warmup='soon': expected a span like '5 epochs'",
     "train classification --set validation=1": "validation=1: must be at least 0 and below 1",
     "train classification --set validation=0.00001": "validation=1e-05: leaves a split empty "
-    "(number of samples: 1438); use --set validation=0.001 to hold out at least one sample, "
-    "or --set validation=0 to hold out none",
+    "(samples available: 1438); use --set validation=0.001 to hold out at least one sample, "
+    "or --set validation=0 to hold out no samples",
     "train classification --set momentum=1": "momentum=1: must be at least 0 and below 1",
     "train classification --set classifier.clip=-0.5": "classifier.clip=-0.5: must be at least 0",
     "train classification --set label_smoothing=1.5": "label_smoothing=1.5: must be at least 0 and below 1",
@@ -88,7 +88,7 @@ USER_ERRORS: dict[str, str] = {  # expected part of the error line for each comm
     "train super_resolution --data degraded": "--data degraded: its samples have a field 'target', which "
     "super_resolution would ignore; to use it, run: paceline train restoration",
     "train super_resolution --data pairs --data-root pairs": "--data pairs: its samples have a field 'target'",
-    "train restoration --data pairs": "--data pairs: needs --data-root; pass the path of your data",
+    "train restoration --data pairs": "--data pairs: needs --data-root; pass the path to your data",
     "train classification --data folder": "--data folder: needs --data-root",
     "train classification --data npz": "--data npz: needs --data-root",
     "train classification --data packed": "--data packed: needs --data-root",
@@ -97,8 +97,8 @@ USER_ERRORS: dict[str, str] = {  # expected part of the error line for each comm
     "train classification --out a_file": "--out a_file: ",
     "train classification --out full": "--out full: the folder exists and is not a run (it contains diary.txt); "
     "choose a new or empty folder",
-    "train classification --bogus": "No such option: --bogus (--help lists all options; for a setting of "
-    "the recipe or source, use --set bogus=VALUE)",
+    "train classification --bogus": "No such option: --bogus (--help lists all options; for a recipe "
+    "or source setting, use --set bogus=VALUE)",
     "train classification --warmup 5": "No such option: --warmup (use --set warmup=VALUE)",
     "train classification --learning-rate 1": "No such option: --learning-rate (use --lr)",
     "train classification --config other_word.toml": "unknown setting 'learning_rate'; did you mean 'lr'?",
@@ -208,7 +208,7 @@ def test_more_gpus_than_available_are_rejected(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    """A folder with images of two classes, one of which is truncated."""
+    """A folder with images in two classes; one image is truncated."""
     for name in ("train/cat", "train/dog", "test/cat", "test/dog"):
         folder = tmp_path / "photos" / name
         folder.mkdir(parents=True)
@@ -244,7 +244,7 @@ def test_an_unreadable_image_is_reported_or_skipped_as_configured(tmp_path: Path
 def test_a_non_finite_loss_reports_its_step_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
     command = ("train", TINY, "--out", "run", "--set", "not_finite_at=8", "--set", "save_every=2 steps")
     rejected = run_fork(tmp_path, *command)
-    assert_one_line(rejected, "loss 'cross_entropy' of phase 'classifier' is not finite at step 8 (128 images seen)")
+    assert_one_line(rejected, "loss 'cross_entropy' in phase 'classifier' is not finite at step 8 (128 images seen)")
     assert "the checkpoint at 128 images is intact" in rejected.stderr
     checkpoint = weights_of(tmp_path / "run", 128)
     assert all(torch.isfinite(tensor).all() for tensor in tensors_in(checkpoint["weights.safetensors"]))
@@ -274,7 +274,7 @@ def test_a_run_with_a_diverging_loss_ends_with_an_error(tmp_path: Path) -> None:
 
 def test_a_parameter_without_a_gradient_is_reported(tmp_path: Path) -> None:
     rejected = run_fork(tmp_path, "train", TINY, "--set", "unused=true", "--out", "run")
-    assert_one_line(rejected, "computes no gradient for 2 parameters of 'classifier' (spare.weight, spare.bias)")
+    assert_one_line(rejected, "computes no gradient for 2 parameters in 'classifier' (spare.weight, spare.bias)")
 
 
 def test_a_user_error_in_a_run_with_two_processes_is_printed_once(tmp_path: Path, photos: Path) -> None:
@@ -283,7 +283,7 @@ def test_a_user_error_in_a_run_with_two_processes_is_printed_once(tmp_path: Path
     of_all = start_command(tmp_path, *command, "--set", "not_finite_at=4", "--out", "loss")
     # Only one of the two ranks reads the damaged image. The other rank must print nothing.
     of_one = start_command(tmp_path, *command, *images, "--images", "64", "--set", "validation=0", "--out", "images")
-    assert_one_line(of_all, "loss 'cross_entropy' of phase 'classifier' is not finite at step 4 (64 images seen)")
+    assert_one_line(of_all, "loss 'cross_entropy' in phase 'classifier' is not finite at step 4 (64 images seen)")
     assert "the checkpoint at 64 images is intact" in of_all.stderr
     assert_one_line(of_one, "train/cat/3.png", "unreadable image")
 
@@ -296,6 +296,6 @@ def test_processes_started_by_another_launcher_print_their_user_errors(tmp_path:
         for rank in start_ranks(tmp_path, 2, "train", TINY, *flags, "--out", "run"):
             assert_one_line(rank, expected)
     first, second = start_ranks(tmp_path, 2, "train", TINY, "--devices", "2", "--set", "unused=true", "--out", "run")
-    expected = "computes no gradient for 2 parameters of 'classifier' (spare.weight, spare.bias)"
+    expected = "computes no gradient for 2 parameters in 'classifier' (spare.weight, spare.bias)"
     assert_one_line(first, expected)
     assert second.wait() == 2 and expected in (tmp_path / "run" / "logs" / "rank-1.txt").read_text()

@@ -219,7 +219,7 @@ def _less(problems: list[str], tolerated: dict[str, str]) -> tuple[list[str], se
     return [fault for key, fault in kept.items() if key not in tolerated], tolerated.keys() - kept.keys()
 
 
-# Sizes of files and packages
+# File and package sizes
 
 
 def test_no_source_file_exceeds_the_maximum_length() -> None:

@@ -68,15 +68,15 @@ def test_extras_mentioned_in_messages_exist() -> None:
     assert len(named) > 5 and named <= EXTRAS.keys()
 
 
-def test_every_file_of_the_package_is_in_the_wheel() -> None:
+def test_every_file_in_the_package_is_in_the_wheel() -> None:
     patterns = PROJECT["tool"]["setuptools"]["package-data"]["paceline"]
     shipped = {file for pattern in patterns for file in PACKAGE.glob(pattern)}
     others = {file for file in PACKAGE.rglob("*") if file.is_file() and file.suffix not in (".py", ".pyc")}
     assert others and not others - shipped
 
 
-def test_links_of_the_readme_work_outside_the_repository() -> None:
-    """A package index such as PyPI shows the README without the other files of the repository."""
+def test_links_in_the_readme_work_outside_the_repository() -> None:
+    """A package index such as PyPI shows the README without the repository's other files."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert not re.findall(r"\]\((?!https://)[^)]*\)", text), "a relative link"
     definition = re.compile(r"^\[([^\]]+)\]: (\S+)$", re.MULTILINE)

@@ -27,7 +27,9 @@ SHORT = ("--images", "48", "--set", "width=2", "--accelerator", "cpu")
 @pytest.fixture(scope="module")
 def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Install the example package and return the folder that contains it."""
-    copy = shutil.copytree(EXAMPLE, tmp_path_factory.mktemp("source") / "example")  # pip modifies it
+    copy = shutil.copytree(
+        EXAMPLE, tmp_path_factory.mktemp("source") / "example"
+    )  # pip modifies the folder it installs from
     target = tmp_path_factory.mktemp("installed")
     install = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps"]
     install += ["--no-build-isolation", "--no-index", "--target", str(target), str(copy)]
@@ -95,7 +97,7 @@ def one_line(error: pytest.ExceptionInfo[UserError]) -> str:
     return line
 
 
-# Plugins of installed packages
+# Plugins from installed packages
 
 
 @pytest.mark.usefixtures("from_example")
@@ -105,7 +107,7 @@ def test_installed_plugins_are_listed_and_described_without_being_imported() -> 
     assert registry.about("recipe", "rotation").startswith(
         "Rotation: a network learns to predict by which multiple of 90°"
     )
-    assert registry.about("source", "shapes").startswith("Labeled images of upright arrows, houses and letters T")
+    assert registry.about("source", "shapes").startswith("Labelled images of upright arrows, houses and Ts")
     assert "paceline_example" not in sys.modules
 
 
@@ -153,7 +155,7 @@ def test_settings_train_and_verify_work_with_an_installed_recipe_and_source(exam
     assert "rotation on shapes" in verified.stdout and "gradients" in verified.stdout
 
 
-def test_plugins_of_a_package_that_is_not_installed_are_unknown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plugins_from_a_package_that_is_not_installed_are_unknown(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["settings", "rotation"]) == 2
     assert "unknown recipe 'rotation'" in capsys.readouterr().err
 
@@ -180,7 +182,7 @@ def test_the_settings_command_lists_broken_plugins_with_their_package(
     assert "1,797 handwritten digits" in printed and "Learns from rotations." in printed
     for name, fault in FAULTS.items():
         (line,) = [line for line in printed.splitlines() if line.startswith(f"plugin {name!r}")]
-        assert line.startswith(f"plugin {name!r} of package paceline-broken 0.1: {fault}")
+        assert line.startswith(f"plugin {name!r} from package paceline-broken 0.1: {fault}")
 
 
 @pytest.mark.parametrize(("kind", "name"), [("recipe", "rotnet"), ("recipe", "gone"), ("recipe", "nameless")])
@@ -190,14 +192,14 @@ def test_using_a_broken_plugin_prints_an_error_with_its_package(
     monkeypatch.syspath_prepend(broken)
     with pytest.raises(UserError) as error:
         registry.load_class(kind, name, Recipe)
-    assert one_line(error).startswith(f"plugin {name!r} of package paceline-broken 0.1: {FAULTS[name]}")
+    assert one_line(error).startswith(f"plugin {name!r} from package paceline-broken 0.1: {FAULTS[name]}")
 
 
 def test_an_entry_point_that_refers_to_an_unrelated_class_is_reported(
     broken: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(broken)
-    with pytest.raises(UserError, match=r"'wrong' of package paceline-broken 0.1: defines no subclass of Strategy"):
+    with pytest.raises(UserError, match=r"'wrong' from package paceline-broken 0.1: defines no subclass of Strategy"):
         registry.load_class("strategy", "wrong", Strategy)
 
 
@@ -210,7 +212,7 @@ def test_a_broken_package_does_not_affect_commands_that_do_not_use_it(broken: Pa
     assert rejected.wait() == 2 and "low_root belongs to source" in rejected.stderr
     assert doctor.wait() == 0, doctor.stderr
     assert used.wait() == 2
-    assert used.stderr == f"paceline: plugin 'leaving' of package paceline-broken 0.1: {FAULTS['leaving']}\n"
+    assert used.stderr == f"paceline: plugin 'leaving' from package paceline-broken 0.1: {FAULTS['leaving']}\n"
 
 
 def test_working_strategies_can_be_loaded_despite_broken_ones(broken: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +252,9 @@ def test_a_built_in_plugin_is_used_instead_of_an_installed_one_with_the_same_nam
     monkeypatch.setenv(ANNOUNCED, "")
     for _ in range(2):
         assert registry.load_class("recipe", "dcgan", Recipe).__module__ == "paceline.recipes.dcgan"
-    line = "plugin 'dcgan' of package paceline-dcgan 0.1: hidden by the built-in recipe 'dcgan'; rename or uninstall it"
+    line = (
+        "plugin 'dcgan' from package paceline-dcgan 0.1: hidden by the built-in recipe 'dcgan'; rename or uninstall it"
+    )
     assert capsys.readouterr().err == f"{line}\n"
     assert registry.plugin_problems() == [line] and registry.names("recipe").count("dcgan") == 1
 

@@ -64,7 +64,7 @@ __all__ = [
     "train",
     "verify",
 ]
-_MODULES = {  # the module of each public name, imported when the name is first used
+_MODULES = {  # the module that defines each public name, imported when the name is first used
     "ArraySource": "paceline.data.source",
     "Batch": "paceline.contracts.phase",
     "Best": "paceline.contracts.phase",
@@ -117,18 +117,18 @@ def train(
     its default, which depends on the recipe and the preset. Repeat the same call to resume an interrupted run.
 
     Args:
-        recipe: The name of a recipe, or the path of your own .py file.
-        data: The name of a data source, or the path of your own .py file.
-        data_root: The folder that contains the source's files, or that they are downloaded to.
+        recipe: The name of a recipe, or the path to your own .py file.
+        data: The name of a data source, or the path to your own .py file.
+        data_root: The folder that the source's files are in, or are downloaded to.
         preset: The name of a set of settings defined by the recipe.
         out: The run folder; runs/RECIPE-DATA-SEED by default.
         epochs: The length of training in epochs.
         images: The length of training in images; overrides `epochs`.
-        batch_size: The number of images per step over all devices; "32/device" means 32 per device.
+        batch_size: The number of images per step across all devices; "32/device" means 32 per device.
         lr: The peak learning rate.
         seed: The seed for initial weights, sample order, augmentation and noise.
         init_from: A run folder or .safetensors file with initial weights.
-        strategy: "single", "dp", "ddp", "lightning" or the path of your own .py file.
+        strategy: "single", "dp", "ddp", "lightning" or the path to your own .py file.
         accelerator: The type of device to run on; "auto" selects "cuda" if there is a GPU.
         devices: The number of devices to train on.
         precision: The precision of the computation; "auto" selects "bf16" on GPUs that support it, else "fp32".
@@ -165,7 +165,7 @@ def load(
     *,
     trust: bool = False,
 ) -> Model:
-    """Load the trained model of a run; the training data is not needed.
+    """Load a run's trained model; the training data is not needed.
 
     Args:
         run: A run folder or a weights file.
@@ -201,23 +201,23 @@ def verify(
     devices: int = 2,
     **settings: SettingValue | Mapping[str, SettingValue],
 ) -> VerifyResult:
-    """Check in float64 that a recipe trains the same weights under each strategy.
+    """Check in float64 that training a recipe produces the same weights under each strategy.
 
     Each strategy runs the same training steps with the recipe's `small` settings. Its gradients and weights are
-    compared with those of the first strategy.
+    compared with those from the first strategy.
 
     Args:
-        recipe: The name of a recipe, or the path of your own .py file.
-        strategies: At least two strategies: names, or paths of your own .py files.
+        recipe: The name of a recipe, or the path to your own .py file.
+        strategies: At least two strategies: names, or paths to your own .py files.
         steps: The number of training steps.
-        tolerance: The largest allowed difference between weights, relative to the largest weight of the network.
+        tolerance: The largest allowed difference between weights, relative to the largest weight in the network.
         data: Same as in `train`.
         data_root: Same as in `train`.
         preset: Same as in `train`.
         batch_size: Same as in `train`.
         seed: Same as in `train`.
         accelerator: Same as in `train`.
-        devices: The number of devices (on a CPU: processes) that each batch is divided over.
+        devices: The number of devices (on a CPU: processes) that each batch is divided among.
         **settings: Any other setting listed by `paceline settings RECIPE`.
 
     Returns:

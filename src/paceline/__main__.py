@@ -1,4 +1,4 @@
-"""Entry point of `python -m paceline`."""
+"""Entry point for `python -m paceline`."""
 
 from paceline.cli.app import main
 

@@ -28,7 +28,7 @@ def docstring(name: str) -> str:
     value: Any = paceline
     for part in name.split("."):
         value = getattr(value, part)
-    if isinstance(value, GenericAlias):  # a generic alias inherits the docstring of dict
+    if isinstance(value, GenericAlias):  # a generic alias inherits dict's docstring
         return _docstring_below(name)
     return inspect.cleandoc(value.__doc__ or "")
 

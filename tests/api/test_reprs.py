@@ -18,7 +18,7 @@ SAME = paceline.Difference("ddp", "weights", "generator", 2.2e-16, 1e-9, "")
 OTHER = paceline.Difference("fsdp", "gradients of penalty", "discriminator", 0.25, 1e-12, "main.0.weight")
 
 
-def test_the_repr_of_a_training_result_shows_the_metrics_of_the_last_evaluation() -> None:
+def test_the_repr_of_a_training_result_shows_the_metrics_from_the_last_evaluation() -> None:
     metrics = {"classifier/cross_entropy": 0.1, "validation/top1": 97.2, "test/top1": 98.3333, "test/count": 359.0}
     metrics["test/checkpoint_images"] = 14_370.0
     assert repr(paceline.TrainResult(Path("runs/first"), 14_370, 0, metrics)) == (
@@ -76,7 +76,7 @@ def test_the_repr_of_a_loss_shows_values_and_shapes() -> None:
     )
 
 
-def test_the_repr_of_a_source_shows_its_number_of_samples() -> None:
+def test_the_repr_of_a_source_shows_how_many_samples_it_has() -> None:
     arrays = {"image": np.zeros((1200, 8, 9, 3), np.uint8)}
     source = paceline.ArraySource(arrays, paceline.DataSpec(3, 8, 9, num_classes=10))
     assert repr(source) == "ArraySource(1,200 samples, 3×8×9, 10 classes)"

@@ -35,7 +35,7 @@ def keywords(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("function", [paceline.train, paceline.verify])
-def test_keyword_parameters_have_the_names_and_types_of_settings(function: Callable[..., Any]) -> None:
+def test_keyword_parameters_match_settings_in_name_and_type(function: Callable[..., Any]) -> None:
     for name, hint in keywords(function).items():
         assert name in SETTINGS, f"{name} is not a setting"
         assert name not in WIDER or SETTINGS[name] is str
@@ -57,7 +57,7 @@ def test_a_docstring_describes_every_parameter_in_order(function: Callable[..., 
 
 
 def other_value(name: str) -> Any:
-    """Return a value for a setting that differs from its default."""
+    """Return a non-default value for a setting."""
     hint = SETTINGS[name]
     return get_args(hint)[1] if get_origin(hint) is Literal else OTHER_TEXT.get(name) or OTHER[hint]
 
@@ -84,7 +84,7 @@ def test_each_parameter_of_verify_changes_the_setting_of_the_same_name(
     assert getattr(seen[0].run, name) == value
 
 
-def test_an_argument_of_none_means_the_default_of_the_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passing_none_selects_the_recipe_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train_command, "train_and_report", lambda config: config)
     nothing: dict[str, Any] = dict.fromkeys(keywords(paceline.train)) | {"accelerator": "cpu"}
     assert paceline.train("dcgan", **nothing) == paceline.train("dcgan", accelerator="cpu")

@@ -1,4 +1,4 @@
-"""The package provides types to editors and type checkers."""
+"""The package provides type information to editors and type checkers."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def misuse() -> None:
 
 @dataclass(frozen=True)
 class ClassifierSettings:
-    """The settings of the recipe `Classifier`."""
+    """Settings for the recipe `Classifier`."""
 
     width: int = setting(32, "channels of the first layer", at_least=1)
     activation: Literal["relu", "silu"] = setting("relu", "activation")

@@ -19,7 +19,7 @@ TIMEOUT_SECONDS = 60.0
 
 
 def find_chromium() -> str | None:
-    """Return the path of Chromium, or None if it is not installed."""
+    """Return the path to Chromium, or None if it is not installed."""
     return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 

@@ -22,7 +22,7 @@ OUTSIDE = "content outside of the folder"
 
 
 def line(images: int, **values: float) -> str:
-    """Return one line of a metrics file. Two underscores in a keyword become a slash."""
+    """Return one line for a metrics file. Two underscores in a keyword become a slash."""
     named = {name.replace("__", "/"): value for name, value in values.items()}
     return json.dumps({"images": images, "seconds": images / 10, "time": time.time(), **named}) + "\n"
 

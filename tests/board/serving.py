@@ -48,7 +48,7 @@ class Served:
     def ask(
         self, path: str, *, token: bool = True, method: str = "GET", headers: dict[str, str] | None = None
     ) -> Answer:
-        """Send one HTTP request without normalizing the path, and return the response."""
+        """Send one HTTP request without normalising the path, and return the response."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT_SECONDS)
         sent = ({"Authorization": f"Bearer {self.token}"} if token else {}) | (headers or {})
         try:

@@ -107,7 +107,7 @@ def test_image_names_that_escape_the_folder_are_not_found(board: Served) -> None
         assert answer.status in (400, 404), images
 
 
-def test_pipes_and_symlinks_to_outside_the_folder_are_ignored(board: Served) -> None:
+def test_pipes_and_symlinks_that_lead_outside_the_folder_are_ignored(board: Served) -> None:
     runs = board.runs()
     assert "a link to outside" not in runs
     run = runs["leads out"]

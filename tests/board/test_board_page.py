@@ -1,4 +1,4 @@
-"""Tests of the board's page in headless Chromium while a run is training. Skipped if Chromium is not installed."""
+"""Tests for the board page in headless Chromium while a run is training. Skipped if Chromium is not installed."""
 
 from __future__ import annotations
 

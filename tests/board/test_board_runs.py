@@ -50,7 +50,7 @@ def test_a_locked_run_is_running_and_the_board_never_blocks_a_run_from_starting(
         board.wait_for("one", lambda one: one["state"] == "failed")
         with (folder / ".lock").open() as reader:
             fcntl.flock(reader, fcntl.LOCK_SH)
-            with pytest.raises(UserError, match="in use"):  # a lock that is not released is treated as another run
+            with pytest.raises(UserError, match="in use"):  # the run folder counts as in use while its lock is held
                 RunFolder(folder).claim()
         for _ in range(200):  # the board keeps polling but never blocks the run
             run.claim()
@@ -74,7 +74,7 @@ def test_a_run_records_how_it_ends(tmp_path: Path) -> None:
     folder.release()
 
 
-def test_curves_include_the_spread_over_ranks_and_the_time_breakdown(board: Served) -> None:
+def test_curves_include_the_spread_across_ranks_and_the_time_breakdown(board: Served) -> None:
     run = board.runs()["finished"]
     assert run["images"] == 50 and run["total_images"] == 100 and run["time_split"] == {"step": 10.0}
     answer = board.json(f"/api/series?run={run['id']}&name=net/loss&name=spread/net/loss&name=no/such")
@@ -94,7 +94,7 @@ def test_the_time_breakdown_counts_an_evaluation_once(tmp_path: Path) -> None:
     assert run["time_split"] == {"step": 4.0, "evaluation": 3.0}
 
 
-def test_the_binary_response_contains_the_numbers_of_the_metrics_file(board: Served) -> None:
+def test_the_binary_response_contains_the_numbers_from_the_metrics_file(board: Served) -> None:
     run = board.runs()["finished"]
     body = board.ask(f"/api/series?run={run['id']}&name=net/loss&format=binary").body
     (length,) = struct.unpack("<I", body[:4])

@@ -62,7 +62,9 @@ def slurm() -> Iterator[None]:
     missing = [name for name in DAEMONS if not shutil.which(name)]
     if missing:
         pytest.skip(f"SLURM is missing: {', '.join(missing)} (Debian: slurmctld slurmd slurm-client munge)")
-    folder = Path("/tmp") / f"paceline-slurm-{os.getpid()}"  # a short path, as sockets allow 107 characters
+    folder = (
+        Path("/tmp") / f"paceline-slurm-{os.getpid()}"
+    )  # kept short, because a socket path may have at most 107 characters
     for name in ("state", "spool-n1", "spool-n2"):
         (folder / name).mkdir(parents=True)
     ports = free_ports(9)
@@ -95,7 +97,7 @@ def slurm() -> Iterator[None]:
     finally:
         subprocess.run(["scancel", "-u", "root"], capture_output=True, timeout=30)
         until = time.monotonic() + 20
-        while ask("squeue", "-h") and time.monotonic() < until:  # wait for jobs of a failed test
+        while ask("squeue", "-h") and time.monotonic() < until:  # wait for jobs left by a failed test
             time.sleep(0.2)
         for daemon in reversed(daemons):
             daemon.terminate()

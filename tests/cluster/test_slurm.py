@@ -1,4 +1,4 @@
-"""Jobs on a real SLURM cluster train weights that are bit-identical to those from one machine, even if preempted."""
+"""Jobs on a real SLURM cluster, even preempted ones, end with the same weights, bit for bit, as on one machine."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return tensors(folder / "run")
 
 
-def test_two_nodes_train_bit_identical_weights_to_two_local_processes(
+def test_two_nodes_end_with_weights_bit_identical_to_those_from_two_local_processes(
     slurm: None, whole: dict[str, bytes], tmp_path: Path
 ) -> None:
     name = 'runs/it\'s 100% "mine" $(touch pwned)'
@@ -44,7 +44,7 @@ def test_two_nodes_train_bit_identical_weights_to_two_local_processes(
     assert not list(tmp_path.rglob("pwned"))
 
 
-def test_a_preempted_job_is_requeued_and_trains_bit_identical_weights(
+def test_a_preempted_job_is_requeued_and_ends_with_bit_identical_weights(
     slurm: None, whole: dict[str, bytes], tmp_path: Path
 ) -> None:
     running = launch(tmp_path, "run", "--wait")
@@ -64,7 +64,7 @@ def test_a_preempted_job_is_requeued_and_trains_bit_identical_weights(
     [
         (("--partition", "mian"), "unknown partition 'mian'; did you mean 'main'?"),
         (("--nodes", "3"), "--nodes 3: the maximum for this cluster is 2"),
-        (("--gpus-per-node", "4"), "--gpus-per-node 4: the maximum that SLURM lists per host is 0"),
+        (("--gpus-per-node", "4"), "--gpus-per-node 4: SLURM lists at most 0 per host"),
     ],
 )
 def test_unavailable_resources_are_rejected_before_submitting(

@@ -88,7 +88,7 @@ def pixels(path: Path | str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", [name for name in TINY if name != "instance"])
-def test_tiled_results_equal_those_of_the_whole_image(name):
+def test_tiled_results_equal_those_for_the_whole_image(name):
     image_model = open_image_model(f"{name}.safetensors")
     field, scale = image_model.receptive_field, image_model.output_scale
     assert not field.obstacles
@@ -120,7 +120,7 @@ def test_results_keep_the_folder_structure_and_are_the_same_in_a_second_run(caps
     assert apply("super_resolution.safetensors", "photos", "--out", "photos/made", "--tile", 16, "--overwrite") == 0
     printed = capsys.readouterr().out
     assert "2 images on cpu" in printed and "20 tiles of 16 pixels" in printed
-    assert np.abs(pixels("photos/made/one.png").astype(int) - first).max() <= 1  # rounding differs by at most 1
+    assert np.abs(pixels("photos/made/one.png").astype(int) - first).max() <= 1  # rounding may change a value by 1
     assert sorted(path.name for path in Path("photos/made").rglob("*.*")) == ["one.png", "two.png"]
     shutil.rmtree("photos/made")
 
@@ -136,7 +136,7 @@ def test_translation_writes_an_image_for_every_panel(tmp_path):
     assert pixels(tmp_path / "one-stain.png").shape == PHOTO.shape
 
 
-def test_grey_images_stay_grey_in_8_and_16_bit(tmp_path):
+def test_8_and_16_bit_grey_images_stay_grey(tmp_path):
     grey = PHOTO[..., 1]
     Image.fromarray(grey).save(tmp_path / "grey.png")
     Image.fromarray(grey.astype(np.uint16) * 257).save(tmp_path / "deep.png")
@@ -236,7 +236,7 @@ def test_unusable_files_are_listed_and_the_other_files_are_processed(tmp_path, c
     assert {Path(path).name for path in listed} == {"cut.png", "empty.png", "text.jpg", "moving.gif", "huge.png"}
     assert "above the limit of 89 megapixels" in listed[str(tmp_path / "huge.png")]
     assert listed[str(tmp_path / "moving.gif")] == "animated images are not supported"
-    assert printed.err.splitlines()[-1] == "1 of 6 images were processed, 5 could not be used"
+    assert printed.err.splitlines()[-1] == "1 of 6 images were processed; 5 could not be used"
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_unusable_files_are_listed_and_the_other_files_are_processed(tmp_path, c
     [
         (["nowhere", "photos", "--out", "o"], "nowhere: expected a run folder or a .safetensors file"),
         (["photos", "photos", "--out", "o"], "photos: not a run folder (it has no config.toml)"),
-        (["plain.safetensors", "photos", "--out", "o"], "plain.safetensors: its metadata has no recipe"),
+        (["plain.safetensors", "photos", "--out", "o"], "plain.safetensors: its metadata does not name a recipe"),
         (["damaged.safetensors", "photos", "--out", "o"], "damaged.safetensors: cannot be read"),
         (["partial.safetensors", "photos", "--out", "o"], "'generator.tail.bias' is missing"),
         (["restoration.safetensors", "nothing.png", "--out", "o"], "nothing.png: no such image or folder"),
@@ -254,7 +254,7 @@ def test_unusable_files_are_listed_and_the_other_files_are_processed(tmp_path, c
             ["restoration.safetensors", "photos", "--out", "o", "--downsample", "bicubic"],
             "only for models that upscale",
         ),
-        (["super_resolution.safetensors", "photos", "--out", "o", "--downsample", "box"], "--downsample box: expected"),
+        (["super_resolution.safetensors", "photos", "--out", "o", "--downsample", "box"], "--downsample box: the only"),
         (["super_resolution.safetensors", "photos", "--out", "o", "--tile", "-1"], "--tile -1: expected a tile size"),
         (["super_resolution.safetensors", "photos", "--out", "o", "--devices", "0"], "--devices 0: must be at least 1"),
         (["super_resolution.safetensors", "photos"], "Missing option '--out'"),
@@ -281,7 +281,9 @@ def test_networks_that_cannot_be_tiled_use_whole_images_or_print_a_warning(capsy
     assert apply("instance.safetensors", "photos/one.png", "--out", tmp_path) == 0
     assert "tiles" not in capsys.readouterr().out
     assert apply("instance.safetensors", "photos/one.png", "--out", tmp_path / "tiled", "--tile", 32) == 0
-    assert "the network normalises with statistics of the whole image: seams may be visible" in capsys.readouterr().out
+    assert (
+        "the network normalises using statistics from the whole image: seams may be visible" in capsys.readouterr().out
+    )
 
 
 def test_tiles_are_as_large_as_memory_allows(monkeypatch):
@@ -344,7 +346,7 @@ def test_a_downsampled_image_is_compared_with_its_original(tmp_path, capsys):
     assert pixels(tmp_path / "inner/two-sr.png").shape == (40, 32, 3)  # cropped to an even size
 
 
-def test_metrics_computed_in_strips_of_rows_equal_scikit_image(monkeypatch):
+def test_metrics_computed_in_strips_of_rows_equal_those_from_scikit_image(monkeypatch):
     monkeypatch.setattr("paceline.inference.downsampled.ROWS_AT_ONCE", 7)
     noisy = np.clip(PHOTO.astype(int) + np.random.default_rng(0).integers(-9, 10, PHOTO.shape), 0, 255).astype(np.uint8)
     psnr, ssim = measure(Image.fromarray(noisy), Image.fromarray(PHOTO), 2, "rgb")
@@ -384,10 +386,10 @@ def test_unprocessed_images_are_listed_when_all_worker_processes_die(tmp_path, m
     assert sorted(line.split(": ")[1] for line in listed) == [str(tmp_path / f"{number}.png") for number in range(5)]
     assert sum("the process working on this image died (exit code -9)" in line for line in listed) == 2
     assert sum("all worker processes died before this image was processed" in line for line in listed) == 3
-    assert last == "0 of 5 images were processed, 5 could not be used"
+    assert last == "0 of 5 images were processed; 5 could not be used"
 
 
-def test_apply_does_not_need_the_training_data_of_a_run(tmp_path, capsys):
+def test_apply_does_not_need_the_training_data(tmp_path, capsys):
     words = ["train", "super_resolution", "--data", "photos", "--data-root", str(tmp_path / "data"), "--accelerator"]
     words += ["cpu", "--set", "scale=2", "--set", "num_blocks=1", "--set", "width=2", "--crop", "16", "--images", "4"]
     for number in range(8):

@@ -25,7 +25,7 @@ TRANSLATING = ["generator=resnet_6", "segmentation_generator=unet_32", "ngf=1", 
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Weights files of small networks."""
+    """Weights files for small networks."""
     folder = tmp_path_factory.mktemp("weights")
     write_tiny_weights(folder / "twice.safetensors", "super_resolution", ["scale=2", "num_blocks=1", "width=2"])
     write_tiny_weights(folder / "broken.safetensors", "restoration", ["width=2", "depth=1"], float("nan"))
@@ -48,7 +48,7 @@ def write_tiny_weights(path: Path, recipe: str, settings: list[str], value: floa
 
 
 def save(*names: str) -> None:
-    """Save the same photo under each name, in the format of its suffix."""
+    """Save the same photo under each name, in the format that the suffix indicates."""
     for name in names:
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(PHOTO).save(name)
@@ -145,13 +145,13 @@ def test_writing_results_among_the_input_images_prints_a_warning(weights, capsys
     )
 
 
-def test_a_missing_image_does_not_stop_the_processing_of_other_images(weights, capsys):
+def test_a_missing_image_does_not_keep_other_images_from_being_processed(weights, capsys):
     save("good.png")
     assert apply(weights / "twice.safetensors", "missing.png", "good.png", "none/*.png", "--out", "out") == 1
     assert capsys.readouterr().err.splitlines() == [
         "not used: missing.png: no such image or folder",
         "not used: none/*.png: no such image or folder",
-        "1 of 3 images were processed, 2 could not be used",
+        "1 of 3 images were processed; 2 could not be used",
     ]
     assert names_in("out") == ["good.png"]
 
@@ -159,7 +159,7 @@ def test_a_missing_image_does_not_stop_the_processing_of_other_images(weights, c
 def test_a_folder_that_cannot_be_created_is_reported_before_work_starts(weights, capsys):
     save("good.png")
     assert apply(weights / "twice.safetensors", "good.png", "--out", "good.png/out") == 2
-    assert "--out good.png/out: cannot be written to: Not a directory" in capsys.readouterr().err
+    assert "--out good.png/out: cannot write to this folder: Not a directory" in capsys.readouterr().err
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")

@@ -43,7 +43,7 @@ def test_a_comparison_that_was_killed_resumes_without_repeating_finished_runs(tm
     wait_until(lambda: has_begun(killed, 1), running)
     running.kill()
     assert running.wait() == -signal.SIGKILL
-    # The process of the current run ends when its parent is killed.
+    # The current run's process ends when its parent is killed.
     wait_until(lambda: not processes_naming(f"{killed}/"), seconds=TIMEOUT_SECONDS)
     assert not (killed / "table/report.json").exists()
     before = (seen(killed, 0) / "metrics.jsonl").stat().st_mtime_ns, (seen(killed, 0) / "metrics.jsonl").read_bytes()

@@ -50,7 +50,7 @@ def report(folder: Path) -> dict[str, Any]:
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
-    """Return the contents of all files except the lock file, which records its last holder."""
+    """Return the contents of all files except the lock file, which records the last process that held it."""
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
 
 
@@ -119,7 +119,7 @@ def test_a_run_without_a_readable_cell_file_is_used_only_if_its_length_matches(
     record.unlink()
     assert run([*TINY, "--config", "rate.toml", "--images", "64", "--out", "table"]) == 1
     printed = capsys.readouterr()
-    assert "contains a run of 128 images, which is not the requested length; choose a different --out" in printed.out
+    assert "contains a run of a different length (128 images); choose a different --out" in printed.out
     assert "no run finished; table/report.html is unchanged" in printed.err
     assert (place / "table/report.json").read_bytes() == good
     record.write_text('{"made_')
@@ -134,7 +134,7 @@ def test_a_run_that_was_trained_further_and_stopped_is_reported_as_failed(
     status = json.loads((place / "table" / CELL / "status.json").read_text())
     (place / "table" / CELL / "status.json").write_text(json.dumps(status | {"state": "stopped"}))
     assert run([*TINY, "--config", "rate.toml", "--out", "table"]) == 1
-    assert f"failed: table/{CELL}: contains an unfinished run of 128 images" in capsys.readouterr().out
+    assert f"failed: table/{CELL}: contains an unfinished run (128 images so far)" in capsys.readouterr().out
 
 
 def test_a_run_that_cannot_be_read_is_reported_as_failed(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -174,12 +174,12 @@ def test_a_recipe_with_stages_is_compared_by_its_last_stage(
     assert group["runs"] == [f"{cell}/adversarial" for cell in cells]
     assert run(["compare", "super_resolution", *words, "--seeds", "0,1"]) == 0
     assert capsys.readouterr().out.count("(already finished)") == 2
-    assert run(["compare", *cells]) == 0  # the run is given as the folder of both stages
+    assert run(["compare", *cells]) == 0  # the run is given as the folder that contains both stages
     (group,) = report(tmp_path / "runs/compare-finished-super_resolution-photos")["groups"].values()
     assert group["seeds"] == [0, 1]
 
 
-def test_parity_between_strategies_is_measured_with_the_compared_settings(tmp_path: Path) -> None:
+def test_parity_between_strategies_is_measured_under_the_settings_being_compared(tmp_path: Path) -> None:
     flags = {"accelerator": "cpu", "preset": "quick", "sync_batchnorm": "off"}
     configs = {"classification": configure("classification", flags, assignments=["width=2"])}
     grid = Grid.parse(["classification"], "ddp", "2", "64", "0", "strong")
@@ -227,7 +227,7 @@ def test_a_folder_named_like_a_recipe_is_used_only_if_it_contains_a_run(
     ("words", "message"),
     [
         ([""], "compare '': a name is empty; list recipes or run folders"),
-        (["classification", "--set", "seed=5"], "--set seed: each run of a comparison has its own value; use --seeds"),
+        (["classification", "--set", "seed=5"], "--set seed: each run in a comparison has its own value; use --seeds"),
         (["classification", "--set", "strategy=ddp"], "use --strategies"),
         (["classification", "--set", "batch-size=5"], "use --batch-size"),
         (["classification", "--set", "devices=5"], "use --devices"),

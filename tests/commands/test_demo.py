@@ -1,4 +1,4 @@
-"""Every comparison of `make demo` runs and writes a report."""
+"""Every comparison in `make demo` runs and writes a report."""
 
 from __future__ import annotations
 

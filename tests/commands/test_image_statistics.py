@@ -1,4 +1,4 @@
-"""pix2pix and DeepLIIF networks normalise with the test image's statistics (section 3.3 of the pix2pix paper).
+"""pix2pix and DeepLIIF networks normalise using the test image's statistics (section 3.3 of the pix2pix paper).
 
 The reference networks are built from torch layers as in the papers, and run in training mode on one image, so that
 their BatchNorm uses that image's statistics.
@@ -57,7 +57,7 @@ class Skip(nn.Module):
 
 
 def unet() -> nn.Module:
-    """Build the U-Net of Isola et al. 2017, section 6.1.1, with five levels."""
+    """Build the U-Net from Isola et al. 2017, section 6.1.1, with five levels."""
 
     def down(before: int, after: int) -> nn.Module:
         return nn.Conv2d(before, after, 4, 2, 1, bias=False)
@@ -140,7 +140,7 @@ def test_larger_images_are_processed_in_windows_of_the_training_size(capsys: pyt
     network, pixels = import_network("resnet_6"), random_image(80, 48)
     Image.fromarray(pixels).save("input.png")
     assert run(["apply", "ours.safetensors", "input.png", "--out", "made", "--accelerator", "cpu"]) == 0
-    assert f"windows of {SIDE}×{SIDE} pixels, the training size" in capsys.readouterr().out
+    assert f"window of {SIDE}×{SIDE} pixels (the training size)" in capsys.readouterr().out
     with Image.open("made/input.png") as made:
         result = np.asarray(made, float)
     for top, left, rows, columns in ((0, 0, slice(0, 24), slice(0, 24)), (16, 48, slice(24, 48), slice(72, 80))):

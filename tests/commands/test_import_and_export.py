@@ -37,7 +37,7 @@ class TheirBlock(nn.Module):
 
 
 class TheirGenerator(nn.Module):
-    """A generator with the layer names of other projects. If `shared`, all residual blocks are the same module."""
+    """A generator with layer names from other projects. If `shared`, all residual blocks are the same module."""
 
     def __init__(
         self, doublings: int = 2, shared: bool = True, bias: bool = True, slopes: int = 1, mixed: bool = False
@@ -143,7 +143,7 @@ def nested(state: dict, *keys: str) -> dict:
         ("model", "generator.", "module.", "_orig_mod."),
     ],
 )
-def test_a_network_is_found_under_any_common_key_of_a_checkpoint(keys):
+def test_a_network_is_found_under_any_common_key_in_a_checkpoint(keys):
     state = TheirGenerator().state_dict()
     torch.save({"epoch": 3, "optimizer": {"state": {}}, **nested(state, *keys)}, "theirs.pth")
     assert all(torch.equal(tensor, state[key]) for key, tensor in read_state_dict(Path("theirs.pth")).items())
@@ -246,7 +246,7 @@ class Surprise:
         (b"\x80nonsense", [], "theirs.pth: "),
         (b"hi", [], "theirs.pth: was not written by torch.save"),
         (b"", [], "theirs.pth: the file is empty"),
-        (nn.ReLU(), [], "theirs.pth: contains objects other than tensors, so it is not loaded"),
+        (nn.ReLU(), [], "theirs.pth: contains objects other than tensors, so it was not loaded"),
         (broken_at("last.weight", float("nan")), [], "theirs.pth: last.weight contains NaN or infinite values"),
         (
             broken_at("residual.0.bn1.running_var", float("inf")),
@@ -278,7 +278,7 @@ NETS += ["--set", "panels=image,stain,segmentation", "--set", "dropout=0", "--se
 
 
 def write_deepliif(folder: Path, skip: str = "") -> Translation:
-    """Write the files of a model with one modality under DeepLIIF's file names."""
+    """Write a one-modality model to files with the names that DeepLIIF uses."""
     settings = TranslationSettings(
         generator="resnet_6", segmentation_generator="unet_32", ngf=1, d_layers=1, dropout=0.0, batchnorm="instance"
     )
@@ -290,7 +290,7 @@ def write_deepliif(folder: Path, skip: str = "") -> Translation:
     return recipe.eval()
 
 
-def test_all_networks_of_deepliif_are_imported_together(capsys):
+def test_all_deepliif_networks_are_imported_together(capsys):
     theirs = write_deepliif(Path("nets"))
     assert run(["import", "nets", "--recipe", "translation", "--out", "ours.safetensors", *NETS]) == 0
     assert "generators.G1, generators.GS0, generators.GS1" in capsys.readouterr().out
@@ -387,7 +387,7 @@ def test_a_user_recipe_can_name_a_file_with_its_own_importer(capsys):
 
 
 def can_export(test):
-    """Mark a test that needs the packages of the `export` extra; `make test-extras` runs these tests."""
+    """Mark a test that needs the packages in the `export` extra; `make test-extras` runs these tests."""
     missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]
     return pytest.mark.extras(pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)}")(test))
 

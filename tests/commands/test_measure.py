@@ -33,7 +33,7 @@ def noise(seed: int, width: int = SIDE) -> np.ndarray:
     return np.random.default_rng(seed).integers(256, size=(SIDE, width, 3), dtype=np.uint8)
 
 
-def test_metrics_follow_their_definition_and_are_written_to_files(capsys: pytest.CaptureFixture[str]) -> None:
+def test_metrics_follow_their_definitions_and_are_written_to_files(capsys: pytest.CaptureFixture[str]) -> None:
     values = []
     for number in range(3):
         target = noise(number)
@@ -67,10 +67,10 @@ def test_missing_files_and_different_sizes_are_listed(capsys: pytest.CaptureFixt
     assert run(["measure", "made", "targets"]) == 1
     printed = capsys.readouterr().out
     for line in (
-        "left out 3: ",
+        "files left out (3): ",
         "made/1.png: has no target",
         "targets/2.png: has no result",
-        "made/3.png: has 30×24 pixels, but targets/3.png has 24×24",
+        "made/3.png: is 30×24 pixels, but targets/3.png is 24×24",
     ):
         assert line in printed
 
@@ -141,7 +141,7 @@ def test_names_with_control_characters_and_other_encodings_are_escaped(capsys: p
     save("made/alone\x1b[31m.png", noise(0))
     assert run(["measure", "made", "targets", "--per-image", "each.csv", "--json", "all.json"]) == 1
     printed = capsys.readouterr().out
-    assert "\x1b" not in printed and "left out 1: " in printed and "made/red\\x1b[31m.png" in printed
+    assert "\x1b" not in printed and "files left out (1): " in printed and "made/red\\x1b[31m.png" in printed
     with open("each.csv", newline="", encoding="utf-8") as file:
         assert [row["image"] for row in csv.DictReader(file)] == ["made/caf\\xe9.png", "made/red\\x1b[31m.png"]
     assert json.loads(Path("all.json").read_text())["metrics"]["count"] == 2

@@ -1,4 +1,4 @@
-"""`paceline plan` predicts the speedup from more devices, using the times of a step and of a gradient exchange."""
+"""`paceline plan` predicts the speedup from more devices, using the times that a step and a gradient exchange take."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_n_devices_without_communication_costs_are_n_times_as_fast() -> None:
     assert predict(SEEN, PERFECT, 8, 512).images_per_second == pytest.approx(8 * 1600)
 
 
-def test_a_gradient_exchange_takes_the_transfer_time_and_latencies_of_a_ring() -> None:
+def test_the_gradient_exchange_time_is_the_transfer_time_plus_the_latencies_in_a_ring() -> None:
     link = Link(latency_seconds=1e-4, bytes_per_second=1e9, devices=2)
     assert link.all_reduce_seconds(10_000_000, 2) == pytest.approx(1e-4 + 0.010)
     assert link.all_reduce_seconds(10_000_000, 4) == pytest.approx(2e-4 + 0.015)
@@ -80,7 +80,7 @@ def test_a_measurement_can_be_saved_as_json_and_read_back(tmp_path: Path) -> Non
         assert Measurement.from_json(read_json(tmp_path / "measured.json")) == one
 
 
-def test_the_prediction_for_one_device_uses_the_step_time_of_a_device_alone() -> None:
+def test_the_prediction_for_one_device_uses_the_step_time_measured_on_one_device() -> None:
     crowded = replace(SEEN, alone_seconds={64: 0.025})
     assert predict(crowded, PERFECT, 1, 64).images_per_second == pytest.approx(64 / 0.025)
     assert predict(crowded, PERFECT, 2, 64).images_per_second == pytest.approx(64 / 0.020)
@@ -135,11 +135,11 @@ def test_given_bandwidth_and_latency_are_used_and_missing_values_are_measured_or
     neither, slow, wide = LinkOverride.parse("", ""), LinkOverride.parse("", "5ms"), LinkOverride.parse("100Gbps", "")
     assert neither.apply(measured) == measured
     assert neither.describe(measured) == (
-        "bandwidth 4 GB/s (measured over 2 processes); latency 300 µs per exchange (measured over 2 processes)"
+        "bandwidth 4 GB/s (measured between 2 processes); latency 300 µs per exchange (measured between 2 processes)"
     )
     assert slow.apply(measured) == Link(5e-3, 4e9, 2)
     assert slow.describe(Link(5e-3, 4e9, 2)) == (
-        "bandwidth 4 GB/s (measured over 2 processes); latency 5,000 µs per exchange (as given)"
+        "bandwidth 4 GB/s (measured between 2 processes); latency 5,000 µs per exchange (as given)"
     )
     link = wide.apply(measured)
     assert link and link.bytes_per_second == 12.5e9
@@ -153,7 +153,7 @@ def test_given_bandwidth_and_latency_are_used_and_missing_values_are_measured_or
     [
         (["--bandwidth", "fast"], "--bandwidth fast: expected something like 25GB/s"),
         (["--devices", "8", "--nodes", "3"], "--devices 8: must be a multiple of --nodes 3"),
-        (["--devices", "8", "--nodes", "4"], "--nodes 4: the link between devices cannot be measured here"),
+        (["--devices", "8", "--nodes", "4"], "--nodes 4: the link between devices cannot be measured on this machine"),
         (["--devices", "none"], "--devices none: must be a whole number"),
         (["--devices", "64", "--check"], "--check: this machine can measure"),
         (
@@ -174,7 +174,7 @@ def test_a_thread_count_that_is_not_a_number_is_reported_in_one_line(
     monkeypatch.setenv("OMP_NUM_THREADS", "many")
     assert run(["plan", "classification", "--preset", "quick", "--accelerator", "cpu", "--devices", "2"]) == 2
     error = capsys.readouterr().err
-    assert "OMP_NUM_THREADS=many: is not a number of threads" in error and error.count("\n") == 1
+    assert "OMP_NUM_THREADS=many: not a valid number of threads" in error and error.count("\n") == 1
 
 
 @pytest.fixture(scope="module")
@@ -198,7 +198,7 @@ def _rows(text: str) -> list[str]:
 
 def test_a_plan_with_given_bandwidth_and_latency_needs_only_one_device(plans: list[str]) -> None:
     given, _ = plans
-    assert "one of several devices (one process), without communication: 2:" in given
+    assert "one of several devices (one process), excluding communication: 2:" in given
     assert "link: bandwidth 12.5 GB/s (as given); latency 20 µs per exchange (assumed);" in given
     row = next(row for row in _rows(given) if row.startswith("2 8 "))
     assert row.endswith(" 0.2 0.141")  # learning rates for two devices: linear and square-root scaling
@@ -212,8 +212,8 @@ def test_numbers_are_not_truncated_in_a_narrow_terminal(plans: list[str]) -> Non
 
 def test_a_plan_measures_one_device_alone_and_uses_the_given_latency(plans: list[str]) -> None:
     _, here = plans
-    assert "one of several devices (2 processes in parallel), without communication: 2:" in here
-    assert "GB/s (measured over 2 processes)" in here and "latency 1,000,000 µs per exchange (as given)" in here
+    assert "one of several devices (2 processes in parallel), excluding communication: 2:" in here
+    assert "GB/s (measured between 2 processes)" in here and "latency 1,000,000 µs per exchange (as given)" in here
     alone = re.search(r"one device alone \(1 thread\): 4: ([\d.]+) ms", here)
     assert alone
     one, two = (next(row for row in _rows(here) if row.startswith(start)).split() for start in ("1 4 ", "2 2 "))

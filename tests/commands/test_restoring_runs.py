@@ -1,4 +1,4 @@
-"""Training and evaluation of restoration runs: stages, initial weights, image strips and metrics."""
+"""Training and evaluating restoration runs: stages, initial weights, image strips and metrics."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_run_with_stages_resumes_when_its_folder_is_given_as_an_absolute_path(
     assert again.wait() == 0 and "finished at 32 images" in again.stdout, again.stderr
 
 
-def test_a_missing_file_of_a_later_stage_is_reported_before_training_starts(place):
+def test_a_file_missing_for_a_later_stage_is_reported_before_training_starts(place):
     rejected = run_fork(place, *TRAIN, "--set", "stage=both", "--vgg", "nope.pth", "--out", "lacking")
     assert rejected.wait() == 2 and "--vgg nope.pth: no such file" in rejected.stderr
     assert not (place / "lacking").exists()
@@ -137,7 +137,7 @@ def test_a_replaced_host_resumes_the_stage_that_the_other_host_had_started(repla
     assert "resuming from 32 images" in hosts[0].stdout and "pretrain" not in hosts[0].stdout
     first, second = (weights(str(folder / "both/adversarial")) for folder in folders)
     assert all(torch.equal(first[name], second[name]) for name in first)
-    # The folder of the first stage is no longer needed.
+    # The first stage's folder is no longer needed.
     assert not any((folder / "both/pretrain").exists() for folder in folders)
 
 
@@ -150,7 +150,7 @@ def test_a_stage_without_a_checkpoint_starts_from_the_weights_of_the_most_advanc
     # The second stage was killed before its first save.
     shutil.copy("both/adversarial/config.toml", folders[1] / "both/adversarial")
     hosts = run_two_hosts(*folders, "--lr", "0", "--set", "perceptual=0", "--images", "8")
-    assert "initialized from both/pretrain at 32 images: generator" in hosts[0].stdout
+    assert "initialised from both/pretrain at 32 images: generator" in hosts[0].stdout
     best = weights("both/pretrain", "best")
     parameters = [name for name in best if "norm" not in name and ".body.1." not in name]
     for folder in folders:
@@ -168,7 +168,7 @@ def test_a_run_starts_from_given_weights(place, origin, tmp_path):
     words = [*TRAIN, "--set", "stage=adversarial", "--set", "perceptual=0", "--lr", "0", "--images", "8"]
     started = run_fork(place, *words, "--init-from", path, "--out", str(tmp_path / "run"))
     assert started.wait() == 0, started.stderr
-    assert f"initialized from {path}" in started.stdout and "generator" in started.stdout
+    assert f"initialised from {path}" in started.stdout and "generator" in started.stdout
     found = weights(str(tmp_path / "run"))
     parameters = [name for name in best if "running" not in name and "num_batches" not in name]
     assert all(torch.equal(found[name], best[name]) for name in parameters)
@@ -191,7 +191,7 @@ def test_the_sample_command_shows_and_animates_the_image_strips_saved_by_trainin
         assert moving.n_frames == 3
 
 
-def test_all_photos_of_a_folder_are_evaluated_from_their_low_resolution_images(capsys):
+def test_all_photos_in_a_folder_are_evaluated_from_their_low_resolution_images(capsys):
     command = ["evaluate", "both/pretrain", "--data", "photos", "--data-root", "set3/HR", "--accelerator", "cpu"]
     assert run([*command, "--set", "low_root=set3/LR"]) == 0
     printed = capsys.readouterr().out
@@ -285,7 +285,9 @@ def test_a_finished_stage_is_still_used_while_it_is_trained_further(capsys, tmp_
     leave_unfinished(tmp_path / "both/adversarial")  # simulates a run that was resumed and stopped
     assert run(["evaluate", str(tmp_path / "both"), "--accelerator", "cpu"]) == 0
     printed = capsys.readouterr()
-    assert f"super_resolution from {tmp_path}/both/adversarial at 32 images on test of photos: " in printed.out
+    assert (
+        f"super_resolution from {tmp_path}/both/adversarial at 32 images on the test split of photos: " in printed.out
+    )
     assert "not finished" not in printed.err
 
 
@@ -294,7 +296,7 @@ def leave_unfinished(run_folder: Path) -> None:
     status.write_text(status.read_text().replace("finished", "stopped"))
 
 
-def test_a_weights_file_of_different_networks_is_rejected(capsys, tmp_path):
+def test_a_weights_file_for_different_networks_is_rejected(capsys, tmp_path):
     path = tmp_path / "other.safetensors"
     safetensors.torch.save_file({"encoder.weight": torch.zeros(1)}, path)
     assert run([*TRAIN, "--init-from", str(path), "--out", str(tmp_path / "run")]) == 2
@@ -325,7 +327,7 @@ def test_a_started_run_no_longer_needs_its_initial_weights_file(monkeypatch, tmp
     assert run([*words, "--images", "16", "--lr", "0"]) == 0
 
 
-def test_two_processes_train_the_same_weights_as_one_even_with_a_frozen_network(place, tmp_path):
+def test_two_processes_produce_the_same_weights_as_one_even_with_a_frozen_network(place, tmp_path):
     generator = torch.Generator().manual_seed(0)
     layers = {"features.0.weight": (4, 3), "features.2.weight": (4, 4), "features.5.weight": (5, 4)}
     tensors = {name: torch.randn(*shape, 3, 3, generator=generator) for name, shape in layers.items()}

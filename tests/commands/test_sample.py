@@ -1,4 +1,4 @@
-"""`paceline sample` writes grids, interpolations, animations, and images of two runs side by side."""
+"""`paceline sample` writes grids, interpolations, animations, and images from two runs side by side."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_training_saves_image_grids_generated_from_the_same_noise():
     assert not np.array_equal(pixels(Path("long/samples", names[0])), pixels(Path("long/samples", names[-1])))
 
 
-def test_the_grid_of_a_checkpoint_equals_the_grid_that_training_saved(capsys):
+def test_the_grid_for_a_checkpoint_equals_the_grid_that_training_saved(capsys):
     assert run(["sample", "long", "--trust", "--checkpoint", "1280"]) == 0
     assert np.array_equal(pixels("long/grid.png"), pixels("long/samples/samples-000000001280.png"))
     assert "long at 1,280 images → long/grid.png" in capsys.readouterr().out

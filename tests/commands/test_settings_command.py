@@ -1,4 +1,4 @@
-"""`paceline settings` lists the settings of a recipe, of a source, and of all runs and networks."""
+"""`paceline settings` lists the settings for a recipe, for a source, and for all runs and networks."""
 
 from __future__ import annotations
 

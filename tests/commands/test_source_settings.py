@@ -71,7 +71,7 @@ def test_the_same_command_resumes_a_run_and_a_different_setting_is_rejected(plac
     assert evaluated.wait() == 0 and "test of ./shapes.py" in evaluated.stdout, evaluated.stderr
 
 
-def test_a_wrong_value_of_a_source_setting_is_reported_in_one_line(place: Path) -> None:
+def test_a_wrong_value_for_a_source_setting_is_reported_in_one_line(place: Path) -> None:
     for assignment, line in (
         ("noise=-1", "noise=-1: must be at least 0"),
         ("noise=much", "--set noise: 'much' is not a num"),
@@ -111,7 +111,9 @@ def test_commands_that_read_no_data_work_without_the_source_file(place: Path, mo
         ([("--set", {"data": "photo"})], "unknown source 'photo'; did you mean 'photos'?"),
     ],
 )
-def test_a_setting_of_another_source_is_rejected_with_the_name_of_that_source(layers: list[Any], line: str) -> None:
+def test_a_setting_for_another_source_is_rejected_in_an_error_that_names_that_source(
+    layers: list[Any], line: str
+) -> None:
     assert rejected(*layers) == line
 
 
@@ -131,7 +133,7 @@ def test_a_resumed_run_may_change_the_test_folder_but_not_the_training_settings(
     assert changed_settings(kept, now) == ["degrade_seed: 1 → 2", "generator.lr: 0.1 → None"]
 
 
-def test_the_last_data_argument_decides_which_source_settings_exist() -> None:
+def test_the_last_data_argument_decides_which_source_settings_are_available() -> None:
     layers = [("recipe", {"data": "digits"}), ("file", {"degrade_blur": 2}), ("flag", {"data": "degraded"})]
     assert resolve("own", Recipe, layers, RegisteredSources()).run.degrade_blur == 2  # type: ignore[attr-defined]
 
@@ -150,7 +152,7 @@ def test_the_last_data_argument_decides_which_source_settings_exist() -> None:
         ("@dataclass\nclass Settings(RunSettings):\n    noise: float = 1.0", "cannot be imported: TypeError"),
         (
             "@dataclass(frozen=True)\nclass Settings(RunSettings):\n    momentum: float = 1.0",
-            "own.py': setting 'momentum' clashes with a setting of the recipe or its networks; rename it",
+            "own.py': setting 'momentum' clashes with a setting in the recipe or its networks; rename it",
         ),
     ],
 )

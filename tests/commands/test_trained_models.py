@@ -77,7 +77,7 @@ def test_classes_with_different_names_are_rejected_instead_of_matched_by_index(t
     capsys.readouterr()
     assert run(words) == 2
     expected = (
-        "--data folder: class 0 of the test split is 'one', but classifier was trained with 'nought'; use data with"
+        "--data folder: class 0 in the test split is 'one', but classifier was trained with 'nought'; use data with"
     )
     error = capsys.readouterr().err
     assert expected in error and error.count("\n") == 1
@@ -154,7 +154,7 @@ def test_predict_reports_an_unusable_file_and_processes_the_others(tmp_path, cap
     printed = capsys.readouterr()
     assert f"not used: {tmp_path}/broken.png: not an image in a supported format" in printed.err
     assert "not used: nowhere.png: no such image or folder" in printed.err
-    assert "1 of 3 images were processed, 2 could not be used" in printed.err
+    assert "1 of 3 images were processed; 2 could not be used" in printed.err
     prediction = next(line for line in printed.out.splitlines() if line.startswith(f"{tmp_path}/good.png: "))
     assert len(re.findall(r"\w+ \(\d+\.\d%\)", prediction)) == 4, "all classes, since there are fewer than requested"
     (row,) = csv.DictReader(table.open())
@@ -186,7 +186,7 @@ def test_existing_results_are_replaced_only_with_overwrite(capsys):
         (["--checkpoint", "7"], "--checkpoint 7: no checkpoint was kept at this number of images"),
     ],
 )
-def test_invalid_options_of_predict_are_reported(words, line, capsys):
+def test_invalid_predict_options_are_reported(words, line, capsys):
     assert predict("classifier", "digits/test", *words) == 2
     printed = capsys.readouterr().err
     assert line in printed and len(printed.splitlines()) == 1
@@ -264,7 +264,7 @@ def test_predict_rejects_a_recipe_that_it_does_not_support(tmp_path, capsys):
 
 
 def can_export(test):
-    """Mark a test that needs the packages of the `export` extra; `make test-extras` runs these tests."""
+    """Mark a test that needs the packages in the `export` extra; `make test-extras` runs these tests."""
     missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]
     return pytest.mark.extras(pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)}")(test))
 
@@ -371,7 +371,7 @@ def test_a_classifier_with_a_random_input_is_not_exported_and_the_input_is_repor
     weights = write_weights_of(str(tmp_path / "dice.py"), DataSpec(1, 8, 8, num_classes=3), "data=digits", "size=8")
     assert run(["export", weights, "--out", str(tmp_path / "model.onnx")]) == 2
     printed = capsys.readouterr().err
-    assert "predict() of Dice reads the random input 'dice', but" in printed and len(printed.splitlines()) == 1
+    assert "Dice.predict() reads the random input 'dice', but" in printed and len(printed.splitlines()) == 1
 
 
 @can_export
@@ -385,9 +385,7 @@ def test_export_rejects_a_fixed_size_classifier_that_was_trained_on_crops(tmp_pa
     assert training.wait() == 0, training.stderr
     assert run(["export", str(tmp_path / "run"), "--out", str(tmp_path / "model.onnx"), "--trust"]) == 2
     printed = capsys.readouterr().err
-    assert (
-        "predict() of Dice does not accept whole images of 160×128 pixels" in printed and len(printed.splitlines()) == 1
-    )
+    assert "Dice.predict() does not accept whole images of 160×128 pixels" in printed and len(printed.splitlines()) == 1
 
 
 @can_export

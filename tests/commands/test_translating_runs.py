@@ -1,4 +1,4 @@
-"""Training and evaluation of image translation on a folder of rows, each with several panels side by side."""
+"""Training and evaluating image translation on a folder of images, each of which is a row of panels."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ def test_training_evaluates_every_panel_and_saves_image_strips():
         assert strip.width >= 5 * SIDE  # the input, two generated panels and two real ones
 
 
-def test_evaluate_prints_the_metrics_of_all_panels(capsys):
+def test_evaluate_prints_the_metrics_for_all_panels(capsys):
     assert run(["evaluate", "run", "--accelerator", "cpu"]) == 0
     printed = capsys.readouterr().out
     assert "stain_psnr" in printed and "dice" in printed
 
 
-def test_evaluate_uses_all_rows_of_a_given_folder(capsys):
+def test_evaluate_uses_all_rows_in_a_given_folder(capsys):
     for number in range(5):
         write_row(Path("others", f"{number}.png"), number)
     assert run(["evaluate", "run", "--accelerator", "cpu", "--data-root", "others"]) == 0

@@ -69,7 +69,7 @@ def refused(running: Running, name: str, code: str) -> bool:
     ],
     ids=lambda command: command[0],
 )
-def test_no_command_runs_the_recipe_file_of_an_untrusted_run(
+def test_no_command_runs_the_recipe_file_from_an_untrusted_run(
     command: tuple[str, ...], good: Path, tmp_path: Path
 ) -> None:
     hostile(tmp_path, good, recipe="stranger/x.py")
@@ -77,10 +77,10 @@ def test_no_command_runs_the_recipe_file_of_an_untrusted_run(
 
 
 @pytest.mark.parametrize("setting", ["data", "loader", "strategy"])
-def test_evaluate_runs_no_plugin_of_an_untrusted_run(setting: str, good: Path, tmp_path: Path) -> None:
+def test_evaluate_runs_no_plugin_from_an_untrusted_run(setting: str, good: Path, tmp_path: Path) -> None:
     hostile(tmp_path, good, **{setting: "./stranger/x.py"})
     assert refused(run_fork(tmp_path, "evaluate", "stranger"), "stranger", "./stranger/x.py")
-    if setting == "data":  # the user's `--data` replaces that of the run
+    if setting == "data":  # the user's `--data` replaces the run's data setting
         assert run_fork(tmp_path, "evaluate", "stranger", "--data", "digits").wait() == 0
 
 
@@ -102,7 +102,7 @@ def test_code_that_a_weights_file_refers_to_does_not_run(good: Path, tmp_path: P
 
 @pytest.mark.parametrize("setting", ["data", "loader", "strategy", "loggers"])
 def test_code_that_a_settings_file_refers_to_does_not_run(setting: str, good: Path, tmp_path: Path) -> None:
-    """The config of a run and any other TOML file are treated alike."""
+    """A run's config and any other TOML file are treated alike."""
     hostile(tmp_path, good, **{setting: "./stranger/x.py"})
     (tmp_path / "plain.toml").write_text(f'{setting} = "tensorboard, ./stranger/x.py"\n'.replace(
         "tensorboard, ", "tensorboard, " if setting == "loggers" else ""

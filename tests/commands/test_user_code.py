@@ -109,7 +109,7 @@ def test_a_wrong_predict_is_reported_before_training(tmp_path: Path, wrong: str,
     [
         ("{'share': sums[1].item() / sums.sum().item()}", ""),
         ("{'share': 1 / sums[0].item()}", ""),  # a correct evaluator may need more samples than a rehearsal has
-        ("{'share': sums}", "results fails: TypeError: expected a dict of numbers"),
+        ("{'share': sums}", "results fails: TypeError: expected a dict {name: number}"),
         ("{'share': sums.nothing}", "results fails ("),
     ],
 )
@@ -158,4 +158,4 @@ def test_a_strategy_that_declares_no_devices_is_for_one_device(tmp_path: Path) -
     new("recipe", "mine", tmp_path)
     (tmp_path / "plain.py").write_text("from paceline import Strategy\n\nclass Plain(Strategy):\n    pass\n")
     line = one_line_before_training(tmp_path, "--strategy", "./plain.py", "--devices", "2", "--accelerator", "cpu")
-    assert "--strategy ./plain.py: uses 1 of 2 devices" in line
+    assert "--strategy ./plain.py: uses only 1 of 2 devices" in line

@@ -46,7 +46,7 @@ def inside(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
 
 
-def test_a_checkpoint_and_its_weights_file_have_the_same_metrics(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_checkpoint_and_its_weights_file_give_the_same_metrics(capsys: pytest.CaptureFixture[str]) -> None:
     found = []
     for name in ("run", WEIGHTS, "alone.safetensors"):
         assert run(["evaluate", name, "--data-root", "other", "--accelerator", "cpu"]) == 0
@@ -65,7 +65,7 @@ def test_checkpoint_weights_can_be_applied_to_images_and_used_to_start_runs(caps
     assert list(paceline.load("alone.safetensors", device="cpu").networks) == ["restorer"]
     started = [*TRAIN, "--lr", "0", "--init-from", "alone.safetensors", "--out", "next"]
     assert run(started) == 0
-    assert "initialized from alone.safetensors: restorer" in capsys.readouterr().out
+    assert "initialised from alone.safetensors: restorer" in capsys.readouterr().out
     first, second = (read_tensors(Path(name, "weights.safetensors"))[0] for name in (Path(WEIGHTS).parent, *_last()))
     assert all(torch.equal(first[key], second[key]) for key in first if not key.startswith("ema/"))
 
@@ -74,7 +74,7 @@ def _last() -> list[Path]:
     return sorted(Path("next/checkpoints").glob("0*"))[-1:]
 
 
-def test_sample_accepts_the_weights_file_of_a_generator_and_rejects_unsupported_options(
+def test_sample_accepts_a_generators_weights_file_and_rejects_unsupported_options(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     write_random_weights(Path("gan.safetensors"), "dcgan", ["ngf=2", "ndf=2"])

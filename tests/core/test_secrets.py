@@ -68,7 +68,7 @@ def test_a_setting_with_a_credential_is_rejected_and_not_written(
 
 
 def test_hiding_credentials_takes_linear_time() -> None:
-    """A search in quadratic time would take hours on these texts, and stall training and the board."""
+    """A quadratic-time search would take hours on these texts, and stall training and the board."""
     code = (
         "from paceline.core.secrets import is_private_name, redact\n"
         "for part in ('a', '-', '://', 'key', '=', 'token', 'a://', 'a.', 'a://b:', 'pass ', 'sk-', '@', 'api_'):\n"

@@ -19,7 +19,7 @@ MakeData = Callable[..., RunSettings]
 
 @pytest.fixture
 def make_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeData:
-    """Write a few samples in the layout of a source and return settings that point to them."""
+    """Write a few samples in a source's layout and return settings that point to them."""
 
     def make(name: str, **asked: int) -> RunSettings:
         root = tmp_path / name

@@ -1,4 +1,4 @@
-"""Writers of small data sets in the layout of each source. To test a new source, add a writer here."""
+"""Functions that write small data sets in each source's layout. To test a new source, add a writer here."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from paceline.data.sources.photos import EMBEDDED
 from paceline.data.stained_tissue import stained_tissue
 from paceline.images.decode import decode
 
-# SHA-256 of the dtype, shape and values of each decoded array. Runs of other versions depend on these arrays.
+# SHA-256 of the dtype, shape and values of each decoded array. Runs made with other versions depend on these arrays.
 HASHES = {
     "astronaut.webp": "089ac17d8a2cc4d015818f80eb8a33f3c6570418d812a1b147faf2b3f64316a8",
     "brick.png": "1340f4e291b06ddcb10c1fdc454228794a199f06b87c356857fd8db0fe63689a",

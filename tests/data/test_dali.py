@@ -35,7 +35,7 @@ CPU = torch.device("cpu")
 Test = TypeVar("Test", bound=Callable[..., Any])
 BATCH, CROP, SCALE = 5, 12, 4
 SIZES = [(16, 24), (40, 13), (12, 12), (31, 29), (20, 20), (17, 50), (24, 24)]
-DECODERS_DIFFER_BY = 2  # largest difference in grey levels between builds of libjpeg
+DECODERS_DIFFER_BY = 2  # largest difference in grey levels between libjpeg builds
 
 
 def has_dali() -> bool:

@@ -22,7 +22,7 @@ def test_random_inputs_for_evaluation_depend_only_on_seed_position_and_purpose()
     assert len(whole["coin"].unique()) == 1
 
 
-def test_random_inputs_of_all_ranks_together_equal_those_of_one_process():
+def test_random_inputs_across_all_ranks_equal_those_in_one_process():
     whole = drawer().rows("evaluation", 0, 1234)
     for size in (1, 2, 3):
         batches = [batch for rank in range(size) for batch in drawn_batches(drawer(), 1234, rank, size)]

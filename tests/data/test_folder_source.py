@@ -72,13 +72,13 @@ def test_a_class_may_be_named_train(tmp_path: Path) -> None:
     assert Folder("train", settings(tmp_path)).spec.class_names == ("boat", "train")
 
 
-def test_images_next_to_class_folders_are_skipped_with_a_note(tmp_path: Path) -> None:
+def test_images_alongside_class_folders_are_skipped_with_a_note(tmp_path: Path) -> None:
     save_train_and_test(tmp_path, "a/0.png", random_images(4, 4, 3))
     save(tmp_path / "train" / "stray.png", random_images(4, 4, 3))
     save(tmp_path / "train" / "a" / ".hidden.png", random_images(4, 4, 3))
     source = Folder("train", settings(tmp_path))
     assert len(source) == 1
-    assert source.notes == (f"{tmp_path}: images outside the class folders are not used (number of images: 1)",)
+    assert source.notes == (f"{tmp_path}: images outside the class folders are not used (images affected: 1)",)
 
 
 @pytest.mark.parametrize("suffix", ["png", "bmp", "tif", "gif", "webp", "jpg"])
@@ -175,14 +175,14 @@ def test_unreadable_images_are_skipped_and_counted_if_bad_images_is_skip(tmp_pat
     source = Folder("train", settings(tmp_path, bad_images="skip"))
     assert [path.name for path in source.paths] == ["good.png", "good.png"]
     assert [int(source.read(index)["label"]) for index in range(2)] == [0, 1]
-    assert source.notes == (f"left out 2 of 4 images in {tmp_path} as unreadable: train/a/0.jpg, train/a/torn.png",)
+    assert source.notes == (f"left out 2 of 4 images in {tmp_path} (unreadable): train/a/0.jpg, train/a/torn.png",)
 
 
 def test_a_folder_with_only_unreadable_images_is_rejected_even_if_bad_images_is_skip(tmp_path: Path) -> None:
     for split in ("train", "test"):
         (tmp_path / split).mkdir()
         (tmp_path / split / "a.png").write_bytes(b"no image")
-    with pytest.raises(UserError, match=r"none of its images can be read \(number of images: 1\)"):
+    with pytest.raises(UserError, match=r"none of its images can be read \(images found: 1\)"):
         Folder("train", settings(tmp_path, bad_images="skip"))
     with pytest.raises(UserError, match=r"a\.png: unreadable image"):
         Folder("train", settings(tmp_path))

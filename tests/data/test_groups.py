@@ -1,4 +1,4 @@
-"""Files of one group are always in the same split, and both files of a pair may be in the same folder."""
+"""Files in one group are always in the same split, and both files of a pair may be in the same folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All samples of a folder given for evaluation are evaluated, unless the folder has a test split."""
+"""All samples in a folder given for evaluation are evaluated, unless the folder has a test split."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def write(root: Path, name: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("name", FOLDERS)
-def test_all_samples_of_a_folder_without_a_test_split_are_evaluated(name: str, tmp_path: Path) -> None:
+def test_all_samples_in_a_folder_without_a_test_split_are_evaluated(name: str, tmp_path: Path) -> None:
     write(tmp_path, name, COUNT)
     settings = settings_of(name, tmp_path)
     assert len(source_class(name)("test", settings)) == COUNT // 5
@@ -116,7 +116,7 @@ def test_low_resolution_files_are_evaluated_with_their_high_resolution_images(tm
 
 
 @pytest.mark.parametrize(("recipe", "name"), [("restoration", "pairs"), ("translation", "panels")])
-def test_evaluation_uses_the_source_of_the_run(recipe: str, name: str, tmp_path: Path) -> None:
+def test_evaluation_uses_the_source_that_the_run_was_trained_on(recipe: str, name: str, tmp_path: Path) -> None:
     write(tmp_path, name, COUNT)
     config = configure(recipe, {"data": name, "data_root": str(tmp_path), "workers": "0"})
     whole = _for_whole_folder(config)

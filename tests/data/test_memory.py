@@ -1,4 +1,4 @@
-"""Free memory is that of the machine, or less if a container or job has a memory limit."""
+"""The free memory is the machine's, or less if a container or job has a memory limit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ V1_CPU = "32 31 0:29 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu"
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A simulated file system root of a machine with 64 GB of free memory."""
+    """A simulated file system root for a machine with 64 GB of free memory."""
     write(tmp_path / "proc/meminfo", f"MemTotal: {128 * GB // 1000} kB\nMemAvailable: {64 * GB // 1024} kB\n")
     return tmp_path
 
@@ -33,7 +33,7 @@ def belong(root: Path, groups: str, *mounts: str) -> None:
 
 
 def limit(group: Path, most: str, used: int, cached: int = 0, high: str = "max") -> None:
-    """Write the memory files of a group in cgroup v2."""
+    """Write a group's memory files as cgroup v2 does."""
     write(group / "memory.max", most)
     write(group / "memory.high", high)
     write(group / "memory.current", str(used))
@@ -46,7 +46,7 @@ def limit_v1(group: Path, most: int, used: int, cached: int = 0) -> None:
     write(group / "memory.stat", f"inactive_file {cached // 2}\ntotal_rss 5\ntotal_inactive_file {cached}")
 
 
-def test_without_a_cgroup_limit_the_free_memory_of_the_machine_is_used(root: Path) -> None:
+def test_without_a_cgroup_limit_the_machines_free_memory_is_used(root: Path) -> None:
     assert free_host_bytes(root) == 64 * GB
     belong(root, "0::/user.slice", V2)
     limit(root / "sys/fs/cgroup/user.slice", "max", 3 * GB)
@@ -69,7 +69,7 @@ def test_the_free_memory_of_a_job_is_its_cgroup_limit_minus_usage(root: Path) ->
     assert free_host_bytes(root) == 0
 
 
-def test_the_limit_of_a_container_is_read_from_the_root_group(root: Path) -> None:
+def test_a_container_memory_limit_is_read_from_the_root_group(root: Path) -> None:
     belong(root, "0::/", V2)
     limit(root / "sys/fs/cgroup", str(4 * GB), used=1 * GB)
     assert free_host_bytes(root) == 3 * GB
@@ -85,7 +85,7 @@ def test_memory_limits_are_also_read_from_cgroup_v1(root: Path) -> None:
     assert free_host_bytes(root) == 9 * GB
 
 
-def test_memory_limits_are_read_if_only_the_group_of_the_container_is_mounted(root: Path) -> None:
+def test_memory_limits_are_read_if_only_the_containers_group_is_mounted(root: Path) -> None:
     belong(root, "4:cpu,memory:/docker/abc/inner", V1.format(shown="/docker/abc"))
     limit_v1(root / "sys/fs/cgroup/memory", 12 * GB, used=2 * GB)
     assert free_host_bytes(root) == 10 * GB

@@ -26,7 +26,7 @@ DAMAGED = 7
 
 @pytest.fixture
 def classes(tmp_path: Path) -> Path:
-    """Two classes of images; seven images of the first class are damaged."""
+    """Two classes of images; seven images in the first class are damaged."""
     for name in ("a", "b"):
         (tmp_path / "data" / name).mkdir(parents=True)
         for number in range(20):
@@ -62,7 +62,7 @@ def test_train_lists_all_unusable_files_in_the_run_folder(classes: Path, tmp_pat
     check(tmp_path / "run" / "not_used.txt", trained.stdout)
 
 
-def test_apply_and_predict_list_all_unusable_files_next_to_the_results(
+def test_apply_and_predict_list_all_unusable_files_alongside_the_results(
     classes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for number in range(5):
@@ -73,7 +73,7 @@ def test_apply_and_predict_list_all_unusable_files_next_to_the_results(
     lines = (tmp_path / "out.not_used.txt").read_text().splitlines()
     assert lines[0] == "a.png: damaged" and len(lines) == 6
     assert report_skipped(skipped, 39, [], tmp_path / "out") == 1
-    assert not (tmp_path / "out.not_used.txt").exists()  # the outdated list of the earlier call was removed
+    assert not (tmp_path / "out.not_used.txt").exists()  # the outdated list from the earlier call was removed
 
 
 def write_images(*folders: Path) -> None:
@@ -83,7 +83,7 @@ def write_images(*folders: Path) -> None:
             Image.fromarray(np.full((8, 16, 3), number, np.uint8)).save(folder / f"{number}.png")
 
 
-def test_a_validation_folder_next_to_a_test_folder_is_reported(tmp_path: Path) -> None:
+def test_a_validation_folder_alongside_a_test_folder_is_reported(tmp_path: Path) -> None:
     sources: dict[str, tuple[type[Source], type[SeparateTestFolder], tuple[str, ...]]] = {
         "folder": (Folder, SeparateTestFolder, ("train/a", "train/b", "test/a", "val/a")),
         "photos": (Photos, PhotoSettings, ("train", "test", "val")),
@@ -122,5 +122,5 @@ def test_folders_named_train_and_val_are_not_treated_as_classes(tmp_path: Path) 
 def test_the_error_for_many_unusable_files_explains_how_to_list_them_all(tmp_path: Path) -> None:
     for number in range(6):
         (tmp_path / f"{number}.png").write_bytes(b"not an image")
-    with pytest.raises(UserError, match="skip to leave such files out and list all 5 in"):
+    with pytest.raises(UserError, match="skip to leave these files out and list all 5 in"):
         Photos("train", PhotoSettings(data_root=str(tmp_path)))

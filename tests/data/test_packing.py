@@ -174,7 +174,9 @@ def test_the_metadata_of_a_pack_is_checked_against_its_checksum(change: str, pac
 
 
 def test_settings_fixed_by_packing_cannot_be_changed_later(packed: Path) -> None:
-    with pytest.raises(UserError, match=r"channels=1: .* was packed with channels=3; to change this, pack its source"):
+    with pytest.raises(
+        UserError, match=r"channels=1: .* was packed with channels=3; to change this, pack the original"
+    ):
         open_packed(packed, channels=1)
     with pytest.raises(UserError, match=r"size=7: .* was packed with 30×20 pixels"):
         open_packed(packed, size=7)

@@ -63,7 +63,7 @@ def photos(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def own(tmp_path: Path) -> Path:
-    """A source in a user file. Changes in its samples can be found only by reading them."""
+    """A source in a user file. Changes to its samples can be found only by reading them."""
     (tmp_path / "texts").mkdir()
     for number in range(COUNT):
         (tmp_path / "texts" / f"{number}.txt").write_text(str(number))
@@ -72,7 +72,9 @@ def own(tmp_path: Path) -> Path:
 
 
 def rejected(match: str) -> pytest.RaisesExc[UserError]:
-    return pytest.raises(UserError, match=rf"the source has changed since \({match}\); delete .*packed and pack again")
+    return pytest.raises(
+        UserError, match=rf"the source has changed since then \({match}\); delete .*packed and pack again"
+    )
 
 
 def replace(file: Path) -> None:
@@ -247,7 +249,7 @@ def test_a_folder_that_cannot_be_created_is_reported_in_one_line(photos: Path, t
         pack(str(photos), str(tmp_path / "file" / "packed"), NO_FLAGS, {})
 
 
-def test_a_pack_has_the_splits_of_its_source(own: Path, tmp_path: Path) -> None:
+def test_a_pack_has_the_same_splits_as_its_source(own: Path, tmp_path: Path) -> None:
     assert pack(str(tmp_path / "own.py"), str(tmp_path / "packed"), {"data_root": str(own), "workers": 0}, {}) == 0
     config = configure("dcgan", {"data": "packed", "data_root": str(tmp_path / "packed")}, assignments=["size=0"])
     assert list(open_sources(config)) == ["train"]

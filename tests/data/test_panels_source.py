@@ -127,7 +127,7 @@ def test_a_missing_folder_is_reported(tmp_path):
     with pytest.raises(UserError, match="has no folder test"):
         open_rows(tmp_path, "test")
     (tmp_path / "trainA").mkdir()
-    with pytest.raises(UserError, match="has trainA but no trainB"):
+    with pytest.raises(UserError, match="has a folder trainA but no trainB"):
         open_rows(tmp_path)
 
 

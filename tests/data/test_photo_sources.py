@@ -23,7 +23,7 @@ def save(file: Path, height: int, width: int, seed: int = 0, **how: object) -> N
 
 
 def settings(root: Path, **changes: object) -> Degraded.Settings:
-    """Return settings of the source `degraded`, which include those of `photos` and of all runs."""
+    """Return settings for the source `degraded`, which include the settings for `photos` and for all runs."""
     return Degraded.Settings(data_root=str(root), **{"crop": 8, "workers": 1} | changes)  # type: ignore[arg-type]
 
 
@@ -110,7 +110,7 @@ def test_files_with_the_same_name_are_distinguished_by_their_folders(tmp_path: P
     assert [source.read(index)["low"].shape[0] for index in range(2)] == [4, 5]
     save(tmp_path / "low" / "X2" / "1x2.png", 8, 8)
     save(tmp_path / "high" / "train" / "c" / "1.png", 16, 16)
-    with pytest.raises(UserError, match=r"--low-root .*: several files match 1\.png: .*a/1\.png, .*a/1\.png$"):
+    with pytest.raises(UserError, match=r"--low-root .*: several files match 1\.png: .*a/1\.png, .*a/1\.png; keep"):
         Photos("train", settings(tmp_path / "high", low_root=f"{tmp_path}/low,{tmp_path}/low"))
 
 
@@ -157,7 +157,7 @@ def test_unrelated_low_resolution_files_are_not_reported_as_a_different_scale(tm
     assert second.endswith(
         "2.png: 3×7 pixels is not an integer fraction of 2.png (16×16): do they show the same image?"
     )
-    assert "3.png: 4×4 pixels is 1/4 of 3.png (16×16), but the ratio of other files is 1/2" in str(rejected.value)
+    assert "3.png: 4×4 pixels is 1/4 of 3.png (16×16), but the ratio for other files is 1/2" in str(rejected.value)
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")

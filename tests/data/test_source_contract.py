@@ -158,7 +158,7 @@ def test_the_files_of_a_sample_contain_the_images_that_reading_returns(name: str
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_declared_files_and_numbers_of_a_sample_match_what_is_read(name: str, make_data) -> None:
+def test_the_files_and_numbers_declared_for_a_sample_match_what_is_read(name: str, make_data) -> None:
     source = build(name, "train", make_data(name))
     sample = source.files_of(1)
     if sample is None:

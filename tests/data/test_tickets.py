@@ -23,7 +23,7 @@ def test_sample_order_and_random_numbers_differ_between_epochs_and_seeds() -> No
         assert not np.array_equal(first.uniforms, other.uniforms)
 
 
-def test_the_random_generator_still_returns_the_values_of_earlier_versions() -> None:
+def test_the_random_generator_still_returns_the_same_values_as_in_earlier_versions() -> None:
     index, uniforms = tickets(seed=42, epoch=3, length=10)
     assert index.tolist() == [8, 4, 7, 1, 6, 3, 0, 2, 9, 5]
     assert uniforms[0, :3].tolist() == [0.2540859580039978, 0.32575345039367676, 0.09693330526351929]

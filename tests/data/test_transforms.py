@@ -1,4 +1,4 @@
-"""Augmentation and scaling of batches equal a slow implementation that handles one sample at a time."""
+"""Augmenting and scaling a batch gives the same result as a slow implementation that handles one sample at a time."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_without_augmentation_only_the_value_range_changes() -> None:
     assert torch.equal(batch["image"].add(1).mul(127.5).round().to(torch.uint8), raw["image"])
 
 
-def test_the_batch_of_the_caller_is_not_modified() -> None:
+def test_the_callers_batch_is_not_modified() -> None:
     raw = raw_batch()
     before = {name: value.clone() for name, value in raw.items()}
     transform(raw, AUGMENTS[-1], torch.float32)
@@ -111,7 +111,7 @@ def test_the_largest_random_number_selects_the_last_crop_position(pad: int) -> N
     assert moved[0, 0, 0, 0] == 1 and moved.sum() == 1 - (moved.numel() - 1)
 
 
-def test_images_of_one_sample_are_augmented_together() -> None:
+def test_images_in_one_sample_are_augmented_together() -> None:
     raw = raw_batch()
     raw["target"] = raw["image"].clone(memory_format=torch.preserve_format)
     batch = transform(raw, AUGMENTS[-1], torch.float32)

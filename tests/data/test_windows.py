@@ -76,7 +76,7 @@ def build(name: str, source: Source, workers: int, monkeypatch: pytest.MonkeyPat
     loader_class = registry.load_class("loader", name.split()[0], Loader)
     loader = loader_class(source, CPU, RunSettings(workers=workers), crop)
     if "host" in name:
-        monkeypatch.setattr(loader, "device", torch.device("meta"))  # must differ from the device of the pixels
+        monkeypatch.setattr(loader, "device", torch.device("meta"))  # must differ from the device that holds the pixels
         monkeypatch.setattr(resident, "upload", lambda batch, device: batch)
     return loader
 
@@ -207,7 +207,7 @@ def test_images_of_different_sizes_are_not_batched_without_a_crop(data: Path) ->
         check_crop(source.sizes, 0, 0, source.name_of)
 
 
-def test_the_crop_must_be_a_multiple_of_the_scale_of_the_files(data: Path) -> None:
+def test_the_crop_must_be_a_multiple_of_the_scale(data: Path) -> None:
     source = open_source(data, "photos with low")
     with pytest.raises(UserError, match="--crop 10: must be a multiple of 4"):
         registry.load_class("loader", "resident", Loader)(source, CPU, RunSettings(), 10)
@@ -238,7 +238,7 @@ def test_different_images_have_different_fingerprints(data: Path, tmp_path: Path
     assert first == same != changed, "the target images are part of the fingerprint"
 
 
-def test_rotation_by_90_degrees_equals_numpy_for_all_images_of_a_sample() -> None:
+def test_rotation_by_90_degrees_equals_numpy_for_all_images_in_a_sample() -> None:
     images = {"image": random_images(8, 6, 6, 3), "low": random_images(8, 3, 3, 3)}
     raw = {name: torch.from_numpy(field).permute(0, 3, 1, 2) for name, field in images.items()}
     uniforms = torch.zeros(8, NUM_UNIFORMS)

@@ -1,4 +1,4 @@
-"""Find the commands in the documentation: those in fenced bash or console blocks of README.md and docs/."""
+"""Find the commands in the documentation: those in fenced bash or console blocks in README.md and docs/."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Command:
 
     @cached_property
     def words(self) -> list[str]:
-        """Return the words of the command, without leading environment variables."""
+        """Return the words in the command, without leading environment variables."""
         words = shlex.split(self.text)
         while words and ASSIGNMENT.match(words[0]):
             words.pop(0)
@@ -50,7 +50,7 @@ class Command:
 
 
 def blocks() -> Iterator[Block]:
-    """Yield every fenced block of every page."""
+    """Yield every fenced block on every page."""
     for path in PAGES:
         page = str(path.relative_to(ROOT))
         lines = path.read_text(encoding="utf-8").splitlines()

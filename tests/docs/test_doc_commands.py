@@ -73,7 +73,7 @@ class Place:
         return self.ended[text]
 
     def run_before(self, page: str) -> None:
-        """Run the commands of all pages that come before a page."""
+        """Run the commands on all pages that come before a page."""
         for earlier, found in runnable_commands().items():
             if order(earlier) < order(page):
                 for command in found:
@@ -98,7 +98,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 
 @pytest.mark.parametrize("page", list(runnable_commands()))
-def test_the_commands_of_a_page_run(place: Place, page: str) -> None:
+def test_the_commands_on_a_page_run(place: Place, page: str) -> None:
     place.run_before(page)
     for command in runnable_commands()[page]:
         code, output = place.run(command)

@@ -23,11 +23,11 @@ from paceline.core.errors import UserError
 from paceline.data.source import Source
 
 LEARNER = {f.name for f in fields(LearnerSettings)}
-# Commands that take the settings of one recipe; for all others, only setting names are checked.
+# Commands that take one recipe's settings; for all other commands, only setting names are checked.
 RESOLVED = {"train", "verify", "plan"}
-# Settings of the example recipe and source in docs/guide/.
+# Settings that the example recipe and source in docs/guide/ declare.
 EXAMPLES = {"first", "noise_size"}
-INSTALLED_RECIPES = {"rotation"}  # a recipe of examples/paceline-example, which is not installed during tests
+INSTALLED_RECIPES = {"rotation"}  # a recipe from examples/paceline-example, which is not installed during tests
 TABLE_OF_SETTINGS = re.compile(r"^\| *setting *\|", re.IGNORECASE)
 
 
@@ -49,7 +49,7 @@ def known_settings() -> set[str]:
 
 
 def subcommand(words: list[str]) -> tuple[TyperCommand | TyperGroup, list[str]] | None:
-    """Return the command for `paceline WORDS` and the remaining words; None if there is no such command."""
+    """Return the command for `paceline WORDS` and the remaining words; None if no command matches."""
     command: TyperCommand | TyperGroup = group()
     while isinstance(command, TyperGroup) and words and not words[0].startswith("-"):
         if words[0] not in command.commands:
@@ -133,7 +133,7 @@ def test_inline_commands_and_flags_exist() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_tables_of_settings_list_existing_settings() -> None:
+def test_settings_tables_list_existing_settings() -> None:
     wrong = []
     for path in sorted((ROOT / "docs").rglob("*.md")):
         inside = False

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-NARROW = 8  # channels of all layers except those of the last block
+NARROW = 8  # channels in all layers except those in the last block
 
 
 class Layer(nn.Module):
@@ -77,7 +77,7 @@ def tower(channels: int, *kernels: tuple[int, int], stride: int = 1) -> nn.Modul
 
 
 def file_network(*, padding_counts: bool) -> nn.Module:
-    """Return a narrow network with the names of the Inception file. `padding_counts` changes its features."""
+    """Return a narrow network with the names used in the Inception file. `padding_counts` changes its features."""
 
     def average() -> nn.Module:
         return nn.AvgPool2d(3, 1, 1, count_include_pad=padding_counts)
@@ -88,7 +88,7 @@ def file_network(*, padding_counts: bool) -> nn.Module:
         return named(Block(), conv=Layer(channels, (1, 1)), **towers)
 
     one, three, five, flat, high = (1, 1), (3, 3), (5, 5), (1, 7), (7, 1)
-    wide = 4 * NARROW  # total channels of four branches
+    wide = 4 * NARROW  # total channels in four branches
     after_3, after_8 = 2 * NARROW + wide, 2 * NARROW + wide
     blocks = {
         "conv": Layer(3, three, 2),

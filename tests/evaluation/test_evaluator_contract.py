@@ -15,7 +15,7 @@ from paceline.data.source import ArraySource
 from paceline.evaluation.contract import Case, Evaluator, OpenedRun, is_classifier
 
 SPEC = DataSpec(channels=3, height=16, width=16, num_classes=4, panels=("stain", "segmentation"))
-COUNT = 200  # number of images; must exceed the 192 features of 8×8 RGB pixels
+COUNT = 200  # number of images; must exceed the 192 features of an 8×8 RGB image
 
 
 def no_run(folder: str) -> OpenedRun:

@@ -1,4 +1,4 @@
-"""Metrics of generated images equal those of torchmetrics and do not depend on the number of processes."""
+"""Metrics for generated images equal those from torchmetrics and do not depend on the number of processes."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def evaluator_of(real: Tensor, count: int, **settings: object) -> Generation:
 
 
 def measured(real: Tensor, made: Tensor, cuts: tuple[int, ...] = (), **settings: object) -> dict[str, float]:
-    """Return the metrics of images that are split at `cuts` and measured by one evaluator per part."""
+    """Return the metrics for images that are split at `cuts` and measured by one evaluator per part."""
     evaluators = [evaluator_of(real, len(made), **settings) for _ in range(len(cuts) + 1)]
     for pool, add in ((real, "update_samples"), (made, "update")):
         parts = zip(torch.arange(len(pool)).tensor_split(cuts), pool.tensor_split(cuts), evaluators, strict=True)
@@ -131,7 +131,7 @@ def test_images_are_evaluated_as_they_would_be_saved():
 
 def test_fewer_images_than_features_are_rejected_and_few_images_print_a_warning():
     with pytest.raises(
-        UserError, match=r"191 images .* too few for the covariance of 192 features; .*few_images=allow"
+        UserError, match=r"191 images .* too few to estimate the covariance of 192 features; .*few_images=allow"
     ):
         evaluator_of(images(191, 1), 500)
     with pytest.raises(UserError, match="100 images"):
@@ -141,7 +141,7 @@ def test_fewer_images_than_features_are_rejected_and_few_images_print_a_warning(
     assert evaluator_of(images(960, 1), 960).notes == ()
 
 
-def test_equal_evaluation_protocols_may_differ_only_in_the_seed():
+def test_evaluation_protocols_count_as_equal_if_only_the_seed_differs():
     real = images(300, 1)
     protocol = evaluator_of(real, 300).protocol()
     assert {"features", "weights", "resize", "real", "made", "seed", "split", "fingerprint"} <= protocol.keys()
@@ -182,7 +182,7 @@ def test_an_inception_file_is_loaded_only_if_its_hash_is_known_or_given(tmp_path
         evaluator_of(real, 250, inception=str(tmp_path / "nothing.pt"))
     answer = network(inception.make_test_image(CPU) / 128 - 1)[0, :8]
     monkeypatch.setattr(inception, "ANSWER", tuple(answer.tolist()))  # accept the file as the Inception network
-    with pytest.raises(UserError, match=r"too few for the covariance of 2,048 features"):
+    with pytest.raises(UserError, match=r"too few to estimate the covariance of 2,048 features"):
         evaluator_of(real, 250, inception=path, inception_sha256=digest)
     evaluator = evaluator_of(real, 250, inception=path, inception_sha256=digest.upper(), few_images="allow")
     assert evaluator.label == "" and evaluator.protocol()["weights"] == digest
@@ -191,7 +191,7 @@ def test_an_inception_file_is_loaded_only_if_its_hash_is_known_or_given(tmp_path
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 def test_a_trusted_file_that_is_not_an_inception_network_is_rejected(tmp_path):
     for network, reason in (
-        (Scripted(10), r"returns shape \(1, 10\) for an image, expected \(1, 2048\)"),
+        (Scripted(10), r"returns shape \(1, 10\) for one image; expected \(1, 2048\)"),
         (Scripted(2048), "not the 2015 Inception network: it computes different features"),
     ):
         path, digest = saved(tmp_path, network)
@@ -248,7 +248,7 @@ def values_in(text: str) -> dict[str, float]:
     return {name: float(value) for name, value in words}
 
 
-def test_two_processes_measure_the_same_metrics_as_one(runs):
+def test_two_processes_compute_the_same_metrics_as_one(runs):
     found = []
     for size in (1, 2):
         # The precisions differ, so the second run cannot reuse the cached statistics of the real images.
@@ -266,7 +266,7 @@ def test_a_run_resumes_only_with_the_same_evaluation_protocol(runs):
     rejected = run_fork(runs, *command, "--set", "features=classifier", "--set", "generated_images=700")
     assert rejected.wait() == 2
     assert (
-        "measured with a different protocol (made: 1438 ≠ 700)" in rejected.stderr
+        "measured under a different protocol (made: 1438 ≠ 700)" in rejected.stderr
         and len(rejected.stderr.splitlines()) == 1
     )
 
@@ -276,7 +276,7 @@ def test_features_from_an_unsuitable_run_or_for_different_images_are_rejected(ru
     assert rejected.wait() == 2 and "features=gan: not a classification run" in rejected.stderr
     monkeypatch.chdir(runs)
     case = Case(source_of(images(300, 1)), "train", 300, open_run)
-    with pytest.raises(UserError, match="trained on images of 8×8×1, but the images to evaluate are 12×12×3"):
+    with pytest.raises(UserError, match="trained on 8×8×1 images, but the images to evaluate are 12×12×3"):
         Generation(case, DATA_SPEC, CPU, RunSettings(features="classifier"))
 
 

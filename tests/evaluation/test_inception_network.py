@@ -1,4 +1,4 @@
-"""Our 2015 Inception network computes the same features as the TorchScript file in every precision."""
+"""Our 2015 Inception implementation computes the same features as the TorchScript file in every precision."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_file_with_the_same_layer_names_but_different_results_is_run_as_torchs
     assert isinstance(network, ScriptedInception)
     wanted = file(inception.enlarged(some_images()))
     assert torch.allclose(network(some_images(), "fp32").vectors, wanted, rtol=1e-4, atol=1e-5)
-    with pytest.raises(UserError, match="feature_precision=fp16: supported only by Inception loaded from a file"):
+    with pytest.raises(UserError, match="feature_precision=fp16: supported only if Inception is loaded from a file"):
         network.require("fp16", GPU)
 
 

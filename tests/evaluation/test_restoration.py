@@ -1,4 +1,4 @@
-"""PSNR and SSIM equal those of scikit-image and do not depend on how images are split over processes."""
+"""PSNR and SSIM equal those from scikit-image and do not depend on how images are split across processes."""
 
 import sys
 
@@ -27,7 +27,7 @@ def no_run(folder: str):
 
 
 def source_of(*sizes: tuple[int, int]) -> Subset:
-    """Return a source that declares images of these heights and widths."""
+    """Return a source that declares images with these heights and widths."""
     source = ArraySource({"image": np.zeros((len(sizes), 1, 1, 3), np.uint8)}, DataSpec(3, 1, 1))
     source.sizes = np.array(sizes)
     return Subset(source, range(len(sizes)))
@@ -53,7 +53,7 @@ def as_array(levels: torch.Tensor) -> np.ndarray:
 
 
 @pytest.mark.parametrize("colours", [1, 3])
-def test_psnr_and_ssim_equal_those_of_scikit_image(colours):
+def test_psnr_and_ssim_equal_those_from_scikit_image(colours):
     made, target = (to_levels(images[:, :colours]) for images in (NOISY, IMAGE))
     theirs = peak_signal_noise_ratio(as_array(target), as_array(made), data_range=255)
     assert psnr(made, target).item() == pytest.approx(theirs, abs=1e-6)
@@ -69,7 +69,7 @@ def test_psnr_and_ssim_equal_those_of_scikit_image(colours):
     assert ssim(made, target).item() == pytest.approx(theirs, abs=1e-6)
 
 
-def test_luma_equals_that_of_matlab():
+def test_luma_matches_matlab():
     # The expected values are those that MATLAB documents for rgb2ycbcr.
     colours = torch.tensor([[0, 0, 0], [255, 255, 255], [255, 0, 0], [0, 255, 0], [0, 0, 255]]).double()
     found = luma(colours[:, :, None, None]).flatten()
@@ -104,7 +104,7 @@ def test_images_are_rounded_to_8_bits_before_comparison():
     )
 
 
-def test_a_metric_is_the_mean_over_images_of_any_size_on_any_number_of_ranks():
+def test_a_metric_is_the_mean_over_images_of_any_size_with_any_number_of_ranks():
     small = {"image": NOISY[..., :40, :50], "target": IMAGE[..., :40, :50]}
     large = {"image": NOISY, "target": IMAGE}
     whole = measure([large, small, small])
@@ -121,7 +121,7 @@ def test_a_metric_is_the_mean_over_images_of_any_size_on_any_number_of_ranks():
     assert spread == pytest.approx(whole, abs=1e-12)
 
 
-def test_metrics_of_a_baseline_are_prefixed_with_its_name():
+def test_metrics_for_a_baseline_are_prefixed_with_its_name():
     found = measure([{"image": IMAGE, "bicubic": NOISY, "target": IMAGE}])
     assert set(found) == {"psnr[y]", "ssim[y]", "bicubic_psnr[y]", "bicubic_ssim[y]", "count"}
     assert found["bicubic_psnr[y]"] == measure([{"image": NOISY, "target": IMAGE}])["psnr[y]"]
@@ -182,5 +182,5 @@ def test_lpips_is_measured_if_its_package_is_installed(perceptual_package):
 def test_lpips_is_skipped_with_a_note_if_its_weights_cannot_be_loaded(perceptual_package):
     perceptual_package.write_text(STAND_IN.replace('!= "alex"', '== "alex"'))
     evaluator = make_evaluator()
-    assert evaluator.notes == ("LPIPS is not measured: no such network",)
+    assert evaluator.notes == ("LPIPS will not be measured: no such network",)
     assert "lpips[y]" not in measure([{"image": NOISY, "target": IMAGE}])

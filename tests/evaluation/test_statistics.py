@@ -34,7 +34,7 @@ def test_the_frechet_distance_is_correct_for_singular_covariances():
     first = torch.zeros(100, 5, dtype=torch.float64)
     first[:, 0] = torch.linspace(-1, 1, 100)
     second = 3 * first + torch.tensor([0.0, 2, 0, 0, 0])
-    spread = first[:, 0].std().item()  # on a line, the distance is (σ₁ - σ₂)² plus (μ₁ - μ₂)²
+    spread = first[:, 0].std().item()  # in one dimension, the distance is (σ₁ - σ₂)² plus (μ₁ - μ₂)²
     assert frechet_distance(*moments(first), *moments(second)) == pytest.approx(4 * spread**2 + 4, rel=1e-9)
     assert frechet_distance(*moments(first), *moments(first)) == pytest.approx(0, abs=1e-9)
 

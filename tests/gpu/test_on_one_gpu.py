@@ -25,7 +25,7 @@ PACELINE = [sys.executable, "-m", "paceline"]
 
 
 def trained(recipe: str, steps: int = STEPS, **settings: Any) -> Parts:
-    """Train for some steps without a run folder, and return the parts of the run."""
+    """Train for a few steps without a run folder, and return the run's parts."""
     small = {"deterministic": True, "precision": "bf16", "images": 10**6} | settings
     parts = assemble(configure(recipe, small, small=True))
     parts.recipe.train()
@@ -68,7 +68,7 @@ def test_a_step_captured_as_a_cuda_graph_is_bit_identical_to_an_eager_step(
 
 @pytest.fixture
 def waiting(tmp_path: Path) -> str:
-    """The path of a recipe whose loss waits for the GPU, so that its step cannot be captured."""
+    """The path to a recipe whose loss waits for the GPU, so that its step cannot be captured."""
     recipe = tmp_path / "waiting.py"
     recipe.write_text(
         "from paceline.contracts.recipe import Loss\n"
@@ -116,14 +116,14 @@ def test_graph_on_raises_if_the_step_cannot_be_captured(waiting: str) -> None:
         ("single,lightning", ["--backend", "gloo"]),
     ],
 )
-def test_two_replicas_on_one_gpu_train_the_same_weights_as_a_single_process(strategies: str, more: list[str]) -> None:
+def test_two_replicas_on_one_gpu_produce_the_same_weights_as_a_single_process(strategies: str, more: list[str]) -> None:
     command = [*PACELINE, "verify", "classification", "--strategies", strategies, "--gpus", "0,0", *more]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("recipe", ["dcgan", "dual_gan"])
-def test_a_gradient_penalty_with_batchnorm_trains_the_same_weights_on_two_processes(recipe: str) -> None:
+def test_a_gradient_penalty_with_batchnorm_produces_the_same_weights_on_two_processes(recipe: str) -> None:
     command = [*PACELINE, "verify", recipe, "--strategies", "single,ddp", "--gpus", "0,0", "--set", "r1=1"]
     done = subprocess.run(command, capture_output=True, text=True)
     print(done.stdout)
@@ -141,7 +141,7 @@ def test_a_ddp_step_over_nccl_is_captured_including_its_communication(tmp_path: 
     assert "step: one CUDA graph" in done.stdout and "eager from now on" not in done.stdout
 
 
-def test_a_recipe_with_many_networks_trains_the_same_weights_on_two_processes() -> None:
+def test_a_recipe_with_many_networks_produces_the_same_weights_on_two_processes() -> None:
     command = [*PACELINE, "verify", "translation", "--strategies", "single,ddp", "--gpus", "0,0", "--backend", "gloo"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -57,7 +57,7 @@ def test_a_flipped_bit_in_a_format_with_checksums_is_detected(name: str, reader:
 
 
 def pixel_bytes(file: Path) -> tuple[int, int]:
-    """Return the byte range of the first strip of a TIFF."""
+    """Return the byte range of a TIFF's first strip."""
     with tifffile.TiffFile(file) as tiff:
         page = tiff.pages.first
         return page.dataoffsets[0], page.dataoffsets[0] + page.databytecounts[0]
@@ -114,7 +114,7 @@ def test_truncated_files_are_rejected_even_if_pillow_is_configured_to_accept_the
             read(tmp_path / "a.jpg")
 
 
-def test_the_error_of_the_animation_command_contains_the_name_of_a_damaged_sample_image(
+def test_the_error_from_the_animation_command_names_the_damaged_sample_image(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("paceline.inference.animation.readable_config_of", lambda run: None)

@@ -1,4 +1,4 @@
-"""Image files of all formats are read as a viewer shows them, and written without loss of metadata."""
+"""Image files in all formats are read as a viewer shows them, and written without loss of metadata."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_the_fourth_channel_of_a_16_bit_tiff_is_read_as_the_file_declares(tmp_pa
     tifffile.imwrite(file, DEEP, photometric="rgb", extrasamples=["unspecified"])
     found = read_image(file)
     assert np.array_equal(found.pixels, DEEP[..., :3]) and found.alpha is None
-    assert "not transparency was ignored" in found.note
+    assert "other than transparency was ignored" in found.note
 
     half = np.full_like(DEEP, 32768)
     half[..., :3] //= 2  # colours premultiplied by an alpha of 0.5
@@ -72,7 +72,7 @@ def test_the_fourth_channel_of_a_16_bit_tiff_is_read_as_the_file_declares(tmp_pa
     assert "16-bit colours were read as 8-bit" in found.note
 
 
-def test_colour_planes_and_pages_of_a_tiff_are_not_confused(tmp_path: Path) -> None:
+def test_colour_planes_and_pages_in_a_tiff_are_not_confused(tmp_path: Path) -> None:
     file = tmp_path / "planes.tif"
     narrow = DEEP[:, :3, :3]  # three columns and three channels, which are easily confused
     tifffile.imwrite(file, np.moveaxis(narrow, -1, 0), photometric="rgb", planarconfig="separate")

@@ -1,4 +1,4 @@
-"""Images resampled with torch equal those resampled by Pillow."""
+"""Images resampled with torch equal those resampled with Pillow."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ def as_levels(images: torch.Tensor) -> np.ndarray:
 
 @pytest.mark.parametrize("factor", [1 / 8, 1 / 4, 1 / 2, 2, 4])
 @pytest.mark.parametrize("name", IMAGES)
-def test_a_resampled_image_equals_the_result_of_pillow(name, factor):
+def test_a_resampled_image_equals_the_one_from_pillow(name, factor):
     image = IMAGES[name]
     height, width = (round(side * factor) for side in image.shape[:2])
     pillows = np.asarray(Image.fromarray(image).resize((width, height), Image.Resampling.BICUBIC))

@@ -1,4 +1,4 @@
-"""With the computed halo (the margin around a tile), results by tile equal the result for the full image."""
+"""With the computed halo (the margin around a tile), computing tile by tile gives the result for the full image."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_layers_that_prevent_tiling_are_reported():
             return images.flip(-1)
 
     normed = field_of(ResnetGenerator(ngf=2, num_blocks=1, norm="instance").eval())
-    assert normed.obstacles == ("the network normalises with statistics of the whole image",)
+    assert normed.obstacles == ("the network normalises using statistics from the whole image",)
     assert (
         field_of(SRResNet(2, width=4, num_blocks=1).train(), 2).obstacles == normed.obstacles
     )  # BatchNorm in training mode also uses statistics of the full image

@@ -1,4 +1,4 @@
-"""JSON schemas of Kubeflow's TrainJob and TrainingRuntime, limited to the keys that Paceline writes."""
+"""JSON schemas for Kubeflow's TrainJob and TrainingRuntime, limited to the keys that Paceline writes."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def end_with(config: Config, code: int) -> int:
 
 
 def raise_user_error(config: Config, rank: int) -> None:
-    """Raise a user error in the process of the given rank while all other processes wait."""
+    """Raise a user error in the process with the given rank while all other processes wait."""
     world = join(config.run, distributed=True)
     if world.rank == rank:
         raise UserError(f"--data {os.getpid()}: is of no use; give another")

@@ -40,7 +40,7 @@ def slurm(*more: str) -> int:
     return run(["launch", "slurm", "classification", "--nodes", "2", "--devices", "3", "--time", "2:00:00", *more])
 
 
-def test_a_slurm_job_passes_the_arguments_of_the_user_unchanged(here: Path) -> None:
+def test_a_slurm_job_passes_user_arguments_unchanged(here: Path) -> None:
     assert slurm("--out", ODD, "--no-deterministic", "--set", "save_every=3 steps", "--set", "few_images=allow") == 0
     subprocess.run(["bash", here / ODD / "launch" / "slurm.sh"], check=True, timeout=30)
     words = (here / "words").read_text().split("\0")[:-1]

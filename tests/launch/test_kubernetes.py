@@ -1,4 +1,4 @@
-"""Written Kubernetes files are valid, and user arguments reach the container unchanged."""
+"""The generated Kubernetes files are valid, and user arguments reach the container unchanged."""
 
 from __future__ import annotations
 

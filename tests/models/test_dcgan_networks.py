@@ -13,8 +13,8 @@ def num_parameters(network: nn.Module) -> int:
     ("size_px", "smallest_px", "generator_parameters", "discriminator_parameters"),
     [
         (64, 4, 3_576_704, 2_765_568),  # the original DCGAN
-        (32, 4, 1_068_928, 663_296),  # DCGAN with one layer less, for images of 32 pixels
-        (32, 2, 2_962_304, 2_759_424),  # the network of the dual-discriminator project
+        (32, 4, 1_068_928, 663_296),  # DCGAN with one fewer layer, for 32-pixel images
+        (32, 2, 2_962_304, 2_759_424),  # the networks from the dual-discriminator project
     ],
 )
 def test_the_dcgan_networks_have_the_expected_number_of_parameters(
@@ -38,7 +38,7 @@ def test_generated_pixels_are_between_minus_one_and_one_and_each_image_gets_one_
     assert Discriminator(size_px, channels, ndf=2, smallest_px=smallest_px)(images).shape == (3,)
 
 
-def test_weights_have_the_names_of_the_pytorch_dcgan_example():
+def test_weight_names_match_the_pytorch_dcgan_example():
     generator, discriminator = Generator(32, 3, nz=5, ngf=2), Discriminator(32, 3, ndf=2)
     assert {name.partition(".")[0] for network in (generator, discriminator) for name in network.state_dict()} == {
         "main"

@@ -8,7 +8,7 @@ ALMOST_ONE = 1 - 2**-24
 
 
 def numbers(num: int, **chosen: float) -> torch.Tensor:
-    """Return random numbers of 0.5, which mean no change, except for the given values."""
+    """Return random numbers that are all 0.5 (no change) except for the given values."""
     uniforms = torch.full((num, NUM_UNIFORMS), 0.5)
     for name, value in chosen.items():
         uniforms[:, getattr(diffaugment, name)] = value

@@ -1,4 +1,4 @@
-"""VGG19 features: they equal those of torchvision, and the network is frozen and not part of the recipe's weights."""
+"""VGG19 features equal those from torchvision, and the network is frozen and not part of the recipe's weights."""
 
 from pathlib import Path
 
@@ -51,7 +51,7 @@ def test_images_too_small_for_the_pooling_layers_are_rejected():
 
 @pytest.mark.parametrize("file", ["vgg.pth", "vgg.safetensors"])
 @pytest.mark.parametrize(("layer", "modules"), [("conv5_4", 35), ("relu5_4", 36), ("relu1_2", 4), ("conv3_1", 11)])
-def test_features_equal_those_of_the_torchvision_layers(tmp_path, file, layer, modules):
+def test_features_equal_those_from_the_torchvision_layers(tmp_path, file, layer, modules):
     network = layers()
     path = saved(tmp_path, {f"features.{name}": tensor for name, tensor in network.state_dict().items()}, file)
     torch.testing.assert_close(Features(path, layer)(IMAGES), network[:modules](normalised(IMAGES)))
@@ -72,7 +72,7 @@ def test_a_rescaled_vgg_file_whose_first_layer_converts_colours_is_supported(tmp
     network = layers()
     torch.manual_seed(1)
     colours = nn.Conv2d(3, 3, 1)
-    numbers = iter((2, 5, 9, 12, 16, 19, 22, 25, 29, 32, 35, 38, 42, 45, 48, 51))  # numbers of the convolution layers
+    numbers = iter((2, 5, 9, 12, 16, 19, 22, 25, 29, 32, 35, 38, 42, 45, 48, 51))  # layer numbers of the convolutions
     tensors = {f"0.{name}": tensor for name, tensor in colours.state_dict().items()}
     for module in network:
         if isinstance(module, nn.Conv2d):
@@ -118,7 +118,9 @@ def test_unusable_vgg_files_are_reported(tmp_path):
         Features("random", "conv5_5")
     cases = {
         str(tmp_path / "gone.pth"): "no such file",
-        saved(tmp_path, {"a.weight": torch.zeros(4, 4, 3, 3)}, "other.pth"): "does not contain the weights of VGG19",
+        saved(
+            tmp_path, {"a.weight": torch.zeros(4, 4, 3, 3)}, "other.pth"
+        ): "does not contain VGG19's convolution weights",
         saved(tmp_path, {"features.0.weight": torch.zeros(4, 3, 3, 3)}, "short.safetensors"): "has only 1 convolutions",
     }
     (tmp_path / "broken.pth").write_bytes(b"nothing")
@@ -130,7 +132,7 @@ def test_unusable_vgg_files_are_reported(tmp_path):
     cases[whole] = "cannot be read; the file may be truncated"
     torch.save(torch.nn.ReLU(), tmp_path / "program.pth")
     cases[str(tmp_path / "program.pth")] = (
-        "contains objects other than tensors, so it is not loaded; save only the state_dict$"
+        "contains objects other than tensors, so it was not loaded; save only the state_dict$"
     )
     for path, message in cases.items():
         with pytest.raises(UserError, match=message):

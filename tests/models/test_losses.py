@@ -35,7 +35,7 @@ def test_the_least_squares_loss_has_target_one_for_real_and_zero_for_fake_images
     assert torch.equal(LEAST_SQUARES.generator(LOGITS), LEAST_SQUARES.real(LOGITS))
 
 
-def test_d2gan_trains_one_discriminator_to_score_real_images_high_and_the_other_fakes():
+def test_d2gan_trains_one_discriminator_to_score_real_images_high_and_the_other_to_score_fakes_high():
     alpha, beta, output = 0.2, 0.1, F.softplus(LOGITS)
     first, second = d2gan(alpha, beta)
     torch.testing.assert_close(first.real(LOGITS), -alpha * output.log())

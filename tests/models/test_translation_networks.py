@@ -14,12 +14,12 @@ def num_parameters(network: nn.Module) -> int:
 
 def test_the_translation_networks_have_the_expected_number_of_parameters():
     with torch.device("meta"):
-        assert num_parameters(UnetGenerator(num_levels=8)) == 54_413_955  # unet_256 of pix2pix
+        assert num_parameters(UnetGenerator(num_levels=8)) == 54_413_955  # pix2pix's unet_256
         assert num_parameters(UnetGenerator(num_levels=9)) == 66_998_915
         assert num_parameters(ResnetGenerator(num_blocks=9)) == 11_383_427
         assert num_parameters(ResnetGenerator(num_blocks=6)) == 7_841_411
         assert num_parameters(PatchDiscriminator(num_layers=3)) == 2_768_705
-        assert num_parameters(ResnetGenerator(norm="instance")) == 11_378_179  # the generator of CycleGAN
+        assert num_parameters(ResnetGenerator(norm="instance")) == 11_378_179  # CycleGAN's generator
         assert num_parameters(PatchDiscriminator(3, norm="instance")) == 2_764_737
 
 
@@ -50,7 +50,7 @@ def test_smallest_side_px_is_the_smallest_image_that_a_discriminator_accepts(num
         network(*torch.zeros(2, 1, 1, side - 1, side - 1))
 
 
-def test_weights_have_the_names_of_the_pix2pix_implementation():
+def test_weight_names_match_the_pix2pix_implementation():
     with torch.device("meta"):
         resnet = ResnetGenerator(num_blocks=9, dropout=0.5, padding="reflect").state_dict()
         without_dropout = ResnetGenerator(num_blocks=9, padding="zero").state_dict()
@@ -84,7 +84,7 @@ def test_pixels_and_logits_are_float32_under_autocast():
         assert PatchDiscriminator(6, ndf=2, num_layers=1)(image, image).dtype == torch.float32
 
 
-def test_deterministic_reflection_padding_equals_that_of_torch():
+def test_deterministic_reflection_padding_matches_torch():
     image = torch.randn(2, 3, 7, 9, dtype=torch.float64, requires_grad=True)
     expected = nn.ReflectionPad2d(3)(image)
     made = ReflectionPad(3).repeatable(image)

@@ -21,7 +21,7 @@ def one_process() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("mean", "std"), [(0.0, 1.0), (10.0, 0.01), (100.1, 0.0), (300.0, 0.1), (1000.0, 1.0)])
-def test_batchnorm_equals_that_of_torch_for_inputs_far_from_zero(mean: float, std: float) -> None:
+def test_batchnorm_matches_torch_for_inputs_far_from_zero(mean: float, std: float) -> None:
     torch.manual_seed(0)
     theirs = nn.BatchNorm2d(3)
     ours = synchronize(nn.BatchNorm2d(3), ours=True)
@@ -38,7 +38,7 @@ def test_batchnorm_equals_that_of_torch_for_inputs_far_from_zero(mean: float, st
 
 @pytest.mark.parametrize("layout", ["plain", "channels last", "cut from a larger one"])
 @pytest.mark.parametrize("affine", [True, False])
-def test_batchnorm_gradients_equal_those_of_torch(affine: bool, layout: str) -> None:
+def test_batchnorm_gradients_match_those_from_torch(affine: bool, layout: str) -> None:
     torch.manual_seed(0)
     theirs = nn.BatchNorm2d(3, affine=affine).double()
     if affine:

@@ -1,4 +1,4 @@
-"""Sums over processes keep the shape and dtype of the tensor, for small and large tensors."""
+"""Summing across processes keeps a tensor's shape and dtype, whether the tensor is small or large."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def one_process() -> Iterator[None]:
     [torch.tensor(2), torch.tensor([1, 2], dtype=torch.int32), torch.tensor(1.5), torch.rand(2, 3), torch.zeros(0)],
     ids=["scalar", "32-bit integers", "fraction", "matrix", "empty"],
 )
-def test_a_sum_over_processes_keeps_the_shape_and_dtype(
+def test_a_sum_across_processes_keeps_the_shape_and_dtype(
     own: torch.Tensor, few_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exchange, "SMALL_BYTES", few_bytes)
@@ -33,5 +33,5 @@ def test_a_sum_over_processes_keeps_the_shape_and_dtype(
     assert found.dtype == own.dtype and torch.equal(found, own)
 
 
-def test_a_sum_over_processes_has_no_gradient() -> None:
+def test_a_sum_across_processes_has_no_gradient() -> None:
     assert not sum_over_processes(torch.ones(2, requires_grad=True)).requires_grad

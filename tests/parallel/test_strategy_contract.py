@@ -1,4 +1,4 @@
-"""Every strategy declares its limits, and on one device it trains the same weights as a single process."""
+"""Every strategy declares its limits, and on one device it produces the same weights as a single process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_every_strategy_declares_its_limits(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "single"])
-def test_a_strategy_on_one_device_trains_the_same_weights_as_a_single_process(name: str, tiny: str) -> None:
+def test_a_strategy_on_one_device_produces_the_same_weights_as_a_single_process(name: str, tiny: str) -> None:
     strategy = load_class("strategy", name, Strategy)
     if strategy.cpu_obstacle or not is_installed(strategy.package):
         pytest.skip(strategy.cpu_obstacle or f"needs {strategy.package}")

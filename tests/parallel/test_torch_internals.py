@@ -151,7 +151,7 @@ def test_torch_has_the_internals_that_paceline_uses(name: str) -> None:
     )
 
 
-def test_only_one_file_uses_private_names_of_torch() -> None:
+def test_only_one_file_uses_private_torch_names() -> None:
     problems = []
     for file in sorted(SOURCE.rglob("*.py")):
         if file == Path(torch_internals.__file__):

@@ -54,7 +54,7 @@ def test_data_without_classes_is_rejected():
         build(digits_like(num_classes=0))
 
 
-def test_the_reference_preset_has_the_settings_of_the_published_comparison():
+def test_the_reference_preset_has_the_settings_from_the_published_comparison():
     config = resolved("reference")
     run, learner = config.run, config.learner
     assert (run.data, run.epochs, run.batch_size, run.precision) == ("cifar100", 50, "128", "fp16")

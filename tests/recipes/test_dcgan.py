@@ -46,7 +46,7 @@ def test_the_loss_terms_are_computed_with_the_configured_objective(objective):
     assert torch.equal(loss.signals["fake_score"], fake.sigmoid().mean())
 
 
-def test_the_discriminator_trains_on_images_generated_from_the_noise_of_the_batch():
+def test_the_discriminator_trains_on_images_generated_from_the_noise_in_the_batch():
     recipe = build()
     batch = make_batch(recipe)
     fake = recipe("generator", batch).shared["fake"]
@@ -162,7 +162,7 @@ epochs = 7
 
 
 @pytest.mark.parametrize("recipe", ["dcgan", "dual_gan"])
-def test_the_config_file_of_the_dual_discriminator_project_is_accepted(recipe, tmp_path):
+def test_the_config_file_from_the_dual_discriminator_project_is_accepted(recipe, tmp_path):
     file = tmp_path / "config.ini"
     file.write_text(REFERENCE_INI)
     config = configure(recipe, {}, config_file=str(file))

@@ -34,7 +34,7 @@ def test_a_folder_with_a_single_network_file_is_accepted():
     assert networks_of(["latest_net_G51.pth"]) == {"latest_net_G51.pth": "generators.GS0"}
 
 
-def test_files_of_two_models_in_one_folder_are_rejected():
+def test_files_from_two_models_in_one_folder_are_rejected():
     with pytest.raises(UserError, match=r"latest_net_G51.pth: with 3 modalities.*G41, G42"):
         networks_of(["latest_net_G1.pth", "latest_net_G2.pth", "latest_net_G3.pth", "latest_net_G51.pth"])
 

@@ -88,7 +88,7 @@ def test_a_random_number_chooses_one_discriminator_per_step():
         assert generator_loss(recipe, batch) == generator_losses(recipe, batch)[chosen]
 
 
-def test_a_common_random_number_is_the_same_for_all_samples_of_a_step():
+def test_a_common_random_number_is_the_same_for_all_samples_in_a_step():
     drawer = Drawer({"coin": Draw((), "uniform", common=True)}, 0, torch.device("cpu"), torch.float32)
     first, larger, later = drawer.table(0, 4)["coin"], drawer.table(0, 7)["coin"], drawer.table(4, 4)["coin"]
     assert first.shape == (4,) and larger.shape == (7,)

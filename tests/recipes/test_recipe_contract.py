@@ -1,4 +1,4 @@
-"""Requirements for every recipe, checked for the built-in ones and for the templates of `paceline new`."""
+"""Requirements for every recipe, checked for the built-in recipes and for the `paceline new` templates."""
 
 import ast
 import dataclasses

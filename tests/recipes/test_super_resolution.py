@@ -196,7 +196,7 @@ def test_images_too_small_to_train_on_can_still_be_evaluated(tmp_path):
     assert list(sources) == ["test"] and make_recipe(config, sources).output_scale == 2
 
 
-def test_the_reference_preset_has_the_settings_of_the_distributed_srgan_project():
+def test_the_reference_preset_has_the_settings_from_the_distributed_srgan_project():
     config = configure("super_resolution", {"preset": "reference"})
     own, run = config.recipe, config.run
     assert (own.blocks, own.norm, own.output, own.content, own.vgg_layer) == (

@@ -39,7 +39,7 @@ def test_deepliif_has_a_generator_and_a_discriminator_per_modality_and_segmentat
     assert list(recipe.networks) == ["generators", "discriminators"]
 
 
-def test_the_deepliif_preset_builds_the_model_of_the_deepliif_paper():
+def test_the_deepliif_preset_builds_the_model_from_the_deepliif_paper():
     config = configure("translation", {"preset": "deepliif"})
     assert config.run.panels == "image,hematoxylin,dapi,lap2,marker,segmentation" and config.run.crop == 512
     settings = dataclasses.replace(config.recipe, ngf=1, ndf=1)
@@ -52,7 +52,7 @@ def test_the_deepliif_preset_builds_the_model_of_the_deepliif_paper():
     assert sum(isinstance(module, torch.nn.Conv2d) for module in recipe.discriminators["D1"].modules()) == 6
 
 
-def test_the_segmentation_is_a_weighted_sum_of_the_outputs_of_its_generators():
+def test_the_segmentation_is_a_weighted_sum_of_its_generators_outputs():
     recipe = build(segmentation_weights="0.5,0.2,0.3")
     batch = make_batch()
     made = recipe.translate(batch["image"])

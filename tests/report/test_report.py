@@ -80,7 +80,7 @@ def test_every_number_on_the_page_equals_the_number_in_the_json(runs: Path, repo
         assert number == pytest.approx(value * (100 if "%" in shown else 1), abs=0.51, rel=0.06), (place, shown)
 
 
-def test_the_markdown_report_contains_the_numbers_of_the_html_page(runs: Path, report: dict[str, Any]) -> None:
+def test_the_markdown_report_contains_the_same_numbers_as_the_html_page(runs: Path, report: dict[str, Any]) -> None:
     page = Page((runs / "compared/report.html").read_text())
     words = (runs / "compared/report.md").read_text()
     missing = [shown for place, _, shown in page.numbers if shown not in words and not place.startswith("time_split::")]
@@ -89,7 +89,7 @@ def test_the_markdown_report_contains_the_numbers_of_the_html_page(runs: Path, r
         assert sentence in words and "::" not in sentence
 
 
-def test_the_json_contains_the_results_of_the_runs(runs: Path, report: dict[str, Any]) -> None:
+def test_the_json_contains_the_run_results(runs: Path, report: dict[str, Any]) -> None:
     single = report["groups"]["classification-single-1-64"]
     tested = [next(x for x in lines_of(runs / f"single-{seed}") if "test/top1" in x) for seed in (2, 4)]
     for name in ("test/top1", "test/top5", "test/loss"):
@@ -133,7 +133,7 @@ def test_a_report_lists_what_was_not_measured(report: dict[str, Any]) -> None:
     assert (
         "GPU utilisation" in expected
         and "step-time breakdown and parity" in expected
-        and "communication time of ddp × 2" in expected
+        and "communication time for ddp × 2" in expected
     )
 
 
@@ -206,7 +206,7 @@ def test_a_run_from_another_machine_has_a_separate_row(runs: Path, monkeypatch: 
     assert list(groups.values())[2]["scaling"]["baseline"] == next(iter(groups))
 
 
-def test_the_speed_of_a_run_resumed_with_changes_is_that_of_its_last_part(
+def test_the_speed_of_a_run_resumed_with_changes_is_measured_over_its_last_part(
     runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(runs)
@@ -248,7 +248,7 @@ def test_a_report_includes_runs_with_a_strategy_that_is_not_installed(
     assert report["groups"]["classification-from-a-plugin-1-64"]["scaling"]["baseline"] == "classification-single-1-64"
 
 
-def test_the_runs_that_a_replaced_report_included_are_listed_if_left_out(
+def test_runs_that_only_the_replaced_report_included_are_listed(
     runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(runs)
@@ -263,7 +263,7 @@ def test_the_runs_that_a_replaced_report_included_are_listed_if_left_out(
         assert printed.endswith(f"{note}report: of-others/report.html\n") and (place in printed) == bool(note)
 
 
-def test_energy_is_summed_over_all_gpus(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_energy_is_summed_across_all_gpus(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(runs)
     shutil.copytree("ddp-2", "with-gpus")
     read = [x | {"gpu/utilisation": 50.0, "gpu/energy_joules": 1000.0 + x["images"]} for x in lines_of(Path("ddp-2"))]
@@ -320,7 +320,7 @@ def test_a_number_inside_a_sentence_is_formatted() -> None:
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (0.13, 0.97), (3, 3), (-5, 12_000), (0, 1e-6)])
-def test_the_tick_marks_of_a_plot_are_few_and_cover_the_range(low: float, high: float) -> None:
+def test_a_plot_has_few_tick_marks_and_they_cover_the_range(low: float, high: float) -> None:
     found = ticks(low, high)
     assert found[0] <= low and found[-1] >= high and 2 <= len(found) <= 8
 

@@ -1,4 +1,4 @@
-"""Conclusions of a report: only runs with equal settings are compared, and noise is taken into account."""
+"""Conclusions in a report: only runs with equal settings are compared, and noise is taken into account."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_a_much_worse_run_with_one_seed_is_neither_recommended_nor_called_worse(
     assert "A single seed cannot show" in printed and "worse" not in printed and "of all" not in printed
 
 
-def test_the_error_of_an_accuracy_depends_on_the_number_of_evaluated_images() -> None:
+def test_the_sampling_error_of_an_accuracy_depends_on_how_many_images_are_evaluated() -> None:
     def cells(num_evaluated: int) -> list[Cell]:
         tops = ((64, 91.0), (128, 90.3))
         return [
@@ -155,8 +155,8 @@ def test_the_error_of_an_accuracy_depends_on_the_number_of_evaluated_images() ->
 def test_the_test_split_is_never_used_for_recommendations() -> None:
     report, printed = made(cell(speed=1000, test=99.0), cell("ddp", 2, speed=1500, top1=None, test=10.0))
     assert report.recommendation.best is None
-    assert "No recommendation by quality: validation top-1 was not measured for ddp × 2." in printed
-    assert "By speed alone, use **ddp × 2**" in printed
+    assert "No recommendation based on quality: validation top-1 was not measured for ddp × 2." in printed
+    assert "Based on speed alone, use **ddp × 2**" in printed
 
 
 def test_the_sampling_error_is_estimated_only_for_accuracies() -> None:
@@ -245,10 +245,13 @@ def test_the_report_states_where_each_efficiency_was_measured(tmp_path: Path) ->
     report, printed = made(cell(speed=1000), cell("ddp", 2, speed=440), step_ladders=ladders)
     assert "Scaling efficiency of the runs, relative to one device: ddp × 2 22%" in printed
     assert "A step-time breakdown, measured separately from the runs, shows why ddp × 2 is not faster" in printed
-    assert "(its efficiency there is 45%): gradients" in printed
+    assert "(efficiency in the breakdown: 45%): gradients" in printed
     write_report(report, tmp_path)
     words = (tmp_path / "report.md").read_text()
-    assert "**ddp × 2** reaches 45% of the ideal 2× in this measurement (in the runs: 22%; see Speed)." in words
+    assert (
+        "**ddp × 2** reaches 45% of the ideal 2× speedup in this measurement (during the runs: 22%; see Speed)."
+        in words
+    )
 
 
 def test_a_step_time_breakdown_is_matched_to_a_row_with_a_longer_name() -> None:
@@ -286,7 +289,7 @@ def test_nan_or_large_differences_in_weights_are_reported(tmp_path: Path, value:
     difference = {"strategy": "ddp", "network": "n", "kind": "weights", "value": value, "tolerance": 0.1, "worst": "w"}
     parity = {"classification": Parity.from_json({"description": "5 steps", "differences": [difference]})}
     report, printed = made(cell(), cell("ddp", 2), parity=parity)
-    assert "Strategies do **not** agree for classification" in printed
+    assert "The strategies do **not** agree for classification" in printed
     write_report(report, tmp_path)
     text = (tmp_path / "report.json").read_text()
     json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not valid JSON"))
@@ -326,7 +329,7 @@ def test_log_intervals_after_a_resume_or_a_malformed_line_are_ignored() -> None:
     assert speed_of(log_intervals(lines)).std_over_log_intervals == pytest.approx(0.0)
 
 
-def test_speed_is_measured_only_since_the_last_change_of_devices() -> None:
+def test_speed_is_measured_only_after_the_last_change_of_devices() -> None:
     lines = [line(100, 5.0, 5.0), line(200, 6.0, 1.0, save=0.3), line(300, 8.0, 2.0), line(400, 10.0, 2.0, save=0.5)]
     assert [one.line.images for one in log_intervals(lines, since=200)] == [400], (
         "the first interval includes the warm-up"

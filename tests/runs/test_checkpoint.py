@@ -107,7 +107,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "no manifest": (lambda path: (path / "manifest.json").unlink(), "manifest.json is missing"),
     "half the manifest": (truncate("manifest.json"), "manifest.json cannot be read"),
     "another thing": (replace("manifest.json", b"[]"), "manifest.json cannot be read"),
-    "later format": (other_format, "manifest.json has format 99, but Paceline reads 2"),
+    "later format": (other_format, "manifest.json has format 99, but this version of Paceline reads 2"),
 }
 
 
@@ -180,7 +180,9 @@ def test_the_last_checkpoints_and_the_best_checkpoint_are_kept(tmp_path: Path) -
     assert [entry.name for entry in tmp_path.iterdir()] == ["000000003000"]
 
 
-def test_a_run_that_resumes_from_an_older_checkpoint_also_restores_the_best_at_that_time(tmp_path: Path) -> None:
+def test_a_run_that_resumes_from_an_older_checkpoint_also_restores_the_best_checkpoint_at_that_time(
+    tmp_path: Path,
+) -> None:
     checkpoints = Checkpoints(tmp_path)
     for images, best in ((50, 50), (100, 100), (200, 100), (300, 300)):
         checkpoints.save(with_best(snapshot(images), best))
@@ -196,7 +198,7 @@ def test_a_run_that_resumes_from_an_older_checkpoint_also_restores_the_best_at_t
     assert checkpoints.all() == [100, 200]
 
 
-def test_each_file_of_a_checkpoint_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_file_in_a_checkpoint_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoints, read = Checkpoints(tmp_path), []
     path = checkpoints.save(snapshot(640))
     monkeypatch.setattr(checkpoint, "read_bounded", lambda file, *most: read.append(file) or read_bounded(file, *most))
@@ -204,7 +206,7 @@ def test_each_file_of_a_checkpoint_is_read_once(tmp_path: Path, monkeypatch: pyt
     assert sorted(read) == sorted(path.iterdir())
 
 
-def test_leftovers_of_an_interrupted_save_or_deletion_are_removed(tmp_path: Path) -> None:
+def test_leftovers_from_an_interrupted_save_or_deletion_are_removed(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     for leftover in (".writing-000000000640", ".writing-000000000320", ".removing-000000000100"):
         (tmp_path / leftover).mkdir()
@@ -284,7 +286,7 @@ def test_a_checkpoint_too_large_for_the_disk_ends_the_run_with_one_line(
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of one megabyte; the test is skipped if the user may not mount file systems."""
+    """A one-megabyte file system; the test is skipped if the user may not mount file systems."""
     disk = tmp_path / "disk"
     disk.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(disk)], capture_output=True).returncode:

@@ -66,7 +66,7 @@ class Terminal:
         self.text = ""
 
     def read(self, until: str | None = None) -> str:
-        """Read and return the output up to a given text or to the end of the program."""
+        """Read and return the output until a given text appears or the program ends."""
         while until is None or until not in self.text:
             try:
                 piece = os.read(self.master, 65536)
@@ -220,7 +220,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def rendered(text: str) -> list[str]:
-    """Return the lines that a terminal would show at the end, after the display's escape codes."""
+    """Return the lines that a terminal would show at the end, once the display's escape codes are applied."""
     lines, row, column = [""], 0, 0
     position = 0
     while position < len(text):
@@ -258,7 +258,7 @@ def test_names_with_special_characters_are_printed_unchanged(capsys: pytest.Capt
     assert capsys.readouterr().out.count(name) == 4
 
 
-def test_escape_sequences_in_the_names_of_a_run_are_printed_escaped(tmp_path: Path, tiny: str) -> None:
+def test_escape_sequences_in_the_name_of_a_run_are_printed_escaped(tmp_path: Path, tiny: str) -> None:
     trained = run_fork(tmp_path, "train", tiny, "--images", "32", "--out", "run\x1b[31m")
     assert trained.wait() == 0 and "\x1b" not in trained.stdout + trained.stderr
     assert "run: run\\x1b[31m" in trained.stdout

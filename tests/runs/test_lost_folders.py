@@ -21,7 +21,7 @@ SLOWLY = ("--set", "pause=0.03", "--set", "save_every=2 steps", "--set", "logger
 def children_of(parent: int) -> list[int]:
     found = []
     for task in Path(f"/proc/{parent}/task").iterdir():
-        with suppress(OSError):  # the thread has ended in the meantime
+        with suppress(OSError):  # the thread may have ended in the meantime
             found += [int(word) for word in (task / "children").read_text().split()]
     return found
 
@@ -83,7 +83,7 @@ def test_a_loader_process_killed_during_an_evaluation_is_reported_in_one_line(tm
     workers = ("--set", "loader=workers", "--set", "workers=1", "--set", "evaluation_pause=30")
     running = start_fork(tmp_path, "evaluate", "run", "--trust", *workers)
     victim = wait_until(lambda: children_of(running.pid), running)[0]
-    time.sleep(0.5)  # until the batch is read and the evaluation pauses
+    time.sleep(0.5)  # wait until the batch is read and the evaluation pauses
     os.kill(victim, signal.SIGKILL)
     assert running.wait(30) == 2
     assert len(running.stderr.splitlines()) == 1, running.stderr
@@ -102,7 +102,7 @@ def train_in_a_program(tiny: str) -> int:
     return 7
 
 
-def test_a_hung_run_raises_an_error_in_a_program_and_does_not_end_it(tmp_path: Path, tiny: str) -> None:
+def test_a_hung_run_raises_an_error_that_the_calling_program_can_catch(tmp_path: Path, tiny: str) -> None:
     running = start_function_in_ranks(tmp_path, 1, train_in_a_program, tiny)[0]
     wait_until(lambda: has_saved(tmp_path / "run"), running)
     loaders = children_of(running.pid)

@@ -44,7 +44,7 @@ def test_a_run_folder_that_cannot_be_written_is_reported_in_one_line(tmp_path: P
         for out in ("run", "empty", "closed/run", "closed/a/b"):
             line = one_line(folder, *longer, out)
             assert "Permission denied" in line and out.partition("/")[0] in line
-        (folder / "run").chmod(0o777)  # only folders inside it are read-only
+        (folder / "run").chmod(0o777)  # only the folders inside the run are read-only
         (folder / "run" / ".lock").chmod(0o666)
         assert "Permission denied" in one_line(folder, *longer, "run")
     finally:

@@ -194,7 +194,7 @@ def test_a_command_that_trains_nothing_does_not_change_a_finished_run(tmp_path: 
     for images, message in (("96", "already finished at 96 images\n"), ("48", "past the requested 48: nothing")):
         again = run_fork(tmp_path, *command, "--images", images)
         assert again.wait() == 0 and message in again.stdout, again.stderr
-        assert "test metrics of the checkpoint at 96 images" in again.stdout, (
+        assert "test metrics for the checkpoint at 96 images" in again.stdout, (
             "the trained weights must still be evaluated"
         )
         assert record() == before
@@ -272,7 +272,7 @@ def test_changed_data_with_the_same_name_is_rejected_on_resume(tmp_path: Path, t
     assert run_fork(tmp_path, *command, "--data-root", "moved.npz").wait() == 0
 
 
-def test_changed_labels_of_the_same_images_are_rejected_on_resume(tmp_path: Path, tiny: str) -> None:
+def test_changed_labels_for_the_same_images_are_rejected_on_resume(tmp_path: Path, tiny: str) -> None:
     images = np.random.default_rng(0).integers(256, size=(64, 8, 8, 1), dtype=np.uint8)
     for name, labels in (("a", np.arange(64) % 10), ("b", np.arange(1, 65) % 10)):
         np.savez(tmp_path / f"{name}.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)

@@ -24,7 +24,7 @@ from paceline.runs.mirror.mirror import Mirror
 from paceline.runs.mirror.published import list_manifests, restore
 from paceline.runs.weights_file import FORMAT, read_weights
 
-REMEDY = f"but this version of Paceline reads {RUN_FORMAT}: train it again, or use the version that wrote it"
+REMEDY = f"but this version of Paceline reads format {RUN_FORMAT}: train it again, or use the version that wrote it"
 
 
 @pytest.fixture(scope="module")
@@ -128,8 +128,8 @@ def test_a_weights_file_with_an_unsupported_format_is_reported_in_one_line(tmp_p
     with pytest.raises(UserError) as caught:
         read_weights(tmp_path / "w.safetensors")
     assert str(caught.value) == (
-        f"{tmp_path / 'w.safetensors'}: run format {found or 1}, but this version of Paceline reads {RUN_FORMAT}: "
-        "import it again, or use the version that wrote it"
+        f"{tmp_path / 'w.safetensors'}: run format {found or 1}, but this version of Paceline reads format "
+        f"{RUN_FORMAT}: import it again, or use the version that wrote it"
     )
 
 

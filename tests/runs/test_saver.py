@@ -1,4 +1,4 @@
-"""Training continues while a thread writes a checkpoint, and errors of the thread are raised in training."""
+"""Training continues while a thread writes a checkpoint, and errors in the thread are raised in the training loop."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_run_waits_for_its_last_checkpoint_even_after_an_error(tmp_path: Path)
     assert Checkpoints(tmp_path).all() == [10]
 
 
-def test_an_error_of_the_checkpoint_thread_is_raised_once_in_the_training_loop(tmp_path: Path) -> None:
+def test_an_error_in_the_checkpoint_thread_is_raised_once_in_the_training_loop(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").write_text("a file where the folder should be")
     saver = Saver(Checkpoints(tmp_path / "checkpoints"))
     saver.save(snapshot(10), 2, None)

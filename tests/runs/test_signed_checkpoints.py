@@ -25,7 +25,7 @@ TENSORS = ("weights.safetensors", "state.safetensors")
 
 
 def sign(path: Path, edit_manifest: Edit = lambda manifest: manifest) -> None:
-    """Rewrite the manifest of a checkpoint so that its checksums match the files."""
+    """Rewrite a checkpoint's manifest so that its checksums match the files."""
     manifest = json.loads((path / "manifest.json").read_text())
     manifest.pop("seal")
     manifest["sha256"] = {name: sha256((path / name).read_bytes()).hexdigest() for name in manifest["sha256"]}

@@ -1,4 +1,4 @@
-"""Count passed and failed cases of the torture tests, and print a table at the end."""
+"""Count passed and failed cases in the torture tests, and print a table at the end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROPERTY = "torture"
 
 
 class Tally:
-    """Counts the passed and failed cases of one test."""
+    """Counts the passed and failed cases in one test."""
 
     def __init__(self, group: str) -> None:
         self.group, self.passed, self.total = group, 0, 0
@@ -64,7 +64,7 @@ def _plain(tally: Tally, broke_off: bool) -> list[Any]:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Print the table of results, and write it to the JSON file `$TORTURE_JSON` if that is set."""
+    """Print the results table, and write it to the JSON file `$TORTURE_JSON` if that is set."""
     rows: dict[str, list[Any]] = defaultdict(lambda: [0, 0, 0.0, []])
     for outcome in ("passed", "failed"):
         for report in terminalreporter.stats.get(outcome, []):

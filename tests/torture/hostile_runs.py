@@ -1,4 +1,4 @@
-"""Malicious run folders. Commands must end quickly and must not execute their code or change other files.
+"""Malicious run folders. Commands must end quickly and must not execute code from them or change other files.
 
 `write_hostile_runs` copies a good run once per attack. A test runs commands on the copies and checks that no canary
 file exists and that no file outside the run folders has changed.

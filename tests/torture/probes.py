@@ -71,7 +71,7 @@ def _limited(function: Callable[..., int | None], values: tuple[Any, ...]) -> in
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(LIMIT_SECONDS)
     mapped = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    warnings.filterwarnings("ignore", module="torch.cuda")  # the limit on memory keeps CUDA from starting
+    warnings.filterwarnings("ignore", module="torch.cuda")  # the memory limit keeps CUDA from starting
     resource.setrlimit(resource.RLIMIT_AS, (mapped + LIMIT_BYTES, mapped + LIMIT_BYTES))
     return function(*values)
 

@@ -24,7 +24,7 @@ class Damage(NamedTuple):
 
 
 def bit_flips(files: dict[str, bytes], count: int, seed: int = 91) -> Iterator[Damage]:
-    """Yield copies of the files with one flipped bit each; the flips are spread evenly over the files."""
+    """Yield copies of the files with one flipped bit each; the flips are spread evenly across the files."""
     chance, names = random.Random(seed), sorted(files)
     for number in range(count):
         file = names[number % len(names)]
@@ -54,7 +54,7 @@ def large_damages(files: dict[str, bytes], count: int, seed: int = 92) -> Iterat
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory, tiny: str) -> Path:
-    """The checkpoint of a real run."""
+    """A checkpoint from a real run."""
     folder = tmp_path_factory.mktemp("flips")
     settings = ("--set", "optimizer=adam", "--set", "ema_half_life=64 images", "--images", "160")
     assert run_fork(folder, "train", tiny, *settings, "--out", "run").wait() == 0

@@ -1,4 +1,4 @@
-"""With malicious run folders, no command executes their code, follows links, hangs or exhausts the memory."""
+"""With malicious run folders, no command executes code from them, follows links, hangs or exhausts the memory."""
 
 from __future__ import annotations
 

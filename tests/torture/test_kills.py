@@ -61,13 +61,13 @@ def kill_cases() -> list[KillCase]:
 
 
 def command_of(case: KillCase, recipe: str) -> tuple[str, ...]:
-    """Return the training command of a case, without `--out`."""
+    """Return the training command for a case, without `--out`."""
     assignments = [word for one in (*SETTINGS, *LOADERS[case.loader]) for word in ("--set", one)]
     return ("train", recipe, *assignments, "--images", "400", "--devices", "1" if case.how == "single" else "2")
 
 
 def start(folder: Path, case: KillCase, command: tuple[str, ...]) -> list[Running]:
-    """Start the run of a case and return its processes."""
+    """Start a case's run and return its processes."""
     if case.how == "ranks":
         return start_ranks(folder, 2, *command)
     return [(start_fork if case.how == "single" else start_command)(folder, *command)]
@@ -126,7 +126,7 @@ def references(tmp_path_factory: pytest.TempPathFactory, tiny: str) -> Reference
         key = case.how, case.loader
         if key not in kept:
             run, began = folder / "-".join(key), time.monotonic()
-            if case.how == "launcher":  # the result equals that of "ranks", but the start is slower
+            if case.how == "launcher":  # gives the same result as "ranks" but starts more slowly
                 run, duration = reference(case._replace(how="ranks"))
                 kept[key] = run, duration + 10
                 return kept[key]
@@ -150,7 +150,7 @@ def test_a_run_killed_at_random_moments_ends_with_bit_identical_weights(
             hits += kill_once(tmp_path, run, case, moment, tiny, duration / 2**attempt, attempt)
         if hits:
             break
-        shutil.rmtree(run)  # no kill came before the end of the run: try again with earlier kills
+        shutil.rmtree(run)  # the run ended before any kill: try again with earlier kills
     command = (*command_of(case, tiny), "--out", str(run))
     codes = run_ranks(tmp_path, 2, *command) if case.how != "single" else [run_fork(tmp_path, *command).wait()]
     counted.add(str(case), fault_of(run, reference, codes, hits))

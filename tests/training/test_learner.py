@@ -1,4 +1,4 @@
-"""Learners (optimizer, schedule and EMA of a network) in special cases."""
+"""Learners (the optimizer, schedule and EMA for a network) in special cases."""
 
 from __future__ import annotations
 

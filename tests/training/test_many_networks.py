@@ -1,4 +1,4 @@
-"""Training of the image translation recipe, which has ten networks, in several processes."""
+"""Training the image translation recipe, which has ten networks, in several processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from running import run_fork, start_function_in_ranks
 SMALL = {"generator": "resnet_6", "segmentation_generator": "unet_32", "ngf": 1, "ndf": 1, "d_layers": 1, "crop": 32}
 
 
-def test_all_strategies_train_the_same_weights_for_many_networks(tmp_path: Path) -> None:
+def test_all_strategies_produce_the_same_weights_for_many_networks(tmp_path: Path) -> None:
     command = ("verify", "translation", "--strategies", "single,ddp,lightning", "--devices", "2", "--steps", "3")
     verified = run_fork(tmp_path, *command, "--set", "model=deepliif", "--set", "ngf=1", "--set", "ndf=1")
     assert verified.wait() == 0, verified.stdout + verified.stderr

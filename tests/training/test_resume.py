@@ -42,7 +42,7 @@ def has_trained(run: Path, images: int) -> bool:
 
 
 def not_inherited(run: Path) -> list[int]:
-    """Return the processes of a run that are still alive after a few seconds."""
+    """Return the run's processes that are still alive after a few seconds."""
     try:
         wait_until(lambda: not processes_naming(str(run)), seconds=5)
     except AssertionError:
@@ -75,7 +75,7 @@ def test_a_single_process_killed_twice_ends_with_the_same_weights_and_metrics(tm
 def test_a_kill_between_the_last_evaluation_and_its_checkpoint_writes_no_metrics_line_twice(
     tmp_path: Path, tiny: str
 ) -> None:
-    # The last step saves a checkpoint, is then evaluated, and is saved again with the result.
+    # The last step saves a checkpoint, which is saved again with the result of its evaluation.
     command = ("train", tiny, "--set", "slow_sync=0.1", "--images", "80")
     assert run_fork(tmp_path, *command, "--out", "whole").wait() == 0
     run = tmp_path / "killed"
@@ -112,7 +112,7 @@ def test_two_processes_resume_after_the_launcher_or_a_rank_is_killed(tmp_path: P
 
 
 def kill(running: Running, target: str) -> None:
-    """Kill the launcher or the process of one rank with SIGKILL."""
+    """Kill the launcher or one rank's process with SIGKILL."""
     os.kill(running.pid if target == "launcher" else workers_of(running.pid)[int(target)], signal.SIGKILL)
 
 
@@ -129,7 +129,7 @@ def test_a_run_resumed_with_two_and_then_three_processes_sees_the_same_samples(t
 
 
 def samples_in_order(folder: Path, size: int) -> list[int]:
-    """Return the sample indices of all ranks in training order."""
+    """Return the sample indices from all ranks in training order."""
     ranks = [(folder / f"rank-{rank}-of-{size}").read_text().splitlines() for rank in range(size)]
     return [int(sample) for step in zip(*ranks, strict=True) for part in step for sample in part.split()]
 
@@ -208,7 +208,7 @@ def test_ranks_without_a_launcher_resume_after_a_kill(tmp_path: Path, tiny: str)
 
 @pytest.mark.parametrize("strategy", ["ddp", pytest.param("lightning", marks=pytest.mark.slow)])
 def test_three_processes_resume_and_end_with_bit_identical_weights(tmp_path: Path, tiny: str, strategy: str) -> None:
-    # With three ranks, the order of summation depends on the position of a gradient in its bucket.
+    # With three ranks, the order of summation depends on a gradient's position in its bucket.
     command = (
         "train",
         tiny,

@@ -1,4 +1,4 @@
-"""A training step computes the same result on any number of processes."""
+"""A training step computes the same result with any number of processes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STEPS = 4
 
 @pytest.fixture(scope="session")
 def duet() -> str:
-    """The path of a recipe with two networks and three phases."""
+    """The path to a recipe with two networks and three phases."""
     return str(Path(__file__).parents[1] / "duet.py")
 
 
@@ -136,7 +136,7 @@ def test_every_sample_is_evaluated_once_with_any_number_of_processes(spread: dic
             assert notes["results/loss"] == pytest.approx(float(spread[1][0]["results/loss"]), rel=1e-9)
 
 
-def test_a_batch_of_128_on_three_processes_trains_the_same_weights_as_on_one(tmp_path: Path, tiny: str) -> None:
+def test_a_batch_of_128_produces_the_same_weights_on_three_processes_as_on_one(tmp_path: Path, tiny: str) -> None:
     running = [
         start_function_in_ranks(tmp_path, size, note_steps, str(size), tiny, 10, {"devices": size, "batch_size": "128"})
         for size in (1, 3)

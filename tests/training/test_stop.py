@@ -145,7 +145,7 @@ def test_a_signal_during_startup_ends_all_processes(tmp_path: Path, tiny: str, n
 
 
 def shown(terminal: int) -> bool:
-    """Read the output of a terminal, so that the program does not block on writing."""
+    """Read a terminal's output, so that the program does not block on writing."""
     with suppress(BlockingIOError):
         os.read(terminal, 65536)
     return True

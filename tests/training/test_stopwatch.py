@@ -1,4 +1,4 @@
-"""The stopwatch adds up the time of named sections, and a measurement returns the median and the spread."""
+"""The stopwatch adds up the time spent in named sections, and a measurement returns the median and the spread."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def test_an_independent_phase_runs_concurrently_with_the_previous_one() -> None:
     assert names(groups(DUAL)) == [["generator"], ["first", "second"]]
 
 
-def test_phases_of_one_network_never_run_concurrently() -> None:
+def test_phases_for_one_network_never_run_concurrently() -> None:
     penalty = Phase("penalty", "d2", concurrent=True)
     assert names(groups([*DUAL, penalty])) == [["generator"], ["first", "second"], ["penalty"]]
 

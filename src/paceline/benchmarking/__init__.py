@@ -1,1 +1,1 @@
-"""Benchmarks on this machine: training steps, loaders and scaling over several devices."""
+"""Benchmarks on this machine: training steps, loaders and scaling across several devices."""

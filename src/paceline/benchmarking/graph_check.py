@@ -1,4 +1,4 @@
-"""Part of the self-test: check that a CUDA graph and eager steps produce the same weights on several processes."""
+"""Part of the self-test: check that a CUDA graph and eager steps produce the same weights in several processes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ReplayCheck:
 
 
 def check_replay(config: Config, world: World, capture: Callable[[Step], RunStep] = GraphedStep) -> ReplayCheck:
-    """Train the same steps eagerly and with a CUDA graph in all processes, and compare the weights."""
+    """Run the same training steps eagerly and with a CUDA graph in all processes, and compare the weights."""
     strategy = AUTO["several" if world.backend else "one device"]
     settings = config.with_run(strategy=strategy, graph="off", precision="fp32", deterministic=True)
     eager, captured = _train(settings, world, lambda step: step), _train(settings, world, capture)

@@ -44,7 +44,7 @@ class LinkOverride:
 
     def describe(self, link: Link) -> str:
         """Describe the link, with the origin of each value."""
-        measured = f"measured over {link.devices} processes"
+        measured = f"measured between {link.devices} processes"
         bandwidth = "as given" if self.bytes_per_second is not None else measured
         latency = "assumed" if self.bytes_per_second is not None else measured
         if self.latency_seconds is not None:

@@ -50,7 +50,7 @@ class LoaderRate:
 
 @dataclass(frozen=True)
 class Measurement:
-    """The throughput of every loader on one data source, as saved to a file."""
+    """The throughput of every loader for one data source, as saved to a file."""
 
     data: str
     data_root: str

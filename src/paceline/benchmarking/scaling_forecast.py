@@ -1,4 +1,4 @@
-"""Predict step times on many devices from the step time of one device and the cost of communication."""
+"""Predict step times on many devices from the step time on one device and the cost of communication."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from typing import Any
 from paceline.core.types import JsonObject
 
 BACKWARD_SHARE = 2 / 3  # fraction of a step spent in the backward pass, which can overlap with communication
-MIN_USEFUL_SPEEDUP = 1.10  # minimum speedup for which doubling the devices pays off
+MIN_USEFUL_SPEEDUP = 1.10  # minimum speedup that makes doubling the number of devices worthwhile
 MIN_STEP_SHARE = 0.02  # lower bound relative to the shortest measured step, since extrapolation can go negative
 MAX_DEVICES = 2**16
 
 
 @dataclass(frozen=True)
 class Link:
-    """The time of an all-reduce: a constant part, and a part proportional to the message size."""
+    """The time that an all-reduce takes: a constant part, and a part proportional to the message size."""
 
     latency_seconds: float  # time of one exchange between `devices` devices
     bytes_per_second: float
     devices: int
 
     def all_reduce_seconds(self, num_bytes: float, devices: int) -> float:
-        """Return the time of a ring all-reduce of `num_bytes`; the latency grows with each doubling of devices."""
+        """Return how long a ring all-reduce of `num_bytes` takes; the latency grows with each doubling of devices."""
         if devices == 1:
             return 0.0
         doublings = math.log2(devices) / math.log2(self.devices)
@@ -42,12 +42,12 @@ class Checked:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Measurements on the devices of this machine."""
+    """Measurements on this machine's devices."""
 
     alone_seconds: dict[int, float]  # step time of one device by batch size when the other devices are idle
     step_seconds: dict[int, float]  # step time by batch size when all devices are busy but do not communicate
     images_per_sample: int  # more than 1 if a step uses several batches, as with repeated phases
-    gradient_bytes: dict[str, int]  # size of the gradients of each phase
+    gradient_bytes: dict[str, int]  # size of each phase's gradients
     exchanges: int  # number of small exchanges per step, for example of BatchNorm statistics
     overlap: float  # fraction of the backward pass that can overlap with communication
     bucket_bytes: int  # size of the last bucket, which is sent after the backward pass
@@ -111,7 +111,7 @@ def predict(measured: Measurement, link: Link | None, devices: int, batch: int) 
 
 
 def max_useful_devices(measured: Measurement, link: Link | None, batch: int) -> int | None:
-    """Return the number of devices beyond which doubling adds less than 10 % speed; None if there is no limit."""
+    """Return the number of devices beyond which doubling it increases speed by less than 10 %; None if unlimited."""
     devices = 1
     while devices * 2 <= min(batch, MAX_DEVICES):
         now, then = (predict(measured, link, count, batch).images_per_second for count in (devices, devices * 2))

@@ -1,4 +1,4 @@
-"""Measurements for `paceline plan`: steps on one device, steps on all devices, and the time of all-reduces."""
+"""Measurements for `paceline plan`: steps on one device, steps on all devices, and the duration of all-reduces."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def measure_scaling(config: Config, path: str, batches: list[int], check: bool) 
         images_per_sample=first.feed.repeats,
         gradient_bytes=gradient_bytes(first),
         exchanges=exchanges,
-        overlap=0.0 if world.device.type == "cpu" else 1.0,  # on a CPU, communication and compute share the cores
+        overlap=0.0 if world.device.type == "cpu" else 1.0,  # on a CPU, communication and computation share cores
         bucket_bytes=NCCL_BUCKET if world.backend == "nccl" else GLOO_BUCKET,
         networks=tuple(phase.network for phase in first.recipe.phases),
         rounds=ROUNDS,
@@ -103,7 +103,7 @@ def one_of_several(config: Config, batch: int, world: World) -> Parts:
 
 
 def _has_own_batchnorm(config: Config, world: World) -> bool:
-    """Return whether to use Paceline's synchronized BatchNorm, as a run on several CPU processes would."""
+    """Return whether to use Paceline's synchronised BatchNorm, as a run on several CPU processes would."""
     return world.device.type == "cpu" and config.run.sync_batchnorm != "off"
 
 
@@ -142,7 +142,7 @@ def _link(base: Measurement, world: World, added: float) -> Link | None:
 
 
 def _median(base: Measurement, turns: Sequence[tuple[Measurement, float | None]], config: Config) -> Measurement:
-    """Return the median over all rounds, with the predicted and the measured speed of each round."""
+    """Return the median over all rounds, with the predicted and measured speeds in each round."""
     links = [seen.link for seen, _ in turns if seen.link]
     steps = {b: float(np.median([seen.step_seconds[b] for seen, _ in turns])) for b in turns[0][0].step_seconds}
     link = None

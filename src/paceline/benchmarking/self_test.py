@@ -1,4 +1,4 @@
-"""The part of the self-test that each process runs: a timed all-reduce and, on several GPUs, a CUDA graph."""
+"""The part of the self-test that each process runs: a timed all-reduce and, on several GPUs, a CUDA graph check."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from paceline.core.files import write_json
 from paceline.core.types import JsonObject
 from paceline.parallel.world import join
 
-ALL_REDUCE_MEGABYTES = 45  # size of the gradients of a ResNet-18
+ALL_REDUCE_MEGABYTES = 45  # size of a ResNet-18's gradients
 
 
 @dataclass(frozen=True)
 class AllReduce:
-    """The time of an all-reduce in milliseconds: median, 10th and 90th percentile of n repeats."""
+    """The time that an all-reduce takes, in milliseconds: median, 10th and 90th percentiles over n repeats."""
 
     milliseconds: float
     low: float

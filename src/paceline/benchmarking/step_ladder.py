@@ -1,7 +1,7 @@
 """The step ladder: the speed of one device alone, of all devices together, and with each kind of communication added.
 
 All variants are built in the same processes and their blocks of steps alternate, so that a temporary slowdown of the
-machine affects all of them.
+machine affects all variants.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Variant:
 
     name: str
     advance: Callable[[], None]
-    images: int  # images per step, over all participating processes
+    images: int  # images per step, across all participating processes
     alone: bool  # whether only rank 0 works while the other ranks wait
 
 
@@ -123,7 +123,7 @@ def steps_per_block(variant: Variant, world: World, block_seconds: float = BLOCK
 
 
 def time_block(variant: Variant, steps: int, world: World) -> float:
-    """Return how many seconds the slowest process needs for a number of steps."""
+    """Return how many seconds the slowest process takes to run a given number of steps."""
     world.wait_for_all()
     start = time.perf_counter()
     if world.is_first or not variant.alone:
@@ -148,7 +148,7 @@ def gradient_bytes(parts: Parts) -> dict[str, int]:
 
 
 def time_sum(num_bytes: int, world: World, repeats: int = 15) -> float:
-    """Return the median time in seconds for summing `num_bytes` over all processes."""
+    """Return the median time in seconds for summing `num_bytes` across all processes."""
     tensor = torch.zeros(max(1, num_bytes // 4), device=world.device)
     seconds = []
     for _ in range(repeats):

@@ -1,4 +1,4 @@
-"""Time repeated calls of a function."""
+"""Time repeated calls to a function."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 
 class Timing(NamedTuple):
-    """Elapsed seconds per call of a function."""
+    """Elapsed seconds per function call."""
 
     median: float
     low: float  # 10th percentile

@@ -20,7 +20,7 @@ from paceline.runs.mirror.destination import open_file_system
 
 
 class Entry(NamedTuple):
-    """One file or subfolder of a folder."""
+    """One file or subfolder in a folder."""
 
     name: str  # path relative to the root
     is_folder: bool
@@ -40,13 +40,13 @@ class Files(Protocol):
     local: bool
 
     def entries(self, folder: str) -> list[Entry]:
-        """Return the files and subfolders of a folder; empty if the folder does not exist."""
+        """Return the files and subfolders in a folder; empty if the folder does not exist."""
 
     def read(self, name: str, start: int = 0, end: int | None = None) -> bytes:
         """Return the bytes [start, end) of a file; raise FileNotFoundError if it is missing or may not be read."""
 
     def sample(self, name: str, starts: Iterable[int], length: int) -> list[bytes]:
-        """Return `length` bytes of a file at each of several positions."""
+        """Return `length` bytes from each of several positions in a file."""
 
     def is_locked(self, name: str) -> bool | None:
         """Return whether a process has locked a file, or None if that is unknown."""

@@ -75,7 +75,7 @@ class Guard:
         return None
 
     def _tokens_of(self, scope: Scope, headers: Headers) -> list[str]:
-        """Return every token that a request carries."""
+        """Return every token in a request."""
         tokens = [_token_in_url(scope), headers.get("authorization", "").removeprefix("Bearer ")]
         for line in headers.getlist("cookie"):
             try:
@@ -87,7 +87,7 @@ class Guard:
         return [one for one in tokens if one]
 
     def _is_own_name(self, host: str) -> bool:
-        """Return whether a Host header is a name of this machine.
+        """Return whether a Host header contains one of this machine's names.
 
         Any port is allowed, because an SSH tunnel may use a different port.
         """

@@ -28,7 +28,7 @@ _AXES = ("images", "seconds", "time")
 
 
 class Table:
-    """The series of all metrics of a run; hold `lock` to read several values consistently."""
+    """A run's metrics as series; hold `lock` to read several values consistently."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -103,7 +103,7 @@ class MetricsReader:
         return 1.0 if self._preview is None else min(1.0, self._position / max(1, self.size))
 
     def preview(self, size: int) -> None:
-        """Read samples of a large file, so that its curves appear before it has been read."""
+        """Read samples of a large file, so that its curves appear before the whole file has been read."""
         if self._position or self._preview or size < LARGE:
             return
         self.size = size

@@ -22,13 +22,13 @@ from paceline.runs.status import MIRROR_STATE, STATES, STATUS, MirrorState, Stat
 
 CONFIG = "config.toml"
 LOGS = "logs"
-RUN_FILES = {CONFIG, METRICS, STATUS}  # a folder that contains one of these files is a run
+RUN_FILES = {CONFIG, METRICS, STATUS}  # a folder that contains one of these files is a run folder
 SILENT_AFTER_SECONDS = 600.0
 MAX_SMALL_FILE_BYTES = 2**20
 MAX_SAMPLE_BYTES = 2**26
 LOG_BYTES = 2**16
 NUM_TAIL_LINES = 12
-KILLED = "the process ended without reporting why: it may have been killed, or the machine went down"
+KILLED = "the process ended without reporting why: it may have been killed, or the machine may have gone down"
 _LOG_NAME = re.compile(r"rank-(\d{1,6})\.txt")
 
 
@@ -160,7 +160,7 @@ class Run:
         return {"settings": _shown(kept), PROVENANCE: _shown(provenance if isinstance(provenance, dict) else {})}
 
     def samples(self) -> dict[str, list[int]]:
-        """Return, for each kind of sample image, the numbers of images seen when samples were saved."""
+        """Return, for each kind of sample image, how many images had been seen each time samples were saved."""
         found: dict[str, list[int]] = {}
         for entry in self.files.entries(self._path(SAMPLES)):
             match = SAMPLE_NAME.fullmatch(entry.basename)
@@ -177,7 +177,7 @@ class Run:
         raise FileNotFoundError(file_name)
 
     def logs(self) -> dict[int, Entry]:
-        """Return the log file of each rank."""
+        """Return each rank's log file."""
         entries = {_LOG_NAME.fullmatch(entry.basename): entry for entry in self.files.entries(self._path(LOGS))}
         return dict(sorted((int(match[1]), entry) for match, entry in entries.items() if match))
 

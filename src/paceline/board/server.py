@@ -35,7 +35,7 @@ UNCOMPRESSED = {"content-encoding": "identity"}  # disables gzip for content tha
 
 
 class Curve(NamedTuple):
-    """The downsampled curve of one metric of a run."""
+    """The downsampled curve of one of a run's metrics."""
 
     label: JsonObject
     points: Numbers
@@ -119,7 +119,7 @@ class Board:
         return _json(self._run(request.path_params["run"]).settings())
 
     def samples(self, request: Request) -> Response:
-        """Return the numbers of images that a run had seen when it saved sample images."""
+        """Return how many images a run had seen each time it saved sample images."""
         return _json({"samples": self._run(request.path_params["run"]).samples()})
 
     def sample(self, request: Request) -> Response:
@@ -165,7 +165,7 @@ def _json(content: object) -> Response:
 
 
 def _binary(found: list[Curve]) -> Response:
-    """Return curves in the page's binary format.
+    """Return curves in the binary format that the page reads.
 
     It contains the length of a JSON header, the header, and the rows of each curve as float32 numbers.
     """

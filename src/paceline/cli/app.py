@@ -146,7 +146,8 @@ def compare(
         str | None, typer.Option(help="strong: --batch-size is global (default); weak: --batch-size is per device")
     ] = None,
     verify: Annotated[
-        bool | None, typer.Option("--verify/--no-verify", help="also check that all strategies train the same weights")
+        bool | None,
+        typer.Option("--verify/--no-verify", help="also check that all strategies produce the same weights"),
     ] = None,
     step_ladder: Annotated[
         bool | None,
@@ -155,7 +156,8 @@ def compare(
     across_recipes: Annotated[
         bool,
         typer.Option(
-            "--across-recipes", help="allow finished runs of different recipes if they were evaluated in the same way"
+            "--across-recipes",
+            help="compare finished runs of different recipes, if they were evaluated in the same way",
         ),
     ] = False,
     config: ConfigFile = "",
@@ -181,7 +183,7 @@ def compare(
 def plan(
     recipe: RecipeName,
     flags: Flags,
-    nodes: Annotated[int, typer.Option(help="number of hosts that the devices are distributed over", min=1)] = 1,
+    nodes: Annotated[int, typer.Option(help="number of hosts that the devices are spread across", min=1)] = 1,
     bandwidth: Annotated[
         str, typer.Option(help="bandwidth between devices, e.g. 25GB/s or 200Gbit/s (default: measured)")
     ] = "",
@@ -213,7 +215,7 @@ def pack(
     workers: Annotated[str, typer.Option(help="number of decoding processes (default: 2)")] = "",
     set_: Assignments = [],  # noqa: B006
 ) -> None:
-    """Decode all images of a source once, into memory-mapped files; run the same command again to resume."""
+    """Decode all images in a source once, into memory-mapped files; run the same command again to resume."""
     from paceline.commands.pack import pack as job
     from paceline.config.files import parse_assignments
 

@@ -17,10 +17,10 @@ from paceline.core.trust import set_trust
 from paceline.core.types import SettingValue
 
 Command = Callable[..., None]
-# The values of settings by name, as given on the command line. `configure` converts the text.
+# Setting values by name, as given on the command line. `configure` converts the text.
 Flags: TypeAlias = dict[str, str | bool]
 
-RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="name of a recipe, or path of your own .py file")]
+RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="name of a recipe, or path to your own .py file")]
 Weights = Annotated[str, typer.Argument(metavar="RUN|WEIGHTS", help="a run folder or a .safetensors file")]
 Checkpoint = Annotated[
     str, typer.Option(help="checkpoint to load: best, last, or the number of images seen at the checkpoint")
@@ -157,4 +157,4 @@ def _instead_of(option: str, command: ParserCommand) -> str:
         return "--help lists all options"
     if name in {f.name for group in (SourceFlags, LearnerSettings) for f in fields(group)}:
         return f"use --set {name}=VALUE"
-    return f"--help lists all options; for a setting of the recipe or source, use --set {name}=VALUE"
+    return f"--help lists all options; for a recipe or source setting, use --set {name}=VALUE"

@@ -1,4 +1,4 @@
-"""Command-line arguments of sample, apply, measure, predict, import and export."""
+"""Command-line arguments for sample, apply, measure, predict, import and export."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ def sample(
         str, typer.Option(help="file to write: .png, or .gif or .webp for animations (default: in the run folder)")
     ] = "",
     checkpoint: Checkpoint = "best",
-    grid: Annotated[str, typer.Option(help="for generators: rows and columns of the grid (default: 8x8)")] = "",
+    grid: Annotated[
+        str, typer.Option(help="for generators: number of rows and columns in the grid (default: 8x8)")
+    ] = "",
     interpolate: Annotated[
         bool, typer.Option("--interpolate", help="fill each row with interpolations between two images")
     ] = False,
     animate: Annotated[bool, typer.Option("--animate", help="show how the images changed during training")] = False,
     next_to: Annotated[
-        str, typer.Option(help="second run whose images are shown next to those of the first", metavar="RUN")
+        str, typer.Option(help="second run, whose images are shown alongside the first run's", metavar="RUN")
     ] = "",
     accelerator: Accelerator = "",
     trust: Trust = False,
@@ -47,7 +49,7 @@ def apply(
     out: Annotated[str, typer.Option(help="the folder to write to", metavar="DIR")],
     checkpoint: Checkpoint = "best",
     accelerator: Accelerator = "",
-    devices: Annotated[int, typer.Option(help="number of devices to split the images over")] = 1,
+    devices: Annotated[int, typer.Option(help="number of devices to split the images across")] = 1,
     gpus: Annotated[str, typer.Option(help="IDs of the GPUs to use, e.g. 2,3")] = "",
     tile: Annotated[int, typer.Option(help="tile size in pixels (default: the largest that fits in memory)")] = 0,
     downsample: Annotated[
@@ -55,7 +57,7 @@ def apply(
     ] = "",
     panel: Annotated[
         int,
-        typer.Option(help="number of the panel to process, counted from 1, if each image is a row of square panels"),
+        typer.Option(help="for images that are a row of square panels: which panel to process, counting from 1"),
     ] = 0,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace existing results")] = False,
     skip_existing: Annotated[bool, typer.Option("--skip-existing", help="skip images with existing results")] = False,
@@ -81,10 +83,10 @@ def measure(
         bool, typer.Option("--masks", help="treat the images as segmentation masks: also measure IoU and Dice")
     ] = False,
     suffix: Annotated[
-        str, typer.Option(help="use only results whose name without the extension ends with this text, e.g. -sr")
+        str, typer.Option(help="use only results whose file name, without the extension, ends with this text, e.g. -sr")
     ] = "",
     json: Annotated[str, typer.Option(help="also write the metrics to this .json file", metavar="FILE")] = "",
-    per_image: Annotated[str, typer.Option(help="also write the metrics of each image to this .csv file")] = "",
+    per_image: Annotated[str, typer.Option(help="also write each image's metrics to this .csv file")] = "",
     inception: Annotated[str, typer.Option(help="file with the 2015 Inception network for FID")] = "",
     inception_sha256: Annotated[str, typer.Option(help="SHA-256 of an --inception file that you trust")] = "",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace existing files")] = False,
@@ -111,7 +113,7 @@ def predict(
 ) -> None:
     """Classify images with a trained classifier.
 
-    Each image is center-cropped and scaled to the size that was used to evaluate the run.
+    Each image is centre-cropped and scaled to the size that was used to evaluate the run.
     """
     from paceline.commands.predict import predict as job
 
@@ -120,7 +122,10 @@ def predict(
 
 def import_weights(
     files: Annotated[
-        list[str], typer.Argument(metavar="FILE…", help="a .pth file; for translation, all .pth files or their folder")
+        list[str],
+        typer.Argument(
+            metavar="FILE…", help="a .pth file; for translation, all .pth files or the folder that contains them"
+        ),
     ],
     recipe: Annotated[str, typer.Option(help="recipe that the weights belong to: super_resolution or translation")],
     out: Annotated[str, typer.Option(help="the .safetensors file to write", metavar="FILE")],
@@ -140,7 +145,7 @@ def export(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace the file if it exists")] = False,
     trust: Trust = False,
 ) -> None:
-    """Export a trained model to ONNX and compare its results with PyTorch.
+    """Export a trained model to ONNX and compare its results with PyTorch's.
 
     Image-to-image models take images of any size and return images; all values are in [-1, 1]. Classifiers take uint8
     images of the size used in evaluation and return class probabilities. Generators take noise and return images with

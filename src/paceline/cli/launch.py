@@ -1,4 +1,4 @@
-"""Command-line arguments of `paceline launch slurm|kubernetes|torchrun`."""
+"""Command-line arguments for `paceline launch slurm|kubernetes|torchrun`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def slurm(
     nodes: Nodes = 1,
     gpus_per_node: GpusPerNode = 0,
     cpus_per_node: Annotated[int, typer.Option(help="CPU cores per host")] = 0,
-    time: Annotated[str, typer.Option(help="time limit of the job, e.g. 2:00:00")] = "1:00:00",
+    time: Annotated[str, typer.Option(help="time limit for the job, e.g. 2:00:00")] = "1:00:00",
     partition: Annotated[str, typer.Option(help="the SLURM partition to submit to")] = "",
     account: Annotated[str, typer.Option(help="the SLURM account to charge")] = "",
     requeue: Annotated[
@@ -53,12 +53,12 @@ def kubernetes(
     recipe: RecipeName,
     flags: Flags,
     image: Annotated[str, typer.Option(help="the container image to run")] = "",
-    name: Annotated[str, typer.Option(help="name of the job (default: derived from the run folder)")] = "",
+    name: Annotated[str, typer.Option(help="job name (default: derived from the run folder)")] = "",
     nodes: Nodes = 1,
     gpus_per_node: GpusPerNode = 0,
     runs_claim: Annotated[str, typer.Option(help="PersistentVolumeClaim for the run folder")] = "",
     data_claim: Annotated[str, typer.Option(help="PersistentVolumeClaim with the source's files")] = "",
-    namespace: Annotated[str, typer.Option(help="Kubernetes namespace of the job")] = "",
+    namespace: Annotated[str, typer.Option(help="Kubernetes namespace for the job")] = "",
     cpus: Annotated[str, typer.Option(help="CPU cores per host")] = "",
     memory: Annotated[str, typer.Option(help="memory per host, e.g. 64Gi")] = "",
     shared_memory: Annotated[str, typer.Option(help="shared memory per host, for loader workers")] = "8Gi",

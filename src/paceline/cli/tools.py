@@ -1,4 +1,4 @@
-"""Command-line arguments of doctor, board, settings and new."""
+"""Command-line arguments for doctor, board, settings and new."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def doctor(
     data_root: Annotated[str, typer.Option(help="folder with the source's files")] = "",
     crop: Annotated[str, typer.Option(help="size of the random crop in pixels; 0 uses whole images")] = "",
     batch_size: Annotated[str, typer.Option(help="images per batch (default: 128)")] = "",
-    workers: Annotated[str, typer.Option(help="number of worker processes, or of threads for DALI (default: 2)")] = "",
+    workers: Annotated[str, typer.Option(help="number of worker processes or DALI threads (default: 2)")] = "",
     accelerator: Accelerator = "",
     set_: Assignments = [],  # noqa: B006
 ) -> None:
@@ -54,10 +54,10 @@ def board(
 
 def settings(
     recipe: Annotated[
-        str, typer.Argument(metavar="[RECIPE]", help="name of a recipe, or path of your own .py file")
+        str, typer.Argument(metavar="[RECIPE]", help="name of a recipe, or path to your own .py file")
     ] = "",
     data: Annotated[
-        str, typer.Option(help="name of a source, or path of your own .py file (default: the recipe's)")
+        str, typer.Option(help="name of a source, or path to your own .py file (default: the recipe's source)")
     ] = "",
     preset: Annotated[str, typer.Option(help="named set of settings defined by the recipe")] = "",
 ) -> None:
@@ -74,7 +74,9 @@ def new(
             metavar="recipe|gan|source", help="what to write: a recipe, a source, or a gan (a recipe with two networks)"
         ),
     ],
-    name: Annotated[str, typer.Argument(metavar="NAME", help="name of the recipe or source, and of its file")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="name of the recipe or source, also used as the file name")
+    ],
 ) -> None:
     """Write a small working recipe or source to start from."""
     from pathlib import Path

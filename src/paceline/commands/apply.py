@@ -24,7 +24,7 @@ from paceline.parallel.world import check_devices, gpu_ids, uses_cuda
 from paceline.runs.config import resolve_settings
 from paceline.runs.stages import last_finished
 
-DOWNSAMPLED = ("", "lr", "bicubic", "sr")  # names of the results with `--downsample`
+DOWNSAMPLED = ("", "lr", "bicubic", "sr")  # result names with `--downsample`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,7 +134,7 @@ def _make_folder(out: Path) -> None:
         with tempfile.TemporaryFile(dir=out):
             pass
     except OSError as error:
-        raise UserError(f"--out {out}: cannot be written to: {error.strerror or error}") from None
+        raise UserError(f"--out {out}: cannot write to this folder: {error.strerror or error}") from None
 
 
 def _outcomes(

@@ -38,7 +38,7 @@ def compare_runs(folders: Sequence[str], flags: Flags, options: Options, across_
 
 
 def compare_recipes(recipes: Sequence[str], flags: Flags, options: Options) -> int:
-    """Train the missing runs of the grid one at a time and write the report; return 1 if any run failed."""
+    """Train the missing runs in the grid one at a time and write the report; return 1 if any run failed."""
     check_options(flags, options)
     shared = {name: value for name, value in flags.items() if name not in LISTS and name != "out"}
     configs = {name: _configure_recipe(name, shared, options) for name in recipes if name}
@@ -87,14 +87,14 @@ def _compare(configs: dict[str, Config], shared: Flags, options: Options, grid: 
 
 
 def _configure_recipe(recipe: str, shared: Flags, options: Options) -> Config:
-    """Return the checked settings that all runs of a recipe share; the GPUs of each run are chosen later."""
+    """Return the checked settings that all runs of a recipe share; each run's GPUs are chosen later."""
     flags = {name: value for name, value in shared.items() if name != "gpus"}
     config = configure(recipe, flags, config_file=options.config_file, assignments=options.assignments)
     return config.with_run(gpus=str(shared.get("gpus", "")))
 
 
 def _plan(one: GridCell, shared: Flags, options: Options, folder: Path) -> PlannedRun:
-    """Return a cell of the grid with the settings of its run; mark the cell as failed if the settings are invalid."""
+    """Return a cell of the grid with its run's settings; mark the cell as failed if the settings are invalid."""
     cell, flags = one.cell, {**shared, **one.flags}
     config = None
     if cell.state != "not measured":

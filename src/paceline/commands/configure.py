@@ -55,7 +55,7 @@ def configure(
 
 
 def _renamed(settings: SettingValues, aliases: Mapping[str, str]) -> SettingValues:
-    """Translate setting names of other programs with the recipe's aliases; drop settings whose alias is empty."""
+    """Translate other programs' setting names using the recipe's aliases; drop settings whose alias is empty."""
     named = {aliases.get(name, name): value for name, value in settings.items()}
     named.pop("", None)
     return Inherited(named) if isinstance(settings, Inherited) else named
@@ -86,7 +86,7 @@ def _num_devices(run: RunSettings) -> tuple[int, str]:
     """Return the number of devices and the reason for it: the number of started processes, or the IDs in `--gpus`."""
     place = place_of(run)
     if place:
-        return place.size, f"differs from the number of started processes ({place.size})"
+        return place.size, f"differs from the number of processes that were started ({place.size})"
     if run.gpus:
         ids = gpu_ids(run)
         return len(ids), f"differs from the number of IDs in --gpus {run.gpus}"

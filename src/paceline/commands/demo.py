@@ -22,7 +22,7 @@ COMPARISONS = {  # arguments of each command, by output folder
 
 
 def demo() -> int:
-    """Compare strategies for a classifier, then two generative recipes; print the paths of the reports."""
+    """Compare strategies for a classifier, then two generative recipes; print the paths to the reports."""
     screen = open_screen()
     codes = []
     for words in commands():

@@ -1,4 +1,4 @@
-"""`paceline doctor`: show this machine's hardware, and which features of Paceline can run on it."""
+"""`paceline doctor`: show this machine's hardware, and which Paceline features can run on it."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def doctor(self_test: bool) -> int:
     for name, value in versions_and_hardware().items():
         machine.add_row(name, value)
     console.print(machine)
-    parts = Table("kind", "name", "here", "reason", title="what can run here", title_justify="left")
+    parts = Table("kind", "name", "here", "reason", title="what can run on this machine", title_justify="left")
     for finding in _findings():
         parts.add_row(finding.kind, finding.name, "yes" if finding.runs else "no", finding.reason)
     console.print(parts)

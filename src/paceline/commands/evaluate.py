@@ -98,7 +98,7 @@ def _evaluate(config: Config, world: World, run: str, split: str, at: str) -> No
     loader.close()
     if world.is_first:
         whole = config.run.test_root if split == "test" and isinstance(config.run, SeparateTestFolder) else ""
-        data = f"all samples in {whole} ({config.run.data})" if whole else f"{split} of {config.run.data}"
+        data = f"all samples in {whole} ({config.run.data})" if whole else f"the {split} split of {config.run.data}"
         num_samples = len(sources[split])
         count = f"{num_samples:,} sample{'s' * (num_samples != 1)}"
         print(printable(f"{config.recipe_name} from {stored.origin} on {data}: {count}"))
@@ -110,7 +110,7 @@ def _evaluate(config: Config, world: World, run: str, split: str, at: str) -> No
 def _check_class_names(stored: StoredModel, run: str, split: str, data: str, spec: DataSpec) -> None:
     """Raise UserError if the class names differ from those of the run.
 
-    Classes are matched by index, so metrics with different classes would be wrong.
+    Classes are matched by index, so metrics would be wrong if the classes differed.
     """
     trained = stored.spec
     if not is_classifier(stored.recipe_class):
@@ -119,12 +119,12 @@ def _check_class_names(stored: StoredModel, run: str, split: str, data: str, spe
         return
     for number, (expected, name) in enumerate(zip(trained.class_names, spec.class_names, strict=True)):
         if expected != name:
-            what = f"class {number} of the {split} split is {name!r}, but {run} was trained with {expected!r}"
+            what = f"class {number} in the {split} split is {name!r}, but {run} was trained with {expected!r}"
             raise UserError(f"--data {data}: {what}; use data with the same class names")
 
 
 def _difference(run: str, trained: DataSpec, spec: DataSpec) -> str:
-    """Return the reason why the data does not fit a run's networks, or an empty string if it is unknown."""
+    """Return why the data does not fit a run's networks, or an empty string if the reason is unknown."""
     if trained.channels != spec.channels:
         own = f"{spec.channels} channel{'s' * (spec.channels > 1)}"
         what = f"the images have {own}, but {run} expects {trained.channels}"
@@ -133,6 +133,6 @@ def _difference(run: str, trained: DataSpec, spec: DataSpec) -> str:
         what = f"the data has {spec.num_classes} classes, but {run} expects {trained.num_classes}"
         return f"{what}; use data with the same classes"
     if (trained.height, trained.width) != (spec.height, spec.width):
-        what = f"the images have {spec.width}×{spec.height} pixels, but {run} expects {trained.width}×{trained.height}"
+        what = f"the images are {spec.width}×{spec.height} pixels, but {run} expects {trained.width}×{trained.height}"
         return f"{what}; use --set size={trained.width}"
     return ""

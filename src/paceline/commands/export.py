@@ -1,4 +1,4 @@
-"""`paceline export`: export a trained model to ONNX and compare its results with PyTorch."""
+"""`paceline export`: export a trained model to ONNX and compare its results with PyTorch's."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def export(path: str, out: str, checkpoint: str, *, overwrite: bool = False) -> 
         difference = largest_difference(exportable, temporary, path)
         if not difference <= TOLERANCE:
             raise UserError(
-                f"--out {out}: not written, because the results of the exported model differ from PyTorch's by "
-                f"{difference:.1e}, which is above {TOLERANCE:.0e}"
+                f"--out {out}: not written, because the exported model's results differ from PyTorch's by "
+                f"{difference:.1e}, which is more than the allowed {TOLERANCE:.0e}"
             )
     print_line(f"{stored.config.recipe_name} from {stored.origin} → {target} ({target.stat().st_size / 1e6:.1f} MB)")
     print(exportable.usage)

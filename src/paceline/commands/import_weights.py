@@ -46,7 +46,7 @@ def import_weights(files: list[str], recipe: str, out: str, preset: str, assignm
 
 
 def _importer_of(recipe: str) -> type[Importer]:
-    """Return the importer of a recipe; raise UserError if the recipe has none."""
+    """Return a recipe's importer; raise UserError if the recipe has none."""
     name = load_recipe(recipe).importer
     if not name:
         others = [other for other, found in load_classes("recipe", Recipe).items() if found.importer]

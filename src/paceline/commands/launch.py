@@ -33,7 +33,7 @@ def prepare(
     nodes: int,
     gpus: int,
 ) -> tuple[Config, TrainCommand]:
-    """Return a run's settings and the command for its hosts, without checking the devices of this machine."""
+    """Return a run's settings and the command for its hosts, without checking this machine's devices."""
     if nodes < 1:
         raise UserError(f"--nodes {nodes}: must be at least 1")
     if gpus < 0:

@@ -59,7 +59,8 @@ def measure(results: str, targets: str, options: Options) -> int:
         for out, suffix in ((options.per_image, ".csv"), (options.json_file, ".json"))
     )
     pairs, problems = match_files(_images(results), _images(targets), options.suffix)
-    network = _inception(len(pairs), options) if options.inception else None  # first: a wrong file fails at once
+    # Loaded first, so that a wrong file is reported before anything is measured.
+    network = _inception(len(pairs), options) if options.inception else None
     distance, notes = perceptual_distance(CPU)
     rows: dict[str, Row] = {}
     counts = torch.zeros(len(CLASSES), 3, dtype=torch.float64)
@@ -120,8 +121,8 @@ def _same_size(result: Path, target: Path) -> tuple[Tensor, Tensor]:
     """Return both images as [1, c, h, w] with the same number of channels; raise UserError if their sizes differ."""
     one, other = decode(result), decode(target)
     if one.size != other.size:
-        sizes = f"{one.width}×{one.height} pixels, but {target} has {other.width}×{other.height}"
-        raise UserError(f"has {sizes}")
+        sizes = f"{one.width}×{one.height} pixels, but {target} is {other.width}×{other.height}"
+        raise UserError(f"is {sizes}")
     mode = "L" if one.mode == other.mode == "L" else "RGB"
     made, real = (
         torch.from_numpy(np.array(image.convert(mode), dtype=np.float64)).view(image.height, image.width, -1)

@@ -1,4 +1,4 @@
-"""`paceline pack SRC DST`: decode every image of a source once, into files that are memory-mapped in training."""
+"""`paceline pack SRC DST`: decode every image in a source once, into files that are memory-mapped during training."""
 
 from __future__ import annotations
 

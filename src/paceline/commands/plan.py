@@ -31,7 +31,7 @@ from paceline.training.stop import INTERRUPTED
 
 DEFAULT_DEVICES = "8"
 SECONDS_PER_DAY = 86_400
-WIDEST = 1000  # width in characters; no table of this command is wider
+WIDEST = 1000  # width in characters; no table that this command prints is wider
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,9 @@ def plan(
     console = open_screen(soft_wrap=True)
     _print_measurement(console, measured, processes, devices)
     if link:
-        console.print(f"link: {override.describe(link)}; overlap of communication and compute: {measured.overlap:.0%}")
+        console.print(
+            f"link: {override.describe(link)}; overlap between communication and computation: {measured.overlap:.0%}"
+        )
     elif options.bandwidth or options.latency:
         console.print("link: not used, because a single device does not communicate")
     _print_table(console, config, measured, link, counts, batch, weak=False)
@@ -88,7 +90,7 @@ def _parse_devices(text: str) -> int:
 
 
 def _processes_here(config: Config, devices: int, nodes: int) -> int:
-    """Return how many devices to measure on this machine: those of one host, or fewer if it does not have as many."""
+    """Return how many devices to measure on this machine: the number per host, or fewer if it has fewer."""
     if devices % nodes:
         raise UserError(f"--devices {devices}: must be a multiple of --nodes {nodes}")
     if uses_cuda(config.run):
@@ -102,7 +104,9 @@ def _threads_per_process() -> int:
     text = os.environ.get("OMP_NUM_THREADS", "1")
     first = text.split(",")[0].strip()
     if not first.isdecimal() or int(first) < 1:
-        raise UserError(f"OMP_NUM_THREADS={text}: is not a number of threads; set it to a number like 1, or unset it")
+        raise UserError(
+            f"OMP_NUM_THREADS={text}: not a valid number of threads; set it to a number like 1, or unset it"
+        )
     return int(first)
 
 
@@ -111,7 +115,7 @@ def _check_link(options: Options, devices: int, processes: int) -> None:
     if not options.bandwidth and (processes == 1 or options.nodes > 1) and devices > 1:
         what = f"--nodes {options.nodes}" if options.nodes > 1 else f"--devices {devices}"
         raise UserError(
-            f"{what}: the link between devices cannot be measured here; specify it, e.g. --bandwidth 25GB/s"
+            f"{what}: the link between devices cannot be measured on this machine; specify it, e.g. --bandwidth 25GB/s"
         )
     if options.check and processes != devices:
         raise UserError(f"--check: this machine can measure only {processes} of {devices} devices; reduce --devices")
@@ -144,7 +148,7 @@ def _print_measurement(console: Console, measured: Measurement, processes: int, 
     if devices > 1:
         together = f"{processes} processes in parallel" if processes > 1 else "one process"
         console.print(
-            f"  one of several devices ({together}), without communication: {_by_batch(measured.step_seconds)}"
+            f"  one of several devices ({together}), excluding communication: {_by_batch(measured.step_seconds)}"
         )
     grads = ", ".join(f"{phase} {size / 1e6:.2f} MB" for phase, size in measured.gradient_bytes.items())
     console.print(
@@ -166,7 +170,7 @@ def _print_table(
     batch: int,
     weak: bool,
 ) -> None:
-    title = f"batch {batch} per device (weak scaling)" if weak else f"batch {batch} over all devices (strong scaling)"
+    title = f"batch {batch} per device (weak scaling)" if weak else f"batch {batch} across all devices (strong scaling)"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))
     rates = list(dict.fromkeys(config.learner_of(name).lr for name in measured.networks))
     rules = ("lr, linear", "lr, sqrt") if weak else ()
@@ -190,14 +194,14 @@ def _print_limit(console: Console, measured: Measurement, link: Link | None, bat
     end = max_useful_devices(measured, link, batch)
     if end is None:
         console.print(
-            f"batch {batch} over all devices: each doubling of the devices adds at least 10 % to images/s, "
-            "even at one image per device"
+            f"batch {batch} across all devices: each doubling of the device count adds at least 10 % to images/s, "
+            "even with one image per device"
         )
     elif end == 1:
-        console.print(f"batch {batch} over all devices: a second device adds less than 10 % to images/s")
+        console.print(f"batch {batch} across all devices: a second device adds less than 10 % to images/s")
     else:
         console.print(
-            f"batch {batch} over all devices: doubling the devices beyond {end} adds less than 10 % to images/s"
+            f"batch {batch} across all devices: doubling the device count beyond {end} adds less than 10 % to images/s"
         )
 
 
@@ -208,5 +212,5 @@ def _print_error(console: Console, measured: Measurement) -> None:
     seen = float(np.median([turn.measured for turn in turns]))
     console.print(
         f"checked: predicted {predicted:,.0f}, measured {seen:,.0f} images/s; error {predicted / seen - 1:+.0%} "
-        f"(medians of {len(turns)} rounds; single rounds {errors.min():+.0%} to {errors.max():+.0%})"
+        f"(medians of {len(turns)} rounds; individual rounds {errors.min():+.0%} to {errors.max():+.0%})"
     )

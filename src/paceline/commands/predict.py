@@ -1,4 +1,4 @@
-"""`paceline predict`: print the most likely classes of images, using a trained classifier."""
+"""`paceline predict`: print the most likely classes for images, using a trained classifier."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from paceline.runs.stages import last_finished
 def predict(
     path: str, arguments: list[str], top: int, out: str, checkpoint: str, accelerator: str, *, overwrite: bool = False
 ) -> int:
-    """Print the most likely classes of each image and, if `out` is given, write them there.
+    """Print the most likely classes for each image and, if `out` is given, write them there.
 
     Return 1 if images were skipped.
     """

@@ -60,7 +60,7 @@ def _files(run: Path, out: str, options: Options) -> list[Path]:
     suffixes = ANIMATED_SUFFIXES if options.animate else (".png",)
     is_file = is_weights_file(str(run))
     if not run.is_dir() and not is_file:
-        raise UserError(f"{run}: not a run folder or a weights file")
+        raise UserError(f"{run}: neither a run folder nor a weights file")
     if is_file and (options.animate or not out):
         what = "--animate: shows the images saved during training" if options.animate else "--out: missing"
         raise UserError(f"{what}; {run} is a weights file: use {'its run folder' if options.animate else '--out FILE'}")

@@ -1,4 +1,4 @@
-"""`paceline settings`: list the settings of a run with their values and meanings."""
+"""`paceline settings`: list a run's settings with their values and meanings."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Row(NamedTuple):
 
 
 def settings(recipe: str, data: str, preset: str) -> int:
-    """Print the settings of a recipe; without a recipe, list all recipes, sources and broken plugins."""
+    """Print a recipe's settings; without a recipe, list all recipes, sources and broken plugins."""
     if not recipe:
         _print({"recipes": _plugins("recipe"), "sources": _plugins("source")})
         for line in plugin_problems():
             print(line)
-        print("list the settings of a recipe with: paceline settings RECIPE [--data SOURCE] [--preset NAME]")
+        print("list a recipe's settings with: paceline settings RECIPE [--data SOURCE] [--preset NAME]")
         return 0
     flags = {"data": data, "preset": preset}
     config = configure(recipe, {name: value for name, value in flags.items() if value}, elsewhere=True)

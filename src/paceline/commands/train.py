@@ -64,7 +64,7 @@ class TrainResult:
         return f"TrainResult({', '.join(parts)})"
 
     def _evaluated(self) -> dict[str, float]:
-        """Return the metrics of the test split, or of the validation or training split if there is no test split."""
+        """Return the metrics for the test split, or for the validation or training split if there is no test split."""
         for split in ("test", "validation", "train"):
             found = {name: value for name, value in self.metrics.items() if name.startswith(f"{split}/")}
             if found:
@@ -77,7 +77,7 @@ class TrainResult:
 def train(config: Config, *, may_exit: bool = True) -> int:
     """Train a recipe in as many processes as the settings require; return the exit code.
 
-    `may_exit` is False if this process is a user's program: a run that hangs then raises UserError instead.
+    `may_exit` is False in a user's own program: a run that hangs then raises UserError instead of ending the process.
     """
     check_loggers(config.run.loggers)
     config = config.with_run(out=config.run.out or default_folder(config))

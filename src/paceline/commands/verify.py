@@ -1,4 +1,4 @@
-"""`paceline verify`: train the same steps under every strategy in float64 and compare the tensors."""
+"""`paceline verify`: run the same training steps under every strategy in float64 and compare the tensors."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Difference:
         strategy: The strategy that is compared with the first strategy.
         kind: "gradients" or "gradients of PHASE" at the first step, or "weights" after the last step.
         network: The name of the network.
-        value: max |a − b| ÷ max |b| over all tensors of the network, where b is from the first strategy.
+        value: max |a − b| ÷ max |b| over all tensors in the network, where b is from the first strategy.
         tolerance: The largest allowed value.
         worst: The name of the first tensor above the tolerance, or "".
 
@@ -75,7 +75,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class VerifyResult:
-    """The result of `paceline.verify`: whether all strategies train the same weights.
+    """The result of `paceline.verify`: whether all strategies produce the same weights.
 
     `bool(result)` is the same as `result.ok`.
 
@@ -125,7 +125,7 @@ def verify(config: Config, strategies: list[str], steps: int, tolerance: float, 
 def differences(
     config: Config, strategies: list[str], steps: int, tolerance: float, control: str = ""
 ) -> list[Difference]:
-    """Run the same training steps under each strategy and compare the networks with those of the first strategy."""
+    """Run the same training steps under each strategy and compare the networks with those from the first strategy."""
     if control and control not in CONTROLS:
         raise unknown("control", control, CONTROLS)
     if len(strategies) < 2:
@@ -148,7 +148,7 @@ def differences(
 
 
 def global_batch(config: Config) -> int:
-    """Return the number of images per step over all devices."""
+    """Return the number of images per step across all devices."""
     return split_batch(config.run.batch_size, config.run.devices, config.run.accumulate)
 
 
@@ -206,7 +206,7 @@ def _advance(parts: Parts, trace: Trace) -> Callable[[StepData], None]:
 
 
 def compare(traces: dict[str, Trace], tolerance: float) -> list[Difference]:
-    """Return the differences between the networks of each strategy and those of the first strategy."""
+    """Return the differences between each strategy's networks and the first strategy's."""
     (_, reference), *others = traces.items()
     differences = []
     for strategy, trace in others:
@@ -243,6 +243,6 @@ def _print_table(console: Console, differences: list[Difference], title: str) ->
         table.add_row(d.strategy, d.network, d.kind, f"{d.value:.1e}", f"{d.tolerance:.0e}", d.worst or "–")
     console.print(table)
     console.print(
-        "difference = max |a − b| ÷ max |b| over a network, where b are the values of the first strategy; "
-        "dropout is disabled"
+        "difference = max |a − b| ÷ max |b| within a network, where a is this strategy's value and "
+        "b the first strategy's; dropout is disabled"
     )

@@ -1,4 +1,4 @@
-"""The runs of a comparison. Each is trained once. Unfinished runs and runs of the wrong length count as failed."""
+"""The runs in a comparison. Each is trained once. Unfinished runs and runs of the wrong length count as failed."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.stages import stages_of
 from paceline.runs.status import Status
 
-RECORD = "cell.json"  # name of a file in the folder of each run
-# Settings that do not affect the results of a run.
+RECORD = "cell.json"  # name of a file in each run's folder
+# Settings that do not affect a run's results.
 IGNORED_SETTINGS = {"out", "preset", "gpus", "keep", "timeout", "join_timeout", "start_timeout", "loggers"}
 
 
 class PlannedRun(NamedTuple):
-    """A cell of the grid and the settings of its run; `config` is None if the run cannot be trained."""
+    """A cell of the grid and its run's settings; `config` is None if the run cannot be trained."""
 
     cell: Cell
     recipe: str
@@ -46,7 +46,7 @@ class PlannedRun(NamedTuple):
 
 @dataclass(frozen=True)
 class CellRecord:
-    """The inputs that determine a run of the grid, and whether the run has finished."""
+    """The inputs that determine a run in the grid, and whether the run has finished."""
 
     made_from: dict[str, str]
     finished: bool
@@ -64,7 +64,7 @@ class CellRecord:
 
 
 def made_from(config: Config) -> dict[str, str]:
-    """Return the inputs that determine a run: its settings, and hashes of the user's .py files that they refer to."""
+    """Return the inputs that determine a run: its settings, and hashes of the user's .py files named in them."""
     settings = {name: str(value) for name, value in config.values().items() if name not in IGNORED_SETTINGS}
     plugins = (config.recipe_name, config.run.data, config.run.strategy, config.run.loader)
     files = [Path(name) for name in plugins if is_path(name)]
@@ -72,7 +72,7 @@ def made_from(config: Config) -> dict[str, str]:
 
 
 def check_kept(folder: Path, planned: Sequence[PlannedRun]) -> None:
-    """Raise UserError if the folder contains runs whose settings or data differ from the planned runs."""
+    """Raise UserError if the folder contains runs whose settings or data differ from those of the planned runs."""
     known: dict[str, str] = {}
     for cell, _, _, config in planned:
         if config is None or not _has_trained(Path(config.run.out)):
@@ -105,7 +105,7 @@ def _check_data(folder: Path, cell: Cell, config: Config, known: dict[str, str])
 
 
 def train_cell(planned: PlannedRun, options: Options, log: Path, spinner: Spinner | None) -> None:
-    """Train the run of a cell unless the run has already finished, then read its results."""
+    """Train a cell's run unless it has already finished, then read its results."""
     cell, recipe, flags, config = planned
     if config is None:
         return
@@ -153,11 +153,11 @@ def _read_as_planned(config: Config) -> Run:
     images = max(RunFolder(Path(last.out)).checkpoints.all(), default=0)
     problem = ""
     if status is None or status.state != "finished":
-        problem = f"an unfinished run of {images:,} images"
+        problem = f"an unfinished run ({images:,} images so far)"
     elif (run.settings["epochs"], run.settings["images"]) != (last.epochs, last.images):
-        problem = f"a run of {status.total_images:,} images, which is not the requested length"
+        problem = f"a run of a different length ({status.total_images:,} images)"
     elif images != status.total_images:
-        problem = f"a run of {images:,} images, but {status.total_images:,} were requested"
+        problem = f"a run that ended after {images:,} of {status.total_images:,} images"
     if problem:
         raise UserError(f"{last.out}: contains {problem}; choose a different --out")
     return run

@@ -26,7 +26,7 @@ def are_runs(words: Sequence[str]) -> bool:
     folders = [word for word in words if _is_run(word)]
     if folders and len(folders) < len(words):
         other = next(word for word in words if word not in folders)
-        raise UserError(f"{other}: not a run folder, but {folders[0]} is one; compare recipes or runs, not both")
+        raise UserError(f"{other}: not a run folder, but {folders[0]} is one; compare either recipes or runs, not both")
     return bool(folders)
 
 
@@ -49,7 +49,7 @@ def finished_cells(folders: Sequence[str], across_recipes: bool) -> list[Cell]:
 
 
 def read_finished(path: str) -> Run:
-    """Return a run's results; for a stage, make `init_from` relative to the folder of the stage.
+    """Return a run's results; for a stage, make `init_from` relative to the stage's folder.
 
     With absolute paths, runs that differ only in their seeds would not be in the same group.
     """

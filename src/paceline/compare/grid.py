@@ -27,7 +27,7 @@ SCALINGS = ("strong", "weak")
 
 
 class GridCell(NamedTuple):
-    """A cell of the grid, with the recipe and the flags of its run."""
+    """A cell of the grid, with its run's recipe and flags."""
 
     cell: Cell
     recipe: str
@@ -89,7 +89,7 @@ class Grid:
         return made
 
     def _device_counts(self, strategy: str) -> list[int]:
-        """Return the numbers of devices to train on, limited to the strategy's maximum."""
+        """Return the device counts to train with, limited to the strategy's maximum."""
         most = load_class("strategy", strategy, Strategy).max_devices
         return list(dict.fromkeys(count if most is None else min(count, most) for count in self.devices))
 
@@ -114,7 +114,7 @@ class Grid:
 
 
 def obstacle_here(config: Config, strategy: str, devices: int, gpus: Sequence[str]) -> str:
-    """Return the reason why this machine cannot train a run, or an empty string if it can."""
+    """Return why this machine cannot train a run, or an empty string if it can."""
     strategy_class = load_class("strategy", strategy, Strategy)
     if not is_installed(strategy_class.package):
         return missing(strategy_class.package, strategy_class.extra)

@@ -1,4 +1,4 @@
-"""Additional measurements of a comparison. They are saved with the report and not repeated."""
+"""Additional measurements for a comparison. They are saved with the report and not repeated."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Result = TypeVar("Result")
 
 
 class Measured:
-    """The parity of the strategies, and step-time breakdowns (step ladders) of runs on several devices."""
+    """The result of the parity check, and step-time breakdowns (step ladders) of runs on several devices."""
 
     def __init__(self, folder: Path, console: Console) -> None:
         self.folder, self.console = folder / "measured", console
@@ -45,7 +45,7 @@ class Measured:
         self._ladders: dict[str, StepLadder] = {}  # keys are run names without the seed
 
     def verify(self, configs: Mapping[str, Config], flags: Flags, grid: Grid, options: Options) -> None:
-        """Check in a separate process that all strategies train the same weights, with the settings of the runs."""
+        """Check in a separate process that all strategies produce the same weights, using the runs' settings."""
         classes = {name: load_class("strategy", name, Strategy) for name in grid.strategies}
         self.missing += [
             f"parity of {name}: {one.parity_obstacle}" for name, one in classes.items() if one.parity_obstacle
@@ -78,7 +78,7 @@ class Measured:
         return self._once(f"verify {recipe}", f"parity-{recipe}", inputs, measure, Parity.from_json)
 
     def measure_ladders(self, planned: Sequence[PlannedRun]) -> None:
-        """Measure the step-time breakdown of each run on several devices, once for all seeds."""
+        """Measure the step-time breakdown of each multi-device run, once for all seeds."""
         for cell, _, _, config in planned:
             if cell.state != "done" or config is None or cell.devices == 1 or _kind(cell) in self._ladders:
                 continue
@@ -103,7 +103,7 @@ class Measured:
             return f"the measurement failed with exit code {code}"
 
         inputs: JsonObject = {"made_from": {**made_from(config.with_run(seed=0))}}
-        words = f"step-time breakdown of {kind}"
+        words = f"step-time breakdown for {kind}"
         return self._once(words, f"step-ladder-{kind}", inputs, measure, StepLadder.from_json)
 
     def _once(
@@ -142,7 +142,7 @@ class Measured:
         return parsed
 
     def ladders_by_group(self, cells: Sequence[Cell]) -> dict[str, StepLadder]:
-        """Return the step-time breakdowns, keyed by the name of the group in the report."""
+        """Return the step-time breakdowns, keyed by the group's name in the report."""
         return {
             group_name(cell.run): self._ladders[_kind(cell)]
             for cell in cells
@@ -151,11 +151,11 @@ class Measured:
 
 
 def _ladder_obstacle(cell: Cell) -> str:
-    """Return the reason why a step-time breakdown cannot be measured, or an empty string if it can."""
+    """Return why a step-time breakdown cannot be measured, or an empty string if it can."""
     if cell.run is not None and cell.run.shares_a_gpu:
-        return "step-time breakdown of several processes on one GPU (such runs test correctness, not speed)"
+        return "step-time breakdown for several processes on one GPU (runs like this test correctness, not speed)"
     obstacle = load_class("strategy", cell.strategy, Strategy).ladder_obstacle
-    return f"step-time breakdown of {cell.strategy} × {cell.devices} ({obstacle})" if obstacle else ""
+    return f"step-time breakdown for {cell.strategy} × {cell.devices} ({obstacle})" if obstacle else ""
 
 
 def _kind(cell: Cell) -> str:

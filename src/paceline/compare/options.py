@@ -61,7 +61,7 @@ def check_options(flags: Flags, options: Options) -> None:
     for name in parse_assignments(options.assignments):
         flag = PER_RUN.get(name.replace("-", "_"))
         if flag:
-            raise UserError(f"--set {name}: each run of a comparison has its own value; use {flag}")
+            raise UserError(f"--set {name}: each run in a comparison has its own value; use {flag}")
 
 
 def check_recipes(configs: Mapping[str, Config]) -> None:

@@ -1,4 +1,4 @@
-"""Writes the report of a comparison and prints a summary."""
+"""Writes a comparison's report and prints a summary."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REPORT = "report.json"
 
 @contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
-    """Lock the folder of a comparison, so that two comparisons cannot write to it at the same time."""
+    """Lock a comparison's folder, so that two comparisons cannot write to it at the same time."""
     claimed = RunFolder(folder)
     claimed.claim()
     try:
@@ -53,7 +53,7 @@ def finish(report: Report, folder: Path) -> None:
 
 
 def _replaced_runs(folder: Path, cells: Sequence[Cell]) -> list[str]:
-    """Return the runs in the folder's previous report that are not among the runs of `cells`."""
+    """Return the runs in the folder's previous report that are not among the runs in `cells`."""
     before = read_json(folder / REPORT).get("runs")
     own = {Path(cell.run.folder).resolve() for cell in cells if cell.run is not None}
     return [name for name in before if Path(name).resolve() not in own] if isinstance(before, dict) else []

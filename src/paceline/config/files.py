@@ -1,4 +1,4 @@
-"""Read settings from files and `name=value` arguments, and write the config.toml of a run."""
+"""Read settings from files and `name=value` arguments, and write a run's config.toml."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Table = Mapping[str, SettingValue]
 def read_file(path: str) -> Layer:
     """Return the settings in a TOML or INI file; the sections of an INI file share one namespace.
 
-    The settings in another run's config.toml are `Inherited`, without the folder and mirror of that run.
+    The settings in another run's config.toml are `Inherited`, without that run's folder and mirror.
     """
     file = Path(path)
     if not file.exists():
@@ -93,7 +93,7 @@ def identity(config: Config, data: str) -> str:
 
 
 def changed_settings(kept: SettingValues, now: Config) -> list[str]:
-    """Return the forbidden changes to the settings of a resumed run, as `name: old → new`."""
+    """Return the forbidden changes to a resumed run's settings, as `name: old → new`."""
     before, after = _portable(flatten(kept)), _portable(now.values())
     del after["recipe"]
     mutable = _mutable_on_resume(now)

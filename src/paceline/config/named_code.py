@@ -9,7 +9,7 @@ from paceline.core.errors import UserError
 from paceline.core.trust import check_may_run, trusts_files
 from paceline.core.types import SettingValues
 
-PLUGIN_SETTINGS = ("data", "loader", "strategy", "loggers")  # their values are names of plugins or paths of .py files
+PLUGIN_SETTINGS = ("data", "loader", "strategy", "loggers")  # their values are plugin names or paths to .py files
 TRUSTING_SETTING = "inception_sha256"  # this setting allows the code in a TorchScript file to run
 
 

@@ -2,7 +2,7 @@
 
 Each layer overrides the ones before it: the settings' defaults, the recipe's defaults, the preset, a file (TOML or
 INI), flags, and `--set name=value`. All settings share one namespace. Learner settings can be set for a single network
-(`discriminator.lr`). The recipe and the source of a run add settings. The resolved settings are saved with the run.
+(`discriminator.lr`). A run's recipe and source add settings. The resolved settings are saved with the run.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Config:
     recipe: Any  # an instance of the recipe's `Settings`
 
     def learner_of(self, network: str) -> LearnerSettings:
-        """Return the learner settings of one network."""
+        """Return the learner settings for one network."""
         own: Mapping[str, Any] = self.networks.get(network, {})
         return dataclasses.replace(self.learner, **own)
 
@@ -60,9 +60,9 @@ class Config:
 
 
 class Inherited(Layer):
-    """A layer that the user did not write for this run: defaults of the recipe, or settings of another run.
+    """A layer that the user did not write for this run: the recipe's defaults or another run's settings.
 
-    If such a layer contains settings of a source that this run does not use, they are ignored.
+    Settings in this layer for a source that the run does not use are ignored.
     """
 
 
@@ -70,7 +70,7 @@ class SourceSettings(Protocol):
     """Looks up the settings that each source adds to those of every run."""
 
     def of(self, source: str) -> type[RunSettings]:
-        """Return the settings class of a source."""
+        """Return a source's settings class."""
 
     def owners(self) -> dict[str, list[str]]:
         """Return the settings that only some sources have, each with the quoted names of these sources."""
@@ -119,7 +119,7 @@ def resolve(
                     single.pop(name, None)
             elif namespace.owner[name] is not LearnerSettings:
                 raise UserError(
-                    f"{origin}: {name!r} is a setting of the run and cannot be set for network {network!r} alone"
+                    f"{origin}: {name!r} applies to the whole run and cannot be set for network {network!r} alone"
                 )
             else:
                 networks.setdefault(network, {})[name] = converted
@@ -159,7 +159,7 @@ class _Namespace:
         hidden = next((f.name for f in own_fields(run) if self.owner[f.name] is not run), "")
         if hidden:
             raise UserError(
-                f"source {source!r}: setting {hidden!r} clashes with a setting of the recipe or its networks; rename it"
+                f"source {source!r}: setting {hidden!r} clashes with a setting in the recipe or its networks; rename it"
             )
         clash = next((f.name for f in fields(recipe) if f.name in SHARED_SETTINGS), "")
         if clash:
@@ -188,7 +188,7 @@ class _Namespace:
         )
 
     def make(self, group: Callable[..., Group], chosen: Mapping[str, SettingValue]) -> Group:
-        """Construct a group of settings from those chosen values that belong to it."""
+        """Construct a group of settings from the chosen values that belong to it."""
         return group(**{name: value for name, value in chosen.items() if self.owner[name] is group})
 
 
@@ -203,14 +203,14 @@ def plain_name(name: str) -> str:
 
 
 def flatten(layer: SettingValues) -> dict[str, SettingValue]:
-    """Return the settings of a layer by full name; a setting in the table of a network becomes `network.name`."""
+    """Return the settings in a layer by full name; a setting in a network's table becomes `network.name`."""
     flat: dict[str, SettingValue] = {}
     for name, value in layer.items():
         if isinstance(value, Mapping):
             flat |= {f"{name}.{inner}": v for inner, v in value.items()}
         elif name != "recipe":
             flat[name] = value
-    # Settings of a single network come last, because they override settings for all networks.
+    # Settings for a single network come last, because they override settings for all networks.
     return dict(sorted(flat.items(), key=lambda item: "." in item[0]))
 
 
@@ -235,7 +235,7 @@ def convert(value: SettingValue, hint: Any, where: str) -> SettingValue:
 
 
 def _whole(value: SettingValue) -> int:
-    """Parse a whole number exactly; it may also be written like 5e4."""
+    """Parse a whole number exactly; scientific notation such as 5e4 is allowed."""
     try:
         return int(str(value))
     except ValueError:

@@ -14,6 +14,6 @@ def check_format(found: object, where: str, remedy: str = "train it again") -> N
     version = FIRST_FORMAT if found is None else found
     if str(version) != str(RUN_FORMAT):
         raise UserError(
-            f"{where}: run format {version}, but this version of Paceline reads {RUN_FORMAT}: "
+            f"{where}: run format {version}, but this version of Paceline reads format {RUN_FORMAT}: "
             f"{remedy}, or use the version that wrote it"
         )

@@ -29,7 +29,7 @@ class RunSettings:
         10.0
     """
 
-    data: str = setting("digits", "data source: a name, or the path of your own .py file", flag=True)
+    data: str = setting("digits", "data source: a name, or the path to your own .py file", flag=True)
     data_root: str = setting(
         "data",
         "folder that contains the source's files, or that they are downloaded to",
@@ -39,7 +39,7 @@ class RunSettings:
     preset: str = setting("", "named set of settings defined by the recipe", flag=True, mutable_on_resume=True)
     strategy: str = setting(
         "auto",
-        "strategy: single, dp, ddp, lightning or the path of your own .py file; "
+        "strategy: single, dp, ddp, lightning or the path to your own .py file; "
         "auto: ddp on several devices, else single",
         flag=True,
         mutable_on_resume=True,
@@ -50,7 +50,7 @@ class RunSettings:
     devices: int = setting(1, "number of devices to train on", flag=True, mutable_on_resume=True, at_least=1)
     gpus: str = setting(
         "",
-        "comma-separated IDs of the GPUs to use, in the order of local ranks, e.g. 2,3",
+        "comma-separated IDs of the GPUs to use, in local-rank order, e.g. 2,3",
         flag=True,
         mutable_on_resume=True,
     )
@@ -87,16 +87,16 @@ class RunSettings:
         600.0, "seconds to wait for other hosts to join the run", mutable_on_resume=True, above=0
     )
     start_timeout: float = setting(
-        120.0, "seconds to wait for ranks that torchrun, srun or a script starts", mutable_on_resume=True, above=0
+        120.0, "seconds to wait for ranks started by torchrun, srun or a script", mutable_on_resume=True, above=0
     )
     compress: Literal["none", "bf16"] = setting(
         "none", "gradient compression for ddp; bf16 halves the traffic but rounds gradients", flag=True
     )
     sync_batchnorm: Literal["auto", "on", "off"] = setting(
-        "auto", "synchronize BatchNorm across processes; auto: on for networks that have BatchNorm", flag=True
+        "auto", "synchronise BatchNorm across processes; auto: on for networks that have BatchNorm", flag=True
     )
 
-    batch_size: str = setting("128", "images per step over all devices; 32/device means 32 per device", flag=True)
+    batch_size: str = setting("128", "images per step across all devices; 32/device means 32 per device", flag=True)
     accumulate: int = setting(1, "number of micro-batches per step for gradient accumulation", flag=True, at_least=1)
     epochs: float = setting(10.0, "length of training in epochs", flag=True, mutable_on_resume=True, above=0)
     images: int = setting(
@@ -109,7 +109,7 @@ class RunSettings:
         "", "run folder or .safetensors file with initial weights for some or all networks", flag=True
     )
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp64"] = setting(
-        "auto", "precision of the computation; auto: bf16 on GPUs that support it, else fp32", flag=True
+        "auto", "numerical precision; auto: bf16 on GPUs that support it, else fp32", flag=True
     )
     graph: Literal["auto", "on", "off"] = setting(
         "auto",
@@ -139,7 +139,7 @@ class RunSettings:
         "fail", "what to do with unreadable images: fail or skip them", flag=True
     )
     size: int = setting(0, "height and width of the images in pixels; 0 keeps the source's size")
-    channels: int = setting(0, "1 converts images to grayscale, 3 to RGB; 0 keeps the source's channels")
+    channels: int = setting(0, "1 converts images to greyscale, 3 to RGB; 0 keeps the source's channels")
     validation: float = setting(
         0.1, "fraction of the training samples held out to select the best checkpoint", at_least=0, below=1
     )
@@ -158,7 +158,7 @@ class RunSettings:
 
     inception: str = setting(
         "",
-        "file with the 2015 Inception network for FID, or torch-fidelity to use the network of that package",
+        "file with the 2015 Inception network for FID, or torch-fidelity to use that package's network",
         flag=True,
         mutable_on_resume=True,
     )
@@ -186,12 +186,12 @@ class RunSettings:
     )
     protocol: Literal["y", "rgb"] = setting(
         "y",
-        "channels in which restored images are compared: y (only luma, as in MATLAB) or rgb (all)",
+        "channels used to compare restored images: y (luma only, as in MATLAB) or rgb (all)",
         mutable_on_resume=True,
     )
     few_images: Literal["fail", "allow"] = setting(
         "fail",
-        "what to do if there are too few images for reliable metrics (fewer than the feature network has features)",
+        "what to do if there are too few images for reliable metrics (fewer images than features): fail or allow",
         mutable_on_resume=True,
     )
 
@@ -223,7 +223,7 @@ class RunSettings:
     sample_every: str = setting("1 epochs", "interval at which sample images are saved", mutable_on_resume=True)
     save_every: str = setting("1 epochs", "interval between checkpoints", mutable_on_resume=True)
     keep: int = setting(
-        2, "number of recent checkpoints to keep in addition to the best", mutable_on_resume=True, at_least=1
+        2, "number of recent checkpoints to keep in addition to the best one", mutable_on_resume=True, at_least=1
     )
     check_replicas: int = setting(
         0,
@@ -240,7 +240,7 @@ class RunSettings:
 class HasSettings:
     """Base class for classes that receive the settings of a run and can add more settings."""
 
-    # To add settings, a subclass replaces this by a frozen dataclass that extends RunSettings.
+    # To add settings, a subclass replaces this with a frozen dataclass that extends RunSettings.
     Settings: ClassVar[type[RunSettings]] = RunSettings
 
 
@@ -250,12 +250,12 @@ class LearnerSettings:
 
     optimizer: Literal["sgd", "adam", "adamw"] = setting("adam", "optimizer")
     lr: float = setting(1e-3, "peak learning rate", flag=True, at_least=0)
-    momentum: float = setting(0.9, "momentum of sgd", at_least=0, below=1)
+    momentum: float = setting(0.9, "momentum for sgd", at_least=0, below=1)
     nesterov: bool = setting(True, "use Nesterov momentum for sgd")
-    beta1: float = setting(0.9, "decay rate of the first moment of adam and adamw", at_least=0, below=1)
-    beta2: float = setting(0.999, "decay rate of the second moment of adam and adamw", at_least=0, below=1)
+    beta1: float = setting(0.9, "decay rate of the first moment, for adam and adamw", at_least=0, below=1)
+    beta2: float = setting(0.999, "decay rate of the second moment, for adam and adamw", at_least=0, below=1)
     weight_decay: float = setting(0.0, "weight decay", at_least=0)
-    decay_norms: bool = setting(True, "also apply weight decay to biases and normalization layers")
+    decay_norms: bool = setting(True, "also apply weight decay to biases and normalisation layers")
     schedule: Literal["constant", "step", "cosine", "linear"] = setting("constant", "learning rate schedule")
     warmup: str = setting("0 images", "length of the warm-up, during which the learning rate rises linearly from zero")
     hold: str = setting("0%", "for the linear schedule: how long to keep the peak rate before it decays to zero")
@@ -281,5 +281,5 @@ SETTINGS_NOT_IN_PLAN = (*_WHOLE_RUN_SETTINGS, "init_from", "scale_lr")
 
 SHARED_SETTINGS = frozenset(field.name for group in (RunSettings, LearnerSettings) for field in fields(group))
 
-# Names of settings in other programs that are too different from ours to be found as a close match.
+# Setting names from other programs that are too different from ours to be found as a close match.
 COMMON_ALIASES = {"learning_rate": "lr", "num_workers": "workers", "bs": "batch_size", "wd": "weight_decay"}

@@ -1,4 +1,4 @@
-"""Settings of sources that are also flags. They are declared here so that `--help` does not import the sources.
+"""Source settings that are also flags. They are declared here so that `--help` does not import the sources.
 
 To use these settings, a source derives its `Settings` from one of the classes below.
 """
@@ -12,28 +12,29 @@ from paceline.config.settings import RunSettings, setting
 
 @dataclass(frozen=True)
 class SeparateTestFolder(RunSettings):
-    """Settings of sources whose test split may be in a separate folder."""
+    """Settings for sources whose test split may be in a separate folder."""
 
     test_root: str = setting(
         "",
-        "folder with test images (for --data photos, pairs, panels or folder); --data-root is then only for training",
+        "folder with test images (for --data photos, pairs, panels or folder); "
+        "--data-root is then used only for training",
         flag=True,
         mutable_on_resume=True,
     )
     group_by: str = setting(
         "",
-        "regular expression for file paths; files with the same first group "
-        "(without a group: the same match) are put in the same split",
+        "regular expression for file paths; files whose first group "
+        "(or whole match, if there is no group) is the same go into the same split",
     )
 
 
 @dataclass(frozen=True)
 class PhotoSettings(SeparateTestFolder):
-    """Settings of sources that may have a second, low-resolution file for every image."""
+    """Settings for sources that may have a second, low-resolution file for every image."""
 
     low_root: str = setting(
         "",
-        "comma-separated folders with the same images in low resolution, for --data photos",
+        "comma-separated folders with low-resolution versions of the images, for --data photos",
         flag=True,
         mutable_on_resume=True,
     )
@@ -43,7 +44,7 @@ class PhotoSettings(SeparateTestFolder):
     high_suffix: str = setting("", "suffix of high-resolution file names, such as _HR; requires low_suffix")
     test_low_root: str = setting(
         "",
-        "comma-separated folders with the images of --test-root in low resolution, for --data photos",
+        "comma-separated folders with low-resolution versions of the images in --test-root, for --data photos",
         flag=True,
         mutable_on_resume=True,
     )

@@ -1,4 +1,4 @@
-"""Parse batch sizes and lengths of training, such as `32/device` and `5 epochs`."""
+"""Parse batch sizes and training lengths, such as `32/device` and `5 epochs`."""
 
 from __future__ import annotations
 

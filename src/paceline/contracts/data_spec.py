@@ -16,10 +16,10 @@ class DataSpec:
     """The properties of the samples, which a source declares for the recipe.
 
     Attributes:
-        channels: Number of channels of the field "image": 1 for greyscale, 3 for RGB.
+        channels: Number of channels in the field "image": 1 for greyscale, 3 for RGB.
         height: Height of "image" in pixels.
         width: Width of "image" in pixels.
-        num_classes: Number of classes of "label"; 0 if the samples have no label.
+        num_classes: Number of classes in "label"; 0 if the samples have no label.
         class_names: The name of each class; empty if the classes have no names.
         flip_allowed: Whether a flipped image is still a valid sample; False for digits and letters.
         scale: The factor by which "image" is downsampled to get the field "low"; 0 if there is no field "low".

@@ -1,4 +1,4 @@
-"""The base class of importers, which convert weight files of other projects to a recipe's weights.
+"""The base class for importers, which convert weight files from other projects to a recipe's weights.
 
 An importer is one file in `paceline.recipes.importers`; a recipe selects it with `Recipe.importer`.
 """
@@ -15,7 +15,7 @@ from paceline.core.types import SettingValue
 
 
 class Importer:
-    """Reads weight files of another project. The constructor raises UserError if the files cannot be used."""
+    """Reads weight files from another project. The constructor raises UserError if the files cannot be used."""
 
     recognised: Mapping[str, SettingValue] = {}  # settings determined by the files; users cannot change them
     assumed: Mapping[str, SettingValue] = {}  # settings not stored in the files; users can change them

@@ -24,9 +24,9 @@ class Loss(NamedTuple):
     """The result of one phase for one batch.
 
     Attributes:
-        terms: Loss terms by name, each a weighted mean over samples. The engine logs each term and minimizes their sum.
-        shared: Tensors with one row per sample. They are detached and added to the batch of later phases of this step.
-        signals: Scalars passed to later phases, averaged over micro-batches, replicas and ranks.
+        terms: Loss terms by name, each a weighted mean over samples. The engine logs each term and minimises their sum.
+        shared: Tensors with one row per sample. They are detached and added to the batch for later phases in this step.
+        signals: Scalars passed to later phases, averaged across micro-batches, replicas and ranks.
 
     Examples:
         >>> import torch

@@ -1,4 +1,4 @@
-"""The base class of recipes, which define the networks, the training phases and their losses.
+"""The base class for recipes, which define the networks, the training phases and their losses.
 
 A recipe contains no code for devices, processes, precision, optimizer steps or files. The engine calls
 `forward(phase, batch)`, the single entry point that autocast, DataParallel, DistributedDataParallel and
@@ -25,7 +25,7 @@ __all__ = ["Batch", "Best", "DataSpec", "Draw", "Loss", "NoSettings", "Phase", "
 
 @dataclass(frozen=True)
 class NoSettings:
-    """The settings class of recipes that have no settings."""
+    """The settings class for recipes that have no settings."""
 
 
 class Recipe(nn.Module):
@@ -72,7 +72,7 @@ class Recipe(nn.Module):
     Settings: ClassVar[type] = NoSettings
     """A frozen dataclass. Each field is a setting: `--set name=value`."""
     defaults: ClassVar[SettingValues] = {}
-    """Default values for settings of the run, such as the batch size and the learning rate."""
+    """Default values for run settings, such as the batch size and the learning rate."""
     presets: ClassVar[Mapping[str, SettingValues]] = {}
     """Named sets of settings: `--preset NAME`."""
     small: ClassVar[SettingValues] = {}
@@ -84,7 +84,7 @@ class Recipe(nn.Module):
     must_match_weights: ClassVar[tuple[str, ...]] = ()
     """Settings that must have the same values as in the `--init-from` run, even if its weights fit either way."""
     stages: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    """Maps values of the setting `stage` that stand for several stages to the names of those stages."""
+    """Maps each value of the `stage` setting that stands for several stages to the names of those stages."""
 
     # Data
     required_fields: ClassVar[tuple[str, ...]] = ()
@@ -92,11 +92,11 @@ class Recipe(nn.Module):
     rejected_fields: ClassVar[Mapping[str, str]] = {}
     """Maps sample fields that the recipe does not use, and therefore rejects, to a recipe that uses them."""
     importer: ClassVar[str] = ""
-    """The importer for weight files of other projects: a name, or the path of a file."""
+    """The importer for weight files from other projects: a name, or the path to a file."""
 
     # Evaluation
     evaluator: ClassVar[str] = ""
-    """The evaluator that computes metrics from `predict`: a name, or the path of a file."""
+    """The evaluator that computes metrics from `predict`: a name, or the path to a file."""
     evaluated_on: ClassVar[str] = "validation"
     """The split that is evaluated during training."""
     best: Best = Best()
@@ -106,7 +106,7 @@ class Recipe(nn.Module):
     output_scale: int = 1
     """The scale factor of `image_to_image`: output height and width relative to the input."""
     tiles_like_training: bool = False
-    """Whether `image_to_image` expects images of the training size: larger ones are cut into tiles of that size."""
+    """Whether `image_to_image` expects images of the training size; if so, larger images are cut into tiles."""
 
     # Training
     phases: tuple[Phase, ...] = ()
@@ -137,13 +137,13 @@ class Recipe(nn.Module):
         super().__init__()
 
     def forward(self, phase: str, batch: Batch) -> Loss:
-        """Return the loss of a phase for one batch."""
+        """Return a phase's loss for one batch."""
         loss: Loss = getattr(self, f"{phase}_loss")(batch)
         return loss
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
         """Return per-sample tensors for the evaluator and for sample images."""
-        raise NotImplementedError(f"{type(self).__name__} has no predict(): it cannot be evaluated or sampled")
+        raise NotImplementedError(f"{type(self).__name__} has no predict(), so it cannot be evaluated or sampled")
 
     def preview(self, batch: Batch) -> dict[str, Tensor]:
         """Return images by caption, to be shown side by side for each sample.
@@ -157,7 +157,7 @@ class Recipe(nn.Module):
 
         Inputs and results are in [-1, 1]. The main result is "image".
         """
-        raise NotImplementedError(f"{type(self).__name__} has no image_to_image(): it cannot be applied to images")
+        raise NotImplementedError(f"{type(self).__name__} has no image_to_image(), so it cannot be applied to images")
 
     def check_phases(self, name: str) -> None:
         """Raise UserError if a phase has no loss method or no network.

@@ -27,7 +27,7 @@ class StepLadder:
     devices: int
     batch: int
     rungs: tuple[MeasuredRung, ...]
-    gradient_bytes: dict[str, int]  # size of the gradients of each phase
+    gradient_bytes: dict[str, int]  # size of each phase's gradients
 
     def to_json(self) -> JsonObject:
         """Return the measurements as a JSON object."""

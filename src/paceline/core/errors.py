@@ -6,7 +6,7 @@ from difflib import get_close_matches
 
 # Error codes for a full disk, an exceeded quota and a file above the size limit.
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)  # errno values of a missing permission or a read-only disk
+NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)  # errno values for a missing permission or a read-only disk
 
 
 class UserError(ValueError):

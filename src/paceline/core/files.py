@@ -1,4 +1,4 @@
-"""Atomic file writes: data is written to a temporary file next to the target, which is then synced and renamed.
+"""Atomic file writes: write a temporary file alongside the target, sync it, then rename it to the target.
 
 Temporary files are created exclusively and symbolic links are never followed. A link in an untrusted folder therefore
 cannot make a command overwrite the file that it points to. Use `core.small_files` to read files in untrusted folders.
@@ -62,7 +62,7 @@ def json_text(content: object, indent: int | None = None) -> str:
 def sync(path: Path) -> None:
     """Flush a file's content, or the names in a folder, to disk.
 
-    The path of a folder may be a symbolic link, because the user chose it. The path of a file may not.
+    A folder's path may be a symbolic link, because the user chose it. A file's path may not.
     """
     descriptor = os.open(path, os.O_RDONLY | (os.O_DIRECTORY if path.is_dir() else os.O_NOFOLLOW))
     try:

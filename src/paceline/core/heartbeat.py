@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
-PULSE_FILE = "PACELINE_PULSE_FILE"  # environment variable with the path of a file that is written to report progress
+PULSE_FILE = "PACELINE_PULSE_FILE"  # environment variable with the path to a file that is written to report progress
 SECONDS_BETWEEN_BEATS = 0.5
 
 _beaten_at = 0.0

@@ -33,7 +33,7 @@ class InstalledPlugin:
     attribute: str  # name of the class; empty if the entry point names only a module
 
     def __str__(self) -> str:
-        return f"plugin {self.name!r} of package {self.package}"
+        return f"plugin {self.name!r} from package {self.package}"
 
     def load(self) -> ModuleType:
         """Import the module; raise UserError with the name of the package if this fails."""
@@ -57,7 +57,7 @@ class InstalledPlugin:
             if spec is None or not spec.origin or not spec.origin.endswith(".py"):
                 return ""
             tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
-        except (Exception, SystemExit):  # third-party finders can raise anything; `load` reports the problem
+        except (Exception, SystemExit):  # third-party finders can raise any exception; `load` reports the problem
             return ""
         classes = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == self.attribute)
         docstring = ast.get_docstring(next(classes, tree)) or ast.get_docstring(tree) or ""
@@ -82,7 +82,7 @@ class _Found:
 
 
 def installed_plugins(group: str) -> dict[str, list[InstalledPlugin]]:
-    """Return the plugins of an entry point group by name; several packages can use the same name."""
+    """Return the plugins in an entry point group by name; several packages can use the same name."""
     return _scan(tuple(sys.path)).plugins.get(group, {})
 
 
@@ -93,7 +93,7 @@ def damaged_packages() -> list[str]:
 
 @cache
 def _scan(path: tuple[str, ...]) -> _Found:
-    """Find all plugins; if a package is on the path twice, use the first one, as `import` does."""
+    """Find all plugins; if a package is on the import path twice, use the first copy, as `import` does."""
     found, packages = _Found({}, []), set()
     for distribution in distributions(path=list(path)):
         try:

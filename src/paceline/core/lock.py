@@ -34,7 +34,7 @@ class Lock:
 
     @property
     def is_in_place(self) -> bool:
-        """Whether the lock file of this process is still in the folder."""
+        """Whether this process's lock file is still in the folder."""
         try:
             return os.path.samestat(os.fstat(self._opened), os.lstat(self.file))
         except OSError:

@@ -23,7 +23,7 @@ def printable_lines(text: str) -> str:
 
 
 def print_line(text: str, file: TextIO | None = None) -> None:
-    """Print text that may come from a file or the user as one line, with control characters escaped."""
+    """Print text from a file or the user as one line, with control characters escaped."""
     print(printable(text), file=file, flush=True)
 
 

@@ -1,4 +1,4 @@
-"""The plugin registry. A built-in plugin is one file in the folder of its kind, and is named after the file.
+"""The plugin registry. A built-in plugin is one file in the folder for its kind, and is named after the file.
 
 Installed packages add plugins through entry points, and a user's own file is given by its path. A built-in plugin takes
 precedence over an installed plugin with the same name, so installing a package never changes what a command does.
@@ -47,7 +47,7 @@ class Kind:
 
     @property
     def folder(self) -> Path:
-        """The folder of the built-in plugins."""
+        """The folder with the built-in plugins."""
         return Path(__file__).parents[1].joinpath(*self.package.split(".")[1:])
 
     def built_in(self) -> set[str]:
@@ -95,11 +95,11 @@ def about(kind: PluginKind, name: str) -> str:
 
 
 def load(kind: PluginKind, name: str) -> ModuleType:
-    """Import and return the module of a plugin, given its name or the path of its file."""
+    """Import and return a plugin's module, given its name or the path to its file."""
     if is_path(name):
         if not Path(name).is_file():
             every = ", ".join(names(kind))
-            raise UserError(f"{kind} {str(Path(name))!r}: no such file; use the path of a .py file, or one of {every}")
+            raise UserError(f"{kind} {str(Path(name))!r}: no such file; use the path to a .py file, or one of {every}")
         return load_user_file(kind, Path(name))
     if name not in KINDS[kind].built_in():
         return _installed(kind, name).load()
@@ -115,7 +115,7 @@ def load(kind: PluginKind, name: str) -> ModuleType:
 
 
 def load_class(kind: PluginKind, name: str, base: type[Base]) -> type[Base]:
-    """Return the class of a plugin: the last subclass of `base` in its module, or the class in its entry point."""
+    """Return a plugin's class: the last subclass of `base` in its module, or the class in its entry point."""
     module = load(kind, name)
     named = None if is_path(name) or name in KINDS[kind].built_in() else _installed(kind, name)
     if named is not None and named.attribute:
@@ -130,7 +130,7 @@ def load_class(kind: PluginKind, name: str, base: type[Base]) -> type[Base]:
 
 
 def load_classes(kind: PluginKind, base: type[Base]) -> dict[str, type[Base]]:
-    """Return the classes of all plugins of a kind by name; skip broken plugins, which `plugin_problems` reports."""
+    """Return all plugin classes of a kind by name; skip broken plugins, which `plugin_problems` reports."""
     found = {}
     for name in names(kind):
         try:

@@ -18,7 +18,7 @@ MAX_DOTS = 200  # maximum number of dots per line of TOML, since parsing dotted 
 
 def read_bounded(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
     """Return the content of a regular file; raise OSError if it is too large or not a regular file."""
-    opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # without O_NONBLOCK, a pipe would block
+    opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # without O_NONBLOCK, opening a pipe would block
     try:
         found = os.fstat(opened)
         if not stat.S_ISREG(found.st_mode):
@@ -63,5 +63,5 @@ def read_json(path: Path) -> Mapping[str, Any]:
 
 
 def why(error: Exception) -> str:
-    """Return the reason why a file cannot be read, on one line and without the file name."""
+    """Return why a file cannot be read, on one line and without the file name."""
     return " ".join(str(getattr(error, "strerror", None) or error).split())

@@ -14,7 +14,7 @@ PREFIX = "paceline_user_"  # prefix of the module names given to imported user f
 
 
 def is_path(name: str) -> bool:
-    """Return whether a plugin's name is the path of a user's own file."""
+    """Return whether a plugin's name is the path to a user's own file."""
     return name.endswith(".py") or "/" in name
 
 

@@ -1,4 +1,4 @@
-"""Crop windows: the region of an image that is used for training.
+"""Crop windows: the regions of images that are used for training.
 
 A window depends only on the sample's random numbers and the image's size. The host and the device compute exactly the
 same window, because only one floating-point operation is used, a multiplication in float32.
@@ -43,7 +43,7 @@ def cut(sample: dict[str, NDArray[Any]], window: Window, scale: int) -> dict[str
 
 
 def corners(uniforms: Tensor, sizes: Tensor, crop: int, scale: int) -> Tensor:
-    """Return the top left corners of the samples' windows, int64 [n, 2]. If scale > 0, they are multiples of it."""
+    """Return the top-left corners of the samples' windows, int64 [n, 2]. If scale > 0, they are multiples of it."""
     step = max(1, scale)
     places = torch.div(sizes - crop, step, rounding_mode="floor") + 1
     # The product is below `places`; float32 never rounds it up to `places`.
@@ -51,7 +51,7 @@ def corners(uniforms: Tensor, sizes: Tensor, crop: int, scale: int) -> Tensor:
 
 
 def windows(uniforms: NDArray[np.float32], sizes: NDArray[np.int64], crop: int, scale: int) -> list[Window]:
-    """Return the window of each sample, computed on the host."""
+    """Return each sample's window, computed on the host."""
     found = corners(torch.from_numpy(uniforms), torch.from_numpy(sizes), crop, scale)
     return [Window(top, left, crop, crop) for top, left in found.tolist()]
 
@@ -62,7 +62,7 @@ def cropped(spec: DataSpec, crop: int) -> DataSpec:
 
 
 def check_crop(sizes: NDArray[np.int64], crop: int, scale: int, name_of: Callable[[int], str]) -> None:
-    """Raise UserError if the crop does not fit every image, or if there is no crop and sizes differ."""
+    """Raise UserError if the crop is larger than an image, or if there is no crop and sizes differ."""
     smallest = int(sizes.min())
     if not crop:
         other = np.flatnonzero((sizes != sizes[0]).any(axis=1))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from paceline.contracts.recipe import Draw
 
-BLOCK_ROWS = 500  # rows generated at a time outside of training
+BLOCK_ROWS = 500  # rows generated at a time outside training
 _MAKERS = {"normal": torch.randn, "uniform": torch.rand}
 
 

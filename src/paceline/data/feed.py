@@ -15,11 +15,11 @@ from paceline.data.source import has_one_size, sizes_of
 from paceline.data.tickets import Stream, Tickets, in_order, part
 
 EVALUATION_BATCH = 500  # maximum samples per device and forward pass; does not affect the results
-EVALUATION_PIXELS = 2**21  # maximum pixels of "image" per batch; a single larger image is allowed
+EVALUATION_PIXELS = 2**21  # maximum number of "image" pixels per batch; a single larger image is allowed
 
 
 class StepData(NamedTuple):
-    """The data of one training step on this rank."""
+    """The data for one training step on this rank."""
 
     images: int  # number of images seen before this step
     fetched: list[list[Batch]]  # micro-batches for each repetition of a phase, as returned by `fetch`
@@ -44,7 +44,7 @@ class Cut(NamedTuple):
 
 
 class TrainingFeed:
-    """Yields the data of training steps from the endless stream of samples, starting at any position."""
+    """Yields the data for training steps from the endless stream of samples, starting at any position."""
 
     def __init__(self, pipeline: BatchPipeline, stream: Stream, cut: Cut, repeats: int, drawer: Drawer) -> None:
         self.pipeline, self.stream, self.cut = pipeline, stream, cut
@@ -52,7 +52,7 @@ class TrainingFeed:
 
     @property
     def images_per_step(self) -> int:
-        """Number of images that a step uses, over all ranks and repetitions."""
+        """Number of images that a step uses across all ranks and repetitions."""
         return self.cut.batch_size * self.repeats
 
     def steps(self, images: int, until: int) -> Iterator[StepData]:
@@ -82,7 +82,7 @@ class TrainingFeed:
 
 
 def evaluation_batches(pipeline: BatchPipeline, rank: int, size: int, drawer: Drawer | None = None) -> Iterator[Batch]:
-    """Yield each sample of this rank's part of a source once, in batches.
+    """Yield each sample in this rank's part of a source once, in batches.
 
     The random inputs of a sample depend only on its position. The last batch may be smaller. If image sizes differ,
     each batch contains one image.

@@ -28,7 +28,7 @@ def named_root(settings: RunSettings) -> Path:
     """Return `--data-root` for a source without bundled data; raise UserError if it was not given."""
     root = Path(settings.data_root).expanduser()
     if settings.data_root == RunSettings.data_root and not root.exists():
-        raise UserError(f"--data {settings.data}: needs --data-root; pass the path of your data")
+        raise UserError(f"--data {settings.data}: needs --data-root; pass the path to your data")
     return root
 
 
@@ -108,7 +108,7 @@ def images_under(root: Path) -> list[Path]:
 
 
 def by_stem(root: Path, files: Iterable[Path]) -> dict[str, Path]:
-    """Index files by their relative path without suffix, which is used to match the files of two folders."""
+    """Index files by their relative path without suffix, which is used to match files in two folders."""
     found: dict[str, Path] = {}
     for file in files:
         stem = str(file.relative_to(root).with_suffix(""))
@@ -129,7 +129,7 @@ def by_suffix(
     If one suffix is empty, it matches all files without the other suffix.
     """
     if first == second:
-        raise UserError(f"the suffixes of matching files are both {first!r}; use two different suffixes")
+        raise UserError(f"both suffixes for matching files are {first!r}; use two different suffixes")
     ends = sorted((first, second), key=len, reverse=True)
     stems: dict[str, list[Path]] = {first: [], second: []}
     problems = []
@@ -154,7 +154,9 @@ def is_hidden(path: Path) -> bool:
 
 def unreadable(path: Path, error: BadImage) -> UserError:
     """Return the error for an image file that cannot be used."""
-    return UserError(f"{printable(path)}: unreadable image ({error}); use --bad-images skip to leave such files out")
+    return UserError(
+        f"{printable(path)}: unreadable image ({error}); use --bad-images skip to leave out unreadable files"
+    )
 
 
 def unused_validation(root: Path, used: Path) -> tuple[str, ...]:
@@ -181,7 +183,7 @@ def write_not_used(target: Path, files: Sequence[str]) -> tuple[str, ...]:
 
 
 def not_used_file(out: Path) -> Path:
-    """Return the path of the list of unused files, next to a command's `--out`."""
+    """Return the path for the list of unused files, alongside a command's `--out`."""
     return out.with_name(f"{out.name}.{NOT_USED}")
 
 

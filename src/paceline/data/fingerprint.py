@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from paceline.data.source import Sample, Source, is_in_memory
 
-FINGERPRINT_SAMPLES = 256  # samples to hash if the source is not in memory
+FINGERPRINT_SAMPLES = 256  # number of samples to hash if the source is not in memory
 FINGERPRINT_PIXELS = 16_000_000  # approximate limit on hashed pixels, for large images
 IDENTITY_SAMPLES = 16  # number of samples that is enough to distinguish two datasets
 _known: WeakKeyDictionary[Source, dict[int, str]] = WeakKeyDictionary()  # cached for repeated evaluations

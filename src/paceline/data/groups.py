@@ -45,7 +45,7 @@ def held_out(keys: Sequence[str], fraction: float, seed: int) -> NDArray[np.bool
 
 
 def split_files(pattern: str, root: Path, files: Sequence[Path], split: str) -> NDArray[np.int64]:
-    """Return the indices of a split's files. A fifth of the groups, or of ungrouped files, is for testing."""
+    """Return the indices of a split's files. A fifth of the groups, or of ungrouped files, is used for testing."""
     if not pattern:
         return fixed_split(len(files), split)
     keys = group_keys(pattern, root, files)

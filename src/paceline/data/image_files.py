@@ -30,9 +30,9 @@ from paceline.data.groups import group_keys
 from paceline.data.source import Encoded, Sample, Source
 from paceline.images.decode import BadImage, arrange_image, check_image_settings, decode, upright_size
 
-Files = dict[str, Path]  # the file of each field in a sample
+Files = dict[str, Path]  # the file for each field in a sample
 Sizes = dict[str, tuple[int, int]]  # height and width of each field
-SplitNames = Mapping[str, Sequence[str]]  # accepted folder names of each split
+SplitNames = Mapping[str, Sequence[str]]  # accepted folder names for each split
 
 
 class _Header(NamedTuple):
@@ -41,7 +41,7 @@ class _Header(NamedTuple):
 
 
 class ImageFiles(Source):
-    """Base class of sources that read image files. A subclass lists the files; headers determine the image sizes."""
+    """Base class for sources that read image files. A subclass lists the files; headers determine the image sizes."""
 
     split_layouts: ClassVar[tuple[SplitNames, ...]] = ()  # supported sets of split folders
 
@@ -76,7 +76,7 @@ class ImageFiles(Source):
         problems = [*problems, *(one.problem for one in headers if one.problem)]
         if problems and not may_skip:
             listed = f" and list all {len(problems)} in {NOT_USED}" if len(problems) > MAX_NAMED else ""
-            raise UserError(f"{first_few(problems)}; use --bad-images skip to leave such files out{listed}")
+            raise UserError(f"{first_few(problems)}; use --bad-images skip to leave these files out{listed}")
         usable = [(files, one.sizes) for files, one in zip(samples, headers, strict=True) if not one.problem]
         if not usable:
             raise UserError(f"{root}: none of its images can be used: {first_few(problems)}")
@@ -170,7 +170,7 @@ class ImageFiles(Source):
 
 
 def split_folder(root: Path, split: str, names: SplitNames) -> Path | None:
-    """Return the folder of a split, which can have one of several names; None if there are no split folders."""
+    """Return a split's folder, which can have one of several names; None if there are no split folders."""
     if not root.is_dir():
         raise UserError(f"--data-root {root}: no such folder")
     if not any((root / name).is_dir() for listed in names.values() for name in listed):

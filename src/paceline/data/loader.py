@@ -1,8 +1,8 @@
-"""The base class of loaders, which turn tickets into raw batches on the device.
+"""The base class for loaders, which turn tickets into raw batches on the device.
 
 A ticket is a sample index plus the sample's random numbers. A loader is a pure function of tickets, so all loaders
 produce the same batches. It yields the source's data (uint8 images, integer labels) together with the tickets' random
-numbers. transforms.py then augments and normalizes each batch on the device.
+numbers. transforms.py then augments and normalises each batch on the device.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Loader:
     package: ClassVar[str] = ""
     """The Python package that the loader needs in addition to torch, if any."""
     uses_workers: ClassVar[bool] = False
-    """Whether `--workers` sets the loader's number of processes or threads."""
+    """Whether `--workers` sets how many processes or threads the loader uses."""
     extra: ClassVar[str] = ""
     """The Paceline extra that installs `package`."""
     auto_order: ClassVar[int | None] = None
@@ -91,7 +91,7 @@ class Loader:
 
         Args:
             source: The source to read samples from.
-            device: The device of the batches.
+            device: The device to put the batches on.
             settings: The settings of the run.
             crop: The size in pixels of the square crop taken from each image; 0 loads whole images, which must have
                 the same size within a batch.

@@ -93,7 +93,7 @@ class Budget:
         shared = f", shared by {num_sharing} processes" if num_sharing > 1 else ""
         reason = (
             f"{_size(needed)} of samples {'fit' if fits else 'do not fit'} in {_size(left)} "
-            f"({'the rest of ' if kind in self._taken else ''}{SHARES[kind]:.0%} of the free "
+            f"({'what remains of ' if kind in self._taken else ''}{SHARES[kind]:.0%} of the free "
             f"{'GPU' if kind == 'cuda' else 'host'} memory{shared})"
         )
         if fits:

@@ -45,6 +45,6 @@ def _no_validation(share: float, total: int) -> UserError:
         f"--set validation={math.ceil(1000 / total) / 1000:g} to hold out at least one sample, or " if total > 1 else ""
     )
     return UserError(
-        f"validation={share:g}: leaves a split empty (number of samples: {total}); "
-        f"use {one}--set validation=0 to hold out none"
+        f"validation={share:g}: leaves a split empty (samples available: {total}); "
+        f"use {one}--set validation=0 to hold out no samples"
     )

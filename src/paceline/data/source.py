@@ -1,4 +1,4 @@
-"""The base class of sources: indexable sets of samples, read without augmentation.
+"""The base class for sources: indexable sets of samples, read without augmentation.
 
 A source contains no code for batches or devices. It is one file, in `sources/` or written by the user. Its class takes
 the split and the settings of the run, and can declare additional settings.
@@ -71,7 +71,7 @@ class Source(HasSettings):
     splits: ClassVar[tuple[str, ...]] = ("train", "test")
     """The available splits, unless `splits_of` is overridden."""
     decodes: ClassVar[bool] = True
-    """Whether reading a sample is much slower than copying it, for example because it is decoded."""
+    """Whether reading a sample is much slower than copying it, for example because it must be decoded."""
     spec: DataSpec
     """The properties of the samples. Set this attribute in `__init__`."""
     sizes: NDArray[np.int64] | None = None
@@ -139,7 +139,7 @@ class Source(HasSettings):
         return None
 
     def numbers_of(self, indices: NDArray[np.int64]) -> Sample | None:
-        """Return the labels and other numbers of several samples, stacked.
+        """Return the labels and other numbers for several samples, stacked.
 
         Return None if this requires reading the samples.
         """
@@ -211,7 +211,7 @@ class ArraySource(Source):
 
 
 class Subset(Source):
-    """A subset of the samples of another source, in a given order."""
+    """A subset of another source's samples, in a given order."""
 
     def __init__(self, source: Source, indices: Sequence[int] | NDArray[np.int64]) -> None:
         self.source, self.indices, self.spec = source, np.asarray(indices), source.spec

@@ -13,7 +13,7 @@ class RegisteredSources:
     """Settings of all registered sources, for `config.resolve`."""
 
     def of(self, source: str) -> type[RunSettings]:
-        """Return the settings class of a source; raise UserError if it is not valid."""
+        """Return a source's settings class; raise UserError if it is not valid."""
         found = load_class("source", source, Source).Settings
         extends = isinstance(found, type) and issubclass(found, RunSettings)
         if not extends or "__dataclass_fields__" not in vars(found):

@@ -24,13 +24,13 @@ class Tickets(NamedTuple):
     uniforms: NDArray[np.float32]  # shape [n, NUM_UNIFORMS]
 
     def rows(self, start: int, stop: int) -> Tickets:
-        """Return the tickets of rows [start, stop)."""
+        """Return the tickets for rows [start, stop)."""
         return Tickets(self.index[start:stop], self.uniforms[start:stop])
 
 
 @lru_cache(maxsize=2)
 def tickets(seed: int, epoch: int, length: int) -> Tickets:
-    """Return the tickets of an epoch: a permutation of the samples, with a row of random numbers per position."""
+    """Return the tickets for an epoch: a permutation of the samples, with a row of random numbers per position."""
     generator = np.random.Generator(np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64)))
     return Tickets(generator.permutation(length), generator.random((length, NUM_UNIFORMS), dtype=np.float32))
 

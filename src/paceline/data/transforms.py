@@ -1,4 +1,4 @@
-"""Batch transforms on the device: augmentation with the random numbers of each sample, then scaling.
+"""Batch transforms on the device: augmentation using each sample's random numbers, then scaling.
 
 Each sample depends only on its own row of random numbers, and all operations round the same way on every device. So a
 sample is bit-identical with every loader, however samples are batched.
@@ -28,7 +28,7 @@ class Augment:
 
     pad_crop: int = 0  # black pixels added on each side before cropping to the original size
     flip: bool = False  # whether to flip each image left to right with probability 1/2
-    cutout: int = 0  # side of the blanked square in pixels; 0: no square
+    cutout: int = 0  # side of the blanked square in pixels; 0 for no square
     rot90: bool = False  # whether to rotate each image by a random number of quarter turns
 
     @classmethod
@@ -37,7 +37,9 @@ class Augment:
         flip = spec.flip_allowed if settings.flip == "auto" else settings.flip == "on"
         rot90 = settings.rot90 == "on"
         if rot90 and spec.height != spec.width:
-            raise UserError(f"rot90=on: needs square images, not {spec.width}×{spec.height}; use --crop to get squares")
+            raise UserError(
+                f"rot90=on: needs square images, not {spec.width}×{spec.height}; use --crop to get square images"
+            )
         if settings.pad_crop and (settings.crop or spec.scale):
             raise UserError(
                 f"pad_crop={settings.pad_crop}: not supported with --crop or low-resolution files; use --set pad_crop=0"

@@ -70,8 +70,8 @@ class WorkerPool:
 def describe_dead_worker() -> str:
     """Return a message about a killed loader process; empty if none was killed.
 
-    If one was killed, torch raises RuntimeError in the main thread at an arbitrary point, possibly while a connection
-    error caused by the dead process is being handled. This function waits for that exception and suppresses it.
+    If a process was killed, torch raises RuntimeError in the main thread at an arbitrary point, possibly while a
+    connection error caused by the dead process is being handled. This function waits for that error and suppresses it.
     """
     if _pools or _dead:
         with suppress(RuntimeError):
@@ -95,11 +95,11 @@ def reporting_dead_workers() -> Iterator[None]:
 
 
 _pools: WeakSet[WorkerPool] = WeakSet()
-_dead: list[str] = []  # descriptions of killed processes of pools that were closed
+_dead: list[str] = []  # descriptions of worker processes that were killed in pools now closed
 
 
 class _Current:
-    """The current requests of a pool. It is a separate object, so that no reference cycle keeps the workers alive."""
+    """A pool's current requests. This is a separate object, so that no reference cycle keeps the workers alive."""
 
     requests: Iterable[Tickets] = ()
 

@@ -1,6 +1,6 @@
-"""The base class of evaluators, which reduce predictions to sums, and the sums of all ranks to metrics.
+"""The base class for evaluators, which reduce predictions to sums, and the sums from all ranks to metrics.
 
-An evaluator never waits for the device while it processes batches. Its sums are added over all ranks before they become
+An evaluator never waits for the device while it processes batches. Its sums are added across ranks before they become
 metrics, so a metric does not depend on how the samples were distributed. An evaluator that compares predictions with
 the samples themselves (`needs_samples`) first reduces all samples to sums in the same way.
 """
@@ -28,7 +28,7 @@ class OpenedRun:
 
     config: Config
     spec: DataSpec  # data spec of the training data
-    recipe: Recipe  # recipe with the weights of the best checkpoint
+    recipe: Recipe  # recipe with the weights from the best checkpoint
 
 
 OpenRun = Callable[[str], OpenedRun]  # opens the run folder at a path
@@ -42,7 +42,7 @@ class Case:
         source: The samples.
         split: The split that the samples belong to: "train", "validation" or "test".
         count: The number of predictions that the evaluator will receive.
-        open_run: A function that opens a finished run folder, for evaluators that need the network of another run.
+        open_run: A function that opens a finished run folder, for evaluators that need another run's network.
         output_scale: The height and width of the recipe's output relative to its input.
 
     Examples:
@@ -67,7 +67,7 @@ class Evaluator:
     """Computes metrics from predictions. Subclass it in a separate file.
 
     The file name is the name of the evaluator; a recipe selects it with `Recipe.evaluator`. Implement `update`, `sums`
-    and `results`. The sums are added over all ranks before they are passed to `results`, so a metric does not depend on
+    and `results`. The sums are added across ranks before they are passed to `results`, so a metric does not depend on
     the number of devices.
 
     Examples:
@@ -116,14 +116,14 @@ class Evaluator:
     """
 
     classifies: ClassVar[bool] = False
-    """Whether the evaluator compares the class "logits" of a prediction with the "label" of the sample."""
+    """Whether the evaluator compares a prediction's class "logits" with the sample's "label"."""
 
     needs_samples: bool = False
-    """Whether the evaluator processes all samples of the split before it receives predictions."""
+    """Whether the evaluator processes all samples in the split before it receives predictions."""
     notes: tuple[str, ...] = ()
     """Warnings and remarks about the metrics, for commands to print."""
     label: str = ""
-    """A label that is added in [brackets] to the names of the metrics."""
+    """A label that is added to metric names in [brackets]."""
 
     def __init__(self, case: Case, spec: DataSpec, device: torch.device, settings: RunSettings) -> None:
         """Prepare to evaluate the samples of a `Case`; raise UserError if this is not possible."""
@@ -146,11 +146,11 @@ class Evaluator:
         raise NotImplementedError
 
     def end_samples(self, sums: Tensor) -> None:
-        """Receive the sums over the samples of all ranks."""
+        """Receive the sums over the samples on all ranks."""
         raise NotImplementedError
 
     def update(self, prediction: dict[str, Tensor], batch: Batch) -> None:
-        """Add the predictions of one batch. Each sample must be added exactly once."""
+        """Add the predictions for one batch. Each sample must be added exactly once."""
         raise NotImplementedError
 
     def sums(self) -> Tensor:

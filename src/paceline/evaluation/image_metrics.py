@@ -1,4 +1,4 @@
-"""PSNR and SSIM of images in 0…255, in float64; used by evaluators and by `apply --downsample`."""
+"""PSNR and SSIM for images in 0…255, in float64; used by evaluators and by `apply --downsample`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def to_levels(images: Tensor) -> Tensor:
 
 
 def luma(levels: Tensor) -> Tensor:
-    """Return MATLAB's luma (16…235) of RGB images in 0…255; grey images are returned unchanged."""
+    """Return MATLAB's luma (16…235) for RGB images in 0…255; grey images are returned unchanged."""
     if levels.shape[1] == 1:
         return levels
     red, green, blue = levels.unbind(1)

@@ -1,4 +1,4 @@
-"""IoU and Dice of segmentations in which colours represent classes."""
+"""IoU and Dice for segmentations in which colours represent classes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def pixel_counts(made: Tensor, real: Tensor) -> Tensor:
 
 
 def members(levels: Tensor) -> Tensor:
-    """Return a mask of the pixels of each class, as [class, n, h, w]."""
+    """Return a mask of the pixels in each class, as [class, n, h, w]."""
     brightest, colour = levels.max(dim=1)
     above = brightest > MIDDLE
     grey = brightest - levels.min(dim=1).values < ALIKE
@@ -28,7 +28,7 @@ def members(levels: Tensor) -> Tensor:
 
 
 def overlaps(sums: Tensor) -> dict[str, float]:
-    """Return IoU and Dice of the classes that occur in the real segmentations, and their means."""
+    """Return IoU and Dice for the classes that occur in the real segmentations, and their means."""
     found = {
         name: (both / (made + real - both), 2 * both / (made + real))
         for name, (both, made, real) in zip(CLASSES, sums.view(-1, 3).tolist(), strict=True)

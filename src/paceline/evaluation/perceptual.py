@@ -14,13 +14,13 @@ Distance = Callable[[Tensor, Tensor], Tensor]
 
 
 def perceptual_distance(device: torch.device) -> tuple[Distance | None, tuple[str, ...]]:
-    """Return a function that computes LPIPS of images in 0…255 (None if unavailable), and a note if loading failed."""
+    """Return a function that computes LPIPS for images in 0…255 (None if unavailable), and a note if loading failed."""
     if importlib.util.find_spec("lpips") is None:
         return None, ()
     try:
         network = _lpips_network().to(device)
     except Exception as error:
-        return None, (f"LPIPS is not measured: {str(error).splitlines()[0]}",)
+        return None, (f"LPIPS will not be measured: {str(error).splitlines()[0]}",)
 
     def distance(made: Tensor, target: Tensor) -> Tensor:
         one, other = ((levels.float() / 127.5 - 1).expand(-1, 3, -1, -1) for levels in (made, target))

@@ -1,4 +1,4 @@
-"""A protocol describes how a metric was measured. Metrics with different protocols are not compared."""
+"""A protocol describes how a metric was measured. Metrics measured under different protocols are not compared."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def differences(first: Protocol, second: Protocol) -> list[str]:
 
 
 def same_protocol(first: Protocol, second: Protocol) -> bool:
-    """Return whether metrics measured with these protocols can be compared."""
+    """Return whether metrics measured under these protocols can be compared."""
     return not differences(first, second)
 
 
 def require_same(protocols: Mapping[str, Protocol]) -> None:
-    """Raise UserError unless all protocols are the same; the keys are the names of the runs."""
+    """Raise UserError unless all protocols are the same; the keys are run names."""
     (name, first), *others = protocols.items()
     for other, protocol in others:
         found = differences(first, protocol)

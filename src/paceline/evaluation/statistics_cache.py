@@ -1,4 +1,4 @@
-"""A cache of the statistics of real images, which are valid as long as data and protocol stay the same."""
+"""A cache of statistics for real images, valid as long as the data and the protocol stay the same."""
 
 from __future__ import annotations
 

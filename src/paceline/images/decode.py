@@ -69,7 +69,7 @@ def arrange_images(
 def arrange_image(
     image: Image.Image, side: int, channels: int, resample: Image.Resampling = Image.Resampling.BICUBIC
 ) -> NDArray[np.uint8]:
-    """Return an image as uint8 [h, w, channels]; unless `side` is 0, center-crop a square and resize it."""
+    """Return an image as uint8 [h, w, channels]; unless `side` is 0, centre-crop a square and resize it."""
     image = image.convert("L" if channels == 1 else "RGB")  # "L" is the luma of ITU-R 601
     if side:
         short = min(image.size)
@@ -110,7 +110,9 @@ def turn_upright(image: Image.Image) -> Image.Image:
     in_planes = tags.get(PLANES) == SEPARATE and len(image.getbands()) > 1
     if bits > 8 and in_planes and image.info.get("compression") == "raw":
         # Pillow would decode these pixels incorrectly.
-        raise BadImage(f"{bits}-bit colours in separate planes are not supported; save them as interleaved channels")
+        raise BadImage(
+            f"{bits}-bit colours in separate planes are not supported; save the image with interleaved channels"
+        )
     upright = ImageOps.exif_transpose(image)
     negative = tags.get(PHOTOMETRIC) == WHITE_IS_ZERO
     if upright.mode not in SIXTEEN_BIT_MODES or not (negative or 8 < bits < 16):

@@ -1,4 +1,4 @@
-"""Reads and writes 16-bit colour TIFF files with tifffile; Pillow would reduce them to 8-bit."""
+"""Reads and writes 16-bit colour TIFF files with tifffile; Pillow would reduce them to 8 bits."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def read_deep_colours(path: Path, image: Image.Image) -> DeepColours | None:
     if array.shape[-1] == COLOURS:
         return DeepColours(pixels, None, "")
     if not extra or extra[0] not in (PREMULTIPLIED, STRAIGHT):
-        return DeepColours(pixels, None, "an extra channel that is not transparency was ignored")
+        return DeepColours(pixels, None, "an extra channel other than transparency was ignored")
     alpha = array[..., COLOURS]
     if extra[0] == PREMULTIPLIED:
         pixels = _divided(pixels, alpha)

@@ -35,7 +35,7 @@ def _read(file: Path) -> Image.Image:
 
 
 def _sample_files(run: str) -> dict[int, Path]:
-    """Return the sample images of a run as a dict from the number of images seen to the file."""
+    """Return a run's sample image files, keyed by the number of images seen."""
     readable_config_of(run)  # raises UserError if `run` is not a run folder
     found = {}
     for path in (Path(run) / SAMPLES).glob("samples-*.png"):
@@ -43,5 +43,5 @@ def _sample_files(run: str) -> dict[int, Path]:
         if images.isdecimal():
             found[int(images)] = path
     if not found:
-        raise UserError(f"{run}: has no images in {SAMPLES}/ to animate; only runs with sample images can be animated")
+        raise UserError(f"{run}: has no images in {SAMPLES}/ to animate; choose a run with sample images")
     return found

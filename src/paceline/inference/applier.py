@@ -79,7 +79,7 @@ class Applier:
         self.settings, self.device, self.share = settings, device, share
         self.image_model = image_model or open_image_model(settings.path, settings.checkpoint)
         self.field = self.image_model.receptive_field  # traced on the CPU, before the weights move to the device
-        choose_precision("fp32", device).apply(deterministic=True)  # so that tiles match the whole image
+        choose_precision("fp32", device).apply(deterministic=True)  # otherwise, tiles might not match the whole image
         self.image_model.recipe.to(device)
 
     def process(self, task: ImageTask, advance: Advance) -> AppliedImage | SkippedImage:
@@ -93,7 +93,7 @@ class Applier:
             return SkippedImage(task.path, str(problem))
         except OSError as error:
             raise UserError(
-                f"--out: cannot write the results of {printable(task.path)}: {error.strerror or error}"
+                f"--out: cannot write the results for {printable(task.path)}: {error.strerror or error}"
             ) from error
 
     def transform(self, pixels: Pixels) -> dict[str, Image.Image]:
@@ -202,7 +202,7 @@ class Applier:
             needed += height * width * self.image_model.output_scale**2 * ALPHA_BYTES_PER_PX[image.deep]
         free = free_bytes(torch.device("cpu"))
         if needed > free:
-            raise BadImage(f"the results need {needed / 1e9:.1f} GB of memory, but only {free / 1e9:.1f} GB are free")
+            raise BadImage(f"the results need {needed / 1e9:.1f} GB of memory, but only {free / 1e9:.1f} GB is free")
 
     def _result_bytes(self, height: int, width: int, deep: bool) -> int:
         return height * width * self.image_model.output_scale**2 * BYTES_PER_PX[deep] * len(self.image_model.results)

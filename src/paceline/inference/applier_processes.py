@@ -1,4 +1,4 @@
-"""Distributes images over worker processes, one per device. A worker gets its next image when it finishes one.
+"""Distributes images among worker processes, one per device. A worker gets its next image when it finishes one.
 
 A worker reads tasks as JSON lines and replies with JSON lines: pixel counts while it works, then the outcome.
 """

@@ -38,7 +38,7 @@ class ApplyPlan:
 def plan_results(
     arguments: Iterable[str], out: Path, results: Sequence[str], *, overwrite: bool = False, skip_existing: bool = False
 ) -> ApplyPlan:
-    """Find the images and choose their output files; raise UserError if a file exists and no flag permits this."""
+    """Find the images and choose their output files; raise UserError if a file exists and no flag allows that."""
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out}: is a file; choose a folder")
     found = find_images(arguments, out)
@@ -74,7 +74,7 @@ def read_headers(plan: ApplyPlan) -> dict[ImageTask, int]:
 def _name_results(
     images: Sequence[FoundImage], out: Path, results: Sequence[str]
 ) -> tuple[dict[FoundImage, dict[str, Path]], list[SkippedImage]]:
-    """Return the output files of each image, with the shortest unique names, and the images without a unique name."""
+    """Return the output files for each image, with the shortest unique names, and the images without a unique name."""
     named: dict[FoundImage, dict[str, Path]] = {}
     taken: set[Path] = set()
     left = list(images)

@@ -73,7 +73,7 @@ def _image_to_image(image_model: ImageModel) -> Exportable:
 
 
 def _classifier(trained: TrainedModel, path: str) -> Exportable:
-    """Return an Exportable that maps images in 0…255 to class probabilities; the exported model normalises them."""
+    """Return an Exportable that maps images in 0…255 to class probabilities; the exported model scales its inputs."""
     spec, size = trained.spec, trained.evaluated_size
     example = torch.zeros(2, spec.channels, *(size or TRACED_PX), dtype=torch.uint8)
     _check_takes_images_alone(trained.recipe, example, path)
@@ -154,7 +154,7 @@ class _Generate(nn.Module):
 
 
 def _check_takes_images_alone(recipe: Recipe, images: Tensor, path: str) -> None:
-    """Raise UserError if a classifier reads draws (random inputs) or does not accept images of the evaluated size."""
+    """Raise UserError if a classifier reads draws (random inputs) or rejects the image size used in evaluation."""
     drawer = Drawer(recipe.draws, 0, torch.device("cpu"), torch.float32)
     draws = drawer.rows("evaluation", 0, len(images))
     try:
@@ -162,12 +162,12 @@ def _check_takes_images_alone(recipe: Recipe, images: Tensor, path: str) -> None
     except RuntimeError as error:
         size = f"{images.shape[3]}×{images.shape[2]}"
         raise UserError(
-            f"{path}: predict() of {type(recipe).__name__} does not accept whole images of {size} pixels "
+            f"{path}: {type(recipe).__name__}.predict() does not accept whole images of {size} pixels "
             f"({str(error).splitlines()[0]}); train with --set size=PIXELS if it needs a fixed size"
         ) from None
     if read:
         raise UserError(
-            f"{path}: predict() of {type(recipe).__name__} reads the random input {read[0]!r}, but a classifier's "
+            f"{path}: {type(recipe).__name__}.predict() reads the random input {read[0]!r}, but a classifier's "
             "ONNX file only takes images; do not use random inputs in predict()"
         )
 

@@ -37,7 +37,7 @@ class FoundImages:
 def find_images(arguments: Iterable[str], out: Path | None = None) -> FoundImages:
     """Return the images without duplicates; raise UserError if there are none.
 
-    If `out`, the folder for results, is inside a folder of images, the images in `out` are excluded.
+    If `out`, the folder for results, is inside an image folder, the images in `out` are excluded.
     """
     found: dict[str, FoundImage] = {}
     others: dict[Path, None] = {}
@@ -101,4 +101,4 @@ def _is_under(file: Path, folder: Path) -> bool:
 
 
 def _real(path: Path) -> Path:
-    return Path(os.path.realpath(path))  # Path.resolve raises an exception for a link to itself
+    return Path(os.path.realpath(path))  # Path.resolve raises an exception for a link that points to itself

@@ -9,7 +9,7 @@ from paceline.contracts.recipe import Batch, Recipe
 
 
 def interpolate_draws(recipe: Recipe, ends: Batch, steps: int) -> Batch:
-    """Interpolate between the random inputs in each pair of rows: spherically if they are normal, else linearly."""
+    """Interpolate between random inputs in each pair of rows: spherically if normally distributed, else linearly."""
     shares = torch.linspace(0, 1, steps)
     between = {}
     for name, rows in ends.items():

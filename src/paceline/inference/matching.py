@@ -15,7 +15,7 @@ SCALE = re.compile(r"(?i)x\d+")  # the result 0001x4 matches the target 0001
 def match_files(
     results: Sequence[Path], targets: Sequence[Path], suffix: str = ""
 ) -> tuple[list[tuple[Path, Path]], list[str]]:
-    """Return pairs of a result and its target, and messages about files without a match.
+    """Return each result paired with its target, and messages about files without a match.
 
     Names match if they are equal without file extensions, or if the result's name has one extra word at either end, as
     in `22_2_segmentation` or `sr_castle`. With `suffix`, only results whose names end with it are used.

@@ -43,7 +43,7 @@ class Model:
     """A trained model in eval mode on one device, as returned by `paceline.load`.
 
     Use `predict` for classifiers, `sample` for generators, and `apply` for models that restore, upscale or translate
-    images. The weights are those that were evaluated: the EMA weights if the recipe uses EMA. `device` is the device
+    images. The weights are those used in evaluation: the EMA weights if the recipe uses EMA. `device` is the device
     that holds them.
 
     Examples:
@@ -106,7 +106,7 @@ class Model:
         The computation is the same as in `paceline evaluate`.
 
         Args:
-            images: One or more Pillow images, which are scaled and cropped to the size that the run was evaluated on;
+            images: One or more Pillow images, which are scaled and cropped to the size used to evaluate the run;
                 or a uint8 [n, c, h, w] tensor or array, which is used unchanged.
 
         Returns:
@@ -221,7 +221,7 @@ class Model:
         return [torch.from_numpy(stack).permute(0, 3, 1, 2) for stack in stacks]
 
     def _arrange(self, image: Image.Image) -> npt.NDArray[np.uint8]:
-        """Center-crop and scale an image to the size that the run was evaluated on; return a uint8 [h, w, c] array."""
+        """Centre-crop and scale an image to the size used to evaluate the run; return a uint8 [h, w, c] array."""
         spec = self.spec
         if spec.channels not in (1, 3):
             raise UserError(f"{self._path}: expects images with {spec.channels} channels; pass them as a uint8 tensor")
@@ -261,7 +261,7 @@ def _device(wanted: str | torch.device) -> torch.device:
         raise UserError(f"device={str(wanted)!r}: no CUDA device is visible to PyTorch; use device='cpu'")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         last = torch.cuda.device_count() - 1
-        raise UserError(f"device={str(wanted)!r}: there is no such GPU; the last one is 'cuda:{last}'")
+        raise UserError(f"device={str(wanted)!r}: there is no such GPU; the last GPU is 'cuda:{last}'")
     return device
 
 

@@ -43,7 +43,7 @@ def write_onnx(exportable: Exportable, path: Path) -> None:
 
 
 def largest_difference(exportable: Exportable, file: Path, origin: str) -> float:
-    """Return the largest difference between the results of the ONNX file and of PyTorch, at new image sizes."""
+    """Return the largest difference between the ONNX file's results and PyTorch's, at new image sizes."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])

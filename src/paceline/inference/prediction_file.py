@@ -1,4 +1,4 @@
-"""The file of predicted classes: a CSV table, or one line of JSON per image."""
+"""The file with predicted classes: a CSV table, or one line of JSON per image."""
 
 from __future__ import annotations
 

@@ -55,12 +55,12 @@ IDENTITY = Axis(Fraction(1), Fraction(0), Fraction(0))
 class ReceptiveField:
     """What tiles need in order to produce the same result as the whole image."""
 
-    halo_px: int  # input pixels around a tile that its result depends on
+    halo_px: int  # how far beyond a tile's edges input pixels affect its result
     multiple_px: int  # tiles start and end at multiples of this, except at the image's edges
-    bytes_per_px: float  # peak memory of intermediate results, per input pixel
+    bytes_per_px: float  # peak memory for intermediate results, per input pixel
     obstacles: tuple[str, ...]  # why tiles change the result; empty if they do not
     results: tuple[str, ...]  # the names of the output images
-    used: frozenset[int] = field(repr=False)  # id() of the network's tensors that were used
+    used: frozenset[int] = field(repr=False)  # id() of each network tensor that was used
 
     @property
     def tiled_halo_px(self) -> int:
@@ -83,7 +83,7 @@ def receptive_field(
             if axis.step * output_scale != 1:
                 obstacles[f"the network's output is not {output_scale} times as large as its input"] = None
             halo = max(halo, -axis.before, axis.after)
-    # Pixels of an enlarged image lie between those of the input, so one more input pixel is needed.
+    # The pixels in an enlarged image lie between the input pixels, so one more input pixel is needed.
     halo_px = math.ceil(halo) + (1 if output_scale > 1 else 0)
     bytes_per_px = follower.most_bytes / TRACED_SIDE_PX**2
     used = frozenset(follower.used)
@@ -114,7 +114,7 @@ class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-igno
         if known:
             axes = self._rule(func.overloadpacket.__name__, func, args, _joined(known))
             if any(len({one[i].step for one in known}) > 1 for i in (0, 1)):
-                self._obstruct("the network mixes features of different sizes")
+                self._obstruct("the network combines feature maps of different sizes")
             for tensor in _tensors((result,)):
                 self._remember(tensor, axes)
         return result
@@ -165,7 +165,7 @@ class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-igno
             return self._enlarged(name, args, axes)
         if name in ("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training"):
             if name != "_native_batch_norm_legit_no_training" and args[5]:
-                self._obstruct("the network normalises with statistics of the whole image")
+                self._obstruct("the network normalises using statistics from the whole image")
             return axes
         if name in ("slice", "narrow"):
             return _sliced(args, axes)
@@ -185,7 +185,7 @@ class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-igno
         return axes
 
     def _enlarged(self, name: str, args: Sequence[Any], axes: Axes) -> Axes:
-        """Return the index mapping of upsampling: a pixel is computed from its neighbours in the input."""
+        """Return the index mapping for upsampling: each pixel is computed from its neighbours in the input."""
         reach = 0 if "nearest" in name else 1 if "bilinear" in name else 2
         found = []
         for number, axis in enumerate(axes):
@@ -216,7 +216,7 @@ def _transposed(axis: Axis, kernel: int, stride: int, padding: int, dilation: in
 
 
 def _spread(axis: Axis, factor: int | Fraction, reach: int) -> Axis:
-    """Return the index mapping of upsampling: output i reads the nearest input and `reach` more on each side."""
+    """Return the index mapping for upsampling: output i reads the nearest input, and `reach` more on each side."""
     factor = Fraction(factor)
     return axis.seen_through(1 / factor, -(factor - 1) / factor - reach, Fraction(reach))
 
@@ -236,7 +236,7 @@ def _sliced(args: Sequence[Any], axes: Axes) -> Axes:
 
 
 def _joined(known: Sequence[Axes]) -> Axes:
-    """Return the index mapping of an operation on several tensors: it covers the receptive fields of all tensors."""
+    """Return the index mapping for an operation on several tensors, covering the receptive fields of all of them."""
     rows, columns = (
         Axis(axes[0].step, min(axis.before for axis in axes), max(axis.after for axis in axes))
         for axes in zip(*known, strict=True)

@@ -37,7 +37,7 @@ class GridOptions:
 
 
 def show_run(run: str, config: Config, checkpoint: str, options: GridOptions) -> tuple[Image.Image, str]:
-    """Return a grid or strips from a run or weights file, and a caption with its name and the checkpoint."""
+    """Return a grid or strips from a run or weights file, and a caption that names the file or the run's checkpoint."""
     world = join(config.run, distributed=False)
     precision = choose_precision(config.run.precision, world.device)
     precision.apply(deterministic=config.run.deterministic)

@@ -13,7 +13,7 @@ from paceline.data.file_lists import not_used_file, write_not_used
 
 @dataclass(frozen=True)
 class SkippedImage:
-    """A file, or an argument that matches no file, and why it cannot be used."""
+    """A file that cannot be used, or an argument that matches no file, with the reason."""
 
     path: str
     reason: str
@@ -22,13 +22,13 @@ class SkippedImage:
 def report_skipped(skipped: Sequence[SkippedImage], num_done: int, ignored: Sequence[str], out: Path | None) -> int:
     """Print the images that were skipped, and return the command's exit code.
 
-    A long list is also written to a file next to `out`, together with ignored folder entries.
+    A long list is also written to a file alongside `out`, together with ignored folder entries.
     """
     for image in skipped:
         print(printable(f"not used: {printable(image.path)}: {image.reason}"), file=sys.stderr)
     if skipped:
         total = num_done + len(skipped)
-        print(f"{num_done} of {total} images were processed, {len(skipped)} could not be used", file=sys.stderr)
+        print(f"{num_done} of {total} images were processed; {len(skipped)} could not be used", file=sys.stderr)
     if out:
         for note in write_not_used(
             not_used_file(out), [*(f"{image.path}: {image.reason}" for image in skipped), *ignored]
@@ -38,5 +38,5 @@ def report_skipped(skipped: Sequence[SkippedImage], num_done: int, ignored: Sequ
 
 
 def count_images(count: int) -> str:
-    """Return a number of images as text, such as "1 image"."""
+    """Return an image count as text, such as "1 image"."""
     return "1 image" if count == 1 else f"{count:,} images"

@@ -20,7 +20,7 @@ from paceline.inference.receptive_field import ReceptiveField
 
 SHARE_OF_FREE = 0.5  # fraction of the free memory to use; other processes need some, too
 HOST_BYTES = 2.2e9  # memory budget for the result and one tile together, when computing on the host
-TILE_BYTES_ON_HOST = (0.5e9, 1.2e9)  # least and most memory for a tile; larger tiles are hardly faster
+TILE_BYTES_ON_HOST = (0.5e9, 1.2e9)  # minimum and maximum memory for a tile; larger tiles are hardly faster
 WORKSPACE = 1.5  # multiplies the size of intermediate results, since convolutions need extra memory
 INEXACT_HALO_PX = 64  # used if no halo gives the exact result, or if the exact halo does not fit in memory
 SMALLEST_TILE_PX = 32
@@ -57,7 +57,7 @@ class Tiling:
         return replace(self, side_px=side) if side >= max(multiple, SMALLEST_TILE_PX // 2) else None
 
     def windows(self, length: int, fixed: int = 0) -> list[Window]:
-        """Return the tiles along a side of this length; if `fixed` is given, each has that size including its halo."""
+        """Return the tiles along a side of this length; if `fixed` is given, each has that size, halo included."""
         found = []
         for start in range(0, length, self.side_px):
             stop = min(start + self.side_px, length)
@@ -78,7 +78,7 @@ def choose_tiling(
     side: int = 0,
     result_bytes: int = 0,
 ) -> Tiling:
-    """Return tiles with the given side; without one, the largest tiles that fit in memory.
+    """Return tiles with the given side length; if none is given, the largest tiles that fit in memory.
 
     The memory is shared by `share` processes. `result_bytes` is the size of the result in the host's memory.
     """
@@ -104,13 +104,13 @@ def choose_tiling(
 
 
 def tiles_of_training_size(spec: DataSpec, size: tuple[int, int], output_scale: int = 1) -> Tiling:
-    """Return tiles whose size including the halo is the training size; a single tile if the image is not larger."""
+    """Return tiles whose size including the halo is the training size; a single tile if the image is no larger."""
     window = spec.height // output_scale, spec.width // output_scale
     if size[0] <= window[0] and size[1] <= window[1]:
         return Tiling(max(size), 0)
     halo = min(INEXACT_HALO_PX, min(window) // 8)
-    size_px = f"{window[1]}×{window[0]} pixels"
-    note = f"each window of {size_px} (the training size) is normalised separately: seams may be visible"
+    size_px = f"{window[1]}×{window[0]}-pixel"
+    note = f"each {size_px} window (the training size) is normalised separately: seams may be visible"
     return Tiling(min(window) - 2 * halo, halo, note, window)
 
 
@@ -148,7 +148,7 @@ def to_unit_range(pixels: Pixels) -> Tensor:
 def transform(image_model: ImageModel, image: Tensor) -> dict[str, Tensor]:
     """Return the networks' results for one image by name, each [h, w, c].
 
-    The image and the networks may differ in their number of channels. Results of the same kind as the input then keep
+    The image and the networks may have different numbers of channels. Results of the same kind as the input then keep
     the image's channels: a grey image is repeated in three channels, whose results are averaged, and networks for grey
     images process each colour separately. Results in other modalities have the networks' channels, and networks for
     grey images process the luma of a colour image.

@@ -1,4 +1,4 @@
-"""The trained model of a run or a weights file: the recipe with its evaluated weights, without the data."""
+"""The trained model from a run or a weights file: the recipe with the weights used for evaluation, without the data."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class TrainedModel:
     def evaluated_size(self) -> tuple[int, int] | None:
         """Height and width of the images that a classifier is evaluated on; None if they may have any size.
 
-        They are whole images, even if the training images were crops.
+        Evaluation uses whole images, even if training used crops.
         """
         run = self.config.run
         if not run.crop:
@@ -64,7 +64,7 @@ class TrainedModel:
 
 
 def read_stored(path: str, checkpoint: str = "best", *, trust: bool = False) -> StoredModel:
-    """Read the weights and settings of a run folder or a weights file; see `core.trust` for `trust`."""
+    """Read the weights and settings from a run folder or a weights file; see `core.trust` for `trust`."""
     place = Path(path).expanduser()
     if is_weights_file(path):
         file = read_weights(place, trust=trust)
@@ -93,7 +93,7 @@ def build(config: Config, spec: DataSpec) -> Recipe:
 
 
 def load_into(recipe: Recipe, weights: Mapping[str, Tensor], path: str, required: Iterable[str]) -> None:
-    """Load weights, or their EMA if any, into a recipe; raise UserError if a tensor is missing or does not fit."""
+    """Load weights or, if present, their EMA into a recipe; raise UserError if a tensor is missing or does not fit."""
     values = evaluated_values(dict(weights))
     own = recipe.state_dict()
     for key, value in own.items():
@@ -106,7 +106,7 @@ def load_into(recipe: Recipe, weights: Mapping[str, Tensor], path: str, required
     unexpected = sorted(values.keys() - own.keys())
     if missing or unexpected:
         first, what = (missing[0], "is missing") if missing else (unexpected[0], "belongs to a different network")
-        raise UserError(f"{path}: {first!r} {what} (tensors that do not fit: {len(missing) + len(unexpected)})")
+        raise UserError(f"{path}: {first!r} {what} (mismatched tensors: {len(missing) + len(unexpected)})")
     recipe.load_state_dict(values, strict=False)
 
 

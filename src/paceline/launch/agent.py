@@ -74,7 +74,7 @@ def print_restart(reason: str, left: int) -> None:
 
 
 class Watchdog(threading.Thread):
-    """Kills processes that hang: workers without progress, workers whose peer died, and finally the launcher.
+    """Kills processes that hang: workers that make no progress, workers whose peer died, and finally the launcher.
 
     torchrun's agent waits 30 seconds for a worker that ignores signals, and forever for a host that it cannot reach.
     The watchdog ends these waits with SIGKILL. Workers die with their launcher.

@@ -1,4 +1,4 @@
-"""Run a `paceline` command in a child process, with a log file and a clean stop when this process is stopped."""
+"""Run a `paceline` command in a child process that logs to a file and stops cleanly when this process is stopped."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def to_arguments(flags: Mapping[str, SettingValue], config_file: str, assignment
 
 
 def run_paceline(arguments: Sequence[str], log: Path, on_poll: Callable[[], None] | None = None) -> int:
-    """Run a command with its output in `log`; return the exit code. Ctrl-C is forwarded to the command.
+    """Run a command and write its output to `log`; return the exit code. Ctrl-C is forwarded to the command.
 
     `look` is called several times per second while the command runs.
     """

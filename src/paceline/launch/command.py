@@ -1,4 +1,4 @@
-"""The `paceline train` command that the hosts of a job run, with the arguments that the user passed."""
+"""The `paceline train` command that each host in a job runs, with the arguments that the user passed."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def plain_name(text: str) -> str:
 
 
 def check_words(words: Iterable[str]) -> None:
-    """Raise UserError for arguments that must not be in a job file: credentials and control characters."""
+    """Raise UserError for arguments that must not appear in a job file: credentials and control characters."""
     for word in words:
         if any(ord(character) < 32 for character in word):
             raise UserError(f"{word!r}: a job file cannot contain line breaks or control characters")

@@ -1,6 +1,6 @@
 """Kubernetes objects for a run: a Kubeflow TrainJob with its own runtime, or a plain Indexed Job.
 
-The TrainJob gets its own runtime because the volume fields of a runtime are stable, whereas the way in which a TrainJob
+The TrainJob gets its own runtime because a runtime's volume fields are stable, whereas the way in which a TrainJob
 patches a shared runtime has changed between versions of Kubeflow Trainer.
 """
 
@@ -185,7 +185,7 @@ def _container(options: KubernetesOptions) -> JsonObject:
 
 
 def _pod(options: KubernetesOptions, container: JsonObject) -> JsonObject:
-    """Return the pod of one host: a container and its volumes."""
+    """Return the pod for one host: a container and its volumes."""
     return {
         "restartPolicy": "OnFailure",
         # The image's user is not root. fsGroup lets this user write to the volumes.

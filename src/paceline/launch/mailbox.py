@@ -1,7 +1,7 @@
 """The mailbox: a folder of files through which worker processes report to their launcher.
 
 process-PID   a worker that has started; rewritten with every progress report, and empty until training starts
-user-error    the message of a UserError that a worker raised
+user-error    the message from a UserError that a worker raised
 stopped-CODE  the workers have saved and stopped on request; the launcher exits with this code
 """
 
@@ -46,11 +46,11 @@ class Mailbox:
         return time.time() - about.st_mtime if about.st_size else 0.0
 
     def forget(self, process: int) -> None:
-        """Remove the report file of a worker."""
+        """Remove a worker's report file."""
         (self.folder / f"process-{process}").unlink(missing_ok=True)
 
     def start_round(self) -> None:
-        """Remove the reports of the previous workers, which have all ended. A reported user error is kept."""
+        """Remove the reports from the previous workers, which have all ended. A reported user error is kept."""
         for pattern in ("process-*", "stopped-*"):
             for file in self.folder.glob(pattern):
                 file.unlink(missing_ok=True)
@@ -78,7 +78,7 @@ def register_worker() -> None:
 def unregister_worker(code: int) -> int:
     """Report that this process is about to exit; return the exit code for torchrun's agent.
 
-    The agent treats any code but 0 as a failure of all hosts, so a requested stop is reported in the mailbox instead.
+    The agent treats any non-zero code as a failure on all hosts, so the mailbox reports a requested stop instead.
     """
     if LAUNCHER not in os.environ or code not in (0, INTERRUPTED, RESUME_LATER):
         return code

@@ -1,4 +1,4 @@
-"""The rendezvous of a run's hosts: its address, the number of hosts, and how long they wait for each other."""
+"""The rendezvous for a run's hosts: its address, the number of hosts, and how long they wait for each other."""
 
 from __future__ import annotations
 
@@ -40,12 +40,13 @@ class Rendezvous:
         host, port = parse_endpoint(run.rdzv) if run.rdzv else (LOOPBACK, 0)
         if max_hosts > 1 and not run.rdzv:
             raise UserError(
-                f"--nnodes {run.nnodes}: several hosts need a rendezvous; set --rdzv HOST:PORT (HOST is one of them)"
+                f"--nnodes {run.nnodes}: several hosts need a rendezvous; set --rdzv HOST:PORT, where HOST "
+                "is one of these hosts"
             )
         if min_hosts < max_hosts and "/" in run.batch_size:
             raise UserError(
-                f"--batch-size {run.batch_size}: with --nnodes {run.nnodes} the number of devices may change; "
-                "set the total batch size over all devices"
+                f"--batch-size {run.batch_size}: with --nnodes {run.nnodes}, the number of devices may change; "
+                "set --batch-size to the total across all devices"
             )
         try:
             own_address(host)
@@ -59,7 +60,7 @@ class Rendezvous:
         return f"{self.host}:{self.port}"
 
     def open(self) -> DynamicRendezvousHandler:
-        """Serve the rendezvous if its address is on this host, else wait until it is reachable; return its handler."""
+        """Serve the rendezvous if its address is this host's, else wait until it is reachable; return its handler."""
         store = self._store()
         parameters = RendezvousParameters(
             backend="c10d",

@@ -46,7 +46,7 @@ class SlurmOptions:
 
 
 def job_script(command: TrainCommand, options: SlurmOptions, run: Path, python: str = sys.executable) -> str:
-    """Return the job script for sbatch, formatted so that users can read it."""
+    """Return a human-readable job script for sbatch."""
     options.check()
     words = command.words("\0", out=str(run))
     check_words(word for word in [*words, str(run)] if word != "\0")
@@ -128,7 +128,7 @@ def check_cluster(command: TrainCommand, options: SlurmOptions) -> None:
         raise UserError(f"--nodes {command.nodes}: the maximum for {options.partition or 'this cluster'} is {hosts}")
     gpus = max((_gpus(row[2]) for row in mine), default=0)
     if options.gpus_per_node > gpus:
-        raise UserError(f"--gpus-per-node {options.gpus_per_node}: the maximum that SLURM lists per host is {gpus}")
+        raise UserError(f"--gpus-per-node {options.gpus_per_node}: SLURM lists at most {gpus} per host")
     _check_ports(command.nodes)
 
 
@@ -174,7 +174,10 @@ def follow(job: int, run: Path) -> int:
                 return code if state != "COMPLETED" else 0
             time.sleep(POLL_SECONDS)
     except KeyboardInterrupt:
-        print(f"\njob {job} keeps running; `scancel {job}` cancels it, `tail -f {shlex.quote(str(log))}` shows its log")
+        print(
+            f"\njob {job} keeps running; `scancel {job}` cancels it, "
+            f"and `tail -f {shlex.quote(str(log))}` shows its log"
+        )
         return 0
 
 

@@ -135,7 +135,7 @@ def _leave_rendezvous(handler: DynamicRendezvousHandler, closes: bool) -> None:
 
 
 def _exit_code(result: RunResult | None, mailbox: Mailbox, signals: Sequence[int]) -> int:
-    """Return the exit code of the workers; print why they ended if they did not print it themselves."""
+    """Return the workers' exit code; print why they ended if they did not do so themselves."""
     if mailbox.user_error():
         raise UserError(mailbox.user_error()) from None
     if mailbox.stop_code():
@@ -165,7 +165,8 @@ def _report_no_rendezvous(error: Exception, rendezvous: Rendezvous, mailbox: Mai
     elif isinstance(error, RendezvousTimeoutError):
         print(
             f"fewer than {rendezvous.min_hosts} hosts (--nnodes) joined at {endpoint} within "
-            f"{rendezvous.join_timeout:g} s (join_timeout); the same command resumes from the last checkpoint",
+            f"{rendezvous.join_timeout:g} s (join_timeout); "
+            "run the same command again to resume from the last checkpoint",
             file=sys.stderr,
         )
     else:
@@ -174,7 +175,7 @@ def _report_no_rendezvous(error: Exception, rendezvous: Rendezvous, mailbox: Mai
 
 
 def _code_of(number: int) -> int:
-    """Return the shell exit code of a run that a signal ended before it could save."""
+    """Return the shell exit code for a run that a signal ended before it could save."""
     return 128 + number
 
 
@@ -206,7 +207,7 @@ def _forwarding(mailbox: Mailbox) -> Iterator[list[int]]:
         for process in processes:
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL if again else number)
-        if not processes:  # no worker is registered yet; SIGTERM ends workers without the tracebacks of SIGINT
+        if not processes:  # no worker is registered yet; SIGTERM ends workers without the tracebacks that SIGINT causes
             raise SignalException("asked to stop", signal.SIGTERM)
 
     if threading.current_thread() is not threading.main_thread():

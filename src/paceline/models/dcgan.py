@@ -1,7 +1,7 @@
 """DCGAN's generator and discriminator, for images of 32×32 or 64×64 pixels.
 
 Radford et al., Unsupervised Representation Learning with Deep Convolutional Generative Adversarial
-Networks (2015), with the module names of PyTorch's example. The smallest feature map has sides of
+Networks (2015), with the module names from PyTorch's example. The smallest feature map has sides of
 `smallest_px` pixels: 4 in the paper. Some projects for 32×32 images use 2, which adds a layer.
 """
 

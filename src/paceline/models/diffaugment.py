@@ -11,7 +11,7 @@ from torch import Tensor
 
 KINDS = ("color", "translation", "cutout")
 NUM_UNIFORMS = 7
-# The column of the random number that each augmentation uses.
+# For each augmentation, the column that holds its random number.
 BRIGHTNESS, SATURATION, CONTRAST, SHIFT_ROW, SHIFT_COLUMN, CUTOUT_ROW, CUTOUT_COLUMN = range(NUM_UNIFORMS)
 
 LARGEST_SHIFT = 1 / 8  # as a fraction of the image side
@@ -52,7 +52,7 @@ def _translate(images: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def _shifted(side: int, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the source position of each output position, and whether it is inside the image."""
+    """Return the source position for each output position, and whether it is inside the image."""
     largest = int(side * LARGEST_SHIFT + 0.5)
     shift = _pick(uniform, 2 * largest + 1) - largest
     position = torch.arange(side, device=uniform.device) + shift[:, None]

@@ -2,8 +2,8 @@
 
 The network is not part of any recipe's module tree, so no wrapper, checkpoint or optimizer includes it. There is one
 copy per device and dtype, created on first use. Weights come from torchvision or from a file (.pth or .safetensors).
-The file can be torchvision's, or a rescaled network whose first layer converts RGB in 0…1 to the input of the other
-layers. Reading a file executes no code.
+The file can be torchvision's, or a rescaled network whose first layer converts RGB in 0…1 to the input that the other
+layers expect. Reading a file executes no code.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Features:
         if torch.is_autocast_enabled(device.type):
             dtype = torch.get_autocast_dtype(device.type)
         layers = self._copy_on(device, dtype)
-        # Disable autocast, which would convert the frozen weights in every call.
+        # Disable autocast, which would convert the frozen weights on every call.
         with torch.autocast(device.type, enabled=False):
             return self._run(layers, images)
 
@@ -82,7 +82,7 @@ class Features:
         colours, *convolutions = _loaded[self.weights]
         if len(convolutions) < self.num_convolutions:
             raise UserError(
-                f"--vgg {self.weights}: has only {len(convolutions)} convolutions, but {self.layer} is number "
+                f"--vgg {self.weights}: has only {len(convolutions)} convolutions, but {self.layer} needs "
                 f"{self.num_convolutions}; choose an earlier layer or a different file"
             )
         return [colours, *convolutions[: self.num_convolutions]]
@@ -125,7 +125,7 @@ def _load(weights: str) -> Layers:
         for (weight, _), channels in zip(found, [3, *(len(weight) for weight, _ in found)], strict=False)
     )
     if not fits:
-        raise UserError(f"--vgg {weights}: does not contain the weights of VGG19's convolutions; use a different file")
+        raise UserError(f"--vgg {weights}: does not contain VGG19's convolution weights; use a different file")
     return [colours, *found]
 
 

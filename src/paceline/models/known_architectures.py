@@ -34,7 +34,7 @@ def check_architecture(keys: Iterable[str], path: Path, supported: str) -> None:
     keys = list(keys)
     for name, patterns in ARCHITECTURES:
         if all(any(re.match(pattern, key) for key in keys) for pattern in patterns):
-            raise UserError(f"{path}: contains {name}, which cannot be imported here: {supported}")
+            raise UserError(f"{path}: contains {name}, which cannot be imported: {supported}")
 
 
 def first_keys(keys: Iterable[str], count: int = 4) -> str:

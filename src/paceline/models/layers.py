@@ -23,7 +23,7 @@ def normalisation(channels: int, norm: Norm) -> nn.Module:
 
 
 class NormByImage(nn.Module):
-    """Mixin for a BatchNorm that, in eval mode, normalises each image by the image's own statistics."""
+    """Mixin for a BatchNorm that, in eval mode, normalises each image using that image's own statistics."""
 
     weight: Tensor
     bias: Tensor
@@ -37,11 +37,11 @@ class NormByImage(nn.Module):
 
 
 class BatchNormByImage(NormByImage, nn.BatchNorm2d):  # type: ignore[misc]
-    """BatchNorm in training; in evaluation, each image is normalised with its own statistics."""
+    """BatchNorm in training; in evaluation, each image is normalised using its own statistics."""
 
 
 def normalise_by_image(network: nn.Module) -> None:
-    """Make each BatchNorm of a network normalise each image by the image's own statistics in eval mode."""
+    """Make each BatchNorm in a network normalise each image using that image's own statistics in eval mode."""
     for module in network.modules():
         if type(module) is nn.BatchNorm2d:
             module.__class__ = BatchNormByImage

@@ -13,11 +13,11 @@ SMALLEST_LOGIT = -30.0  # below this value, log(softplus(x)) equals x in float32
 
 
 class Objective(NamedTuple):
-    """Three functions from logits to losses, one loss per logit."""
+    """Three functions that map logits to losses, one loss per logit."""
 
-    generator: Callable[[Tensor], Tensor]  # loss of the generator on fake images
-    real: Callable[[Tensor], Tensor]  # loss of the discriminator on real images
-    fake: Callable[[Tensor], Tensor]  # loss of the discriminator on fake images
+    generator: Callable[[Tensor], Tensor]  # the generator's loss on fake images
+    real: Callable[[Tensor], Tensor]  # the discriminator's loss on real images
+    fake: Callable[[Tensor], Tensor]  # the discriminator's loss on fake images
 
 
 BCE = Objective(  # Goodfellow et al. 2014, with the non-saturating generator loss
@@ -75,7 +75,7 @@ def score(logits: Tensor) -> Tensor:
 def r1_penalty(discriminator: Callable[[Tensor], Tensor], images: Tensor) -> tuple[Tensor, Tensor]:
     """Return ½‖∇D(x)‖² for each image x (Mescheder et al. 2018), and the logits D(x).
 
-    It is computed without autocast, because per-pixel gradients are too small for half precision.
+    The penalty is computed without autocast, because per-pixel gradients are too small for half precision.
     """
     with torch.autocast(images.device.type, enabled=False):
         images = images.detach().requires_grad_(True)

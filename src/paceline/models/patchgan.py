@@ -1,7 +1,8 @@
 """PatchGAN: a discriminator with one logit per overlapping patch, high for real patches.
 
-Isola et al., Image-to-Image Translation with Conditional Adversarial Networks (2017), with its layer numbering, so that
-its weights can be loaded. The discriminator is conditional: it sees each image concatenated with its input.
+Isola et al., Image-to-Image Translation with Conditional Adversarial Networks (2017). Layers are numbered as in
+pix2pix, so that its weights can be loaded. The discriminator is conditional: it sees each image concatenated with the
+generator's input.
 """
 
 from __future__ import annotations
@@ -36,5 +37,5 @@ class PatchDiscriminator(nn.Module):
 
 
 def smallest_side_px(num_layers: int) -> int:
-    """Return the smallest image side, in pixels, for which there is at least one logit."""
+    """Return the smallest image side, in pixels, that yields at least one logit."""
     return 3 << num_layers  # the last two layers each shrink the feature map by one pixel

@@ -1,4 +1,4 @@
-"""Residual networks for classification, with torchvision's module names so that its weights can be loaded.
+"""Residual networks for classification, with torchvision's module names, so that torchvision's weights can be loaded.
 
 He et al., Deep Residual Learning for Image Recognition (2015). The stem `small` starts with a 3×3
 convolution instead of a 7×7 one, for images of about 32×32 pixels.
@@ -35,7 +35,7 @@ class BasicBlock(nn.Module):
         return out
 
     def last_layers(self) -> tuple[nn.Conv2d, nn.Module]:
-        """Return the last convolution and normalisation of the residual branch."""
+        """Return the last convolution and normalisation in the residual branch."""
         return self.conv2, self.bn2
 
 
@@ -65,7 +65,7 @@ class Bottleneck(nn.Module):
         return out
 
     def last_layers(self) -> tuple[nn.Conv2d, nn.Module]:
-        """Return the last convolution and normalisation of the residual branch."""
+        """Return the last convolution and normalisation in the residual branch."""
         return self.conv3, self.bn3
 
 

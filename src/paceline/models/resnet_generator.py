@@ -38,7 +38,7 @@ class ResidualBlock(nn.Module):
 
 
 class ResnetGenerator(nn.Module):
-    """Maps images to images in [-1, 1] of the same size; their sides must be multiples of 4."""
+    """Maps images to images of the same size, with values in [-1, 1]; sides must be multiples of 4."""
 
     def __init__(
         self,

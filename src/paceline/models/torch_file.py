@@ -20,7 +20,7 @@ OUTER_MODULES = ("module.", "_orig_mod.")  # added to every name by DataParallel
 
 
 def read_torch_file(path: Path, named: str) -> object:
-    """Load the content of a file to the CPU; messages refer to the file as `named`."""
+    """Load a file's content onto the CPU; messages refer to the file as `named`."""
     try:
         with path.open("rb") as file:
             beginning = file.read(4)
@@ -36,7 +36,7 @@ def read_torch_file(path: Path, named: str) -> object:
         raise
     except pickle.UnpicklingError:
         raise UserError(
-            f"{named}: contains objects other than tensors, so it is not loaded; save only the state_dict"
+            f"{named}: contains objects other than tensors, so it was not loaded; save only the state_dict"
         ) from None
     except Exception as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
@@ -44,7 +44,7 @@ def read_torch_file(path: Path, named: str) -> object:
 
 
 def read_state_dict(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a state_dict, or of the generator in a checkpoint; raise UserError if any is not finite."""
+    """Return the tensors in a state_dict, or a checkpoint's generator; raise UserError if any value is not finite."""
     if not path.is_file():
         raise UserError(f"{path}: no such file")
     content = _unwrap(read_torch_file(path, str(path)))
@@ -63,7 +63,7 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
 
 
 def _unwrap(content: object) -> object:
-    """Return the state_dict of the network: bare, under wrapper keys, or in a Lightning checkpoint."""
+    """Return the network's state_dict: bare, under wrapper keys, or in a Lightning checkpoint."""
     while isinstance(content, dict):
         inner = next((content[name] for name in WRAPPERS if isinstance(content.get(name), dict)), None)
         if inner is None:

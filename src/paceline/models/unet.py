@@ -1,6 +1,6 @@
 """A U-Net that restores images: it works at several resolutions and adds a correction to its input.
 
-Any height and width works: the image is padded by replicating its border, and the result is cropped.
+Images can have any height and width: they are padded by replicating their borders, and the results are cropped.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SLOPE = 0.2  # negative slope of the leaky ReLUs
 
 
 class UNet(nn.Module):
-    """Maps images to images of the same size, with `depth` downsamplings by 2 that each double the channels."""
+    """Maps images to images of the same size, with `depth` downsamplings by 2; each doubles the number of channels."""
 
     def __init__(self, channels: int = 3, width: int = 48, depth: int = 3) -> None:
         super().__init__()

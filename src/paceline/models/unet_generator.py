@@ -41,7 +41,7 @@ class Level(nn.Module):
 
 
 class UnetGenerator(nn.Module):
-    """Maps images to images in [-1, 1] of the same size; their sides must be multiples of 2 ** `num_levels`."""
+    """Maps images to images of the same size, with values in [-1, 1]; sides must be multiples of 2 ** `num_levels`."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""BatchNorm over all processes, on any device and dtype, with derivatives of any order.
+"""BatchNorm across all processes, on any device and dtype, with derivatives of any order.
 
 torch.nn.SyncBatchNorm rejects CPU tensors and has no double backward. It is faster on GPUs, so it is used where
 possible. This implementation covers the remaining cases.
@@ -18,7 +18,7 @@ from paceline.parallel.torch_internals import AnyBatchNorm
 
 
 class _SumOverProcesses(torch.autograd.Function):
-    """A sum over processes whose gradient is again a sum over processes, for derivatives of any order."""
+    """A sum across processes whose gradient is also a sum across processes, for derivatives of any order."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor) -> Tensor:
@@ -65,11 +65,11 @@ class SynchronizedBatchNorm(AnyBatchNorm):
 
 
 class _SynchronizedByImage(NormByImage, SynchronizedBatchNorm):  # type: ignore[misc]
-    """Paceline's synchronized BatchNorm; in eval mode, each image is normalised by its own statistics."""
+    """Paceline's synchronised BatchNorm; in eval mode, each image is normalised using its own statistics."""
 
 
 class _TorchSyncByImage(NormByImage, nn.SyncBatchNorm):  # type: ignore[misc]
-    """Torch's synchronized BatchNorm; in eval mode, each image is normalised by its own statistics."""
+    """Torch's synchronised BatchNorm; in eval mode, each image is normalised using its own statistics."""
 
 
 def _by_definition(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, ...]:
@@ -115,7 +115,7 @@ class _ByKernels(torch.autograd.Function):
             along_x, along_one = (sums / count).chunk(2)
             root = (variance + ctx.eps).rsqrt()
             scale = root if weight is None else root * weight
-            # Center x on the mean, so that rounding errors stay small when the terms cancel.
+            # Centre x on the mean, so that rounding errors stay small when the terms cancel.
             of_x.addcmul_(x - mean.view(_shape(x)), (-scale * root * along_x).view(_shape(x)))
             of_x.sub_((scale * along_one).view(_shape(x)))
         return of_x, of_weight if weight is not None else None, of_bias if bias is not None else None, None
@@ -150,7 +150,7 @@ def _gradients_by_definition(
 
 
 def _shape(x: Tensor) -> list[int]:
-    """Return the shape that makes a per-channel vector broadcast over x."""
+    """Return the shape in which a per-channel vector broadcasts against x."""
     return [1, -1] + [1] * (x.dim() - 2)
 
 
@@ -166,7 +166,7 @@ def has_batchnorm(module: nn.Module) -> bool:
 
 
 def synchronize(module: nn.Module, *, ours: bool) -> nn.Module:
-    """Return the module with each BatchNorm synchronized over all processes, using Paceline's class or torch's."""
+    """Return the module with each BatchNorm synchronised across all processes, using Paceline's class or torch's."""
     by_image = [name for name, inner in module.named_modules() if isinstance(inner, NormByImage)]
     converted: nn.Module = _converted(module) if ours else nn.SyncBatchNorm.convert_sync_batchnorm(module)
     for name in by_image:

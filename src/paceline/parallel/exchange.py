@@ -1,4 +1,4 @@
-"""Sums over processes, using the fastest collective for the tensor size."""
+"""Sums across processes, using the fastest collective for the tensor size."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Report ranks that end early, in a process group that our launcher does not watch.
 
-torchrun, srun and scripts start ranks without telling them if one of them ends, and a collective operation would wait
-for it until `--timeout`. Therefore ranks wait for each other with a limit, then report through the rendezvous store.
+torchrun, srun and scripts start ranks but do not tell them when another rank ends, so a collective operation would wait
+for that rank until `--timeout`. Therefore, ranks limit how long they wait for each other, then report through the
+rendezvous store.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ import torch.distributed as dist
 from paceline.core.errors import UserError
 from paceline.core.printable import printable
 
-BEAT_SECONDS = 0.5  # time between two reports of a rank
-SILENT_SECONDS = 60.0  # a rank without reports for this long has ended; a busy machine can delay them
-BLAME_SECONDS = 3.0  # the same for a rank that fails and looks for the cause
+BEAT_SECONDS = 0.5  # time between a rank's reports
+SILENT_SECONDS = 60.0  # a rank that sends no report for this long has ended; a busy machine can delay reports
+BLAME_SECONDS = 3.0  # the same limit, used by a rank that has failed and looks for the cause
 GRACE_SECONDS = 5.0  # how long the main thread may take to notice the same problem
 FAILED = "failed"  # key of the first failure
 LEFT = b"left"  # last report of a rank that has left the group
@@ -35,12 +36,12 @@ def await_server(host: str, port: int, seconds: float) -> None:
         with suppress(OSError), socket.create_connection((host, port), timeout=max(1.0, until - time.monotonic())):
             return
         if time.monotonic() > until:
-            raise UserError(f"{_too_late([0], seconds)}, where it serves {host}:{port} (MASTER_ADDR, MASTER_PORT)")
+            raise UserError(f"{_too_late([0], seconds)} at {host}:{port} (MASTER_ADDR, MASTER_PORT)")
         time.sleep(0.1)
 
 
 def call_roll(store: dist.Store, rank: int, size: int, seconds: float) -> None:
-    """Wait until every rank has called this; raise UserError with the numbers of those that have not."""
+    """Wait until every rank has called this; raise a UserError that lists those that have not."""
     until = time.monotonic() + seconds
     missing = list(range(size))
     try:
@@ -70,7 +71,8 @@ class Peers(threading.Thread):
         """Start reporting.
 
         The store must not be used elsewhere, since a call that waits blocks all others. `line` is a connection to the
-        store's server that shows whether it has ended: torch prints a warning for a call that fails.
+        store's server that shows whether the server has ended. Store calls fail once it has, and torch prints a warning
+        for each.
         """
         super().__init__(name="peers", daemon=True)
         self._store, self._line, self._rank, self._size = store, line, rank, size
@@ -118,7 +120,7 @@ class Peers(threading.Thread):
         return failure
 
     def _find_failure(self) -> str:
-        """Return the first failure of the group; empty if there was none."""
+        """Return the first failure in the group; empty if there was none."""
         if not self._failure:
             if self._has_server():
                 with suppress(dist.DistError):

@@ -11,7 +11,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-SIOCGIFADDR = 0x8915  # from <linux/sockios.h>: request for the address of an interface
+SIOCGIFADDR = 0x8915  # from <linux/sockios.h>: request for an interface's address
 LOOPBACK = "127.0.0.1"
 
 
@@ -68,7 +68,8 @@ def is_here(host: str) -> bool:
 def choose_interface(host: str, num_nodes: int) -> None:
     """Make the process group use the interface that reaches a host, unless the environment already sets one.
 
-    By default, gloo listens on the address of the machine's host name, even if all processes are on one machine.
+    By default, gloo listens on the address that the machine's host name resolves to, even if all processes are on the
+    same machine.
     """
     local = is_loopback(host)
     if local and num_nodes > 1:

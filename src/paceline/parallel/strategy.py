@@ -24,7 +24,7 @@ NOTHING = "nothing"  # a dummy phase: its loss uses every parameter and has zero
 
 
 class PhaseCall(nn.Module):
-    """The recipe's forward under autocast: the module that DataParallel and DistributedDataParallel wrap.
+    """The recipe's forward pass under autocast: the module that DataParallel and DistributedDataParallel wrap.
 
     Autocast is applied inside the module, because DataParallel's threads do not inherit it.
     """
@@ -75,7 +75,7 @@ class Strategy:
         True
     """
 
-    # Properties of a strategy. Other code checks these properties, never the name of the strategy.
+    # Properties of a strategy. Other code checks these properties, never the strategy's name.
     needs_processes: ClassVar[bool] = False
     """Whether the strategy needs one process per device."""
     max_devices: ClassVar[int | None] = None
@@ -121,7 +121,7 @@ class Strategy:
 
     @property
     def num_devices(self) -> int:
-        """The number of devices that each batch is divided over."""
+        """The number of devices that each batch is divided among."""
         return self.world.size
 
     def _synchronize_batchnorm(self, recipe: Recipe) -> None:
@@ -129,7 +129,7 @@ class Strategy:
         if not with_norm:
             return
         if self.settings.sync_batchnorm == "off":
-            self.notes.append("BatchNorm: not synchronized, as requested; results depend on the number of devices")
+            self.notes.append("BatchNorm: not synchronised, as requested; results depend on the number of devices")
             return
         chosen = []
         for name in with_norm:
@@ -141,7 +141,7 @@ class Strategy:
             if self.world.device.type == "cpu"
             else "torch.nn.SyncBatchNorm is used unless there is a gradient penalty"
         )
-        self.notes.append(f"BatchNorm: synchronized over {self.world.size} processes ({', '.join(chosen)}; {why})")
+        self.notes.append(f"BatchNorm: synchronised across {self.world.size} processes ({', '.join(chosen)}; {why})")
 
     def generators(self) -> list[torch.Generator]:
         """Return the random generators that dropout uses in this process, one per device."""
@@ -156,7 +156,7 @@ class Strategy:
     def accumulating(self, phase: Phase, last: bool) -> AbstractContextManager[object]:
         """Return a context manager for the backward pass of one micro-batch.
 
-        Gradients are synchronized only for the last micro-batch.
+        Gradients are synchronised only for the last micro-batch.
         """
         return nullcontext()
 
@@ -177,7 +177,7 @@ AUTO = {"one device": "single", "several": "ddp"}  # what `--strategy auto` sele
 
 
 def strategy_name(name: str, devices: int, accelerator: str = "") -> tuple[str, int]:
-    """Return the name of the strategy that the settings select, and its number of devices."""
+    """Return the name of the strategy that the settings select, and the number of devices."""
     if name == "auto":
         name = AUTO["several" if devices > 1 else "one device"]
     if accelerator == "cpu" and load_class("strategy", name, Strategy).cpu_obstacle:

@@ -1,4 +1,4 @@
-"""All uses of private torch APIs, so that a new torch release can break only this file.
+"""All uses of private torch APIs are in this file, so that a new torch release can break nothing else.
 
 Each docstring states what the public API lacks. tests/parallel/test_torch_internals.py checks that every internal
 exists with the expected signature, and its failures list the features that would break.
@@ -60,7 +60,7 @@ class ElasticAgent(LocalElasticAgent):
         self._remaining_restarts = count
 
     def num_hosts_waiting(self) -> int:
-        """Return how many hosts are waiting to join; torch checks this only after the workers' state."""
+        """Return how many hosts are waiting to join; torch checks this only after it checks the workers' state."""
         return int(self._worker_group.spec.rdzv_handler.num_nodes_waiting())
 
     def _initialize_workers(self, worker_group: WorkerGroup) -> None:
@@ -83,9 +83,9 @@ def stop_heartbeats(handler: DynamicRendezvousHandler) -> None:
 
 @contextmanager
 def local_collectives() -> Iterator[list[int]]:
-    """Replace all_reduce and all_gather_into_tensor with local versions; yield a list of the bytes of each call.
+    """Replace all_reduce and all_gather_into_tensor with local versions; yield a list of each call's size in bytes.
 
-    torch cannot run the collectives of one process without its peers.
+    torch cannot run one process's collectives without its peers.
     """
     sizes: list[int] = []
     all_reduce, all_gather = dist.all_reduce, dist.all_gather_into_tensor
@@ -126,7 +126,7 @@ def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
 
 
 def lerp_all(targets: Sequence[Tensor], ends: Sequence[Tensor], weight: float) -> None:
-    """Interpolate many tensors towards others by the same weight, in few kernels; see `copy_all`."""
+    """Interpolate many tensors towards others with the same weight, in few kernels; see `copy_all`."""
     torch._foreach_lerp_(list(targets), list(ends), weight)
 
 

@@ -68,7 +68,7 @@ def _tasks_per_node(environ: Mapping[str, str]) -> list[int]:
 
 
 def slurm_rendezvous(environ: Mapping[str, str]) -> tuple[str, int]:
-    """Return the first host of the SLURM step, and a port derived from the job and step ids."""
+    """Return the first host of the SLURM step, and a port derived from the job and step IDs."""
     nodes = environ.get("SLURM_STEP_NODELIST") or environ["SLURM_NODELIST"]
     first = re.sub(r"\[(\d+)[^\]]*\]", r"\1", nodes).split(",")[0]  # e.g. gpu[07-09,12]-ib → gpu07-ib
     job, step = int(environ.get("SLURM_JOB_ID", 0)), int(environ.get("SLURM_STEP_ID", 0))
@@ -99,7 +99,7 @@ class World:
         return self.rank == 0
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Return the sum of a tensor over all processes; the tensor itself may be overwritten."""
+        """Return the sum of a tensor across all processes; the tensor itself may be overwritten."""
         return sum_over_processes(tensor) if self.size > 1 else tensor
 
     def gather(self, vector: Tensor) -> Tensor:
@@ -119,7 +119,7 @@ class World:
         return box[0]
 
     def gather_strings(self, text: str) -> list[str]:
-        """Return the strings of all processes, in rank order."""
+        """Return the strings from all processes, in rank order."""
         if self.size == 1:
             return [text]
         texts = [""] * self.size
@@ -159,11 +159,11 @@ class World:
 
 
 def gpu_ids(settings: RunSettings) -> list[int]:
-    """Return the GPU id of each process on this machine: from `--gpus`, or 0, 1, 2, …"""
+    """Return the GPU ID of each process on this machine: from `--gpus`, or 0, 1, 2, …"""
     if not settings.gpus:
         place = place_of(settings)
         if place and torch.cuda.device_count() == 1:
-            return [0] * place.local_size  # `srun --gpus-per-task=1`: each process sees only its own GPU, as id 0
+            return [0] * place.local_size  # `srun --gpus-per-task=1`: each process sees only its own GPU, as ID 0
         return list(range(place.local_size if place else settings.devices))
     try:
         return [int(word) for word in settings.gpus.split(",")]
@@ -255,7 +255,7 @@ def _rendezvous(place: Place, settings: RunSettings) -> tuple[dist.Store, Peers 
     """Return the store through which the processes of a run find each other, and watch them if no launcher does.
 
     If the same processes form a new group for the next run, they keep the store and use a new prefix. Then no process
-    connects to a store that is about to close, or reads keys of the previous group. The processes start and end their
+    connects to a store that is about to close, or reads keys from the previous group. The processes start and end their
     groups together, so their group counts agree.
     """
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])

@@ -1,6 +1,6 @@
 """Classification: a residual network predicts the class of an image.
 
-The preset `reference` has the settings of a published comparison of strategies on CIFAR-100 (ResNet-18, at best 71.9%
+The preset `reference` has the settings from a published comparison of strategies on CIFAR-100 (ResNet-18, up to 71.9%
 top-1). `accurate` reaches a higher accuracy with the same network and data.
 """
 
@@ -27,7 +27,7 @@ class ClassificationSettings:
     depth: Literal["18", "34", "50"] = setting("18", "number of layers in the residual network")
     stem: Literal["auto", "small", "plain"] = setting(
         "auto",
-        "first layers: small (3×3 convolution), plain (7×7, downsamples by 4) or auto (small for up to 64 pixels)",
+        "first layers: small (3×3 convolution), plain (7×7, downsamples by 4) or auto (small for images ≤ 64 pixels)",
     )
     width: int = setting(64, "channels in the first stage", at_least=1)
     norm: Literal["batch", "none"] = setting("batch", "normalisation layers")
@@ -67,7 +67,7 @@ class Classification(Recipe):
             "pad_crop": 1,
             "flip": "off",
         },
-        # The settings of the published comparison, including its fp16 mixed precision: bf16 rounds differently.
+        # The settings from the published comparison, including its fp16 mixed precision: bf16 rounds differently.
         "reference": {
             "data": "cifar100",
             "depth": "18",

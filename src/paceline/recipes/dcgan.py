@@ -4,7 +4,7 @@ Radford et al., Unsupervised Representation Learning with Deep Convolutional Gen
 D returns logits. With `objective=bce`, the generator minimises softplus(-D(G(z))), and the discriminator minimises
 softplus(-D(x)) + softplus(D(G(z))). See `models/losses.py` for the other objectives.
 
-The preset `cifar10` has the networks and settings of the baseline in the dual-discriminator GAN project. The preset
+The preset `cifar10` has the networks and settings from the baseline in the dual-discriminator GAN project. The preset
 `quick` generates digits on a CPU.
 """
 
@@ -67,7 +67,7 @@ class Dcgan(GenerativeRecipe):
         return Loss(terms, signals={"real_score": score(real), "fake_score": score(fake)})
 
     def penalty_loss(self, batch: Batch) -> Loss:
-        """R1 = r1 · ½‖∇D(x)‖² at real images x. It runs every R1_EVERY steps, so its weight is scaled by R1_EVERY."""
+        """R1 = r1 · ½‖∇D(x)‖² at real images x. R1 runs every R1_EVERY steps, so its weight is scaled by R1_EVERY."""
         penalties, logits = r1_penalty(
             lambda images: self.discriminator(self.augment(images, batch, "real")), batch["image"]
         )

@@ -1,7 +1,7 @@
 """The dual-discriminator GAN: one generator against two discriminators that are trained independently.
 
 `against` selects which of the two discriminators trains the generator in a step, based on their losses in the previous
-step. These losses are signals (values passed between phases, averaged over all devices), so that every process makes
+step. These losses are signals (values passed between phases, averaged across all devices), so that every process makes
 the same choice without waiting for its device. `objective=d2gan` follows Nguyen et al. (2017): one discriminator
 rewards real images, the other rewards fakes.
 """
@@ -30,11 +30,11 @@ from paceline.recipes.parts.generative import (
     make_generator,
 )
 
-# Priority of a discriminator for training the generator, from its losses on real and fake images; the highest wins.
+# A discriminator's priority for training the generator, from its losses on real and fake images; the highest wins.
 PRIORITIES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "stronger": lambda real, fake: -(real + fake),
     "weaker": lambda real, fake: real + fake,
-    # Same as real₁ + fake₂ > real₂ + fake₁, with the losses of each discriminator on one side.
+    # Same as real₁ + fake₂ > real₂ + fake₁, with each discriminator's losses on one side.
     "swapped": lambda real, fake: real - fake,
 }
 
@@ -47,7 +47,7 @@ class DualGanSettings(GenerativeSettings):
     against: Literal["auto", "swapped", "stronger", "weaker", "both", "random"] = setting(
         "auto",
         "which discriminator trains the generator: stronger (smaller loss), weaker (larger loss), swapped "
-        "(like weaker, but with the two losses on fakes exchanged), both, random, "
+        "(like weaker, but with the two losses on fake images swapped), both, random, "
         "or auto (both for d2gan, else swapped)",
     )
     d2gan_alpha: float = setting(0.2, "d2gan: weight of the first discriminator's reward for real images")
@@ -108,11 +108,11 @@ class DualGan(GenerativeRecipe):
         return self._discriminator_loss(2, self.discriminator_2, batch)
 
     def penalty_1_loss(self, batch: Batch) -> Loss:
-        """R1 of the first discriminator."""
+        """The first discriminator's R1 penalty."""
         return self._penalty_loss(self.discriminator_1, batch)
 
     def penalty_2_loss(self, batch: Batch) -> Loss:
-        """R1 of the second discriminator."""
+        """The second discriminator's R1 penalty."""
         return self._penalty_loss(self.discriminator_2, batch)
 
     def _choose(self, first: Tensor, second: Tensor, batch: Batch) -> Tensor:
@@ -136,7 +136,7 @@ class DualGan(GenerativeRecipe):
         return Loss(terms, signals=signals)
 
     def _penalty_loss(self, discriminator: Discriminator, batch: Batch) -> Loss:
-        """R1 = r1 · ½‖∇D(x)‖² at real images x. It runs every R1_EVERY steps, so its weight is scaled by R1_EVERY."""
+        """R1 = r1 · ½‖∇D(x)‖² at real images x. R1 runs every R1_EVERY steps, so its weight is scaled by R1_EVERY."""
         penalties, logits = r1_penalty(
             lambda images: discriminator(self.augment(images, batch, "real")), batch["image"]
         )

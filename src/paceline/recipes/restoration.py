@@ -1,6 +1,6 @@
-"""Paired restoration: a network learns to remove blur, noise, rain or compression artifacts from images.
+"""Paired restoration: a network learns to remove blur, noise, rain or compression artefacts from images.
 
-A sample is a degraded image ("image") and the clean original ("target"). The loss compares pixels. It also
+A sample consists of a degraded image ("image") and the clean original ("target"). The loss compares pixels. It also
 uses VGG19 features and a discriminator if the weights of their terms are not 0.
 """
 
@@ -26,12 +26,12 @@ class RestorationSettings(RestorationLossSettings):
     network: Literal["unet", "residual"] = setting(
         "unet", "architecture: unet (several resolutions) or residual (a stack of blocks at full resolution)"
     )
-    width: int = setting(32, "channels of the first feature map", at_least=1)
+    width: int = setting(32, "channels in the first feature map", at_least=1)
     depth: int = setting(3, "number of times that network=unet halves the resolution", at_least=1)
-    num_blocks: int = setting(8, "number of blocks of network=residual", at_least=1)
+    num_blocks: int = setting(8, "number of blocks in network=residual", at_least=1)
     content: Literal["mse", "l1", "charbonnier"] = setting("charbonnier", "pixel loss")
     perceptual: float = setting(
-        0.0, "weight of the perceptual loss (MSE of VGG19 features); 0: VGG19 is not needed", at_least=0
+        0.0, "weight of the perceptual loss (MSE between VGG19 features); 0: VGG19 is not needed", at_least=0
     )
     adversarial: float = setting(0.0, "weight of the adversarial loss; 0: no discriminator", at_least=0)
     tv: float = setting(

@@ -31,18 +31,18 @@ class SuperResolutionSettings(RestorationLossSettings):
 
     stage: Literal["pretrain", "adversarial", "both"] = setting(
         "pretrain",
-        "pretrain: only pixel loss; adversarial: also a discriminator and VGG19; both: pretrain, then adversarial",
+        "pretrain: pixel loss only; adversarial: also a discriminator and VGG19; both: pretrain, then adversarial",
     )
     scale: Literal["2", "4", "8"] = setting("4", "upscaling factor for height and width")
     blocks: Literal["separate", "shared"] = setting(
         "separate", "shared: all residual blocks use the same weights, and so do all upsampling blocks"
     )
     num_blocks: int = setting(16, "number of residual blocks in the generator", at_least=1)
-    width: int = setting(64, "channels of the generator", at_least=1)
+    width: int = setting(64, "feature channels in the generator", at_least=1)
     norm: Literal["batch", "none"] = setting("batch", "normalisation layers in the generator")
     batchnorm: Literal["running", "instance"] = setting(
         "running",
-        "with norm=batch, normalise new images by statistics of the training set (running) or of each image (instance)",
+        "with norm=batch, normalise new images using training-set statistics (running) or each image's own (instance)",
     )
     prelu: Literal["shared", "channel"] = setting(
         "shared", "slopes of each PReLU: one for all channels (shared), or one per channel (channel)"
@@ -81,7 +81,7 @@ class SuperResolution(RestorationRecipe):
             "sample_every": "25%",
             "save_every": "25%",
         },
-        # The networks, losses and settings of the distributed SRGAN project, which trains on DIV2K.
+        # The networks, losses and settings from the distributed SRGAN project, which trains on DIV2K.
         "reference": {
             "blocks": "shared",
             "norm": "batch",

@@ -51,15 +51,15 @@ class TranslationSettings:
     segmentation_generator: GeneratorKind = setting(
         "auto", "network for segmentation; auto: the largest U-Net that fits"
     )
-    ngf: int = setting(64, "channels of the generators' first feature map", at_least=1)
-    ndf: int = setting(64, "channels of the discriminators' first feature map", at_least=1)
+    ngf: int = setting(64, "channels in the generators' first feature map", at_least=1)
+    ndf: int = setting(64, "channels in the discriminators' first feature map", at_least=1)
     d_layers: int = setting(
         0, "number of discriminator layers; 0 means 4 for deepliif and 3 for pix2pix", at_least=0, at_most=6
     )
     norm: Literal["batch", "instance", "none"] = setting("batch", "normalisation layers")
     batchnorm: Literal["running", "instance"] = setting(
         "running",
-        "with norm=batch, normalise new images by statistics of the training set (running) or of each image (instance)",
+        "with norm=batch, normalise new images using training-set statistics (running) or each image's own (instance)",
     )
     dropout: float = setting(0.5, "dropout probability in the generators", at_least=0, below=1)
     padding: Literal["reflect", "zero"] = setting("zero", "padding in the residual blocks")
@@ -67,7 +67,7 @@ class TranslationSettings:
     segmentation_gan: Literal["vanilla", "lsgan"] = setting("lsgan", "adversarial loss for the segmentation")
     distance: Literal["smooth_l1", "l1"] = setting("smooth_l1", "pixel loss between a panel and its target")
     distance_weight: float = setting(100.0, "weight of the pixel loss; the adversarial loss has weight 1", at_least=0)
-    perceptual: float = setting(0.0, "weight of the perceptual loss (L1 of VGG19 features); 0: none", at_least=0)
+    perceptual: float = setting(0.0, "weight of the perceptual loss (L1 on VGG19 features); 0: none", at_least=0)
     vgg: str = setting("", "file with VGG19 weights, or random for an untrained network; default: torchvision's")
     vgg_layer: str = setting("relu5_1", "VGG19 layer for the perceptual loss")
     segmentation_weights: str = setting(
@@ -117,7 +117,7 @@ class Translation(Recipe):
             "lr": 1e-3,
             "epochs": 40,
         },
-        # The networks and losses of DeepLIIF and pix2pix, for the data of those projects.
+        # The networks and losses of DeepLIIF and pix2pix, for those projects' data.
         "deepliif": {
             "model": "deepliif",
             "generator": "resnet_9",
@@ -234,7 +234,7 @@ class Translation(Recipe):
         return panels if len(panels) > 1 else {"image": next(iter(panels.values()))}
 
     def preview(self, batch: Batch) -> dict[str, Tensor]:
-        """Return the input, followed by the generated and the real image of each panel."""
+        """Return the input, followed by the generated and the real image for each panel."""
         images = {"input": batch["image"]}
         for name, panel in self.predict(batch).items():
             images |= {name: panel, f"real {name}": batch[name]}
@@ -273,7 +273,9 @@ def _plan(settings: TranslationSettings, spec: DataSpec) -> Plan:
     if settings.model == "pix2pix":
         for name in ("modalities", "segmentation_weights", "generator_weights", "discriminator_weights"):
             if getattr(settings, name):
-                raise UserError(f"{name}={getattr(settings, name)}: only for model=deepliif; pix2pix has one panel")
+                raise UserError(
+                    f"{name}={getattr(settings, name)}: only for model=deepliif; pix2pix generates only one panel"
+                )
         return plan_pix2pix(spec, settings.target)
     if settings.target:
         raise UserError(f"target={settings.target}: only for model=pix2pix; deepliif generates every panel")

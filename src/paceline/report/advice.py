@@ -33,7 +33,7 @@ class _Quality(NamedTuple):
     """The quality of a group of runs, with its uncertainty."""
 
     mean: float
-    error: float  # standard error from the spread over seeds and the number of evaluated samples
+    error: float  # standard error from the spread across seeds and the number of evaluated samples
 
 
 class _Choice(NamedTuple):
@@ -46,7 +46,7 @@ def recommend(groups: Mapping[str, Group], metric: str, mode: str) -> Recommenda
     """Recommend a group of runs, and list the groups that are equally fast and those of lower quality.
 
     Quality is measured by `metric`, which selected the checkpoints. Results on the test split are not used. If some
-    groups have no value of `metric`, `best` is None, `unevaluated` lists these groups, and only the speed counts.
+    groups have no value for `metric`, `best` is None, `unevaluated` lists these groups, and only the speed counts.
     """
     found = {key: one for key, group in groups.items() if (one := _candidate(group)) is not None}
     if not found:

@@ -39,7 +39,7 @@ def make_report(
 ) -> Report:
     """Compute the contents of a report.
 
-    `step_ladders` contains step-time measurements. Its keys are the names that `group_name` returns for a run.
+    `step_ladders` contains step-time measurements, keyed by the group names that `group_name` returns.
     """
     groups = make_groups(cells)
     runs = [cell.run for cell in cells if cell.run is not None and cell.state == "done"]
@@ -74,7 +74,7 @@ def make_report(
 
 
 def write_report(report: Report, folder: Path) -> list[str]:
-    """Write report.html, report.md and report.json; return the sentences of the summary."""
+    """Write report.html, report.md and report.json; return the summary's sentences."""
     document = document_of(report)
     write_json(folder / "report.json", document.content, indent=1)
     write_file(folder / "report.md", to_markdown(document, folder))
@@ -93,7 +93,7 @@ def _by_group(
             placed[meant[0]] = one
         elif meant:
             labels = ", ".join(groups[key].label for key in meant)
-            unplaced.append(f"separate step-time breakdowns of {labels} (they share one measurement)")
+            unplaced.append(f"separate step-time breakdowns for {labels} (they share one measurement)")
     return placed, unplaced
 
 

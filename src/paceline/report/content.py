@@ -10,7 +10,7 @@ from paceline.report.model import Parity, Report
 from paceline.report.parts import Images, Part, Plots, Section, Table
 from paceline.report.phrases import NO_VALUE, at
 
-PARITY = "Do all strategies train the same weights?"
+PARITY = "Do all strategies produce the same weights?"
 
 
 def sections(report: Report, summary: Sequence[str], plots: Sequence[str]) -> list[Section]:
@@ -92,10 +92,10 @@ def _parity_table(recipe: str, parity: Parity) -> Table:
         difference = "not finite" if one.value is None else at(".1e", *where, "value")
         tolerance = at(".0e", *where, "tolerance")
         rows.append([one.strategy, one.network, one.kind, difference, tolerance, one.worst or NO_VALUE])
-    head = ["strategy", "network", "tensors", "difference", "tolerance", "first tensor above tolerance"]
+    head = ["strategy", "network", "tensors", "difference", "tolerance", "first tensor above the tolerance"]
     note = (
-        "The difference is max |a − b| ÷ max |b| over a network, where a are the values after training with this "
-        "strategy, and b are the values after training on one device."
+        "The difference is max |a − b| ÷ max |b| over all values in a network, where a is the value after training "
+        "with this strategy, and b is the value after training on one device."
     )
     return Table(head, rows, note=note)
 

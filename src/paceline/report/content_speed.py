@@ -49,7 +49,7 @@ def _speed_row(key: str, group: Group) -> list[str]:
 
 def _speed_note(groups: Mapping[str, Group]) -> str:
     note = (
-        "Throughput of training on all devices. The first log interval after each start is left out, because it "
+        "Training throughput across all devices. The first log interval after each start is left out, because it "
         "includes warm-up. ± is the standard deviation over seeds. Seconds per run include evaluation and saving, but "
         "not start-up."
     )
@@ -89,7 +89,7 @@ def is_superlinear(group: Group) -> bool:
 
 
 def time_section(report: Report, plots: Sequence[str]) -> Section:
-    """Return the section that shows how the time of an epoch is spent."""
+    """Return the section that shows how an epoch's time is spent."""
     title = "Time per epoch"
     columns = [name for name in PARTS if any(name in row for row in report.time_split.values())]
     if not columns:
@@ -106,7 +106,7 @@ def time_section(report: Report, plots: Sequence[str]) -> Section:
 
 
 def scaling_costs_section(report: Report) -> Section:
-    """Return the section with the step-time breakdown and largest cost of each group on several devices."""
+    """Return the section with the step-time breakdown and largest cost for each group on several devices."""
     parts: list[Part] = []
     for key, ladder in report.scaling_costs.items():
         parts += [_largest_cost(report, key, ladder), _ladder_table(report, key, ladder)]
@@ -119,12 +119,14 @@ def _largest_cost(report: Report, key: str, ladder: Explanation) -> str:
         return f"**{group.label}** scales without a measurable loss."
     number = next(i for i, rung in enumerate(ladder.rungs) if rung.name == ladder.largest_cost)
     cost, remedy = COSTS[ladder.largest_cost]
-    in_runs = f" (in the runs: {at('.0%', 'groups', key, 'scaling', 'efficiency')}; see Speed)" if group.scaling else ""
+    in_runs = (
+        f" (during the runs: {at('.0%', 'groups', key, 'scaling', 'efficiency')}; see Speed)" if group.scaling else ""
+    )
     return (
         f"**{group.label}** reaches {at('.0%', *where, 'efficiency')} of the ideal {at('d', *where, 'devices')}× "
-        f"in this measurement{in_runs}. "
+        f"speedup in this measurement{in_runs}. "
         f"The largest cost takes {at('.0%', *where, 'rungs', number, 'share')} of the time: {cost}. "
-        f"Best remedy: {remedy}. Without this cost, throughput would change by {at('+.0%', *where, 'gain')}."
+        f"Best remedy: {remedy}. Without this cost, throughput would be {at('.0%', *where, 'gain')} higher."
     )
 
 

@@ -1,4 +1,4 @@
-"""Groups of runs that differ only in their seed, and how their speeds compare with one device."""
+"""Groups of runs that differ only in their seed, and how their speeds compare with that of one device."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def _means(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _speed_spread(first: Run, speed: Summary | None) -> SpeedSpread:
-    """Return the spread of the speed over seeds or, with a single seed, over log intervals."""
+    """Return the spread of the speed across seeds or, with a single seed, across log intervals."""
     if speed and speed.std is not None:
         return SpeedSpread(speed.std, "seeds")
     std = first.speed.std_over_log_intervals if first.speed else None

@@ -8,7 +8,7 @@ from paceline.parallel.strategy import Strategy
 
 
 def known_strategy(name: str) -> type[Strategy] | None:
-    """Return the class of an installed strategy, or None if there is no such strategy.
+    """Return the class of an installed strategy, or None if it is not installed.
 
     Strategies in user files are never loaded, because a run folder may come from an untrusted source.
     """

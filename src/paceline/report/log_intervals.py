@@ -41,7 +41,7 @@ class LogInterval(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Duration in seconds, without evaluation, samples and saving.
+        """Duration in seconds, excluding evaluation, samples and saving.
 
         For an interval with warm-up, this is only `timed_seconds`, because the rest is start-up time.
         """
@@ -57,10 +57,10 @@ def total(lines: Iterable[Line], names: Collection[str]) -> float:
 
 
 def log_intervals(lines: Sequence[Line], after_gaps: Collection[int] = (), since: int = 0) -> list[LogInterval]:
-    """Return the log intervals of a run without warm-up, or all intervals if every one includes warm-up.
+    """Return a run's log intervals, leaving out those that include warm-up unless all of them do.
 
     `after_gaps` contains the indices of lines that follow a broken line, so the length of their intervals is unknown.
-    `since` is the number of images at which the last segment of the run starts. Earlier intervals are left out.
+    `since` is the number of images at which the run's last segment starts. Earlier intervals are left out.
     """
     found: list[LogInterval] = []
     images, settled, after_gap = 0, False, False
@@ -100,16 +100,16 @@ def speed_of(intervals: Sequence[LogInterval]) -> Speed | None:
 
 
 def _spread(intervals: Sequence[LogInterval]) -> float | None:
-    """Return the standard deviation of the speed over intervals, without the short, noisy ones at epoch ends."""
+    """Return the standard deviation of the speed across intervals, excluding the short, noisy ones at epoch ends."""
     longest = max(one.images for one in intervals)
     speeds = [one.images / one.seconds for one in intervals if 2 * one.images >= longest and one.seconds > 0]
     return statistics.stdev(speeds) if len(speeds) > 1 else None
 
 
 def seconds_per_epoch(intervals: Sequence[LogInterval], lines: Sequence[Line], since: int = 0) -> dict[str, float]:
-    """Return the seconds per epoch that each activity takes, measured with the host's clock.
+    """Return the seconds per epoch that each activity takes, measured by the host's clock.
 
-    Activities whose time is unknown are omitted. Lines before the last segment of the run, which starts at `since`
+    Activities whose time is unknown are omitted. Lines before the run's last segment, which starts at `since`
     images, are not used.
     """
     lines = [line for line in lines if line.images > since]

@@ -33,7 +33,7 @@ def _part(part: Part, content: JsonObject, folder: Path) -> str:
 
 
 def _image(sample: Sample, folder: Path) -> str:
-    """Return the caption of an image and a link to it, relative to the folder."""
+    """Return an image's caption and a link to the image, relative to the folder."""
     words = _plain(sample.caption.translate({ord(sign): f"\\{sign}" for sign in "[]*_"}))
     return f"{words}:\n\n![{words}]({quote(os.path.relpath(sample.path, folder))})"
 

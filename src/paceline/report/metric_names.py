@@ -40,6 +40,6 @@ def with_spread(spec: str, summary: Summary | None, *path: str | int) -> str:
 
 
 def quality_of(group: Group, name: str) -> str:
-    """Return the value of a group's metric, with its spread."""
+    """Return a group's value for a metric, with its spread."""
     summary = group.quality.get(name)
     return with_spread(format_for(name, summary), summary, "groups", group.id, "quality", name)

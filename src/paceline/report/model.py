@@ -31,7 +31,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Summary:
-    """A value over several seeds; `std` is the sample standard deviation, or None for a single seed."""
+    """A value across several seeds; `std` is the sample standard deviation, or None for a single seed."""
 
     mean: float
     std: float | None
@@ -55,7 +55,7 @@ class Scaling:
     """Speed relative to one device with the same global batch ("strong") or the same batch per device ("weak")."""
 
     kind: str
-    baseline: str  # ID of the group on one device that this group is compared with
+    baseline: str  # ID of the one-device group that this group is compared with
     speedup: float
     efficiency: float
 
@@ -81,7 +81,7 @@ class Group:
     runs: Sequence[str]
     quality: Mapping[str, Summary]
     selection_metric: Summary | None
-    num_evaluated: float | None  # number of samples that the selection metric was computed on
+    num_evaluated: float | None  # number of samples from which the selection metric was computed
     images_per_second: Summary | None
     speed_spread: SpeedSpread
     includes_warmup: bool
@@ -150,7 +150,7 @@ class Parity:
     def __str__(self) -> str:
         values = [one.value for one in self.differences if one.value is not None]
         largest = f"largest difference {max(values):.1e}" if values else "no difference measured"
-        return f"{'same weights' if self.holds else 'the weights differ'}, {largest}"
+        return f"{'the weights agree' if self.holds else 'the weights differ'}, {largest}"
 
 
 def _finite(one: Difference) -> Difference:
@@ -160,7 +160,7 @@ def _finite(one: Difference) -> Difference:
 
 @dataclass(frozen=True)
 class Metric:
-    """The metric that selects checkpoints, and the metric reported next to it."""
+    """The metric that selects checkpoints, and the metric reported alongside it."""
 
     name: str
     reported: str
@@ -169,7 +169,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class Counts:
-    """The number of requested runs, of runs with results and of runs without results."""
+    """How many runs were requested, how many of them have results and how many do not."""
 
     requested: int
     done: int
@@ -178,7 +178,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class ResumedRun:
-    """A run that was resumed with different devices, strategy or machine."""
+    """A run that was resumed with different devices, with a different strategy or on a different machine."""
 
     run: str
     changes: Sequence[SegmentChange]

@@ -22,7 +22,7 @@ from paceline.report.plots import draw, legend_of, scaling_legend
 from paceline.report.svg import colour_class
 
 LARGEST_IMAGE_PX = 560
-LONG_CELL = 28  # text with more characters may wrap in a table cell
+LONG_CELL = 28  # text longer than this (in characters) may wrap in a table cell
 TEMPLATES = Path(__file__).with_name("templates")
 
 

@@ -1,4 +1,4 @@
-"""The building blocks of a report in HTML and Markdown: sections of phrases, tables, plots and images."""
+"""The building blocks of a report in HTML and Markdown: sections that contain phrases, tables, plots and images."""
 
 from __future__ import annotations
 

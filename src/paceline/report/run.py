@@ -22,7 +22,7 @@ class SelectionMetric:
 
 @dataclass(frozen=True)
 class Speed:
-    """Training throughput, without evaluation, samples and saving."""
+    """Training throughput, excluding evaluation, samples and saving."""
 
     images_per_second: float
     images_per_second_without_loading: float
@@ -52,7 +52,7 @@ Curve = Sequence[Point]
 
 @dataclass(frozen=True)
 class Run:
-    """The data of one run that a report uses."""
+    """The data that a report uses from one run."""
 
     folder: str
     recipe: str

@@ -1,4 +1,4 @@
-"""Reads the data of one run for a report, using only the run folder."""
+"""Reads one run's data for a report, using only the run folder."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ COSTS: dict[str, tuple[str, str]] = {
         "a larger batch per device, --accumulate 2, or a faster link between devices",
     ),
     "batchnorm": (
-        "BatchNorm waits for the statistics of all devices",
+        "BatchNorm waits for statistics from all devices",
         "--sync-batchnorm off (this changes the trained weights, so check the quality), or networks without BatchNorm",
     ),
     "loading": ("the step waits for data", "--loader resident if the data fits in memory, or more --workers"),

@@ -45,18 +45,18 @@ def _advice(report: Report, advice: Recommendation) -> str:
     if len(report.groups) == 1:
         return f"**{chosen.label}** trains at {words}; there is nothing to compare it with."
     if chosen.scaling and chosen.devices > 1:
-        words += f", {at('.2f', 'groups', chosen.id, 'scaling', 'speedup')}× one device"
+        words += f", {at('.2f', 'groups', chosen.id, 'scaling', 'speedup')}× the speed of one device"
     words += _tie(report, advice)
     if advice.best is None:
         metric = metric_in_text(report.metric.name).strip()
         missing = f"{metric} was not measured for {_labels(report, advice.unevaluated)}"
         missing = missing if metric else "quality was not measured"
-        return f"No recommendation by quality: {missing}. By speed alone, use **{chosen.label}**: {words}."
+        return f"No recommendation based on quality: {missing}. Based on speed alone, use **{chosen.label}**: {words}."
     return f"Use **{chosen.label}**: {words}{_recommended_quality(report, advice, chosen)}."
 
 
 def _recommended_quality(report: Report, advice: Recommendation, chosen: Group) -> str:
-    """Describe the quality of the recommended group compared with others, and its value on the test split."""
+    """Describe how the recommended group's quality compares with that of others, and its value on the test split."""
     metric, value = metric_in_text(report.metric.name), _selection_value(report, chosen)
     if not advice.several_seeds:
         words = f" ({metric} {value})"
@@ -83,7 +83,7 @@ def _resumed(report: Report) -> list[str]:
         )
         phrases.append(
             f"`{one.run}` was resumed with changes {changes}. Its speed, efficiency and time per epoch were measured "
-            "after the last change. Its seconds per run include the time before the change."
+            "after the last change. The reported seconds for the whole run also include the time before that."
         )
     return phrases
 
@@ -165,10 +165,11 @@ def _scaling_costs(report: Report) -> list[str]:
     for key, ladder in report.scaling_costs.items():
         if ladder.largest_cost:
             cost, remedy = COSTS[ladder.largest_cost]
-            gain, efficiency = at("+.0%", "scaling_costs", key, "gain"), at(".0%", "scaling_costs", key, "efficiency")
+            gain, efficiency = at(".0%", "scaling_costs", key, "gain"), at(".0%", "scaling_costs", key, "efficiency")
             phrases.append(
                 f"A step-time breakdown, measured separately from the runs, shows why {report.groups[key].label} is "
-                f"not faster (its efficiency there is {efficiency}): {cost}. Try {remedy} (at most {gain} throughput)."
+                f"not faster (efficiency in the breakdown: {efficiency}): {cost}. Try {remedy}; this can increase "
+                f"throughput by up to {gain}."
             )
     return phrases
 
@@ -178,12 +179,14 @@ def _parity(report: Report) -> list[str]:
         return []
     failed = [recipe for recipe, parity in report.parity.items() if not parity.holds]
     if failed:
-        return [f"Strategies do **not** agree for {', '.join(failed)}: see “{PARITY}” before you choose a strategy."]
-    return [f"Strategies agree: in float64, they produce the same weights ({', '.join(report.parity)})."]
+        return [
+            f"The strategies do **not** agree for {', '.join(failed)}: see “{PARITY}” before you choose a strategy."
+        ]
+    return [f"The strategies agree: in float64, they produce the same weights ({', '.join(report.parity)})."]
 
 
 def _float64(report: Report) -> list[str]:
-    """Explain why the metrics of strategies are equal if all runs use float64."""
+    """Explain why all strategies have equal metrics if all runs use float64."""
     groups = report.groups.values()
     if len({group.strategy for group in groups}) < 2 or {group.precision for group in groups} != {"fp64"}:
         return []

@@ -14,7 +14,7 @@ NUM_COLOURS = 8
 
 
 class Series(NamedTuple):
-    """One line of a plot; `colour` is an index into the page's palette."""
+    """One line in a plot; `colour` is an index into the page's palette."""
 
     label: str
     points: Sequence[tuple[float, float]]

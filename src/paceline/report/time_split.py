@@ -1,4 +1,4 @@
-"""How the time of an epoch is spent, for each group."""
+"""How each group's time per epoch is spent."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ PARTS = {
     "saving": "samples and saving",
 }
 NOTE = (
-    "The times for data wait, steps, evaluation and saving are measured in the runs with the host's clock. "
+    "The times for data wait, steps, evaluation and saving were measured during the runs with the host's clock. "
     "The step time is split into communication and compute according to the step-time breakdown. "
     "“Between steps” is the time that the training loop, such as Lightning's Trainer, spends outside the steps. "
-    "Samples and checkpoints written after the last log line of a run are not included."
+    "Samples and checkpoints written after a run's last log line are not included."
 )
 
 
@@ -44,11 +44,11 @@ def split_time(
             row |= {"compute": seconds["step"] * (1 - share), "communication": seconds["step"] * share}
         else:
             row["step"] = seconds["step"]
-            missing.append(f"communication time of {group.label} separately from compute (no step-time breakdown)")
+            missing.append(f"communication time for {group.label} separately from compute (no step-time breakdown)")
         row |= {name: seconds[name] for name in ("between_steps", "evaluation", "saving") if name in seconds}
         split[key] = row | {"total": sum(row.values())}
     copies = "the copies overlap with the step" if on_gpu else "there are no copies on a CPU"
-    missing.append(f"time for copies from host to device in the runs ({copies})")
+    missing.append(f"time for copies from host to device during the runs ({copies})")
     if not on_gpu:
         missing.append("GPU utilisation, memory and energy (no GPU was used, or NVML is unavailable)")
     return split, missing

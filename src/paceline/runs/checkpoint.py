@@ -58,7 +58,7 @@ class Checkpoints:
         return sorted(int(entry.name) for entry in self.folder.iterdir() if NAME.fullmatch(entry.name))
 
     def path(self, images: int) -> Path:
-        """Return the folder of one checkpoint."""
+        """Return a checkpoint's folder."""
         return self.folder / f"{images:012d}"
 
     def save(self, snapshot: Snapshot) -> Path:
@@ -81,7 +81,7 @@ class Checkpoints:
                 self._set_aside(final)
             temporary.rename(final)
             sync(self.folder)
-            sync(self.folder.parent)  # flushes the directory entries of this folder and of metrics.jsonl
+            sync(self.folder.parent)  # flushes the directory entries for this folder and metrics.jsonl
             if replaced:
                 shutil.rmtree(replaced)
         except OSError as error:
@@ -91,7 +91,7 @@ class Checkpoints:
         return final
 
     def restore_replaced(self) -> None:
-        """Restore the old checkpoint if a process was killed while it was replacing that checkpoint.
+        """Restore the old checkpoint if a process was killed while replacing it.
 
         Only the process that writes to the folder may call this method.
         """
@@ -248,7 +248,9 @@ def _read(path: Path) -> tuple[dict[str, bytes], dict[str, TensorNotes]]:
     try:
         manifest = parse_json(read_bounded(path / MANIFEST))
         if manifest["format"] != RUN_FORMAT:
-            raise Damaged(path, f"{MANIFEST} has format {manifest['format']}, but Paceline reads {RUN_FORMAT}")
+            raise Damaged(
+                path, f"{MANIFEST} has format {manifest['format']}, but this version of Paceline reads {RUN_FORMAT}"
+            )
         if manifest.pop("seal") != checksum_of_content(manifest):
             raise Damaged(path, f"{MANIFEST} does not match its own SHA-256")
         digests = {name: manifest["sha256"][name] for name in (*TENSORS, NUMBERS)}

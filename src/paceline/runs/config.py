@@ -32,5 +32,5 @@ def resolve_config(recipe: str, layers: Layers, *, load_source: bool = True) -> 
 
 
 def resolve_settings(command: str, layers: Layers) -> RunSettings:
-    """Return the settings of a command that has no recipe."""
+    """Return the settings for a command that has no recipe."""
     return resolve(command, Recipe, layers, RegisteredSources()).run

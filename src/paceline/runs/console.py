@@ -1,4 +1,4 @@
-"""Log the output of each rank to the run's logs/ folder; rank 0 also prints it."""
+"""Log each rank's output to the run's logs/ folder; rank 0 also prints it."""
 
 from __future__ import annotations
 

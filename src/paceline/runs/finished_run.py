@@ -27,7 +27,7 @@ MAX_LISTED = 5  # maximum number of runs listed in one message
 
 
 def config_of(run: str, layers: Layers = (), *, load_source: bool = True, trust: bool = False) -> Config:
-    """Return the settings that a run or weights file was trained with, overridden by `layers`; see `config.resolve`.
+    """Return the training settings from a run or weights file, overridden by `layers`; see `config.resolve`.
 
     Raise UserError if there is no run, its format is not supported, or it refers to untrusted code.
     """

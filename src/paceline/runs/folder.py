@@ -27,7 +27,7 @@ from paceline.runs.weights_file import weights_metadata
 
 ALLOWED_BEFORE_START = ("launch", "cell.json")  # files that other commands write before the run starts
 PROTOCOLS = "protocols.json"
-LEFTOVER_SECONDS = 3600.0  # older temporary files are removed, because no process still writes them
+LEFTOVER_SECONDS = 3600.0  # older temporary files are removed, because no process is still writing them
 
 
 class RunFolder:
@@ -47,7 +47,7 @@ class RunFolder:
 
     @property
     def protocols_file(self) -> Path:
-        """The file that records how the metrics of each split were measured."""
+        """The file that records how each split's metrics were measured."""
         return self.path / PROTOCOLS
 
     def check_free(self) -> None:
@@ -67,7 +67,7 @@ class RunFolder:
             )
 
     def claim(self) -> None:
-        """Make this process the folder's only writer, until `release` or the end of the process."""
+        """Make this process the folder's only writer, until it calls `release` or exits."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             check_own_files(self.path)
@@ -116,14 +116,14 @@ class RunFolder:
         return status is not None and status.state == "finished"
 
     def end(self, state: str, reason: str = "") -> None:
-        """Record how the run ended; does nothing before `begin` and on ranks other than 0."""
+        """Record how the run ended; does nothing before `begin` or on ranks other than 0."""
         if self._total_images is not None and self._lock is not None and self._lock.is_in_place:
             with suppress(OSError):  # the run may have ended because the disk is full
                 Status.now(state, self._total_images, redact(" ".join(reason.split()))).write(self.path)
         self._total_images = None
 
     def end_for_others(self, state: str, reason: str, began: float) -> None:
-        """Record how a run ended if its processes could not, for example because they were killed.
+        """Record how a run ended if its processes could not do so, for example because they were killed.
 
         Does nothing unless the run's status was written on this host after `began` (Unix time), and is "running" or
         "failed".
@@ -174,13 +174,13 @@ class RunFolder:
             )
 
     def record_protocol(self, split: str, label: str, protocol: Protocol, *, overwrite: bool) -> None:
-        """Record the protocol (how metrics are measured) of a split and label; raise UserError if it has changed."""
+        """Record the protocol (how metrics are measured) for a split and label; raise UserError if it has changed."""
         kept = {} if overwrite else self._protocols()
         before = kept.setdefault(split, {}).setdefault(label, dict(protocol))
         changed = differences(before, protocol)
         if changed:
             raise UserError(
-                f"--out {self.path}: the metrics on {split!r} were measured with a different protocol "
+                f"--out {self.path}: the metrics on {split!r} were measured under a different protocol "
                 f"({'; '.join(changed)}); "
                 "resume with the same evaluation settings and data, or choose a different --out"
             )

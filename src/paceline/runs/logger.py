@@ -1,6 +1,6 @@
 """The logger contract, and the group of loggers that a run uses.
 
-A logger sends metrics and sample images elsewhere: to event files, a server or a database. It is one subclass of
+A logger sends metrics and sample images elsewhere: to event files, a server or a database. It is a subclass of
 `Logger` in its own file, either in `runs/loggers/` or written by the user. Loggers are chosen with
 `--loggers NAME,./my_logger.py`. The run's own record (metrics.jsonl, samples/) does not depend on them.
 """

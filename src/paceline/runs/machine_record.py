@@ -72,7 +72,7 @@ class _SelfTest:
 def graph_obstacle(processes: int, hosts: int) -> str:
     """Return why this machine cannot capture a step on several GPUs as a CUDA graph; empty if the self-test passed."""
     if hosts > 1:
-        return "CUDA graphs are untested on several hosts"
+        return "CUDA graphs are untested across several hosts"
     test = _SelfTest.read()
     if test is None:
         return f"CUDA graphs are untested on this machine's GPUs; {HOW_TO_TEST}"

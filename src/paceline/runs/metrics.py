@@ -40,7 +40,7 @@ class MetricsWriter:
     """Writes a run's metrics and sample images and passes them to its loggers; used only on rank 0."""
 
     def __init__(self, folder: Path, images: int = 0, loggers: str = "", *, evaluated: bool = True) -> None:
-        """Remove metrics and samples logged after `images` images, and append from there; 0 removes everything.
+        """Remove metrics and samples logged after `images` images, and append new ones; 0 removes everything.
 
         `loggers` is the value of the `--loggers` setting. `evaluated` is False if the checkpoint at `images` was saved
         before its evaluation. The metrics of that evaluation are then removed too, because they will be written again.
@@ -49,7 +49,7 @@ class MetricsWriter:
         kept = _cut_metrics(folder / METRICS, images, evaluated)
         _cut_samples(folder / SAMPLES, images)
         self._samples = folder / SAMPLES
-        # Without a buffer, each line is one write. Readers see no partial line, and a killed process loses none.
+        # Without a buffer, each line is one write. Readers see no partial line, and a killed process loses no line.
         self._file = os.fdopen(open_append(folder / METRICS), "ab", buffering=0)
         self._seconds_before = float(kept[-1].get("seconds") or 0.0) if kept else 0.0
         self._started = time.perf_counter()

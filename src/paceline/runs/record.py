@@ -24,7 +24,7 @@ EARLIER = "earlier"  # key of an array of tables with all segments except the la
 class Provenance:
     """How and where a run was trained."""
 
-    data: str  # number of samples and their fingerprint
+    data: str  # number of samples, and a fingerprint of the data
     choices: Choices
     versions_and_hardware: Mapping[str, str] = field(default_factory=dict)
     earlier: tuple[Segment, ...] = ()

@@ -35,7 +35,7 @@ class Saver:
         before: Callable[[], None] = lambda: None,
         after: Callable[[], None] = lambda: None,
     ) -> None:
-        """Start writing a snapshot, which must not change anymore; `before` and `after` are called in the thread."""
+        """Start writing a snapshot, which must no longer change; `before` and `after` are called in the thread."""
         self.wait()
 
         def write() -> None:

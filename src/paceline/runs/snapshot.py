@@ -37,7 +37,7 @@ class CheckpointNumbers:
 
     @classmethod
     def from_json(cls, content: object, images: int) -> CheckpointNumbers:
-        """Parse the values of the checkpoint at `images`; raise one of the errors in `INVALID` if a value is bad."""
+        """Parse the values for the checkpoint at `images`; raise one of the errors in `INVALID` if any is invalid."""
         if not isinstance(content, dict):
             raise TypeError("the content is not a JSON object")
         if content["images"] != images or type(content["images"]) is not int:
@@ -68,7 +68,7 @@ def _best(content: object, images: int) -> Best | None:
     if content is None:
         return None
     if not isinstance(content, dict) or not isinstance(content["name"], str):
-        raise TypeError("`best` is not a JSON object with a name")
+        raise TypeError("`best` is not a JSON object that contains a name")
     value = _number(content["value"], "best.value")
     return Best(content["name"], value, _count(content["images"], "best.images", 0, images))
 
@@ -77,8 +77,8 @@ def _scaler(content: object) -> ScalerState:
     if not isinstance(content, dict):
         raise TypeError("`scalers` contains a value that is not a JSON object")
     for name, value in content.items():
-        if not math.isfinite(_number(value, f"{name} of a scaler")):
-            raise ValueError(f"{name} of a scaler is {value}: expected a finite number")
+        if not math.isfinite(_number(value, f"a scaler's {name}")):
+            raise ValueError(f"a scaler's {name} is {value}: expected a finite number")
     return content
 
 

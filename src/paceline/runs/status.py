@@ -1,7 +1,7 @@
 """The state files in a run folder: status.json (running, finished, stopped or failed, and why) and mirror.json.
 
 A killed process cannot update its status, which stays "running". Readers then check the lock, which is released when
-the process dies, or how long ago anything was written.
+the process dies, or how long ago a file was last written.
 """
 
 from __future__ import annotations

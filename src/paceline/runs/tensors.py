@@ -1,4 +1,4 @@
-"""Serialize tensors with safetensors, never with pickle.
+"""Serialise tensors with safetensors, never with pickle.
 
 safetensors stores contiguous tensors that share no memory. So each tensor is made contiguous and its memory format is
 recorded separately. Tensors that share memory are stored once, with a table of their aliases.
@@ -95,7 +95,7 @@ def _with_metadata(content: bytes, metadata: Mapping[str, str]) -> bytes:
 
 
 def copy_to_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copy tensors to the CPU and preserve aliases; waits for each GPU only once."""
+    """Copy tensors to the CPU, preserving aliases and waiting for each GPU only once."""
     copies: dict[tuple[Memory, str], Tensor] = {}
     named = {}
     for name, tensor in tensors.items():

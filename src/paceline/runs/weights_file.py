@@ -35,7 +35,7 @@ SUFFIX = ".safetensors"
 FORMAT = "paceline.format"
 RECIPE, SETTINGS = "paceline.recipe", "paceline.settings"
 PROTOCOL, DATA_SPEC = "paceline.protocol", "paceline.data_spec"
-DATA = "paceline.data"  # metadata key of the data source and its settings, without folder paths
+DATA = "paceline.data"  # metadata key for the data source and its settings, without folder paths
 DATA_SETTINGS = ("data", "crop", "size", "channels")  # settings that are stored along with the source's own settings
 UNREADABLE = (OSError, safetensors.SafetensorError, ValueError)
 
@@ -56,7 +56,7 @@ def is_weights_file(path: str) -> bool:
 
 
 def weights_metadata(recipe: str, settings: SettingValues, spec: DataSpec) -> dict[str, str]:
-    """Return the metadata of a weights file; `settings` are all settings of the run, by name."""
+    """Return the metadata for a weights file; `settings` are all settings of the run, by name."""
     own = {field.name for field in fields(load_recipe(recipe).Settings)}
     of_source = settings.keys() - own - SHARED_SETTINGS - {*FOLDERS, "recipe"}
     names = {*DATA_SETTINGS, *of_source}
@@ -112,7 +112,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def check_weights_format(metadata: dict[str, str], where: str) -> None:
-    """Raise UserError if a weights file has a format that this version does not read."""
+    """Raise UserError if a weights file has a format that this version cannot read."""
     check_format(metadata.get(FORMAT), where, remedy="import it again")
 
 
@@ -126,7 +126,9 @@ def _read_metadata(path: Path) -> dict[str, str]:
 
 def _config(path: Path, metadata: dict[str, str], layers: Layers, *, load_source: bool, trust: bool) -> Config:
     if RECIPE not in metadata:
-        raise UserError(f"{path}: its metadata has no recipe; use a run folder, or convert it with `paceline import`")
+        raise UserError(
+            f"{path}: its metadata does not name a recipe; use a run folder, or convert the file with `paceline import`"
+        )
     check_weights_format(metadata, str(path))
     try:
         settings: dict[str, SettingValue] = {**parse_json(metadata[SETTINGS]), "protocol": metadata[PROTOCOL]}

@@ -72,7 +72,7 @@ def newest_snapshot(
     if world.place.num_nodes > 1:
         _catch_up(folder, world, snapshot, holder)
         if holder and world.is_first:
-            report(f"received the checkpoint at {snapshot.images:,} images from the host of rank {holder}")
+            report(f"received the checkpoint at {snapshot.images:,} images from rank {holder}'s host")
     if folder.is_mine:
         folder.checkpoints.set_aside_after(snapshot.images)
     return snapshot

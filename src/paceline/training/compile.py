@@ -37,11 +37,11 @@ def try_compile(step: Step, data: StepData) -> str:
     try:
         step.dry_run(data.fetched[0][0])
         outcome = f"compile: on for {len(networks)} of {len(step.recipe.single_networks)} networks"
-    except Exception as error:  # a compiler may raise anything; training continues without it
+    except Exception as error:  # a compiler may raise any exception; training continues without it
         for network in networks:
             undo_compile(network)
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-        outcome = f"compile: off, since {type(error).__name__}: {reason}"
+        outcome = f"compile: off, since it failed ({type(error).__name__}: {reason})"
     with torch.no_grad():
         for name, buffer in step.recipe.named_buffers():
             buffer.copy_(buffers[name])

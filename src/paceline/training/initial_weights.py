@@ -32,7 +32,7 @@ class InitialWeights:
     weights: dict[str, Tensor]
     settings: Mapping[str, Any]  # recipe settings used in training; empty for a file without settings
     origin: str  # where the weights come from, shown to the user
-    images: int = 0  # images seen at the newest checkpoint of the run
+    images: int = 0  # images seen at the run's newest checkpoint
 
 
 def start_from(parts: Parts, path: str) -> str:
@@ -54,11 +54,11 @@ def start_from(parts: Parts, path: str) -> str:
     networks = _fill(parts.recipe, parts.config, spec, initial, path)
     for learner in parts.step.learners.values():
         learner.reset_ema()
-    return f"initialized from {initial.origin}: {', '.join(networks)}"
+    return f"initialised from {initial.origin}: {', '.join(networks)}"
 
 
 def read_initial_weights(path: str) -> InitialWeights:
-    """Return the weights (the EMA, if there is one) of a run's best checkpoint or of a file."""
+    """Return the weights (the EMA, if there is one) from a run's best checkpoint or from a file."""
     place = Path(path).expanduser()
     if place.is_dir():
         return _of_run(RunFolder(place), path)
@@ -103,11 +103,11 @@ def _fill(recipe: Recipe, config: Config, spec: DataSpec, initial: InitialWeight
     if any(misfits.values()):
         _reject_settings(_affecting_networks(others, recipe, config, spec, found), config, path)
         name, differing = next((name, differing) for name, differing in misfits.items() if differing)
-        same_data = "use data of the same size, with the same channels and classes"
+        same_data = "use images with the same size and channels, and the same classes"
         advice = same_data if initial.settings else "use the settings that the weights were trained with"
         raise UserError(
-            f"--init-from {path}: its {name} is a different network: {differing[0]!r} does not fit "
-            f"(tensors that differ: {len(differing)}): {advice}"
+            f"--init-from {path}: its {name} is a different network: {differing[0]!r} does not match "
+            f"(differing tensors: {len(differing)}); {advice}"
         )
     _reject_settings({name: value for name, value in others.items() if name in recipe.must_match_weights}, config, path)
     for name, weights in found.items():
@@ -120,7 +120,7 @@ def _with_prefix(prefix: str, weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _misfits(network: nn.Module, weights: Mapping[str, Tensor]) -> list[str]:
-    """Return the names of tensors that are missing on one side, then of those whose shapes differ."""
+    """Return the names of tensors that are missing on one side, then the names of those whose shapes differ."""
     own = network.state_dict()
     common = sorted(weights.keys() & own.keys())
     return sorted(weights.keys() ^ own.keys()) + [key for key in common if weights[key].shape != own[key].shape]

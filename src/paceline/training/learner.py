@@ -111,7 +111,7 @@ def make_optimizer(parameters: list[Tensor], settings: LearnerSettings, precisio
         case "sgd":
             nesterov = settings.nesterov and settings.momentum > 0
             sgd = SGD(groups, lr=rate, momentum=settings.momentum, nesterov=nesterov, fused=True)
-            if settings.momentum:  # torch leaves the buffer uninitialized if the fp16 scaler skips the first step
+            if settings.momentum:  # torch leaves the buffer uninitialised if the fp16 scaler skips the first step
                 for parameter in parameters:
                     sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
             return sgd

@@ -63,7 +63,7 @@ class Loop:
         self.stopped = False
         self.images = 0
         self.best: Best | None = None
-        self._missed_best = False  # whether a missing metric for the best checkpoint was reported
+        self._missed_best = False  # whether the user has been told that the metric for the best checkpoint is missing
         self._logged_at = self._evaluated_at = self._sampled_at = self._saved_at = -1
         if snapshot:
             self.images = self._saved_at = self._logged_at = snapshot.images
@@ -143,7 +143,7 @@ class Loop:
             generator.manual_seed(seed)
 
     def _log(self) -> None:
-        """Read the losses of all ranks and log them; raise UserError if one is not finite."""
+        """Read the losses from all ranks and log them; raise UserError if one is not finite."""
         if self._logged_at == self.images:
             return
         with self.stopwatch("log"):
@@ -153,7 +153,7 @@ class Loop:
             at, phase, name = reading.not_finite
             self.saver.wait()
             self.world.wait_for_all()  # so that every rank reports the same checkpoints
-            self._fail(f"loss {name!r} of phase {phase!r} is not finite", at)
+            self._fail(f"loss {name!r} in phase {phase!r} is not finite", at)
         values = reading.values | self._timings()
         rates = {f"lr/{name}": learner.learning_rate(self.images) for name, learner in self.step.learners.items()}
         self._write(values | rates | self.gpu.read())

@@ -1,6 +1,6 @@
-"""Losses and signals of the phases, kept on the device until they are logged.
+"""The phases' losses and signals, kept on the device until they are logged.
 
-One row per micro-batch is written without waiting for the device. The rows of all ranks are read when logging and
+One row per micro-batch is written without waiting for the device. Rows from all ranks are read when logging and
 before every save. Reading also finds the first value that is not finite, with its step and phase.
 """
 
@@ -29,7 +29,7 @@ class NotFinite(NamedTuple):
 class Reading(NamedTuple):
     """Mean losses and signals since the last reading."""
 
-    values: dict[str, float]  # means over all samples of all ranks; `spread/NAME`: max minus min over ranks
+    values: dict[str, float]  # means over all samples on all ranks; `spread/NAME`: max minus min across ranks
     not_finite: NotFinite | None
 
 
@@ -47,8 +47,8 @@ class Entry(NamedTuple):
         values = {**loss.terms, **loss.signals}
         if len(values) < len(loss.terms) + len(loss.signals):
             raise UserError(
-                f"phase {phase!r} uses the same name for a loss term and a signal: "
-                f"{', '.join(loss.terms & loss.signals.keys())}: rename one of them"
+                f"phase {phase!r} uses the same name for a loss term and a signal "
+                f"({', '.join(loss.terms & loss.signals.keys())}); rename one of them"
             )
         numbers = [value.detach() for value in values.values()]
         column = numbers[0].unsqueeze(0) if len(numbers) == 1 else torch.stack(numbers)
@@ -95,7 +95,7 @@ class LossLog:
             if page.names != names:
                 raise UserError(
                     f"phase {phase!r} returned the losses and signals {', '.join(page.names)}, then "
-                    f"{', '.join(names)}: return the same names in every step"
+                    f"{', '.join(names)}: return the same names at every step"
                 )
             if len(page.at) == CAPACITY:
                 page.fold()
@@ -103,7 +103,7 @@ class LossLog:
             page.at.append((images, samples))
 
     def read(self) -> Reading:
-        """Return the means over all ranks since the last call. Waits for the device and the other ranks."""
+        """Return the means across all ranks since the last call. Waits for the device and the other ranks."""
         pages = list(self.pages.items())
         for _, page in pages:
             page.fold()

@@ -1,4 +1,4 @@
-"""Sample images of a run: a grid of generated images, or strips of input, output and target for fixed samples."""
+"""A run's sample images: a grid of generated images, or strips of input, output and target for fixed samples."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def make_images(recipe: Recipe, draws: Batch, precision: Precision) -> np.ndarra
 
 
 def fixed_draws(recipe: Recipe, drawer: Drawer, count: int) -> Batch:
-    """Return the random inputs of a run's sample images, which are the same during and after training."""
+    """Return the random inputs for a run's sample images, which are the same during and after training."""
     if not recipe.generates:
         raise UserError(f"{type(recipe).__name__} has no generator: it cannot generate images from noise")
     return drawer.rows("samples", 0, count)
@@ -72,7 +72,7 @@ def has_strips(recipe: Recipe) -> bool:
 
 
 def strip_samples(source: Source, device: torch.device, precision: Precision) -> list[Batch]:
-    """Return center crops of a source's first samples, one per batch, as input for the recipe."""
+    """Return centre crops of a source's first samples, one per batch, as input for the recipe."""
     return list(_center_crops(source, device, precision))
 
 

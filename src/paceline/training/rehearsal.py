@@ -50,7 +50,7 @@ def rehearse(split_evaluator: SplitEvaluator) -> None:
             sums = evaluator.sums()
             if not isinstance(sums, torch.Tensor) or sums.ndim != 1:
                 raise TypeError("expected a 1-D tensor")
-        if type(evaluator).update_samples is Evaluator.update_samples:  # others need all samples first
+        if type(evaluator).update_samples is Evaluator.update_samples:  # other evaluators need all samples first
             with explained(f"{named}: results", only=MISTAKES):
                 _check_results(evaluator.results(sums))
 
@@ -73,7 +73,7 @@ def explained(what: str, only: tuple[type[Exception], ...] = (Exception,)) -> It
 
 
 def _batch(split_evaluator: SplitEvaluator) -> Batch:
-    """Return the first rows of draws and, unless images are generated, the first samples or the smallest one."""
+    """Return the first rows of the draws and, unless images are generated, the first samples or the smallest one."""
     recipe, drawer, device = split_evaluator.recipe, split_evaluator.drawer, split_evaluator.world.device
     source, count = split_evaluator.loader.source, min(NUM_SAMPLES, split_evaluator.count)
     if recipe.generates:
@@ -91,12 +91,12 @@ def _batch(split_evaluator: SplitEvaluator) -> Batch:
 def _check_prediction(prediction: object) -> None:
     if not isinstance(prediction, dict) or not all(isinstance(value, torch.Tensor) for value in prediction.values()):
         kind = type(prediction).__name__
-        raise TypeError(f"returned a {kind}: return a dict of tensors by name" if kind != "dict" else "not all tensors")
+        raise TypeError(f"returned a {kind}: return a dict {{name: tensor}}" if kind != "dict" else "not all tensors")
 
 
 def _check_results(results: object) -> None:
     if not isinstance(results, dict) or not all(isinstance(value, (int, float)) for value in results.values()):
-        raise TypeError("expected a dict of numbers by name")
+        raise TypeError("expected a dict {name: number}")
 
 
 @contextmanager

@@ -122,7 +122,7 @@ class Session:
             ):
                 writer.write(loop.images, metrics | {"test/checkpoint_images": float(images)})
         if world.is_first:
-            print_line(f"test metrics of the checkpoint at {images:,} images: {describe(metrics)}")
+            print_line(f"test metrics for the checkpoint at {images:,} images: {describe(metrics)}")
 
     def close(self, loop: Loop, writer: MetricsWriter | None) -> None:
         """Record how the run ended; wait for its mirror and for the other ranks."""
@@ -142,7 +142,7 @@ class Session:
 
 @dataclass
 class Record:
-    """The settings, versions and hardware of a run, written at the start or, if resumed, with a checkpoint."""
+    """The settings, versions and hardware of a run, written at the start or, after resuming, with a checkpoint."""
 
     session: Session
     snapshot: Snapshot | None

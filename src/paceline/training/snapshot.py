@@ -45,7 +45,7 @@ def check_fits(snapshot: Snapshot, step: Step) -> None:
     for name, learner in step.learners.items():
         wanted_keys = learner.scaler.state_dict().keys()
         if wanted_keys and snapshot.numbers.scalers[name] and snapshot.numbers.scalers[name].keys() != wanted_keys:
-            raise UserError(f"the gradient scaler of network {name!r} has unexpected values")
+            raise UserError(f"the gradient scaler for network {name!r} has unexpected values")
 
 
 def restore_snapshot(snapshot: Snapshot, step: Step) -> None:

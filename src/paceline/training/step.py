@@ -57,7 +57,7 @@ class Step:
             learner.set_rate(images)
 
     def learn(self, due: tuple[Phase, ...], fetched: list[list[Batch]], watch: Watch | None = None) -> list[Entry]:
-        """Run the phases. Nothing waits for the device or depends on the images seen, so it fits a CUDA graph."""
+        """Run the phases. Nothing waits for the device or depends on the images seen, as CUDA graphs require."""
         repetitions = [[self.finish(batch) for batch in micro_batches] for micro_batches in fetched]
         entries: list[Entry] = []
         for phases in groups(due):
@@ -127,7 +127,7 @@ class Step:
             shown = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
             count = "1 parameter" if len(missing) == 1 else f"{len(missing)} parameters"
             raise UserError(
-                f"phase {phase.name!r} computes no gradient for {count} of {phase.network!r} ({shown}): "
+                f"phase {phase.name!r} computes no gradient for {count} in {phase.network!r} ({shown}): "
                 "use every parameter in the loss, or remove it from the network"
             )
 

@@ -66,7 +66,7 @@ class StopRequest:
         main = threading.main_thread().ident
         if main is not None and signal.getsignal(signal.SIGINT) == self._handle:
             self._failure = reason
-            signal.pthread_kill(main, signal.SIGINT)  # also ends a system call that waits
+            signal.pthread_kill(main, signal.SIGINT)  # also interrupts a waiting system call
 
     @property
     def exit_code(self) -> int:

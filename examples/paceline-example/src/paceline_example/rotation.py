@@ -1,6 +1,6 @@
 """Rotation: a network learns to predict by which multiple of 90° an image was rotated; no labels are needed.
 
-This is the self-supervised method of "Unsupervised Representation Learning by Predicting Image Rotations" (Gidaris et
+This is the self-supervised method from "Unsupervised Representation Learning by Predicting Image Rotations" (Gidaris et
 al.).
 """
 

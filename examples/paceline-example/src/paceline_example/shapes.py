@@ -14,13 +14,13 @@ CLASSES = ("arrow", "house", "T")
 
 
 class Shapes(ArraySource):
-    """Labeled images of upright arrows, houses and letters T, in random sizes and positions; needs no download."""
+    """Labelled images of upright arrows, houses and Ts, in random sizes and positions; needs no download."""
 
     @dataclass(frozen=True)
     class Settings(RunSettings):
         """The settings of this source, in addition to those of every run."""
 
-        noise: float = setting(20.0, "standard deviation of the noise, in gray levels from 0 to 255", at_least=0)
+        noise: float = setting(20.0, "standard deviation of the noise, in grey levels from 0 to 255", at_least=0)
 
     def __init__(self, split: str, settings: Settings) -> None:
         seed = list(NUM_SAMPLES).index(split)  # a fixed seed gives every process and run the same samples
@@ -42,7 +42,7 @@ class Shapes(ArraySource):
 
 
 def draw_shapes(label: np.ndarray, down: np.ndarray, aside: np.ndarray) -> np.ndarray:
-    """Return a mask of each shape's pixels; `down` and `aside` are distances from the shape's center, in radii."""
+    """Return a mask of each shape's pixels; `down` and `aside` are distances from the shape's centre, in radii."""
     head = (down > -1) & (down < 0) & (aside < 1 + down)
     shaft = (down >= 0) & (down < 1) & (aside < 0.3)
     walls = (down >= 0) & (down < 1) & (aside < 0.8)

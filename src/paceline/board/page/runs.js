@@ -95,7 +95,7 @@ export class Runs {
       make("span", { class: "name", title: "show only this run", onclick: () => this.only(run) }, run.name),
       make("span", { class: "state", "data-state": run.state, title: run.reason || run.state }, run.state),
       make("span", { class: "details" }, ...details.map((detail) => make("span", {}, detail)),
-        run.broken_lines ? make("span", { class: "warn", title: "lines of metrics.jsonl that cannot be read" }, `${run.broken_lines} broken ${run.broken_lines === 1 ? "line" : "lines"}`) : null,
+        run.broken_lines ? make("span", { class: "warn", title: "unreadable lines in metrics.jsonl" }, `${run.broken_lines} broken ${run.broken_lines === 1 ? "line" : "lines"}`) : null,
         run.mirror ? make("span", { class: run.mirror.error ? "warn" : "", title: `${run.mirror.url}\n${run.mirror.error || "no errors"}` }, this.mirror(run.mirror)) : null,
         run.read_share < 1 ? make("span", { title: "until metrics.jsonl has been read completely, the curves show a sample of its lines" }, `${Math.round(100 * run.read_share)} % read`) : null),
       share === null ? null : make("span", { class: "bar" }, make("i", { width: `${100 * share}%` })),

@@ -18,7 +18,7 @@ from paceline import Batch, Best, DataSpec, Draw, Loss, Phase, Recipe, setting
 class MyGanSettings:
     """The settings that this recipe adds; set them with `--set name=value`."""
 
-    noise_size: int = setting(32, "length of the noise vector that an image is generated from", at_least=1)
+    noise_size: int = setting(32, "length of the noise vector that each image is generated from", at_least=1)
     width: int = setting(256, "width of the hidden layers", at_least=1)
 
 
@@ -27,7 +27,7 @@ class MyGan(Recipe):
 
     Settings = MyGanSettings
 
-    # Settings of the run and the optimizer that have different defaults in this recipe.
+    # Run and optimizer settings whose defaults this recipe changes.
     defaults = {
         "data": "digits",
         "epochs": 40,
@@ -44,7 +44,7 @@ class MyGan(Recipe):
     presets = {"quick": {"epochs": 10, "width": 64}}  # selected by `--preset quick`
 
     # `predict` generates images from random inputs alone. These images are saved as samples and compared with the
-    # training images by FID. The best checkpoint is the one with the lowest FID.
+    # training images using FID. The best checkpoint is the one with the lowest FID.
     generates = True
     evaluator = "generation"
     evaluated_on = "train"
@@ -53,7 +53,7 @@ class MyGan(Recipe):
     # A training step runs the phases in order. Each phase updates one network with the loss from `<phase>_loss`.
     phases = (Phase("generator", network="generator"), Phase("discriminator", network="discriminator"))
 
-    # Networks that are evaluated with the EMA of their weights. The setting `ema_half_life` above is its half-life.
+    # Networks that are evaluated with the EMA of their weights. `ema_half_life` above sets the half-life.
     ema = ("generator",)
 
     def __init__(self, settings: MyGanSettings, spec: DataSpec) -> None:
@@ -90,7 +90,7 @@ class MyGan(Recipe):
         return Loss({"adversarial": F.softplus(-self.discriminator(fake)).mean()}, shared={"fake": fake})
 
     def discriminator_loss(self, batch: Batch) -> Loss:
-        """Return a loss that is low if real images are rated as real and the fakes from the last phase as fake."""
+        """Return a loss that is low if real images are rated as real and the fakes from the previous phase as fake."""
         real, fake = self.discriminator(batch["image"]), self.discriminator(batch["fake"])
         return Loss({"real": F.softplus(-real).mean(), "fake": F.softplus(fake).mean()})
 

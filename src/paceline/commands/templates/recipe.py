@@ -30,7 +30,7 @@ class MyRecipe(Recipe):
 
     Settings = MyRecipeSettings
 
-    # Settings of the run and the optimizer that have different defaults in this recipe.
+    # Run and optimizer settings whose defaults this recipe changes.
     defaults = {"epochs": 10, "batch_size": "64", "lr": 5e-3, "schedule": "cosine"}
 
     # The evaluator computes metrics from the output of `predict`. The checkpoint with the highest accuracy is the best.
@@ -50,7 +50,7 @@ class MyRecipe(Recipe):
             raise UserError("this recipe needs data with at least two classes; choose a different --data")
         self.label_smoothing = settings.label_smoothing
         width = settings.width
-        places = math.ceil(spec.height / 8) * math.ceil(spec.width / 8)  # number of pixels after downsampling by 8
+        places = math.ceil(spec.height / 8) * math.ceil(spec.width / 8)  # number of pixels after 8× downsampling
         # Adaptive pooling would work for any size, but its gradient is not deterministic on GPUs.
         self.classifier = nn.Sequential(
             nn.Conv2d(spec.channels, width, 3, stride=2, padding=1),

@@ -21,9 +21,9 @@ class MySource(ArraySource):
 
     @dataclass(frozen=True)
     class Settings(RunSettings):
-        """Settings of this source, in addition to those of every run; set them with `--set name=value`."""
+        """Settings for this source, in addition to those that every run has; set them with `--set name=value`."""
 
-        noise: float = setting(20.0, "standard deviation of the noise, in gray levels from 0 to 255", at_least=0)
+        noise: float = setting(20.0, "standard deviation of the noise, in grey levels from 0 to 255", at_least=0)
 
     def __init__(self, split: str, settings: Settings) -> None:
         """Create one split ("train" or "test"). A source that reads files looks for them in `settings.data_root`."""

@@ -33,7 +33,7 @@ READ_AHEAD = 2  # number of batches whose files are read in advance
 PLAIN_MODES = ("1", "L", "P", "RGB", "YCbCr", "CMYK")  # Pillow modes with up to 8 bits and no transparency
 FORMATS = ("JPEG", "PNG", "BMP", "PPM", "TIFF", "WEBP")
 
-Inputs = dict[str, list[NDArray[Any]]]  # inputs of a DALI pipeline for one batch, by name
+Inputs = dict[str, list[NDArray[Any]]]  # inputs to a DALI pipeline for one batch, by name
 SizedPipeline = tuple[int, Any]  # maximum batch size, and the nvidia.dali.Pipeline, which is untyped
 
 
@@ -80,7 +80,7 @@ class Dali(ReusingLoader[SizedPipeline]):
         first = next(requests, None)
         if first is None:
             return
-        # Later batches of this rank have at most one sample more than the first.
+        # Later batches on this rank have at most one more sample than the first.
         largest, pipeline = self._borrow(len(first.index) + 1)
         decoding: Tickets | None = None
         with ThreadPoolExecutor(1) as thread:

@@ -59,7 +59,7 @@ class PackedSplit:
 
 
 def pixels_file(folder: Path, name: str) -> Path:
-    """Return the pixel file of a field in a split's folder."""
+    """Return the pixel file for a field in a split's folder."""
     return folder / f"{name}.pixels"
 
 

@@ -36,7 +36,7 @@ def describe(source: Source) -> SplitRecord:
 
 
 def difference(kept: Mapping[str, SplitRecord], found: Mapping[str, SplitRecord]) -> str:
-    """Describe how the splits of a source differ from those that were packed; "" if they do not differ."""
+    """Describe how a source's splits differ from those that were packed; "" if they do not differ."""
     if list(kept) != list(found):
         return f"the splits are {', '.join(found)} instead of {', '.join(kept)}"
     for split, before in kept.items():

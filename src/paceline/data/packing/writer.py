@@ -143,7 +143,7 @@ def check_whole(source: Source, folder: Path, split: str, num_workers: int, done
 
 def _another(folder: Path, differs: str) -> UserError:
     return UserError(
-        f"{folder}: was packed from a different source, or the source has changed since ({differs}); "
+        f"{folder}: was packed from a different source, or the source has changed since then ({differs}); "
         f"delete {folder} and pack again, or choose a different folder"
     )
 
@@ -180,7 +180,7 @@ def _whole_rows(file: Path, layout: Layout) -> NDArray[np.int64]:
 
 
 def _ends(index: NDArray[np.int64], field: int, channels: int) -> NDArray[np.int64]:
-    """Return the end offset of each image of a field."""
+    """Return the end offset of each image in a field."""
     place = index[:, field * len(PLACE) : (field + 1) * len(PLACE)]
     ends: NDArray[np.int64] = place[:, 0] + place[:, 1] * place[:, 2] * channels
     return ends

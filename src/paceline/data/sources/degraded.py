@@ -28,10 +28,10 @@ class Degraded(Photos):
         """The kinds and strengths of degradation."""
 
         degrade_blur: float = setting(
-            0.0, "maximum sigma of the Gaussian blur in px (the minimum is half of it); 0: no blur", at_least=0
+            0.0, "maximum sigma of the Gaussian blur in px (the minimum is half that); 0: no blur", at_least=0
         )
         degrade_noise: float = setting(
-            25.0, "standard deviation of the noise, on the 0 to 255 scale; 0: no noise", at_least=0
+            25.0, "standard deviation of the noise, on a scale from 0 to 255; 0: no noise", at_least=0
         )
         degrade_jpeg: int = setting(0, "JPEG quality; 0: no JPEG compression", at_least=0, at_most=95)
         degrade_seed: int = setting(0, "seed for blur and noise, independent of --seed", at_least=0, below=SEEDS)

@@ -36,7 +36,7 @@ from paceline.images.decode import BadImage, arrange_image, check_image_settings
 
 
 class _Listed(NamedTuple):
-    """The files of a split."""
+    """The files in a split."""
 
     base: Path
     paths: list[Path]
@@ -47,7 +47,7 @@ class _Listed(NamedTuple):
 
 
 class Folder(Source):
-    """Image files, decoded when read and center-cropped to squares of one size; RGB unless `channels` is 1."""
+    """Image files, decoded when read and centre-cropped to squares of one size; RGB unless `channels` is 1."""
 
     Settings = SeparateTestFolder
 
@@ -70,7 +70,7 @@ class Folder(Source):
             self.notes += unused_validation(root, root / "test")
         if outside:
             self.not_used += tuple(f"{path}: outside the class folders" for path in outside)
-            self.notes += (f"{root}: images outside the class folders are not used (number of images: {len(outside)})",)
+            self.notes += (f"{root}: images outside the class folders are not used (images affected: {len(outside)})",)
         if settings.bad_images == "skip":
             self._leave_out_bad(root, max(1, settings.workers))
         self.groups = group_keys(settings.group_by, listed.base, self.paths)
@@ -117,10 +117,10 @@ class Folder(Source):
         self.paths = [path for path, good in zip(self.paths, is_good, strict=True) if good]
         self.labels = None if self.labels is None else self.labels[is_good]
         if not self.paths:
-            raise UserError(f"--data-root {root}: none of its images can be read (number of images: {len(bad)})")
+            raise UserError(f"--data-root {root}: none of its images can be read (images found: {len(bad)})")
         self.not_used += tuple(f"{path}: {problem}" for path, problem in zip(bad, filter(None, problems), strict=True))
         named = first_few([os.path.relpath(path, root) for path in bad])
-        self.notes += (f"left out {len(bad)} of {len(is_good)} images in {root} as unreadable: {named}",)
+        self.notes += (f"left out {len(bad)} of {len(is_good)} images in {root} (unreadable): {named}",)
 
     def _side_of_first(self) -> int:
         try:
@@ -145,7 +145,7 @@ def _list_images(root: Path, split: str, settings: SeparateTestFolder) -> _Liste
     if not base.is_dir():
         raise UserError(
             f"--data-root {root}: has no folder {split!r}; add it, "
-            f"or use --data-root {root / 'train'} to hold out a fixed fifth for testing"
+            f"or use --data-root {root / 'train'} to hold out a fixed fifth of the images for testing"
         )
     listing = list_folder(base, recursive=False)
     outside, labels = [file for file in listing.files if is_image(file)], None
@@ -170,7 +170,7 @@ def _list_images(root: Path, split: str, settings: SeparateTestFolder) -> _Liste
 
 
 def _has_splits(root: Path) -> bool:
-    """Return whether `train` is a split folder. If there are other folders but no `test`, it is a class."""
+    """Return whether `train` is a split folder. If there are other folders but no `test`, it is a class folder."""
     folders = {folder.name for folder in root.iterdir() if folder.is_dir() and not is_hidden(folder)}
     validation = sorted(folders - {"train"})
     if "train" in folders and validation and set(validation) <= set(VALIDATION_NAMES):

@@ -19,7 +19,7 @@ from paceline.images.decode import arrange_images
 
 
 class Npz(ArraySource):
-    """uint8 images [n, h, w] or [n, h, w, 1 or 3] and integer labels [n]; `--data-root` is the path of the file."""
+    """uint8 images [n, h, w] or [n, h, w, 1 or 3] and integer labels [n]; `--data-root` is the path to the file."""
 
     def __init__(self, split: str, settings: RunSettings) -> None:
         file = _find(named_root(settings))

@@ -78,4 +78,6 @@ class Packed(Source):
 
 
 def _fixed(flag: str, root: Path, how: str) -> UserError:
-    return UserError(f"{flag}: {root} was packed {how}; to change this, pack its source into a different folder")
+    return UserError(
+        f"{flag}: {root} was packed {how}; to change this, pack the original data again into a different folder"
+    )

@@ -46,7 +46,7 @@ class Pairs(ImageFiles):
 
 
 def _find(split: str, settings: Pairs.Settings) -> tuple[Path, list[Files], list[str]]:
-    """Return the folder of a split, the files of its samples, and messages about files without a match."""
+    """Return a split's folder, its samples' files, and messages about files without a match."""
     separate = separate_folder(split, settings, SPLIT_NAMES)
     if separate is not None:
         return separate, *_match(separate, settings)

@@ -34,7 +34,7 @@ SPLIT_NAMES: SplitNames = {"train": ("train",), "test": ("test", "val", "valid")
 PAIR_NAMES: SplitNames = {"train": ("trainA",), "test": ("testA", "valA")}
 TISSUE = (INPUT, "hematoxylin", "dab", SEGMENTATION)
 CHECKED_ROWS = 4  # number of samples whose targets are compared with the input
-TILE_PX = 64  # side of a tile; the bundled image is 512×512
+TILE_PX = 64  # side of a tile in pixels; the bundled image is 512×512
 
 
 class Panels(ImageFiles):
@@ -115,7 +115,7 @@ class Panels(ImageFiles):
         if not self.in_rows or (width % count == 0 and (count == 2 or squares in (0, count))):
             return ""
         hint = f"; the image looks like a row of {squares} panels" if squares > 1 else ""
-        return f"{names[INPUT]}: {width}×{height} pixels is not a row of {count} equal panels (see panels=…){hint}"
+        return f"{names[INPUT]}: {width}×{height} pixels is not a row of {count} equal panels (set by panels=…){hint}"
 
 
 def _is_bundled(settings: RunSettings) -> bool:
@@ -160,7 +160,9 @@ def _find(split: str, settings: PanelSettings) -> tuple[Path, list[Files], list[
     folder = separate or split_folder(root, split, SPLIT_NAMES)
     rows: list[Files] = [{INPUT: file} for file in images_in(folder or root)]
     if folder is None and len(rows) == 1:
-        raise UserError(f"--data-root {root}: one row is too few to train and test on; add more, or set --test-root")
+        raise UserError(
+            f"--data-root {root}: one row of panels is too few to train and test on; add more, or set --test-root"
+        )
     if folder is None and rows:
         files = [row[INPUT] for row in rows]
         rows = [rows[index] for index in split_files(settings.group_by, root, files, split)]
@@ -170,7 +172,7 @@ def _find(split: str, settings: PanelSettings) -> tuple[Path, list[Files], list[
 def _pair(folder_a: Path, folder_b: Path) -> tuple[list[Files], list[str]]:
     """Match the files of two folders by name; return the pairs, and messages about files without a match."""
     if not folder_b.is_dir():
-        raise UserError(f"--data-root {folder_a.parent}: has {folder_a.name} but no {folder_b.name}")
+        raise UserError(f"--data-root {folder_a.parent}: has a folder {folder_a.name} but no {folder_b.name}; add it")
     first, second = (by_stem(folder, images_in(folder)) for folder in (folder_a, folder_b))
     alone = [one[stem] for one in (first, second) for stem in sorted(first.keys() ^ second.keys()) if stem in one]
     pairs = [{INPUT: first[stem], TARGET: second[stem]} for stem in sorted(first.keys() & second.keys())]

@@ -88,7 +88,7 @@ class Photos(ImageFiles):
         (height, width), (low_height, low_width) = sizes["image"], sizes["low"]
         found = f"1/{ratio}" if ratio > 1 else "not an integer fraction"
         whole = f"{names['image']} ({width}×{height})"
-        remark = f", but the ratio of other files is 1/{self.scale}" if ratio > 1 else ": do they show the same image?"
+        remark = f", but the ratio for other files is 1/{self.scale}" if ratio > 1 else ": do they show the same image?"
         return f"{names['low']}: {low_width}×{low_height} pixels is {found} of {whole}{remark}"
 
 
@@ -175,7 +175,9 @@ def _with_low(
             found = [(base, file) for base, file in found if file.stem == path.stem] or found
         if len(found) > 1:
             named = first_few([str(file) for _, file in found])
-            raise UserError(f"--low-root {low_roots}: several files match {printable(path.name)}: {named}")
+            raise UserError(
+                f"--low-root {low_roots}: several files match {printable(path.name)}: {named}; keep only one"
+            )
         if found:
             samples.append({"image": path, "low": found[0][1]})
         else:
@@ -203,7 +205,7 @@ def _find_scale(samples: list[Files]) -> int:
 
 
 def _ratio(sizes: Sizes) -> int:
-    """Return the integer ratio of the two sizes, allowing a remainder smaller than the ratio; 0 if they have none."""
+    """Return the integer ratio of the two sizes, allowing a remainder smaller than the ratio; 0 if no ratio fits."""
     (height, width), (low_height, low_width) = sizes["image"], sizes["low"]
     ratio = height // low_height
     return ratio if ratio == width // low_width and max(height % low_height, width % low_width) < ratio else 0

@@ -40,7 +40,7 @@ class Accuracy(Evaluator):
 
     def results(self, sums: Tensor) -> dict[str, float]:
         loss, top1, top5, count = sums.tolist()
-        assert count > 0, "cannot compute the accuracy of an empty split"
+        assert count > 0, "cannot compute the accuracy on an empty split"
         return {"loss": loss / count, "top1": 100 * top1 / count, "top5": 100 * top5 / count, "count": count}
 
 

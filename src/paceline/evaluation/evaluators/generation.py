@@ -1,6 +1,6 @@
 """Generated images: FID, KID, precision and recall, and the Inception Score if the network has logits.
 
-Protocol: images are rounded to 8 bits. All samples of the split are compared with `generated_images` generated images,
+Protocol: images are rounded to 8 bits. All samples in the split are compared with `generated_images` generated images,
 each from the random numbers for its position. FID uses unbiased covariances. KID (mean over consecutive subsets of
 1,000) and precision and recall (third-nearest neighbours) use the first 10,000 real and generated images. The Inception
 Score is the mean over ten splits. Unless the features are those of Inception 2015, metric names include the network.
@@ -34,7 +34,7 @@ from paceline.evaluation.statistics import (
 from paceline.evaluation.statistics_cache import find_statistics, store_statistics
 from paceline.evaluation.sums import NUM_SPLITS, FeatureSums, Layout, Statistics, statistics_from, unflatten
 
-NUM_ROWS = 10_000  # number of images of each kind whose features are kept for KID, precision and recall
+NUM_ROWS = 10_000  # number of real (and of generated) images whose features are kept for KID, precision and recall
 
 
 class Generation(Evaluator):
@@ -128,17 +128,17 @@ def _check_counts(case: Case, num_features: int, warn_below: int, settings: RunS
     counts = f"{len(case.source):,} in split {case.split!r}, {case.count:,} generated"
     which = f"{fewest:,} images ({counts})"
     if fewest < 2:
-        raise UserError(f"too few images to evaluate ({counts}); use at least 2 of each")
+        raise UserError(f"too few images to evaluate ({counts}); use at least 2 of each kind")
     if fewest < num_features:
         if settings.few_images == "fail":
             raise UserError(
-                f"{which} are too few for the covariance of {num_features:,} features; use more images, or "
-                "accept unreliable metrics with --set few_images=allow"
+                f"{which} are too few to estimate the covariance of {num_features:,} features; use more images, "
+                "or accept unreliable metrics with --set few_images=allow"
             )
-        return (f"warning: {which} are fewer than the {num_features:,} features; the metrics are unreliable",)
+        return (f"warning: {which}: fewer than the {num_features:,} features, so the metrics are unreliable",)
     if fewest < min(warn_below, 5 * num_features):
         return (
             f"warning: {which}: FID is biased upwards for so few images; "
-            "compare it only between equal numbers of images",
+            "compare FID only between runs evaluated with the same number of images",
         )
     return ()

@@ -24,7 +24,7 @@ METRICS = ("psnr", "ssim", "lpips")
 
 
 class Restoration(Evaluator):
-    """Mean PSNR, SSIM and LPIPS of restored images and of baselines."""
+    """Mean PSNR, SSIM and LPIPS for restored images and baselines."""
 
     def __init__(self, case: Case, spec: DataSpec, device: torch.device, settings: RunSettings) -> None:
         super().__init__(case, spec, device, settings)

@@ -1,8 +1,8 @@
-"""Predicted panels compared with the real ones: PSNR and SSIM of each, IoU and Dice of the segmentation.
+"""Predicted panels compared with the real ones: PSNR and SSIM for each, IoU and Dice for the segmentation.
 
 Images are rounded to 8 bits. PSNR and SSIM are computed over all channels and averaged over images. A pixel of a
 segmentation is background if its brightest channel is below the middle. Otherwise, its class is that channel (red,
-green, blue), or `bright` if its channels are nearly equal. IoU and Dice are computed over all pixels of the split for
+green, blue), or `bright` if its channels are nearly equal. IoU and Dice are computed over all pixels in the split for
 each class that occurs in the real segmentations, and then averaged over these classes.
 """
 
@@ -22,7 +22,7 @@ SEGMENTATION = "segmentation"
 
 
 class Translation(Evaluator):
-    """Mean PSNR and SSIM of each panel, and the overlap of the segmentation classes."""
+    """Mean PSNR and SSIM for each panel, and the overlap of the segmentation classes."""
 
     def __init__(self, case: Case, spec: DataSpec, device: torch.device, settings: RunSettings) -> None:
         super().__init__(case, spec, device, settings)

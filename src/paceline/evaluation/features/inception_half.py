@@ -1,7 +1,7 @@
 """The 2015 Inception network in float16 on a GPU, with each weight stored as the sum of two float16 numbers.
 
 The rounding error of a single float16 weight is the same for every image. It does not average out, and changes FID by
-about 0.3 %. Rounding errors of activations differ from image to image, so a single float16 is enough for these.
+about 0.3 %. Rounding errors of activations differ from image to image, so one float16 number is enough for each.
 """
 
 from __future__ import annotations

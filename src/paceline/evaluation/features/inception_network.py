@@ -1,6 +1,6 @@
 """The 2015 Inception network as a plain module, with BatchNorm folded into the convolutions.
 
-Layer names are those of the weights file: `conv`, `conv_1`, …, `mixed`, `mixed_1`, …; `mixed` blocks contain towers.
+Layer names are those in the weights file: `conv`, `conv_1`, …, `mixed`, `mixed_1`, …; `mixed` blocks contain towers.
 """
 
 from __future__ import annotations

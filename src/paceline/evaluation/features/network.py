@@ -1,4 +1,4 @@
-"""The base class of feature networks, which are used to evaluate generated images."""
+"""The base class for feature networks, which are used to evaluate generated images."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ class FeatureNetwork:
         """Raise UserError for a precision that this network or the device does not support."""
         if arithmetic == "fp16" and device.type == "cpu":
             raise UserError(
-                "feature_precision=fp16: needs a GPU, since most CPUs are slow in fp16; use feature_precision=fp32"
+                "feature_precision=fp16: needs a GPU, since fp16 is slow on most CPUs; use feature_precision=fp32"
             )
         if arithmetic not in self.arithmetics:
             offered = " or ".join(self.arithmetics)
             raise UserError(
-                f"feature_precision={arithmetic}: supported only by Inception loaded from a file; "
-                f"for {self.label or 'this network'} use {offered}"
+                f"feature_precision={arithmetic}: supported only if Inception is loaded from a file; "
+                f"for {self.label or 'this network'}, use {offered}"
             )
 
     def extract(self, images: Tensor, arithmetic: Arithmetic = "fp32") -> Features:
@@ -90,7 +90,7 @@ def _images_at_once(images: Tensor) -> int:
 
 @contextmanager
 def computing_in(arithmetic: Arithmetic) -> Iterator[None]:
-    """Set the float32 precision of GPUs inside the context, regardless of the run's precision."""
+    """Set the float32 precision on GPUs within the context, regardless of the run's precision."""
     before = torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
     torch.backends.cudnn.allow_tf32 = arithmetic == "tf32"
     torch.set_float32_matmul_precision("high" if arithmetic == "tf32" else "highest")

@@ -61,11 +61,11 @@ class DistributedDataParallel(Strategy):
         before.wait_stream(side)
 
     def _run_first_backward(self, wrapper: nn.parallel.DistributedDataParallel) -> None:
-        """Run the wrapper's first backward before training starts.
+        """Run the wrapper's first backward pass before training starts.
 
-        DDP rebuilds its buckets after the first backward. On three or more ranks, this changes the order in which
-        gradients are summed. Without this extra backward, a resumed run would sum its first gradients in a different
-        order from an uninterrupted run.
+        DDP rebuilds its buckets after the first backward pass. On three or more ranks, this changes the order in which
+        gradients are summed. Without this extra pass, a resumed run would sum its first gradients in a different order
+        from an uninterrupted run.
         """
         for _ in range(2):
             wrapper(NOTHING, {}).terms[NOTHING].backward()

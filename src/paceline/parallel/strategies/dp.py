@@ -65,7 +65,7 @@ class _Replicas(nn.DataParallel[_ReplicaCall]):
 
 
 class DataParallel(Strategy):
-    """Splits each batch over the GPUs of this process. On a CPU, it runs like `single`."""
+    """Splits each batch across this process's GPUs. On a CPU, it runs like `single`."""
 
     complexity = 3
     cannot_capture = "DataParallel's threads cannot be captured in a CUDA graph"

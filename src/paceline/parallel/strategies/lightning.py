@@ -2,7 +2,7 @@
 
 Lightning wraps all networks in one DistributedDataParallel, which adversarial recipes can only use with
 `find_unused_parameters`. The learners, gradient scaling, clipping, autocast, sample order and checkpoints are the
-same as under other strategies, so a recipe ends with the same weights.
+same as under other strategies, so a run ends with the same weights.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Lightning(Strategy):
             raise UserError(f"--strategy lightning needs {error.name}: {install_extra('lightning')}") from None
         for name in ("lightning.pytorch", "lightning.fabric"):
             logging.getLogger(name).setLevel(logging.ERROR)
-        self.trainable.release()  # Lightning's DDP wrapper registers only parameters that require grad when it is built
+        self.trainable.release()  # Lightning's DDP wrapper ignores parameters that do not yet require grad
         self._module = Module(self.recipe, advance)
         # With several networks, each phase leaves parameters unused. With one network on three or more ranks,
         # find_unused_parameters keeps the order of the buckets, so that a resumed run sums gradients in the same order.

@@ -1,10 +1,10 @@
-"""Importer of pix2pix and DeepLIIF weights: translates the names of their network files and tensors into Paceline's.
+"""Importer for pix2pix and DeepLIIF weights: translates the names of their network files and tensors into Paceline's.
 
-pix2pix calls its networks G and D. DeepLIIF numbers its modalities from 1 (G1, D1, …). Segmentation networks have the
-number after that of the last modality, and a second digit for their input (G51: the image, G52: the first modality).
-Later versions use the letter S and a number that starts at 0 (GS0: the image, GS1: the first modality).
+pix2pix calls its networks G and D. DeepLIIF numbers its modalities from 1 (G1, D1, …). A segmentation network's number
+is one more than the last modality's, followed by a second digit for its input (G51: the image, G52: the first
+modality). Later versions use the letter S and a number that starts at 0 (GS0: the image, GS1: the first modality).
 
-pix2pix normalises by the statistics of the test image (Isola et al. 2017, section 3.3), and so does DeepLIIF. Networks
+pix2pix normalises using the test image's statistics (Isola et al. 2017, section 3.3), and so does DeepLIIF. Networks
 with BatchNorm are therefore imported with `batchnorm=instance`.
 """
 
@@ -29,7 +29,7 @@ CROP_PX = 512  # image size in the data spec if `crop` is not set; the networks 
 
 
 class DeepliifFiles(Importer):
-    """Networks of pix2pix or DeepLIIF, one file each. The setting `panels` names the images that they generate."""
+    """pix2pix or DeepLIIF networks, one file each. The setting `panels` names the images that they generate."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.files = {file.name: file for path in paths for file in _network_files(path)}
@@ -37,7 +37,7 @@ class DeepliifFiles(Importer):
         if not self.networks:
             raise UserError(f"{paths[0]}: contains no files like latest_net_G.pth or latest_net_G1.pth")
         self.states = {name: read_state_dict(self.files[name]) for name in self.networks}
-        # pix2pix and DeepLIIF normalise by the statistics of the input image, not by the running statistics.
+        # pix2pix and DeepLIIF normalise using the input image's statistics, not the running statistics.
         if any(
             key.endswith(".weight") and tensor.dim() == 1
             for state in self.states.values()
@@ -84,7 +84,7 @@ def networks_of(file_names: Iterable[str]) -> dict[str, str]:
     numbers = {number for _, letter, number in parsed.values() if not letter}
     alone = max((int(number[0]) - 1 for number in numbers if len(number) == 2), default=1)
     num_modalities = max((int(number) for number in numbers if len(number) == 1), default=alone)
-    # Numbers after the letter S start at 0 or at 1.
+    # Numbers after the letter S start at 0 or 1.
     first = min((int(number) for _, letter, number in parsed.values() if letter and number), default=0)
     found = {}
     for file_name, (kind, letter, number) in parsed.items():
@@ -97,14 +97,14 @@ def networks_of(file_names: Iterable[str]) -> dict[str, str]:
         else:
             raise UserError(
                 f"{file_name}: with {num_modalities} modalities, segmentation networks are called "
-                f"{kind}{num_modalities + 1}1, {kind}{num_modalities + 1}2, …; use files of one model"
+                f"{kind}{num_modalities + 1}1, {kind}{num_modalities + 1}2, …; use files from a single model"
             )
         found[file_name] = f"{GROUPS[kind]}.{kind}{place}"
     return found
 
 
 def renamed(network: str, state: Mapping[str, Tensor], own: Iterable[str]) -> dict[str, Tensor]:
-    """Return a file's tensors under the recipe's keys; `own` lists all keys of the recipe."""
+    """Return a file's tensors under the recipe's keys; `own` lists all of the recipe's keys."""
     known = set(own)
     result = {}
     for key, tensor in state.items():

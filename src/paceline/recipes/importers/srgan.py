@@ -1,6 +1,6 @@
-"""Importer of SRGAN generators from other projects: recognises tensors by order and shape, not by name.
+"""Importer for SRGAN generators from other projects: recognises tensors by order and shape, not by name.
 
-Such a generator has a 9×9 convolution, residual blocks of two convolutions, another convolution, pixel-shuffle blocks
+An SRGAN generator has a 9×9 convolution, residual blocks of two convolutions, another convolution, pixel-shuffle blocks
 that double the resolution, and a final 9×9 convolution, with normalisation layers and PReLUs in between. Convolutions,
 normalisation layers and PReLUs are each stored in this order. A block that is used several times is stored several
 times, with equal tensors.
@@ -21,7 +21,7 @@ from paceline.core.types import SettingValue
 from paceline.models.known_architectures import check_architecture, first_keys
 from paceline.models.torch_file import read_state_dict
 
-Layer = dict[str, Tensor]  # tensors of a layer: weight, bias, running_mean, …
+Layer = dict[str, Tensor]  # a layer's tensors: weight, bias, running_mean, …
 SCALES = {1: "2", 2: "4", 3: "8"}  # the scale for each number of doubling blocks
 SUPPORTED = "--recipe super_resolution reads SRGAN generators"
 CROP_PX = 96  # image size in the data spec; the network accepts images of any size
@@ -82,7 +82,7 @@ def _count_blocks(shapes: Mapping[str, tuple[int, ...]], path: Path) -> tuple[in
     for number, (key, shape) in enumerate(shapes.items()):
         if number >= len(expected_shapes) or shape != expected_shapes[number]:
             expected = (
-                f"expected {expected_shapes[number]}" if number < len(expected_shapes) else "expected no more layers"
+                f"expected {expected_shapes[number]}" if number < len(expected_shapes) else "expected no further layers"
             )
             raise UserError(f"{path}: {key}.weight has shape {shape}, {expected}: not an SRGAN generator")
     if rest or num_doublings not in SCALES:
@@ -138,7 +138,7 @@ def _placed(
     convolutions: Sequence[Layer], norms: Sequence[Layer], slopes: Sequence[Layer], num_blocks: int
 ) -> dict[str, Tensor]:
     """Return the tensors under Paceline's names, with separate tensors for each block."""
-    after = 2 * num_blocks + 1  # index of the last convolution of the body
+    after = 2 * num_blocks + 1  # index of the body's last convolution
     places = ["head.0", *(f"blocks.{n // 2}.conv{n % 2 + 1}" for n in range(2 * num_blocks)), "body.0"]
     places += [*(f"doublings.{n}.conv" for n in range(len(convolutions) - after - 2)), "tail"]
     tensors: dict[str, Tensor] = {}

@@ -24,15 +24,15 @@ class GenerativeSettings:
 
     nz: int = setting(100, "dimension of the noise vector from which an image is generated", at_least=1)
     ngf: int = setting(
-        64, "channels of the generator's last feature map; earlier ones have 2, 4, 8 times as many", at_least=1
+        64, "channels in the generator's last feature map; earlier maps have 2, 4, 8, … times as many", at_least=1
     )
     ndf: int = setting(
-        64, "channels of the discriminator's first feature map; later ones have 2, 4, 8 times as many", at_least=1
+        64, "channels in the discriminator's first feature map; later maps have 2, 4, 8, … times as many", at_least=1
     )
     smallest: Literal["4", "2"] = setting(
         "4", "side of the smallest feature map in pixels: 4, as in DCGAN, or 2, which adds a layer"
     )
-    activation: Literal["relu", "mish"] = setting("relu", "activation function of the generator")
+    activation: Literal["relu", "mish"] = setting("relu", "activation function in the generator")
     d_norm: Literal["batch", "none"] = setting("batch", "normalisation layers in the discriminator")
     spectral_norm: bool = setting(False, "spectral normalisation of the discriminator's layers")
     r1: float = setting(
@@ -66,7 +66,7 @@ class GenerativeRecipe(Recipe):
         "validation": 0.0,
     }
     presets: ClassVar[Mapping[str, SettingValues]] = {
-        # The networks and settings of the dual-discriminator project. In that project, one model uses the Mish
+        # The networks and settings from the dual-discriminator project. In that project, one model uses the Mish
         # activation and the other a learning rate schedule. This preset uses neither, so that DCGAN and the dual GAN
         # can be compared.
         "cifar10": {
@@ -106,14 +106,14 @@ class GenerativeRecipe(Recipe):
 
 
 def make_generator(settings: GenerativeSettings, spec: DataSpec) -> Generator:
-    """Return a generator of images with the size and channels of the data."""
+    """Return a generator for images with the data's size and channels."""
     _check_size(spec)
     smallest = int(settings.smallest)
     return Generator(spec.height, spec.channels, settings.nz, settings.ngf, smallest, settings.activation)
 
 
 def make_discriminator(settings: GenerativeSettings, spec: DataSpec) -> Discriminator:
-    """Return a discriminator for images with the size and channels of the data."""
+    """Return a discriminator for images with the data's size and channels."""
     _check_size(spec)
     smallest = int(settings.smallest)
     return Discriminator(
@@ -124,7 +124,7 @@ def make_discriminator(settings: GenerativeSettings, spec: DataSpec) -> Discrimi
 def _check_size(spec: DataSpec) -> None:
     if spec.height != spec.width or spec.height not in SIZES_PX:
         raise UserError(
-            f"the images have {spec.width}×{spec.height} pixels, but the networks need 32×32 or 64×64: "
+            f"the images are {spec.width}×{spec.height} pixels, but the networks need 32×32 or 64×64: "
             "use --set size=32 or --set size=64"
         )
 

@@ -1,10 +1,12 @@
-"""Settings of pix2pix, DeepLIIF and the distributed SRGAN project, and what to use instead."""
+"""Settings from pix2pix, DeepLIIF and the distributed SRGAN project, and what to use instead."""
 
 from __future__ import annotations
 
 _CROP = "use --crop PIXELS"
 _SIZE = "use --set size=PIXELS to scale the images, and --crop PIXELS to train on crops"
-_EPOCHS = "use --epochs N for the whole training; --set hold=50% keeps the learning rate constant for the first half"
+_EPOCHS = (
+    "use --epochs N for the total number of epochs; --set hold=50% keeps the learning rate constant for the first half"
+)
 _GENERATOR = "use --set generator=unet_256, unet_128, resnet_9 or resnet_6"
 _LAYERS = "use --set d_layers=N"
 

@@ -23,12 +23,12 @@ CHARBONNIER_EPSILON = 1e-3  # for differences well below this, the loss is quadr
 
 @dataclass(frozen=True)
 class RestorationLossSettings:
-    """Settings of the loss terms and the discriminator."""
+    """Settings for the loss terms and the discriminator."""
 
     content: Literal["mse", "l1", "charbonnier"] = setting("mse", "pixel loss")
     pixel: float = setting(1.0, "weight of the pixel loss", at_least=0)
     perceptual: float = setting(
-        0.006, "weight of the perceptual loss (MSE of VGG19 features); 0: VGG19 is not needed", at_least=0
+        0.006, "weight of the perceptual loss (MSE between VGG19 features); 0: VGG19 is not needed", at_least=0
     )
     adversarial: float = setting(1e-3, "weight of the adversarial loss", at_least=0)
     tv: float = setting(
@@ -40,7 +40,7 @@ class RestorationLossSettings:
     )
     vgg_layer: str = setting("conv5_4", "VGG19 layer for the perceptual loss; relu5_4 is conv5_4 after its activation")
     d_width: int = setting(
-        64, "channels of the discriminator's first feature map; the last has 8 times as many", at_least=1
+        64, "channels in the discriminator's first feature map; the last has 8 times as many", at_least=1
     )
     d_norm: Literal["batch", "none"] = setting("batch", "normalisation layers in the discriminator")
 
@@ -92,7 +92,7 @@ PIXEL_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def total_variation(images: Tensor) -> Tensor:
-    """Return the sum of squared differences between adjacent pixels of an image, averaged over images."""
+    """Return the sum of squared differences between adjacent pixels in an image, averaged over images."""
     rows, columns = images.diff(dim=-2).square().sum(), images.diff(dim=-1).square().sum()
     return (rows + columns) / len(images)
 
@@ -123,4 +123,4 @@ class ContentLoss:
 def check_weights(content: ContentLoss, adversarial: float) -> None:
     """Raise UserError if all loss weights are zero."""
     if not (content.pixel or content.perceptual or adversarial):
-        raise UserError("pixel=0: all loss weights are zero; set at least one, for example pixel=1")
+        raise UserError("pixel=0: all loss weights are zero; make at least one of them positive, e.g. pixel=1")

@@ -46,7 +46,7 @@ def check_discriminator(num_layers: int, spec: DataSpec) -> None:
     if min(spec.height, spec.width) < smallest_side_px(num_layers):
         raise UserError(
             f"d_layers={num_layers}: needs at least {smallest_side_px(num_layers)} pixels per side, but the training "
-            f"images have {spec.width}×{spec.height}: use fewer layers (--set d_layers=1) or a larger --crop"
+            f"images are {spec.width}×{spec.height}: use fewer layers (--set d_layers=1) or a larger --crop"
         )
 
 

@@ -1,4 +1,4 @@
-"""The plan of an image translation: which panels are generated from which inputs, and the loss weights."""
+"""The plan for an image translation: which panels are generated from which inputs, and the loss weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Plan:
     """The panels to generate from the input, and the weights of their losses."""
 
     modalities: tuple[str, ...]  # panels to generate, each with a separate generator
-    fusion: tuple[float, ...]  # weights of the segmentations of the input and each modality; () if there are none
+    fusion: tuple[float, ...]  # segmentation weights for the input and each modality; () if there are none
     generator_weights: dict[str, float]  # weight of each panel in the generators' loss
     discriminator_weights: dict[str, float]  # weight of each panel in the discriminators' loss
 

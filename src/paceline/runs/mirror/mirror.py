@@ -43,7 +43,7 @@ MAX_TIME_SHARE = 0.2  # maximum fraction of time spent on updates
 
 
 class Mirror:
-    """Copies one run folder to its mirror; used by the process that writes the folder."""
+    """Copies one run folder to its mirror; used by the process that writes to the folder."""
 
     def __init__(self, folder: Path, destination: Destination, url: str, run: str, every: float) -> None:
         """Start the thread; `run` identifies the run, and `every` is the number of seconds between updates."""
@@ -105,7 +105,7 @@ class Mirror:
     def _missing(self) -> list[str]:
         newest = max(self._staging.checkpoints(), default=0)
         behind = [f"the checkpoint at {newest:,} images is missing"] if newest > self._state.images else []
-        return behind or ["the last metrics and logs are missing"]
+        return behind or ["the latest metrics and logs are missing"]
 
     def _follow(self) -> None:
         """Update the mirror repeatedly and retry after failures; runs in the thread."""
@@ -133,7 +133,7 @@ class Mirror:
                 self._report_error(self._rejected)
             except Exception as error:  # storage libraries may raise any exception
                 self._answered.set()
-                self._started.wait()  # the log is only open once the run has started
+                self._started.wait()  # the log is open only once the run has started
                 self._report_error(one_line(error))
                 longest = MAX_FINAL_PAUSE_SECONDS if self._ending else MAX_PAUSE_SECONDS
                 self._wait_to_retry(min(pause, longest))
@@ -244,7 +244,7 @@ class Mirror:
         for one in lost:
             self._sent.pop(one, None)
         if lost:
-            raise OSError(f"{lost[0]} is missing or truncated (number of such files: {len(lost)})")
+            raise OSError(f"{lost[0]} is missing or truncated (files affected: {len(lost)})")
 
     def _prune(self) -> None:
         """Remove old manifests, then the files that no remaining manifest lists."""

@@ -125,7 +125,7 @@ def restore(
 ) -> int | None:
     """Download the newest intact snapshot to a run folder, if its number of images exceeds `later_than`.
 
-    Return the number of images of that snapshot, or None if nothing is published. `report` is called for each damaged
+    Return that snapshot's number of images, or None if nothing is published. `report` is called for each damaged
     snapshot. Checkpoints are moved into place last, so that an interrupted download starts over at the next call.
     """
     names = list_manifests(destination)

@@ -1,4 +1,4 @@
-"""Apply `--mirror` and `--resume-from` in the process that writes the run folder."""
+"""Apply `--mirror` and `--resume-from` in the process that writes to the run folder."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class Staging:
         return target
 
     def describe(self, files: dict[str, Path]) -> dict[str, Piece]:
-        """Return the manifest entry of each file; an unchanged file is not read again."""
+        """Return the manifest entry for each file; an unchanged file is not read again."""
         keys = {name: _key(name, file) for name, file in files.items()}
         self._digests = {
             keys[name]: self._digests.get(keys[name]) or checksum_of_file(file) for name, file in files.items()
