@@ -23,6 +23,7 @@ from paceline.models.features import Features
 from paceline.models.layers import normalise_by_image
 from paceline.models.losses import BCE, SQUARES, Objective
 from paceline.models.patchgan import PatchDiscriminator
+from paceline.models.windows import in_windows
 from paceline.recipes.parts.other_names import TRANSLATION
 from paceline.recipes.parts.translation_networks import (
     GeneratorKind,
@@ -180,7 +181,7 @@ class Translation(Recipe):
             self.generators[f"GS{number}"] = generator(segmentation_kind)
             self.discriminators[f"DS{number}"] = discriminator()
         if settings.norm == "batch" and settings.batchnorm == "instance":
-            self.tiles_like_training = True
+            self.window_px = spec.height, spec.width
             normalise_by_image(self.generators)
         self.objectives = dict.fromkeys(self.plan.modalities, OBJECTIVES[settings.gan])
         if self.plan.fusion:
@@ -226,7 +227,7 @@ class Translation(Recipe):
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
         """Return every panel generated from the input, which may have any size."""
-        return self._translate_any_size(batch["image"])
+        return in_windows(self._translate_any_size, batch["image"], self.window_px)
 
     def image_to_image(self, images: Tensor) -> dict[str, Tensor]:
         """Return every panel by name; a single panel is called "image"."""
