@@ -59,8 +59,7 @@ class TranslationSettings:
     )
     norm: Literal["batch", "instance", "none"] = setting("batch", "normalisation layers")
     batchnorm: Literal["running", "instance"] = setting(
-        "running",
-        "norm=batch, after training: normalise by the statistics of the training set, or of each image",
+        "running", "norm=batch, after training: normalise by the statistics of the training set, or of each image"
     )
     dropout: float = setting(0.5, "dropout probability in the generators", at_least=0, below=1)
     padding: Literal["reflect", "zero"] = setting("zero", "padding in the residual blocks")
@@ -125,6 +124,7 @@ class Translation(Recipe):
             "segmentation_generator": "unet_512",
             "panels": "image,hematoxylin,dapi,lap2,marker,segmentation",
             "modalities": 4,
+            "batchnorm": "instance",
             "crop": 512,
         },
         "pix2pix": {
@@ -133,6 +133,7 @@ class Translation(Recipe):
             "panels": "image,target",
             "distance": "l1",
             "padding": "reflect",
+            "batchnorm": "instance",
             "crop": 256,
         },
     }
