@@ -16,6 +16,7 @@ from paceline.core.errors import UserError
 from paceline.core.files import check_new_file, json_text, new_file
 from paceline.data.file_lists import images_under
 from paceline.evaluation.features.inception import load_inception
+from paceline.evaluation.features.network import FeatureNetwork
 from paceline.evaluation.image_metrics import PSNR_OF_IDENTICAL, SIGMA, WINDOW, luma, psnr, ssim
 from paceline.evaluation.overlap import CLASSES, MIDDLE, overlaps, pixel_counts
 from paceline.evaluation.perceptual import Distance, perceptual_distance
@@ -58,6 +59,7 @@ def measure(results: str, targets: str, options: Options) -> int:
     )
     pairs, problems = match_files(_images(results), _images(targets), options.suffix)
     distance, notes = perceptual_distance(CPU)
+    network = load_inception(options.inception, options.inception_sha256, CPU) if options.inception else None
     rows: dict[str, Row] = {}
     counts = torch.zeros(len(CLASSES), 3, dtype=torch.float64)
     used: list[tuple[Path, Path]] = []
@@ -82,9 +84,11 @@ def measure(results: str, targets: str, options: Options) -> int:
         if name.startswith(("psnr", "ssim", "lpips"))
     }
     metrics |= overlaps(counts) if options.masks else {}
-    metrics |= _fid(used, options) if options.inception else {}
+    metrics |= _fid(used, network) if network else {}
     metrics |= {"count": float(len(rows))}
-    protocol = _protocol(options, distance)
+    protocol = _protocol(options, distance, network)
+    if network and (note := network.few_images_note(len(used), f"{len(used):,} images")):
+        notes = (*notes, note)
     print(f"{results} compared with {targets}: {len(rows):,} image{'s' * (len(rows) != 1)}")
     print_metrics(metrics, protocol, notes)
     identical = [name for name, row in rows.items() if np.isclose(row[f"psnr[{options.protocol}]"], PSNR_OF_IDENTICAL)]
@@ -138,9 +142,8 @@ def _measured(made: Tensor, real: Tensor, options: Options, distance: Distance |
     return {f"{name}[{options.protocol}]": value for name, value in row.items()}
 
 
-def _fid(pairs: Sequence[tuple[Path, Path]], options: Options) -> Row:
+def _fid(pairs: Sequence[tuple[Path, Path]], network: FeatureNetwork) -> Row:
     """Return the FID between all results and all targets, computed as in `evaluate`."""
-    network = load_inception(options.inception, options.inception_sha256, CPU)
     if len(pairs) < 2:
         raise UserError(f"--inception: FID needs at least 2 images, got {len(pairs)}; omit --inception")
     found = []
@@ -154,11 +157,12 @@ def _fid(pairs: Sequence[tuple[Path, Path]], options: Options) -> Row:
     return {"FID": frechet_distance(real.mean, real.covariance, made.mean, made.covariance)}
 
 
-def _protocol(options: Options, distance: Distance | None) -> Protocol:
+def _protocol(options: Options, distance: Distance | None, network: FeatureNetwork | None) -> Protocol:
     found: dict[str, str | int | float] = {"protocol": options.protocol, "border": options.border}
     found |= {"rounded": "to 8 bits", "ssim": f"gaussian window {WINDOW}, sigma {SIGMA}"}
     found |= {"lpips": "alex" if distance else "not measured"}
-    return found | ({"segmentation": f"brightest channel above {MIDDLE}"} if options.masks else {})
+    found |= {"segmentation": f"brightest channel above {MIDDLE}"} if options.masks else {}
+    return {**found, **(network.protocol() if network else {})}
 
 
 def _write_table(file: Path, rows: Mapping[str, Row]) -> None:
