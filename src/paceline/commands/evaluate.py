@@ -31,7 +31,7 @@ from paceline.runs.finished_run import config_of
 from paceline.runs.folder import RunFolder
 from paceline.runs.recipe import make_recipe
 from paceline.runs.stages import last_finished
-from paceline.runs.weights_file import is_weights_file
+from paceline.runs.weights_file import check_checkpoint, is_weights_file
 from paceline.training.build import make_loader
 from paceline.training.evaluate import SplitEvaluator
 
@@ -51,6 +51,7 @@ def evaluate(
     if not recipe_class.evaluator:
         raise UserError(f"{run}: recipe {config.recipe_name!r} has no evaluator, so it cannot be evaluated")
     split = split or (recipe_class.evaluated_on if recipe_class.generates else "test")
+    check_checkpoint(run, checkpoint)
     at = "" if is_weights_file(run) else str(choose_checkpoint(RunFolder(Path(run)).checkpoints, checkpoint).images)
     if config.run.devices > 1 and place_from(os.environ) is None:
         return run_in_processes(Task.of(evaluate_here, run, split, at), config)

@@ -25,6 +25,7 @@ from paceline.evaluation.statistics import frechet_distance
 from paceline.evaluation.sums import FeatureSums, Layout, statistics_from, unflatten
 from paceline.images.decode import BadImage, decode
 from paceline.inference.matching import match_files
+from paceline.runs.weights_file import is_weights_file
 
 PROTOCOLS = ("rgb", "y")
 MAX_LISTED = 5  # maximum number of problems to print
@@ -107,6 +108,8 @@ def measure(results: str, targets: str, options: Options) -> int:
 
 def _images(path: str) -> list[Path]:
     place = Path(path).expanduser()
+    if is_weights_file(path):
+        raise UserError(f"{path}: a weights file, not images; run `paceline apply` first, or use `paceline evaluate`")
     if place.is_file():
         return [place]
     if not place.is_dir():
@@ -119,7 +122,11 @@ def _images(path: str) -> list[Path]:
 
 def _same_size(result: Path, target: Path) -> tuple[Tensor, Tensor]:
     """Return both images as [1, c, h, w] with the same number of channels; raise UserError if their sizes differ."""
-    one, other = decode(result), decode(target)
+    one = decode(result)
+    try:
+        other = decode(target)
+    except BadImage as error:
+        raise UserError(f"its target {target}: {error}") from None
     if one.size != other.size:
         sizes = f"{one.width}×{one.height} pixels, but {target} has {other.width}×{other.height}"
         raise UserError(f"has {sizes}")
