@@ -91,7 +91,7 @@ def test_groups_survive_packing(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert run(words[:-2]) == 2
     assert "train" in capsys.readouterr().err
     (tmp_path / "packed/train/groups.json").write_text("[]")
-    with pytest.raises(UserError, match="groups.json: 2 bytes instead of"):
+    with pytest.raises(UserError, match=r"groups\.json: 2 bytes instead of"):
         Packed("train", PhotoSettings(data="packed", data_root=packed))
 
 
