@@ -109,6 +109,7 @@ def train(
     deterministic: bool | None = None,
     workers: int | None = None,
     loggers: str | None = None,
+    trust: bool = False,
     **settings: SettingValue | Mapping[str, SettingValue],
 ) -> TrainResult:
     """Train a recipe and return the run folder, the metrics and the exit code.
@@ -135,6 +136,7 @@ def train(
         deterministic: Whether to make repeated runs on GPUs bit-identical, at the cost of some speed.
         workers: The number of worker processes per device that load data.
         loggers: Comma-separated loggers that also receive metrics and samples: names or .py files.
+        trust: Allow the run given as `features` to load .py files that this program has not imported yet.
         **settings: Any other setting listed by `paceline settings RECIPE`. To set values for a single network, pass a
             dict under its name: `discriminator={"lr": 4e-4}`.
 
@@ -151,11 +153,13 @@ def train(
     """
     from paceline.commands.configure import configure
     from paceline.commands.train import train_and_report
+    from paceline.core.trust import trusting
 
     place = _given(strategy=strategy, accelerator=accelerator, devices=devices, precision=precision, workers=workers)
     length = _given(epochs=epochs, images=images, batch_size=batch_size, lr=lr, seed=seed, deterministic=deterministic)
     files = _given(data=data, data_root=data_root, preset=preset, out=out, init_from=init_from, loggers=loggers)
-    return train_and_report(configure(os.fspath(recipe), {**files, **length, **place, **_given(**settings)}))
+    with trusting(trust):
+        return train_and_report(configure(os.fspath(recipe), {**files, **length, **place, **_given(**settings)}))
 
 
 def load(

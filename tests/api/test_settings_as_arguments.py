@@ -27,11 +27,11 @@ OTHER_TEXT = {"preset": "quick", "batch_size": "16", "data": "mnist", "strategy"
 
 
 def keywords(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the type of each keyword-only parameter of a function."""
+    """Return the type of each keyword-only parameter, except `trust`, which is not a setting of the run."""
     names = {name: getattr(paceline, name) for name in paceline.__all__} | vars(types) | {"Literal": Literal}
     hints = get_type_hints(function, localns=names | vars(collections.abc))
     parameters = inspect.signature(function).parameters.values()
-    return {one.name: hints[one.name] for one in parameters if one.kind is one.KEYWORD_ONLY}
+    return {one.name: hints[one.name] for one in parameters if one.kind is one.KEYWORD_ONLY and one.name != "trust"}
 
 
 @pytest.mark.parametrize("function", [paceline.train, paceline.verify])

@@ -6,12 +6,14 @@ their BatchNorm uses that image's statistics.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from test_apply import write_random_weights
 from test_import_and_export import can_export
 from torch import Tensor, nn
 
@@ -147,6 +149,49 @@ def test_larger_images_are_processed_in_windows_of_the_training_size(capsys: pyt
         wanted = np.zeros_like(result)
         wanted[top : top + SIDE, left : left + SIDE] = levels(network, pixels[top : top + SIDE, left : left + SIDE])
         assert np.abs(result - wanted)[rows, columns].max() <= 1
+
+
+@pytest.mark.parametrize("words", [[], ["--set", "crop=0"]])
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_evaluate_computes_the_same_images_as_apply(
+    kind: str, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    import_network(kind)
+    for name in ("rows", "inputs", "targets"):
+        Path(name).mkdir()
+    for number, size in enumerate([(SIDE, SIDE), (80, 48), (20, 24)]):
+        pixels = random_image(2 * size[0], size[1])
+        for name, part in (("rows", slice(None)), ("inputs", slice(size[0])), ("targets", slice(size[0], None))):
+            Image.fromarray(pixels[:, part]).save(f"{name}/{number}.png")
+    device = ["--accelerator", "cpu"]
+    assert run(["apply", "ours.safetensors", "inputs", "--out", "made", *device]) == 0
+    assert run(["measure", "made", "targets", "--json", "measured.json"]) == 0
+    measured = json.loads(Path("measured.json").read_text())["metrics"]
+    capsys.readouterr()
+    assert run(["evaluate", "ours.safetensors", "--data-root", "rows", *device, *words]) == 0
+    printed = capsys.readouterr().out
+    lines = dict(line.split() for line in printed.splitlines() if line.startswith("  "))
+    assert float(lines["psnr"]) == pytest.approx(measured["psnr[rgb]"], abs=1e-3)
+    assert float(lines["ssim"]) == pytest.approx(measured["ssim[rgb]"], abs=1e-4)
+    assert f"1 of 3 images are larger than the training images: computed in windows of {SIDE}×{SIDE} pixels" in printed
+
+
+def test_evaluate_upscales_the_same_images_as_apply(capsys: pytest.CaptureFixture[str]) -> None:
+    settings = ["scale=2", "num_blocks=1", "width=4", "norm=batch", "batchnorm=instance", f"crop={SIDE}"]
+    write_random_weights(Path("upscaler.safetensors"), "super_resolution", settings)
+    Path("photos").mkdir()
+    for number, size in enumerate([(SIDE, SIDE), (90, 48)]):
+        Image.fromarray(random_image(*size)).save(f"photos/{number}.png")
+    words = ["photos", "--downsample", "bicubic", "--out", "made", "--accelerator", "cpu"]
+    assert run(["apply", "upscaler.safetensors", *words]) == 0
+    applied = capsys.readouterr().out
+    assert run(["evaluate", "upscaler.safetensors", "--data-root", "photos", "--accelerator", "cpu"]) == 0
+    evaluated = capsys.readouterr().out
+    assert f"1 of 2 images are larger than the training images: computed in windows of {SIDE}×{SIDE}" in evaluated
+    for name in ("psnr[y]", "ssim[y]"):
+        (mean,) = [line.split()[-1] for line in applied.splitlines() if f"mean of 2 images: sr_{name} " in line]
+        (metric,) = [line.split()[-1] for line in evaluated.splitlines() if line.startswith(f"  {name} ")]
+        assert float(mean) == pytest.approx(float(metric), abs=1e-3)
 
 
 @pytest.mark.parametrize("ours", [True, False])

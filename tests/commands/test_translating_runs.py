@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,10 @@ from PIL import Image
 from running import run_fork
 
 from paceline.cli.app import run
+from paceline.commands.configure import configure
+from paceline.config.other_names import COMMON
+from paceline.core.registry import names
+from paceline.runs.config import load_recipe
 
 SIDE = 40  # not a multiple of the crop or of 32; a five-level U-Net needs multiples of 32
 TINY = "generator=resnet_6,segmentation_generator=unet_32,ngf=1,ndf=1,d_layers=1,dropout=0"
@@ -110,10 +115,50 @@ def test_apply_recognises_a_row_of_panels_and_can_process_a_single_panel(capsys)
         ("translation", "netG=unet_256", "unknown setting 'netG': use --set generator=unet_256"),
         ("translation", "lambda_L1=10", "use --set distance_weight=100"),
         ("translation", "gpu_ids=0", "use --gpus 0,1, or --devices N"),
+        ("translation", "load_size=286", "use --set size=PIXELS to scale the images, and --crop PIXELS"),
+        ("translation", "crop_size=256", "use --crop PIXELS"),
+        ("translation", "n_epochs=100", "use --epochs N for the whole training"),
+        ("translation", "input_nc=3", "use --set channels=N"),
+        ("translation", "pool_size=50", "the discriminators always see the newest images"),
+        ("translation", "remote_transfer_cmd=x", "use --mirror URL"),
         ("super_resolution", "upscale_factor=4", "unknown setting 'upscale_factor': use --set scale=4"),
+        ("super_resolution", "pretrain=x.pth", "use --init-from FILE; convert the files of other projects"),
+        ("super_resolution", "patch_size=192", "use --crop PIXELS, the size of the high-resolution crop"),
+        ("super_resolution", "savetag=x", "use --out DIR"),
+        ("dcgan", "latent_dim=100", "unknown setting 'latent_dim': use --set nz=100"),
+        ("dual_gan", "image_size=32", "unknown setting 'image_size': use --set size=PIXELS"),
+        ("dual_gan", "num_epochs=5", "use --epochs N"),
+        ("classification", "arch=resnet18", "use --set depth=18, 34 or 50"),
+        ("classification", "local_rank=0", "leave it out: use --devices N, or start the command with torchrun"),
+        ("classification", "amp=1", "use --precision bf16 or fp16"),
+        ("restoration", "crop_size=64", "unknown setting 'crop_size': use --crop PIXELS"),
     ],
 )
 def test_the_error_for_a_setting_from_another_project_names_the_paceline_setting(recipe, word, line, capsys):
     assert run(["train", recipe, "--set", word, "--out", "never"]) == 2
     printed = capsys.readouterr().err
     assert line in printed and len(printed.splitlines()) == 1
+
+
+def test_the_error_for_an_option_of_another_program_names_ours(capsys):
+    for flag, line in (
+        ("--image_size", "use --set size=PIXELS"),
+        ("--gpu-ids", "use --gpus 0,1, or --devices N"),
+        ("--print_freq", "use --set 'log_every=50 steps'"),
+    ):
+        assert run(["train", "dcgan", flag, "1"]) == 2
+        printed = capsys.readouterr().err
+        assert f"({line})" in printed and len(printed.splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", names("recipe"))
+def test_no_advice_hides_or_misspells_a_setting(name):
+    """Every setting and flag that the advice names exists, and no name with advice is itself a setting."""
+    recipe_class = load_recipe(name)
+    values = configure(name, {}, elsewhere=True).values()
+    assert not recipe_class.other_names.keys() & values.keys()
+    for advice in {**COMMON, **recipe_class.other_names}.values():
+        for setting in re.findall(r"--set '?([a-z_0-9]+)=", advice):
+            assert setting in values, advice
+        for flag in re.findall(r"--([a-z-]+)", advice):
+            assert flag in ("set", "downsample") or flag.replace("-", "_") in values, advice

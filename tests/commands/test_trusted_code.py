@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 import safetensors.torch
-from running import Running, run_fork
+from running import Running, run_fork, start_function_in_ranks
 from safetensors import safe_open
 
 import paceline
 from paceline.commands.new import new
 from paceline.core.errors import UserError
 
+TINY_GAN = str(Path(__file__).parents[1] / "tiny_gan.py")
 IMAGES = Path(__file__).parents[2] / "docs/examples/digits"
 SHORT = ("--images", "64", "--set", "width=2", "--accelerator", "cpu")
 CODE = "open('canary', 'w').close()\nraise SystemExit('the code ran')\n"
@@ -161,3 +162,15 @@ def test_load_runs_code_only_if_trust_is_true(mine: Path, monkeypatch) -> None:
         paceline.load("run", device="cpu")
     assert paceline.load("run", device="cpu", trust=True).classes
     assert paceline.load("run", device="cpu").classes  # this process has already loaded the code
+
+
+def train_with_features(recipe: str, trust: bool) -> None:
+    settings = {"images": 32, "size": 16, "channels": 1, "features": "run", "few_images": "allow"}
+    paceline.train(recipe, data="digits", accelerator="cpu", out=f"gan-{trust}", trust=trust, **settings)
+
+
+def test_training_loads_the_code_of_its_features_only_with_trust(mine: Path) -> None:
+    (rejected,) = start_function_in_ranks(mine, 1, train_with_features, TINY_GAN, False)
+    assert rejected.wait() == 1 and "refers to code (./my_recipe.py), which runs only with --trust" in rejected.stderr
+    (used,) = start_function_in_ranks(mine, 1, train_with_features, TINY_GAN, True)
+    assert used.wait() == 0, used.stderr

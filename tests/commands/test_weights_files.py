@@ -91,6 +91,36 @@ def test_sample_accepts_a_generators_weights_file_and_rejects_unsupported_option
         assert line in capsys.readouterr().err
 
 
+def test_commands_that_cannot_use_a_weights_file_say_why_and_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    name, image = "alone.safetensors", "other/input/0.png"
+    not_a_recipe = f"{name}: a weights file, not a recipe; to train from it, use RECIPE --init-from {name}"
+    has_no_metrics = f"{name}: a weights file has no metrics to compare; use its run folder, or `paceline evaluate`"
+    not_images = f"{name}: a weights file, not images; run `paceline apply` first, or use `paceline evaluate`"
+    no_checkpoints = f"--checkpoint last: {name} is a weights file without checkpoints; use its run folder"
+    for words, line in {
+        ("compare", name): has_no_metrics,
+        ("compare", "run", name): has_no_metrics,
+        ("train", name): not_a_recipe,
+        ("train", f"./{name}"): f"./{name}: a weights file, not a recipe",
+        ("verify", name): not_a_recipe,
+        ("plan", name): not_a_recipe,
+        ("settings", name): not_a_recipe,
+        ("board", name): f"{name}: not a folder: pass the folder that contains your runs",
+        ("measure", name, image): not_images,
+        ("measure", image, name): not_images,
+        ("measure", image, "code.txt"): f"{image}: its target code.txt: not an image",
+        ("train", "restoration", "--config", name): f"--config {name}: not a TOML or INI file",
+        ("evaluate", name, "--checkpoint", "last"): no_checkpoints,
+        ("apply", name, image, "--checkpoint", "last", "--out", "never"): no_checkpoints,
+        ("export", name, "--checkpoint", "last", "--out", "never.onnx"): "weights file without checkpoints",
+        ("sample", name, "--checkpoint", "last", "--out", "never.png"): no_checkpoints,
+    }.items():
+        Path("code.txt").write_text("no image")
+        assert run(list(words)) == 2, words
+        printed = capsys.readouterr().err
+        assert line in printed and len(printed.splitlines()) == 1, words
+
+
 def test_imported_weights_without_discriminators_can_be_evaluated(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     import_network("resnet_6")

@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from paceline.cli.app import run
 from paceline.config.source_flags import PhotoSettings, SeparateTestFolder
 from paceline.core.errors import UserError
 from paceline.data.open_sources import open_sources
 from paceline.data.panel_names import PanelSettings
 from paceline.data.sources.degraded import Degraded
 from paceline.data.sources.folder import Folder
+from paceline.data.sources.packed import Packed
 from paceline.data.sources.pairs import Pairs
 from paceline.data.sources.panels import Panels
 from paceline.data.sources.photos import Photos
@@ -72,7 +74,28 @@ def test_a_group_is_never_divided_and_stays_in_its_split_when_files_are_added(na
     assert before["train"] <= after["train"] and before["test"] <= after["test"] and not after["train"] & after["test"]
 
 
-def test_the_validation_split_contains_only_whole_groups(tmp_path: Path) -> None:
+def test_groups_survive_packing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    photos, packed = str(write_scenes(tmp_path / "photos")), str(tmp_path / "packed")
+    words = ["pack", photos, packed, "--set", f"group_by={BY_SCENE}"]
+    assert run(words) == 0
+    names = {}
+    for data, root in (("photos", photos), ("packed", packed)):
+        flags = {"data": data, "data_root": root, "crop": 8, "workers": 1}
+        assignments = {"validation": 0.3, **({"group_by": BY_SCENE} if data == "photos" else {})}
+        sources = open_sources(resolve_config("super_resolution", [("flag", flags), ("--set", assignments)]))
+        names[data] = {
+            split: {source.name_of(index) for index in range(len(source))} for split, source in sources.items()
+        }
+    assert names["packed"] == names["photos"] and names["packed"].keys() == {"train", "validation", "test"}
+    assert run(words) == 0  # checks the pack
+    assert run(words[:-2]) == 2
+    assert "train" in capsys.readouterr().err
+    (tmp_path / "packed/train/groups.json").write_text("[]")
+    with pytest.raises(UserError, match=r"groups\.json: 2 bytes instead of"):
+        Packed("train", PhotoSettings(data="packed", data_root=packed))
+
+
+def test_validation_samples_are_whole_groups(tmp_path: Path) -> None:
     write_scenes(tmp_path)
     flags = {"data": "degraded", "data_root": str(tmp_path), "crop": 8, "workers": 1}
     layers = [("flag", flags), ("--set", {"group_by": BY_SCENE, "validation": 0.3})]

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
 import torch
 from narrow_inception import file_network
+from PIL import Image
 from torch import Tensor, nn
 
+from paceline.cli.app import run
+from paceline.config.settings import RunSettings
+from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
+from paceline.data.source import ArraySource
+from paceline.evaluation.contract import Case
+from paceline.evaluation.evaluators.generation import Generation
 from paceline.evaluation.features import inception
 from paceline.evaluation.features.inception import FoldedInception, ScriptedInception
 from paceline.evaluation.features.inception_network import inception_network
 from paceline.evaluation.features.network import FeatureNetwork, computing_in
+from paceline.runs.finished_run import open_run
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -116,3 +125,41 @@ def test_upscaling_by_two_matrices_equals_upscaling_pixel_by_pixel():
         lower = images[..., bottom, left] * (1 - x + left) + images[..., bottom, right] * (x - left)
         wanted = upper * (1 - y + top) + lower * (y - top)
         assert torch.allclose(enlarged[..., row, column], wanted, rtol=1e-5, atol=1e-4)
+
+
+def quick_distance(mean1: Tensor, covariance1: Tensor, mean2: Tensor, covariance2: Tensor) -> float:
+    """Stand in for the Fréchet distance, whose eigenvalues take seconds: compare the same statistics."""
+    return ((mean1 - mean2).square().sum() + (covariance1 - covariance2).abs().sum()).item()
+
+
+def test_measure_computes_the_fid_of_the_evaluator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    for module in ("paceline.commands.measure", "paceline.evaluation.evaluators.generation"):
+        monkeypatch.setattr(f"{module}.frechet_distance", quick_distance)
+    opened(tmp_path, monkeypatch)
+    file = str(tmp_path / "narrow.pt")  # the path that is already loaded
+    digest = sha256(Path("narrow.pt").read_bytes()).hexdigest()
+    real, made = torch.randint(256, (2, 4, 20, 24, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    for name, images in (("made", made), ("real", real)):
+        Path(name).mkdir()
+        for number, image in enumerate(images):
+            Image.fromarray(image.numpy()).save(f"{name}/{number}.png")
+    words = ["--inception", file, "--inception-sha256", digest, "--json", "measured.json"]
+    assert run(["measure", "made", "real", *words]) == 0
+    assert "4 images are fewer than the 2,048 features; FID is unreliable" in capsys.readouterr().out
+    measured = json.loads(Path("measured.json").read_text())
+    assert measured["protocol"]["weights"] == digest
+    spec = DataSpec(3, 20, 24)
+    settings = RunSettings(inception=file, inception_sha256=digest, few_images="allow")
+    evaluator = Generation(Case(ArraySource({"image": real.numpy()}, spec), "test", 4, open_run), spec, CPU, settings)
+    index = torch.arange(4)
+    evaluator.update_samples({"image": real.permute(0, 3, 1, 2) / 127.5 - 1, "index": index})
+    evaluator.end_samples(evaluator.sample_sums())
+    evaluator.update({"image": made.permute(0, 3, 1, 2) / 127.5 - 1}, {"index": index})
+    fid = evaluator.results(evaluator.sums())["FID"]
+    assert fid > 0 and measured["metrics"]["FID"] == pytest.approx(fid, rel=1e-4)
+    assert run(["measure", "made", "real", "--inception", "none.pt"]) == 2
+    assert capsys.readouterr().err == "paceline: --inception none.pt: no such file\n"

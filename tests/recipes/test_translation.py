@@ -52,6 +52,26 @@ def test_the_deepliif_preset_builds_the_model_from_the_deepliif_paper():
     assert sum(isinstance(module, torch.nn.Conv2d) for module in recipe.discriminators["D1"].modules()) == 6
 
 
+@pytest.mark.parametrize("preset", ["deepliif", "pix2pix"])
+def test_the_presets_predict_with_the_statistics_of_each_image_as_the_papers_do(preset):
+    assert configure("translation", {"preset": preset}).recipe.batchnorm == "instance"
+    assert configure("translation", {}).recipe.batchnorm == "running"
+
+
+def test_the_statistics_used_after_training_do_not_change_training():
+    recipes, batch = [build(batchnorm=name) for name in ("running", "instance")], make_batch()
+    losses = [recipe("generators", batch).terms for recipe in recipes]
+    for loss in losses:
+        sum(loss.values()).backward()
+    assert losses[0] == losses[1]
+    for one, other in zip(*(recipe.parameters() for recipe in recipes), strict=True):
+        assert one.grad is other.grad is None or torch.equal(one.grad, other.grad)
+    for one, other in zip(*(recipe.buffers() for recipe in recipes), strict=True):
+        assert torch.equal(one, other)
+    running, by_image = (recipe.eval().predict(batch)["stain"] for recipe in recipes)
+    assert not torch.allclose(running, by_image)
+
+
 def test_the_segmentation_is_a_weighted_sum_of_its_generators_outputs():
     recipe = build(segmentation_weights="0.5,0.2,0.3")
     batch = make_batch()

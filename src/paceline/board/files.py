@@ -208,5 +208,6 @@ def open_files(where: str) -> Files:
 
 def _open_local(root: Path) -> LocalFiles:
     if not root.is_dir():
-        raise UserError(f"{root}: no such folder; pass the folder that contains your runs")
+        what = "not a folder" if root.exists() else "no such folder"
+        raise UserError(f"{root}: {what}: pass the folder that contains your runs")
     return LocalFiles(root)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import Field, fields
 from difflib import get_close_matches
@@ -11,6 +12,7 @@ from typing import Annotated, Any, Literal, Protocol, TypeAlias, get_args, get_o
 
 import typer
 
+from paceline.config.other_names import COMMON
 from paceline.config.settings import COMMON_ALIASES, LearnerSettings
 from paceline.config.source_flags import SourceFlags
 from paceline.core.trust import set_trust
@@ -148,6 +150,8 @@ def _instead_of(option: str, command: ParserCommand) -> str:
     name = option.lstrip("-").replace("-", "_")
     name = COMMON_ALIASES.get(name, name)
     has = [one for parameter in command.params for one in parameter.opts if one.startswith("--")]
+    if name in COMMON and set(re.findall("--[a-z0-9-]+", COMMON[name])) <= set(has):
+        return COMMON[name]
     alike = get_close_matches(f"--{name.replace('_', '-')}", has, n=1, cutoff=0.8)
     if alike:
         return f"use {alike[0]}"

@@ -11,18 +11,19 @@ from paceline.commands.configure import checked
 from paceline.commands.metrics_output import print_metrics
 from paceline.config.resolve import Config, Inherited
 from paceline.config.source_flags import FOLDERS, SeparateTestFolder
-from paceline.contracts.recipe import DataSpec
+from paceline.contracts.recipe import DataSpec, Recipe
 from paceline.core.errors import UserError, unknown
 from paceline.core.printable import print_line, printable
 from paceline.core.registry import load_class
 from paceline.core.types import SettingValue
 from paceline.data.crop import cropped
 from paceline.data.open_sources import open_sources
-from paceline.data.source import Source
+from paceline.data.source import Source, sizes_of
 from paceline.data.worker_pool import reporting_dead_workers
 from paceline.evaluation.contract import is_classifier
-from paceline.inference.image_model import open_recipe
+from paceline.inference.image_model import load_usable
 from paceline.inference.trained import StoredModel, read_stored
+from paceline.inference.uses import uses_of
 from paceline.launch.tasks import Task, run_in_processes
 from paceline.parallel.precision import choose_precision
 from paceline.parallel.world import World, join, place_from
@@ -31,8 +32,7 @@ from paceline.runs.finished_run import config_of
 from paceline.runs.folder import RunFolder
 from paceline.runs.recipe import make_recipe
 from paceline.runs.stages import last_finished
-from paceline.runs.weights import load_weights
-from paceline.runs.weights_file import is_weights_file
+from paceline.runs.weights_file import check_checkpoint, is_weights_file
 from paceline.training.build import make_loader
 from paceline.training.evaluate import SplitEvaluator
 
@@ -52,6 +52,7 @@ def evaluate(
     if not recipe_class.evaluator:
         raise UserError(f"{run}: recipe {config.recipe_name!r} has no evaluator; set `evaluator` in the recipe")
     split = split or (recipe_class.evaluated_on if recipe_class.generates else "test")
+    check_checkpoint(run, checkpoint)
     at = "" if is_weights_file(run) else str(choose_checkpoint(RunFolder(Path(run)).checkpoints, checkpoint).images)
     if config.run.devices > 1 and place_from(os.environ) is None:
         return run_in_processes(Task.of(evaluate_here, run, split, at), config)
@@ -81,13 +82,14 @@ def _evaluate(config: Config, world: World, run: str, split: str, at: str) -> No
         raise unknown("split", split, sources)
     stored = read_stored(run, at or "best")
     _check_class_names(stored, run, split, config.run.data, sources[split].spec)
-    recipe = make_recipe(config, sources)
+    # Networks that transform images of any size depend on the training images, not on those to evaluate.
+    transforms = "apply" in uses_of(config.recipe_class)
+    recipe = make_recipe(config, sources, (stored.spec.height, stored.spec.width) if transforms else None)
+    spec = cropped(sources[split].spec, config.run.crop)
     try:
-        # Networks that are not used in evaluation may be missing from a weights file.
-        weights = stored.weights if at else open_recipe(dataclasses.replace(stored, config=config), run).state_dict()
-        load_weights(recipe, weights, ema=True)
+        load_usable(recipe, dataclasses.replace(stored, spec=spec), run)
     except UserError:
-        difference = _difference(run, stored.spec, cropped(sources[split].spec, config.run.crop))
+        difference = _difference(run, stored.spec, spec)
         if difference:
             raise UserError(f"--data {config.run.data}: {difference}") from None
         raise
@@ -102,9 +104,21 @@ def _evaluate(config: Config, world: World, run: str, split: str, at: str) -> No
         num_samples = len(sources[split])
         count = f"{num_samples:,} sample{'s' * (num_samples != 1)}"
         print(printable(f"{config.recipe_name} from {stored.origin} on {data}: {count}"))
-        for note in sources[split].notes:
+        for note in (*sources[split].notes, *_window_notes(recipe, sources[split])):
             print_line(note)
         print_metrics(metrics, split_evaluator.protocol, split_evaluator.notes)
+
+
+def _window_notes(recipe: Recipe, source: Source) -> list[str]:
+    """Return a note about the images that are larger than the training images, if that matters."""
+    if not recipe.window_px:
+        return []
+    larger = int((sizes_of(source) // recipe.output_scale > recipe.window_px).any(axis=1).sum())
+    if not larger:
+        return []
+    height, width = (side * recipe.output_scale for side in recipe.window_px)
+    what = f"{larger:,} of {len(source):,} images are larger than the training images"
+    return [f"{what}: computed in windows of {width}×{height} pixels, as by `apply`"]
 
 
 def _check_class_names(stored: StoredModel, run: str, split: str, data: str, spec: DataSpec) -> None:

@@ -13,7 +13,8 @@ from paceline.core.registry import load_class, load_classes
 from paceline.inference.image_model import make_image_model
 from paceline.inference.trained import StoredModel, build
 from paceline.runs.config import load_recipe
-from paceline.runs.weights_file import SUFFIX, write_weights
+from paceline.runs.tensors import SUFFIX
+from paceline.runs.weights_file import write_weights
 
 
 def import_weights(files: list[str], recipe: str, out: str, preset: str, assignments: list[str]) -> int:

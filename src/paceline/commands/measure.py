@@ -26,6 +26,7 @@ from paceline.evaluation.statistics import frechet_distance
 from paceline.evaluation.sums import FeatureSums, Layout, statistics_from, unflatten
 from paceline.images.decode import BadImage, decode
 from paceline.inference.matching import match_files
+from paceline.runs.weights_file import is_weights_file
 
 PROTOCOLS = ("rgb", "y")
 MAX_LISTED = 5  # maximum number of problems to print
@@ -62,6 +63,7 @@ def measure(results: str, targets: str, options: Options) -> int:
     # Loaded first, so that a wrong file is reported before anything is measured.
     network = _inception(len(pairs), options) if options.inception else None
     distance, notes = perceptual_distance(CPU)
+    network = load_inception(options.inception, options.inception_sha256, CPU) if options.inception else None
     rows: dict[str, Row] = {}
     counts = torch.zeros(len(CLASSES), 3, dtype=torch.float64)
     used: list[tuple[Path, Path]] = []
@@ -88,7 +90,9 @@ def measure(results: str, targets: str, options: Options) -> int:
     metrics |= overlaps(counts) if options.masks else {}
     metrics |= _fid(used, network) if network else {}
     metrics |= {"count": float(len(rows))}
-    protocol = _protocol(options, distance)
+    protocol = _protocol(options, distance, network)
+    if network and (note := network.few_images_note(len(used), f"{len(used):,} images")):
+        notes = (*notes, note)
     print_line(f"{results} compared with {targets}: {len(rows):,} image{'s' * (len(rows) != 1)}")
     print_metrics(metrics, protocol, notes)
     identical = [name for name, row in rows.items() if np.isclose(row[f"psnr[{options.protocol}]"], PSNR_OF_IDENTICAL)]
@@ -107,6 +111,8 @@ def measure(results: str, targets: str, options: Options) -> int:
 
 def _images(path: str) -> list[Path]:
     place = Path(path).expanduser()
+    if is_weights_file(path):
+        raise UserError(f"{path}: a weights file, not images; run `paceline apply` first, or use `paceline evaluate`")
     if place.is_file():
         return [place]
     if not place.is_dir():
@@ -119,7 +125,11 @@ def _images(path: str) -> list[Path]:
 
 def _same_size(result: Path, target: Path) -> tuple[Tensor, Tensor]:
     """Return both images as [1, c, h, w] with the same number of channels; raise UserError if their sizes differ."""
-    one, other = decode(result), decode(target)
+    one = decode(result)
+    try:
+        other = decode(target)
+    except BadImage as error:
+        raise UserError(f"its target {target}: {error}") from None
     if one.size != other.size:
         sizes = f"{one.width}×{one.height} pixels, but {target} is {other.width}×{other.height}"
         raise UserError(f"is {sizes}")
@@ -166,11 +176,12 @@ def _fid(pairs: Sequence[tuple[Path, Path]], network: FeatureNetwork) -> Row:
     return {"FID": frechet_distance(real.mean, real.covariance, made.mean, made.covariance)}
 
 
-def _protocol(options: Options, distance: Distance | None) -> Protocol:
+def _protocol(options: Options, distance: Distance | None, network: FeatureNetwork | None) -> Protocol:
     found: dict[str, str | int | float] = {"protocol": options.protocol, "border": options.border}
     found |= {"rounded": "to 8 bits", "ssim": f"gaussian window {WINDOW}, sigma {SIGMA}"}
     found |= {"lpips": "alex" if distance else "not measured"}
-    return found | ({"segmentation": f"brightest channel above {MIDDLE}"} if options.masks else {})
+    found |= {"segmentation": f"brightest channel above {MIDDLE}"} if options.masks else {}
+    return {**found, **(network.protocol() if network else {})}
 
 
 def _write_table(file: Path, rows: Mapping[str, Row]) -> None:

@@ -34,11 +34,14 @@ def read_file(path: str) -> Layer:
         raise UserError(f"--config {path}: no such file")
     try:
         content = read_bounded(file, MAX_TOML_BYTES)
+        content.decode()
         if file.suffix == ".ini":
             parser = configparser.ConfigParser()
             parser.read_string(content.decode())
             return {name: value for section in parser.sections() for name, value in parser.items(section)}
         settings: dict[str, SettingValue | Table] = parse_toml(content)
+    except UnicodeDecodeError:
+        raise UserError(f"--config {path}: not a TOML or INI file; use the config.toml of a run, or your own") from None
     except (OSError, ValueError, configparser.Error) as error:
         raise UserError(f"--config {path}: {why(error)}") from None
     provenance = settings.pop(PROVENANCE, None)

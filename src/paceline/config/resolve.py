@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
+from paceline.config.other_names import COMMON
 from paceline.config.setting import BOUNDS
 from paceline.config.settings import COMMON_ALIASES, SHARED_SETTINGS, LearnerSettings, RunSettings
 from paceline.config.spans import Span
@@ -97,7 +98,7 @@ def resolve(
         RunSettings if is_left_out else sources.of(source),
         recipe_class.Settings,
         sources,
-        recipe_class.other_names,
+        {**COMMON, **recipe_class.other_names},
         # The settings that a .py file declares are unknown until the file is imported.
         has_unknown_source=any(is_path(one) and (one != source or is_left_out) for one in named),
     )

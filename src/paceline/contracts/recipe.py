@@ -105,8 +105,11 @@ class Recipe(nn.Module):
     """Whether `predict` generates an "image" with values in [-1, 1] from random inputs (`draws`) alone."""
     output_scale: int = 1
     """The scale factor of `image_to_image`: output height and width relative to the input."""
-    tiles_like_training: bool = False
-    """Whether `image_to_image` expects images of the training size; if so, larger images are cut into tiles."""
+    window_px: tuple[int, int] | None = None
+    """Height and width of the network's input in training, if larger images must be processed in windows of that size.
+
+    `apply` does this with `image_to_image`. `predict` must do it itself.
+    """
 
     # Training
     phases: tuple[Phase, ...] = ()

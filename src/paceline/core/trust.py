@@ -7,7 +7,8 @@ it because the user named it on the command line.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from paceline.core.errors import UserError
 from paceline.core.user_file import is_loaded, is_path
@@ -21,6 +22,17 @@ def set_trust(given: bool) -> None:
         os.environ[TRUST] = "1"
     else:
         os.environ.pop(TRUST, None)
+
+
+@contextmanager
+def trusting(given: bool) -> Iterator[None]:
+    """Trust files inside the context, as `--trust` does, if `given`; child processes started in it do so too."""
+    before = trusts_files()
+    set_trust(given or before)
+    try:
+        yield
+    finally:
+        set_trust(before)
 
 
 def trusts_files() -> bool:

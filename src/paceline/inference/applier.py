@@ -151,8 +151,8 @@ class Applier:
         """Apply the networks in tiles; if memory runs out, try again with smaller tiles."""
         height, width = pixels.shape[:2]
         at_once = 3 if pixels.shape[-1] > self.image_model.spec.channels else 1  # a grey network gets RGB as 3 images
-        if self.image_model.recipe.tiles_like_training and not self.settings.tile:
-            tiling = tiles_of_training_size(self.image_model.spec, (height, width), self.image_model.output_scale)
+        if self.image_model.recipe.window_px and not self.settings.tile:
+            tiling = tiles_of_training_size(self.image_model.recipe.window_px, (height, width))
         else:
             tiling = choose_tiling(
                 self.field,

@@ -7,8 +7,9 @@ from functools import cached_property
 
 from paceline.contracts.recipe import Recipe
 from paceline.inference.receptive_field import ReceptiveField, receptive_field
-from paceline.inference.trained import StoredModel, TrainedModel, build, load_into, open_trained, read_stored
+from paceline.inference.trained import StoredModel, TrainedModel, build, load_into, read_stored
 from paceline.inference.uses import check_use, uses_of
+from paceline.runs.weights import evaluated_values
 
 
 @dataclass(frozen=True)
@@ -40,14 +41,28 @@ def open_image_model(path: str, checkpoint: str = "best") -> ImageModel:
 
 def open_recipe(stored: StoredModel, path: str) -> Recipe:
     """Return a recipe with its weights; weights that `image_to_image` does not need may be missing."""
-    transforms = "apply" in uses_of(stored.recipe_class)
-    return (make_image_model(stored, path) if transforms else open_trained(stored, path)).recipe
+    recipe = build(stored.config, stored.spec)
+    load_usable(recipe, stored, path)
+    return recipe
 
 
 def make_image_model(stored: StoredModel, path: str) -> ImageModel:
     """Return a stored model with its weights. Networks that `image_to_image` does not use may lack weights."""
     image_model = ImageModel(build(stored.config, stored.spec), stored.config, stored.spec, stored.origin)
+    _load(image_model, stored, path)
+    return image_model
+
+
+def load_usable(recipe: Recipe, stored: StoredModel, path: str) -> None:
+    """Load stored weights into a recipe; those that `image_to_image` does not need may be missing."""
+    is_complete = recipe.state_dict().keys() <= evaluated_values(stored.weights).keys()
+    if "apply" in uses_of(stored.recipe_class) and not is_complete:
+        _load(ImageModel(recipe.eval(), stored.config, stored.spec, stored.origin), stored, path)
+    else:
+        load_into(recipe, stored.weights, path, required=recipe.state_dict())
+
+
+def _load(image_model: ImageModel, stored: StoredModel, path: str) -> None:
     own = image_model.recipe.state_dict(keep_vars=True)
     required = [key for key, value in own.items() if id(value) in image_model.receptive_field.used]
     load_into(image_model.recipe, stored.weights, path, required)
-    return image_model

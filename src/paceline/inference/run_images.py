@@ -42,7 +42,7 @@ def show_run(run: str, config: Config, checkpoint: str, options: GridOptions) ->
     precision = choose_precision(config.run.precision, world.device)
     precision.apply(deterministic=config.run.deterministic)
     if is_weights_file(run):
-        recipe, caption = open_recipe(replace(read_stored(run), config=config), run), Path(run).name
+        recipe, caption = open_recipe(replace(read_stored(run, checkpoint), config=config), run), Path(run).name
         sources: dict[str, Source] = {}
         if has_strips(recipe):
             raise UserError(f"{run}: a weights file has no input images; use the run folder, or `paceline apply`")

@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from paceline.contracts.recipe import DataSpec
 from paceline.data.memory import free_bytes
 from paceline.images.decode import BadImage
 from paceline.inference.image_model import ImageModel
 from paceline.inference.receptive_field import ReceptiveField
+from paceline.models.windows import Window, fixed_halo, windows
 
 SHARE_OF_FREE = 0.5  # fraction of the free memory to use; other processes need some, too
 HOST_BYTES = 2.2e9  # memory budget for the result and one tile together, when computing on the host
@@ -31,15 +31,6 @@ Paste = Callable[
     [str, int, int, npt.NDArray[np.float32]], None
 ]  # arguments: result name, top, left, and [h, w, c] values in [-1, 1]
 Advance = Callable[[int], None]  # called with the number of input pixels just processed
-
-
-class Window(NamedTuple):
-    """The extent of a tile along one axis, without and with its halo."""
-
-    start: int
-    stop: int
-    halo_start: int
-    halo_stop: int
 
 
 @dataclass(frozen=True)
@@ -58,15 +49,7 @@ class Tiling:
 
     def windows(self, length: int, fixed: int = 0) -> list[Window]:
         """Return the tiles along a side of this length; if `fixed` is given, each has that size, halo included."""
-        found = []
-        for start in range(0, length, self.side_px):
-            stop = min(start + self.side_px, length)
-            first, last = max(0, start - self.halo_px), min(length, stop + self.halo_px)
-            if fixed:
-                first = max(0, min(first, length - fixed))
-                last = min(length, first + fixed)
-            found.append(Window(start, stop, first, last))
-        return found
+        return windows(length, self.side_px, self.halo_px, fixed)
 
 
 def choose_tiling(
@@ -103,14 +86,13 @@ def choose_tiling(
     return Tiling(fitting, halo, note)
 
 
-def tiles_of_training_size(spec: DataSpec, size: tuple[int, int], output_scale: int = 1) -> Tiling:
+def tiles_of_training_size(window: tuple[int, int], size: tuple[int, int]) -> Tiling:
     """Return tiles whose size including the halo is the training size; a single tile if the image is no larger."""
-    window = spec.height // output_scale, spec.width // output_scale
     if size[0] <= window[0] and size[1] <= window[1]:
         return Tiling(max(size), 0)
-    halo = min(INEXACT_HALO_PX, min(window) // 8)
-    size_px = f"{window[1]}×{window[0]}-pixel"
-    note = f"each {size_px} window (the training size) is normalised separately: seams may be visible"
+    halo = fixed_halo(window)
+    shown = f"windows of {window[1]}×{window[0]} pixels, the training size"
+    note = f"each of its {shown}, is normalised by its own statistics: seams may be visible"
     return Tiling(min(window) - 2 * halo, halo, note, window)
 
 

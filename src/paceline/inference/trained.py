@@ -16,8 +16,9 @@ from paceline.runs.checkpoint import choose_checkpoint
 from paceline.runs.data_spec_file import read_data_spec
 from paceline.runs.finished_run import config_of
 from paceline.runs.folder import RunFolder
+from paceline.runs.tensors import SUFFIX
 from paceline.runs.weights import evaluated_values
-from paceline.runs.weights_file import SUFFIX, is_weights_file, read_weights
+from paceline.runs.weights_file import check_checkpoint, is_weights_file, read_weights
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ class TrainedModel:
 def read_stored(path: str, checkpoint: str = "best", *, trust: bool = False) -> StoredModel:
     """Read the weights and settings from a run folder or a weights file; see `core.trust` for `trust`."""
     place = Path(path).expanduser()
+    check_checkpoint(path, checkpoint)
     if is_weights_file(path):
         file = read_weights(place, trust=trust)
         return StoredModel(file.config, file.spec, file.weights, path)

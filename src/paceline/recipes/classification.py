@@ -16,6 +16,7 @@ from paceline.config.settings import setting
 from paceline.contracts.recipe import Batch, Best, DataSpec, Loss, Phase, Recipe
 from paceline.core.errors import UserError
 from paceline.models.resnet import ResNet
+from paceline.recipes.parts.other_names import CLASSIFICATION
 
 SMALL_STEM_UP_TO_PX = 64  # the plain stem downsamples by 4, which is too much for small images
 
@@ -114,6 +115,7 @@ class Classification(Recipe):
     small = {"width": 8, "size": 16, "pad_crop": 2, "batch_size": "32"}
     phases = (Phase("classifier", "classifier"),)
     ema = ("classifier",)
+    other_names = CLASSIFICATION
 
     def __init__(self, settings: ClassificationSettings, spec: DataSpec) -> None:
         super().__init__(settings, spec)

@@ -21,6 +21,7 @@ from paceline.images.resample import bicubic, bicubic_as_saved, cut_to_multiple
 from paceline.models.layers import normalise_by_image
 from paceline.models.losses import OBJECTIVES, score
 from paceline.models.srresnet import Discriminator, SRResNet
+from paceline.models.windows import in_windows
 from paceline.recipes.parts.other_names import SUPER_RESOLUTION
 from paceline.recipes.parts.restoration import ContentLoss, RestorationLossSettings, RestorationRecipe, check_weights
 
@@ -140,7 +141,7 @@ class SuperResolution(RestorationRecipe):
             prelu=settings.prelu,
         )
         if settings.norm == "batch" and settings.batchnorm == "instance":
-            self.tiles_like_training = True
+            self.window_px = spec.height // self.output_scale, spec.width // self.output_scale
             normalise_by_image(self.generator)
         is_adversarial = settings.stage == "adversarial"
         self.content_loss = ContentLoss(settings, perceptual=is_adversarial)
@@ -192,7 +193,8 @@ class SuperResolution(RestorationRecipe):
     def predict(self, batch: Batch) -> dict[str, Tensor]:
         """Return the upscaled image, the original, and the bicubic upscaling of the same low-resolution image."""
         low, target = self._low(batch), cut_to_multiple(batch["image"], self.output_scale)
-        return {"image": self.generator(low), "target": target, "bicubic": bicubic(low, *target.shape[-2:])}
+        upscaled = in_windows(lambda part: {"image": self.generator(part)}, low, self.window_px, self.output_scale)
+        return {**upscaled, "target": target, "bicubic": bicubic(low, *target.shape[-2:])}
 
     def preview(self, batch: Batch) -> dict[str, Tensor]:
         """Return the low-resolution image (enlarged), the bicubic upscaling, the restored image and the target."""

@@ -23,6 +23,7 @@ from paceline.models.features import Features
 from paceline.models.layers import normalise_by_image
 from paceline.models.losses import BCE, SQUARES, Objective
 from paceline.models.patchgan import PatchDiscriminator
+from paceline.models.windows import in_windows
 from paceline.recipes.parts.other_names import TRANSLATION
 from paceline.recipes.parts.translation_networks import (
     GeneratorKind,
@@ -58,8 +59,7 @@ class TranslationSettings:
     )
     norm: Literal["batch", "instance", "none"] = setting("batch", "normalisation layers")
     batchnorm: Literal["running", "instance"] = setting(
-        "running",
-        "with norm=batch, normalise new images using training-set statistics (running) or each image's own (instance)",
+        "running", "with norm=batch, normalise new images using training-set statistics (running) or each image's own (instance)"
     )
     dropout: float = setting(0.5, "dropout probability in the generators", at_least=0, below=1)
     padding: Literal["reflect", "zero"] = setting("zero", "padding in the residual blocks")
@@ -124,6 +124,7 @@ class Translation(Recipe):
             "segmentation_generator": "unet_512",
             "panels": "image,hematoxylin,dapi,lap2,marker,segmentation",
             "modalities": 4,
+            "batchnorm": "instance",
             "crop": 512,
         },
         "pix2pix": {
@@ -132,6 +133,7 @@ class Translation(Recipe):
             "panels": "image,target",
             "distance": "l1",
             "padding": "reflect",
+            "batchnorm": "instance",
             "crop": 256,
         },
     }
@@ -180,7 +182,7 @@ class Translation(Recipe):
             self.generators[f"GS{number}"] = generator(segmentation_kind)
             self.discriminators[f"DS{number}"] = discriminator()
         if settings.norm == "batch" and settings.batchnorm == "instance":
-            self.tiles_like_training = True
+            self.window_px = spec.height, spec.width
             normalise_by_image(self.generators)
         self.objectives = dict.fromkeys(self.plan.modalities, OBJECTIVES[settings.gan])
         if self.plan.fusion:
@@ -226,7 +228,7 @@ class Translation(Recipe):
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
         """Return every panel generated from the input, which may have any size."""
-        return self._translate_any_size(batch["image"])
+        return in_windows(self._translate_any_size, batch["image"], self.window_px)
 
     def image_to_image(self, images: Tensor) -> dict[str, Tensor]:
         """Return every panel by name; a single panel is called "image"."""

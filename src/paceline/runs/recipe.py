@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
 import torch
@@ -13,11 +14,16 @@ from paceline.data.crop import cropped
 from paceline.data.source import Source
 
 
-def make_recipe(config: Config, sources: Mapping[str, Source]) -> Recipe:
-    """Return the recipe with its initial weights, which depend only on the seed."""
+def make_recipe(config: Config, sources: Mapping[str, Source], size: tuple[int, int] | None = None) -> Recipe:
+    """Return the recipe with its initial weights, which depend only on the seed.
+
+    `size` is the height and width of the training images, if the sources have different ones.
+    """
     torch.manual_seed(config.run.seed)
-    spec = sources.get("train", next(iter(sources.values()))).spec
-    recipe = config.recipe_class(config.recipe, cropped(spec, config.run.crop))
+    spec = cropped(sources.get("train", next(iter(sources.values()))).spec, config.run.crop)
+    if size:
+        spec = dataclasses.replace(spec, height=size[0], width=size[1])
+    recipe = config.recipe_class(config.recipe, spec)
     recipe.check_phases(config.recipe_name)
     for network in config.networks:
         if network not in recipe.networks:

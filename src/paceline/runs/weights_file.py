@@ -29,9 +29,8 @@ from paceline.core.trust import check_may_run
 from paceline.core.types import SettingValue, SettingValues
 from paceline.runs.config import Layers, load_recipe, resolve_config
 from paceline.runs.data_spec_file import from_json, to_json
-from paceline.runs.tensors import add_aliases, pack
+from paceline.runs.tensors import SUFFIX, add_aliases, pack
 
-SUFFIX = ".safetensors"
 FORMAT = "paceline.format"
 RECIPE, SETTINGS = "paceline.recipe", "paceline.settings"
 PROTOCOL, DATA_SPEC = "paceline.protocol", "paceline.data_spec"
@@ -53,6 +52,12 @@ def is_weights_file(path: str) -> bool:
     """Return whether a path is an existing weights file, not a run folder."""
     place = Path(path).expanduser()
     return place.suffix == SUFFIX and place.is_file()
+
+
+def check_checkpoint(path: str, checkpoint: str) -> None:
+    """Raise UserError if a checkpoint other than the default is chosen from a weights file, which has none."""
+    if is_weights_file(path) and checkpoint != "best":
+        raise UserError(f"--checkpoint {checkpoint}: {path} is a weights file without checkpoints; use its run folder")
 
 
 def weights_metadata(recipe: str, settings: SettingValues, spec: DataSpec) -> dict[str, str]:

@@ -19,8 +19,9 @@ from paceline.data.crop import cropped
 from paceline.runs.checkpoint import choose_checkpoint
 from paceline.runs.finished_run import name_stages
 from paceline.runs.folder import RunFolder
+from paceline.runs.tensors import SUFFIX
 from paceline.runs.weights import evaluated_values
-from paceline.runs.weights_file import SETTINGS, SUFFIX, check_weights_format, read_tensors
+from paceline.runs.weights_file import SETTINGS, check_weights_format, read_tensors
 from paceline.training.agreement import raise_on_all, share_newest
 from paceline.training.build import Parts
 

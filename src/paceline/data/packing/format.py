@@ -1,8 +1,9 @@
 """The format of a packed folder: decoded images, concatenated in one file per field.
 
 `pack.json` describes the contents and is written last. Each split has its own folder with `FIELD.pixels` (uint8),
-`index.npy` (one row per sample: offset, size and checksum of each image, then the numbers) and `names.json`. While
-packing is in progress, `packing.json` describes the source, and `index.partial` has a row for each complete sample.
+`index.npy` (one row per sample: offset, size and checksum of each image, then the numbers), `names.json` and, if the
+samples have groups, `groups.json`. While packing is in progress, `packing.json` describes the source, and
+`index.partial` has a row for each complete sample.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from paceline.core.checksums import checksum_of_file
 from paceline.core.errors import UserError
 from paceline.data.packing.manifest import FileRecord, damaged, load_json, read_manifest
 
+GROUPS = "groups.json"
+
 
 class PackedSplit:
     """A split of a packed folder. Opening it runs only cheap checks; the pixels are memory-mapped."""
@@ -32,6 +35,8 @@ class PackedSplit:
             _check_file(folder / name, listed, root)
         self.index: NDArray[np.int64] = np.load(folder / "index.npy", allow_pickle=False)
         self.names: list[str] = load_json(folder / "names.json", root)
+        has_groups = GROUPS in self.record.files
+        self.groups: tuple[str, ...] = tuple(load_json(folder / GROUPS, root)) if has_groups else ()
         self.column = {name: number for number, name in enumerate(self.layout.columns)}
         self.files = {name: pixels_file(folder, name) for name in self.layout.images}
         self.pixels = {

@@ -32,6 +32,7 @@ def describe(source: Source) -> SplitRecord:
         numbers_sha256=_sha256_of_numbers(source, layout),
         files_sha256=sha256_of_files(source),
         fingerprint=fingerprint(source, IDENTITY_SAMPLES),
+        groups_sha256=sha256(json.dumps(source.groups).encode()).hexdigest() if source.groups else "",
     )
 
 
@@ -48,7 +49,8 @@ def difference(kept: Mapping[str, SplitRecord], found: Mapping[str, SplitRecord]
             "the samples have different label fields": before.numbers != now.numbers,
             "the images had one size and now have several, or vice versa": before.mixed != now.mixed,
             "the data spec (size, channels, classes) differs": before.spec != now.spec,
-            "the samples have different names": before.names_sha256 != now.names_sha256,
+            "the samples are grouped differently (group_by)": before.groups_sha256 != now.groups_sha256,
+            "its samples have different names": before.names_sha256 != now.names_sha256,
             "the labels differ": before.numbers_sha256 != now.numbers_sha256,
             "the files have different names, sizes or modification times": before.files_sha256 != now.files_sha256,
             "the images differ": before.fingerprint != now.fingerprint,

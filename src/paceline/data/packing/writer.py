@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from paceline.core.checksums import checksum_of_file
 from paceline.core.errors import UserError
 from paceline.core.files import remove_leftovers, replacing, write_json
-from paceline.data.packing.format import PackedSplit, pixels_file
+from paceline.data.packing.format import GROUPS, PackedSplit, pixels_file
 from paceline.data.packing.manifest import (
     MANIFEST,
     PLACE,
@@ -112,15 +112,19 @@ def finish(folder: Path, sources: Mapping[str, Source]) -> None:
 
 
 def _finish_split(folder: Path, source: Source) -> dict[str, FileRecord]:
-    """Write the index and the names of a filled split; return the records of its files."""
+    """Write the index, the names and the groups of a filled split; return the records of its files."""
     layout, index, names = Layout.of(source), folder / "index.npy", folder / "names.json"
     if (folder / PARTIAL).is_file():
         with replacing(index) as temporary, temporary.open("wb") as file:
             np.save(file, _whole_rows(folder / PARTIAL, layout))
     write_json(names, [source.name_of(number) for number in range(len(source))])
+    checked = [index, names]
+    if source.groups:
+        write_json(folder / GROUPS, source.groups)
+        checked.append(folder / GROUPS)
     pixels = [pixels_file(folder, name) for name in layout.images]
     files = {file.name: FileRecord(file.stat().st_size) for file in pixels}
-    return files | {file.name: FileRecord(file.stat().st_size, checksum_of_file(file)) for file in (index, names)}
+    return files | {file.name: FileRecord(file.stat().st_size, checksum_of_file(file)) for file in checked}
 
 
 def check_same(folder: Path, splits: Mapping[str, SplitRecord]) -> None:

@@ -40,6 +40,8 @@ class Packed(Source):
                 self._leave_out_small(sizes, settings.crop, root)
             self.sizes = np.ascontiguousarray(sizes[self.rows])
             self.spec = cropped(spec, settings.crop)
+        if self.packed.groups:
+            self.groups = tuple(self.packed.groups[row] for row in self.rows)
 
     @classmethod
     def splits_of(cls, settings: RunSettings) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from paceline.data.fingerprint import fingerprint
 from paceline.data.transforms import to_eight_bits
 from paceline.evaluation.contract import Case, Evaluator
 from paceline.evaluation.features.choice import choose_features
-from paceline.evaluation.features.network import NAMES
+from paceline.evaluation.features.network import NAMES, FeatureNetwork
 from paceline.evaluation.protocol import Protocol
 from paceline.evaluation.statistics import (
     KERNEL_SUBSET,
@@ -45,7 +45,7 @@ class Generation(Evaluator):
         self.network = choose_features(settings, spec, device, case.open_run)
         self.network.require(settings.feature_precision, device)
         self.label = self.network.label
-        self.notes = _check_counts(case, self.network.num_features, self.network.warn_below, settings)
+        self.notes = _check_counts(case, self.network, settings)
         self.real_protocol: Protocol = {
             **self.network.protocol(),
             "images": "8 bits",
@@ -122,23 +122,17 @@ class Generation(Evaluator):
         sums.add(self.network(to_eight_bits(images), self.settings.feature_precision), position)
 
 
-def _check_counts(case: Case, num_features: int, warn_below: int, settings: RunSettings) -> tuple[str, ...]:
+def _check_counts(case: Case, network: FeatureNetwork, settings: RunSettings) -> tuple[str, ...]:
     """Return warnings about too few images; raise UserError if there are fewer images than features."""
     fewest = min(case.count, len(case.source))
     counts = f"{len(case.source):,} in split {case.split!r}, {case.count:,} generated"
     which = f"{fewest:,} images ({counts})"
     if fewest < 2:
-        raise UserError(f"too few images to evaluate ({counts}); use at least 2 of each kind")
-    if fewest < num_features:
-        if settings.few_images == "fail":
-            raise UserError(
-                f"{which} are too few to estimate the covariance of {num_features:,} features; use more images, "
-                "or accept unreliable metrics with --set few_images=allow"
-            )
-        return (f"warning: {which}: fewer than the {num_features:,} features, so the metrics are unreliable",)
-    if fewest < min(warn_below, 5 * num_features):
-        return (
-            f"warning: {which}: FID is biased upwards for so few images; "
-            "compare FID only between runs evaluated with the same number of images",
+        raise UserError(f"{which} are too few to evaluate; use at least 2")
+    if fewest < network.num_features and settings.few_images == "fail":
+        raise UserError(
+            f"{which} are too few for the covariance of {network.num_features:,} features; use more images, or "
+            "accept meaningless metrics with --set few_images=allow"
         )
-    return ()
+    note = network.few_images_note(fewest, which)
+    return (note,) if note else ()

@@ -65,6 +65,14 @@ class FeatureNetwork:
         vectors, logits = zip(*parts, strict=True)
         return Features(torch.cat(vectors), torch.cat(logits) if self.num_classes else None)
 
+    def few_images_note(self, fewest: int, which: str) -> str:
+        """Return a warning if FID is unreliable or biased for so few images, described by `which`; else ""."""
+        if fewest < self.num_features:
+            return f"warning: {which} are fewer than the {self.num_features:,} features; FID is unreliable"
+        if fewest < min(self.warn_below, 5 * self.num_features):
+            return f"warning: {which}: FID is biased upwards for so few images; compare it only between equal counts"
+        return ""
+
     def protocol(self) -> Protocol:
         """Return the properties that identify the features from which a metric is computed."""
         return {"features": self.label or "inception-2015", "weights": self.weights, "resize": self.resize}

@@ -14,6 +14,7 @@ from paceline.core.errors import UserError, unknown
 from paceline.core.types import SettingValues
 from paceline.models import diffaugment
 from paceline.models.dcgan import SIZES_PX, Discriminator, Generator
+from paceline.recipes.parts.other_names import GENERATIVE
 
 R1_EVERY = 16  # steps between two R1 penalties; the weight of R1 is multiplied by this
 
@@ -53,6 +54,7 @@ class GenerativeRecipe(Recipe):
     best = Best("train/FID", "min")
     generates = True
     ema = ("generator",)
+    other_names = GENERATIVE
     must_match_weights = ("activation",)
     defaults: ClassVar[SettingValues] = {
         "data": "digits",

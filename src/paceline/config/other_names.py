@@ -1,0 +1,59 @@
+"""Settings of other training programs, and what to use instead; recipes add the names of their own projects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+_GROUPS = {
+    "use --set size=PIXELS": ("image_size", "img_size", "imageSize", "input_size", "resize"),
+    "use --crop PIXELS": ("crop_size", "patch_size", "fineSize", "random_crop"),
+    "use --set channels=N": ("nc", "in_channels", "num_channels", "n_channels"),
+    "use --data NAME": ("dataset", "dataset_name"),
+    "use --data-root DIR": ("dataroot", "data_dir", "data_path", "data_source", "train_dir", "train_source"),
+    "leave it out: the data determines the number of classes": ("num_classes", "n_classes"),
+    "use --epochs N": ("n_epochs", "num_epochs", "max_epochs", "epoch"),
+    "use --epochs N, or --images N": ("niter", "n_iters", "num_iters", "total_iter", "max_steps", "total_steps"),
+    "use --batch-size N": ("batchSize", "train_batch_size"),
+    "use --workers N": ("threads", "num_threads", "nThreads", "n_cpu", "n_threads"),
+    "use --gpus 0,1, or --devices N": ("gpu", "gpu_id", "gpu_ids"),
+    "use --devices N": ("ngpu", "n_gpu", "nGPU", "num_gpu", "num_gpus", "n_GPUs", "world_size", "nproc_per_node"),
+    "use --nnodes N": ("nodes", "num_nodes"),
+    "use --backend nccl or gloo": ("dist_backend",),
+    "leave it out: use --devices N, or start the command with torchrun": (
+        *("local_rank", "rank", "node_rank", "distributed", "dist_url", "multiprocessing_distributed"),
+    ),
+    "use --accelerator cuda or cpu": ("cuda", "no_cuda", "use_gpu", "device"),
+    "use --precision bf16 or fp16": ("amp", "use_amp", "fp16", "mixed_precision"),
+    "use --seed N": ("manualSeed", "manual_seed", "random_seed"),
+    "use --out DIR": (
+        *("name", "exp_name", "outf", "out_dir", "output_dir", "save_dir", "save_path", "savetag", "log_dir"),
+        *("checkpoints_dir", "checkpoint_dir", "results_dir"),
+    ),
+    "leave it out: the same command resumes the run": ("resume", "continue_train", "auto_resume", "start_epoch"),
+    "use --init-from FILE; convert the files of other projects with `paceline import`": (
+        *("pretrain", "pretrained", "pretrain_path", "ckpt", "ckpt_path", "load_path", "weight"),
+    ),
+    "use --set 'log_every=50 steps'": ("print_freq", "log_freq", "log_interval", "log_step"),
+    "use --set 'save_every=1 epochs'": ("save_freq", "save_interval", "save_epoch_freq", "save_latest_freq"),
+    "use --set 'evaluate_every=1 epochs'": ("eval_freq", "eval_interval", "eval_step", "val_freq", "val_interval"),
+    "use --set 'sample_every=1 epochs'": ("sample_interval", "sample_freq", "display_freq"),
+    "use --set beta1=0.5": ("b1", "beta_1"),
+    "use --set beta2=0.999": ("b2", "beta_2"),
+    "use --set schedule=step, cosine or linear": ("lr_policy", "lr_scheduler", "scheduler"),
+    "use --set schedule=step --set milestones=50% --set gamma=0.1": (
+        *("lr_decay", "lr_decay_step_size", "lr_decay_iters", "lr_decay_rate", "step_size"),
+    ),
+    "use --set clip=NORM": ("clip_value", "clip_grad", "grad_clip", "max_grad_norm"),
+    "use --loggers tensorboard, or `paceline board`": ("use_wandb", "wandb", "display_id", "visdom"),
+    "use `paceline evaluate` or `paceline apply`": ("eval", "evaluate", "test", "test_only", "phase", "num_test"),
+}
+
+
+def _by_name() -> Iterator[tuple[str, str]]:
+    for advice, names in _GROUPS.items():
+        for name in names:
+            yield name, advice
+
+
+COMMON: dict[str, str] = dict(_by_name())
+"""Advice by name."""
