@@ -142,7 +142,7 @@ def test_larger_images_are_processed_in_windows_of_the_training_size(capsys: pyt
     network, pixels = import_network("resnet_6"), random_image(80, 48)
     Image.fromarray(pixels).save("input.png")
     assert run(["apply", "ours.safetensors", "input.png", "--out", "made", "--accelerator", "cpu"]) == 0
-    assert f"window of {SIDE}×{SIDE} pixels (the training size)" in capsys.readouterr().out
+    assert f"{SIDE}×{SIDE}-pixel window (the training size)" in capsys.readouterr().out
     with Image.open("made/input.png") as made:
         result = np.asarray(made, float)
     for top, left, rows, columns in ((0, 0, slice(0, 24), slice(0, 24)), (16, 48, slice(24, 48), slice(72, 80))):
@@ -195,7 +195,7 @@ def test_evaluate_upscales_the_same_images_as_apply(capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize("ours", [True, False])
-def test_synchronized_batchnorm_layers_still_normalise_each_image_separately(ours: bool) -> None:
+def test_synchronised_batchnorm_layers_still_normalise_each_image_separately(ours: bool) -> None:
     network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Sequential(nn.BatchNorm2d(4)))
     normalise_by_image(network)
     images = torch.rand(2, 3, 8, 8)

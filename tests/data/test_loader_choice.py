@@ -108,7 +108,7 @@ def test_all_splits_share_the_available_memory_and_training_data_comes_first(roo
         "loader resident for test",
         "loader workers for validation",
     ]
-    assert "rest of 60% of the free GPU memory" in lines[1] and "rest of 25% of the free host memory" in lines[2]
+    assert "remains of 60% of the free GPU memory" in lines[1] and "remains of 25% of the free host memory" in lines[2]
 
 
 def test_a_run_prints_which_split_does_not_fit(room: SetRoom) -> None:

@@ -149,7 +149,7 @@ def test_measure_computes_the_fid_of_the_evaluator(
             Image.fromarray(image.numpy()).save(f"{name}/{number}.png")
     words = ["--inception", file, "--inception-sha256", digest, "--json", "measured.json"]
     assert run(["measure", "made", "real", *words]) == 0
-    assert "4 images are fewer than the 2,048 features; FID is unreliable" in capsys.readouterr().out
+    assert "4 images: fewer than the 2,048 features, so FID is unreliable" in capsys.readouterr().out
     measured = json.loads(Path("measured.json").read_text())
     assert measured["protocol"]["weights"] == digest
     spec = DataSpec(3, 20, 24)

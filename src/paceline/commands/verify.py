@@ -75,7 +75,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class VerifyResult:
-    """The result of `paceline.verify`: whether all strategies produce the same weights.
+    """Whether all strategies produce the same weights; returned by `paceline.verify`.
 
     `bool(result)` is the same as `result.ok`.
 

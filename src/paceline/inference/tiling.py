@@ -91,8 +91,8 @@ def tiles_of_training_size(window: tuple[int, int], size: tuple[int, int]) -> Ti
     if size[0] <= window[0] and size[1] <= window[1]:
         return Tiling(max(size), 0)
     halo = fixed_halo(window)
-    shown = f"windows of {window[1]}×{window[0]} pixels, the training size"
-    note = f"each of its {shown}, is normalised by its own statistics: seams may be visible"
+    size_px = f"{window[1]}×{window[0]}-pixel"
+    note = f"each {size_px} window (the training size) is normalised separately: seams may be visible"
     return Tiling(min(window) - 2 * halo, halo, note, window)
 
 

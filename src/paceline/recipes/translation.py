@@ -49,17 +49,14 @@ class TranslationSettings:
         "auto",
         "network that generates a panel; auto: resnet_9 for deepliif, the largest U-Net that fits for pix2pix",
     )
-    segmentation_generator: GeneratorKind = setting(
-        "auto", "network for segmentation; auto: the largest U-Net that fits"
-    )
+    segmentation_generator: GeneratorKind = setting("auto", "segmentation network; auto: the largest U-Net that fits")
     ngf: int = setting(64, "channels in the generators' first feature map", at_least=1)
     ndf: int = setting(64, "channels in the discriminators' first feature map", at_least=1)
-    d_layers: int = setting(
-        0, "number of discriminator layers; 0 means 4 for deepliif and 3 for pix2pix", at_least=0, at_most=6
-    )
+    d_layers: int = setting(0, "discriminator layers; 0: 4 for deepliif, 3 for pix2pix", at_least=0, at_most=6)
     norm: Literal["batch", "instance", "none"] = setting("batch", "normalisation layers")
     batchnorm: Literal["running", "instance"] = setting(
-        "running", "with norm=batch, normalise new images using training-set statistics (running) or each image's own (instance)"
+        "running",
+        "with norm=batch, normalise new images using training-set statistics (running) or each image's own (instance)",
     )
     dropout: float = setting(0.5, "dropout probability in the generators", at_least=0, below=1)
     padding: Literal["reflect", "zero"] = setting("zero", "padding in the residual blocks")

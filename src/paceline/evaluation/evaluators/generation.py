@@ -128,11 +128,11 @@ def _check_counts(case: Case, network: FeatureNetwork, settings: RunSettings) ->
     counts = f"{len(case.source):,} in split {case.split!r}, {case.count:,} generated"
     which = f"{fewest:,} images ({counts})"
     if fewest < 2:
-        raise UserError(f"{which} are too few to evaluate; use at least 2")
+        raise UserError(f"{which} are too few to evaluate; use at least 2 of each kind")
     if fewest < network.num_features and settings.few_images == "fail":
         raise UserError(
-            f"{which} are too few for the covariance of {network.num_features:,} features; use more images, or "
-            "accept meaningless metrics with --set few_images=allow"
+            f"{which} are too few to estimate the covariance of {network.num_features:,} features; use more "
+            "images, or accept unreliable metrics with --set few_images=allow"
         )
     note = network.few_images_note(fewest, which)
     return (note,) if note else ()

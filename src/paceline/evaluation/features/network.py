@@ -68,9 +68,12 @@ class FeatureNetwork:
     def few_images_note(self, fewest: int, which: str) -> str:
         """Return a warning if FID is unreliable or biased for so few images, described by `which`; else ""."""
         if fewest < self.num_features:
-            return f"warning: {which} are fewer than the {self.num_features:,} features; FID is unreliable"
+            return f"warning: {which}: fewer than the {self.num_features:,} features, so FID is unreliable"
         if fewest < min(self.warn_below, 5 * self.num_features):
-            return f"warning: {which}: FID is biased upwards for so few images; compare it only between equal counts"
+            return (
+                f"warning: {which}: FID is biased upwards for so few images; "
+                "compare FID values only if they use the same number of images"
+            )
         return ""
 
     def protocol(self) -> Protocol:
