@@ -68,7 +68,7 @@ def test_the_same_command_resumes_a_run_and_a_different_setting_is_rejected(plac
     other = run_fork(place, *TRAIN, "--set", "noise=4", "--images", "128")
     assert other.wait() == 2 and "(noise: 3.0 → 4.0)" in other.stderr
     evaluated = run_fork(place, "evaluate", "run", "--trust", "--accelerator", "cpu")
-    assert evaluated.wait() == 0 and "test of ./shapes.py" in evaluated.stdout, evaluated.stderr
+    assert evaluated.wait() == 0 and "test split of ./shapes.py" in evaluated.stdout, evaluated.stderr
 
 
 def test_a_wrong_value_for_a_source_setting_is_reported_in_one_line(place: Path) -> None:

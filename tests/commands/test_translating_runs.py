@@ -117,7 +117,7 @@ def test_apply_recognises_a_row_of_panels_and_can_process_a_single_panel(capsys)
         ("translation", "gpu_ids=0", "use --gpus 0,1, or --devices N"),
         ("translation", "load_size=286", "use --set size=PIXELS to scale the images, and --crop PIXELS"),
         ("translation", "crop_size=256", "use --crop PIXELS"),
-        ("translation", "n_epochs=100", "use --epochs N for the whole training"),
+        ("translation", "n_epochs=100", "use --epochs N for the total number of epochs"),
         ("translation", "input_nc=3", "use --set channels=N"),
         ("translation", "pool_size=50", "the discriminators always see the newest images"),
         ("translation", "remote_transfer_cmd=x", "use --mirror URL"),
@@ -152,7 +152,7 @@ def test_the_error_for_an_option_of_another_program_names_ours(capsys):
 
 
 @pytest.mark.parametrize("name", names("recipe"))
-def test_no_advice_hides_or_misspells_a_setting(name):
+def test_advice_about_other_projects_names_only_existing_settings(name):
     """Every setting and flag that the advice names exists, and no name with advice is itself a setting."""
     recipe_class = load_recipe(name)
     values = configure(name, {}, elsewhere=True).values()

@@ -79,7 +79,7 @@ def is_reported(image: HostileImage, ended: Ended) -> bool:
 
 
 def fault_in_folder(image: HostileImage, ended: Ended, used: set[str]) -> str:
-    """Describe what a command did wrong with an image; return an empty string if nothing."""
+    """Describe what a command did wrong with an image; return an empty string if it did nothing wrong."""
     if image.verdict == "ok":
         return "" if image.path.name in used else "was not used"
     if image.verdict == "rejected" and image.path.name in used:

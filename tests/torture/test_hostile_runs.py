@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.torture, pytest.mark.timeout(1500)]
 
 
 def sample_runs(folder: Path, good_run: Path) -> list[HostileRun]:
-    """Write a few basic attacks: links to outside files, a recipe that writes a file, huge numbers."""
+    """Write run folders with a few basic attacks: links to outside files, a recipe that writes a file, huge numbers."""
     victim = folder / "victim.txt"
     victim.write_text("before\n")
 
@@ -47,7 +47,7 @@ def sample_runs(folder: Path, good_run: Path) -> list[HostileRun]:
 
 
 def listed_runs(folder: Path, good_run: Path) -> list[HostileRun]:
-    """Write all malicious run folders, including the basic attacks."""
+    """Write all malicious run folders, including those with basic attacks."""
     (folder / "own").mkdir()
     own = sample_runs(folder / "own", good_run)
     try:

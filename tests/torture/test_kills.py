@@ -158,7 +158,7 @@ def test_a_run_killed_at_random_moments_ends_with_bit_identical_weights(
 
 
 def fault_of(run: Path, reference: Path, codes: list[int], hits: int) -> str:
-    """Describe what is wrong with a resumed run; return an empty string if nothing."""
+    """Describe what is wrong with a resumed run; return an empty string if nothing is wrong."""
     if not hits:
         return "was never hit while it ran"
     if any(codes):

@@ -18,13 +18,14 @@ DEFAULT_PORT = 6116
 
 def board(where: str, host: str, port: int | None) -> int:
     """Serve the board until the user presses Ctrl-C; return the exit code."""
+    files = open_files(where)
     try:
         import uvicorn
 
         from paceline.board.server import make_app
     except ImportError as error:
         raise UserError(f"the board needs {error.name}; install it with: {install_extra('board')}") from None
-    gallery = Gallery(open_files(where))
+    gallery = Gallery(files)
     listener = _listen(host, port)
     address, port = listener.getsockname()[:2]
     token = secrets.token_urlsafe(24)

@@ -87,9 +87,9 @@ def _squared_distances(rows: Tensor, others: Tensor) -> Iterator[Tensor]:
 
 
 def inception_score(counts: Tensor, likelihoods: Tensor, negative_entropies: Tensor) -> float:
-    """Return exp of the mean divergence of p(class | image) from p(class), averaged over splits of the images.
+    """Return exp of the mean divergence between p(class | image) and p(class), averaged across splits of the images.
 
-    The arguments contain for each split: the number of images, the sum of their class probabilities, and the sum of
+    For each split, the arguments contain the number of images, the sum of their class probabilities, and the sum of
     Σ p log p.
     """
     filled = counts > 0

@@ -85,7 +85,7 @@ def write_deep_colours(path: Path, pixels: NDArray[np.uint16], alpha: Image.Imag
 
 
 def _enlarged(alpha: Image.Image, height: int, width: int) -> Iterator[tuple[int, Image.Image]]:
-    """Yield alpha upscaled to the image's size, a few rows at a time, each with the index of its first row."""
+    """Yield the alpha channel, upscaled to the image's size, in blocks of rows, with each block's first row index."""
     scale = height // alpha.height
     for first in range(0, alpha.height, ROWS_AT_ONCE):
         last = min(first + ROWS_AT_ONCE, alpha.height)

@@ -93,7 +93,7 @@ def _by_group(
             placed[meant[0]] = one
         elif meant:
             labels = ", ".join(groups[key].label for key in meant)
-            unplaced.append(f"separate step-time breakdowns for {labels} (they share one measurement)")
+            unplaced.append(f"a step-time breakdown for each of {labels}, because they share one measurement")
     return placed, unplaced
 
 

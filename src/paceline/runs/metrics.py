@@ -49,7 +49,7 @@ class MetricsWriter:
         kept = _cut_metrics(folder / METRICS, images, evaluated)
         _cut_samples(folder / SAMPLES, images)
         self._samples = folder / SAMPLES
-        # Without a buffer, each line is one write. Readers see no partial line, and a killed process loses no line.
+        # Unbuffered, so each line is a single write: readers never see a partial line, and a kill loses no lines.
         self._file = os.fdopen(open_append(folder / METRICS), "ab", buffering=0)
         self._seconds_before = float(kept[-1].get("seconds") or 0.0) if kept else 0.0
         self._started = time.perf_counter()

@@ -73,7 +73,7 @@ def explained(what: str, only: tuple[type[Exception], ...] = (Exception,)) -> It
 
 
 def _batch(split_evaluator: SplitEvaluator) -> Batch:
-    """Return the first rows of the draws and, unless images are generated, the first samples or the smallest one."""
+    """Return a batch of the first samples, or only the smallest if images are large; draws alone for generators."""
     recipe, drawer, device = split_evaluator.recipe, split_evaluator.drawer, split_evaluator.world.device
     source, count = split_evaluator.loader.source, min(NUM_SAMPLES, split_evaluator.count)
     if recipe.generates:

@@ -50,7 +50,7 @@ def difference(kept: Mapping[str, SplitRecord], found: Mapping[str, SplitRecord]
             "the images had one size and now have several, or vice versa": before.mixed != now.mixed,
             "the data spec (size, channels, classes) differs": before.spec != now.spec,
             "the samples are grouped differently (group_by)": before.groups_sha256 != now.groups_sha256,
-            "its samples have different names": before.names_sha256 != now.names_sha256,
+            "the samples have different names": before.names_sha256 != now.names_sha256,
             "the labels differ": before.numbers_sha256 != now.numbers_sha256,
             "the files have different names, sizes or modification times": before.files_sha256 != now.files_sha256,
             "the images differ": before.fingerprint != now.fingerprint,

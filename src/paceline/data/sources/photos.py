@@ -93,7 +93,7 @@ class Photos(ImageFiles):
 
 
 def _high_files(root: Path, settings: PhotoSettings) -> list[Path]:
-    """Return the images under a folder, without low-resolution files."""
+    """Return the images under a folder, excluding low-resolution files."""
     files = images_under(root)
     if not settings.low_suffix:
         return files
