@@ -136,7 +136,8 @@ def train(
         deterministic: Whether to make repeated runs on GPUs bit-identical, at the cost of some speed.
         workers: The number of worker processes per device that load data.
         loggers: Comma-separated loggers that also receive metrics and samples: names or .py files.
-        trust: Allow the run given as `features` to load .py files that this program has not imported yet.
+        trust: Allow Paceline to load .py files that the run given as `features` refers to and that this program has not
+            imported yet.
         **settings: Any other setting listed by `paceline settings RECIPE`. To set values for a single network, pass a
             dict under its name: `discriminator={"lr": 4e-4}`.
 

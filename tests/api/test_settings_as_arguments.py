@@ -27,7 +27,7 @@ OTHER_TEXT = {"preset": "quick", "batch_size": "16", "data": "mnist", "strategy"
 
 
 def keywords(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the type of each keyword-only parameter, except `trust`, which is not a setting of the run."""
+    """Return the type of each keyword-only parameter, except `trust`, which is not a setting."""
     names = {name: getattr(paceline, name) for name in paceline.__all__} | vars(types) | {"Literal": Literal}
     hints = get_type_hints(function, localns=names | vars(collections.abc))
     parameters = inspect.signature(function).parameters.values()

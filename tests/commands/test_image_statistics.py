@@ -153,7 +153,7 @@ def test_larger_images_are_processed_in_windows_of_the_training_size(capsys: pyt
 
 @pytest.mark.parametrize("words", [[], ["--set", "crop=0"]])
 @pytest.mark.parametrize("kind", NETWORKS)
-def test_evaluate_computes_the_same_images_as_apply(
+def test_evaluate_produces_the_same_images_as_apply(
     kind: str, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     import_network(kind)
@@ -173,10 +173,10 @@ def test_evaluate_computes_the_same_images_as_apply(
     lines = dict(line.split() for line in printed.splitlines() if line.startswith("  "))
     assert float(lines["psnr"]) == pytest.approx(measured["psnr[rgb]"], abs=1e-3)
     assert float(lines["ssim"]) == pytest.approx(measured["ssim[rgb]"], abs=1e-4)
-    assert f"1 of 3 images are larger than the training images: computed in windows of {SIDE}×{SIDE} pixels" in printed
+    assert f"larger than the training images (1 of 3) are processed in windows of {SIDE}×{SIDE} pixels" in printed
 
 
-def test_evaluate_upscales_the_same_images_as_apply(capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluate_produces_the_same_upscaled_images_as_apply(capsys: pytest.CaptureFixture[str]) -> None:
     settings = ["scale=2", "num_blocks=1", "width=4", "norm=batch", "batchnorm=instance", f"crop={SIDE}"]
     write_random_weights(Path("upscaler.safetensors"), "super_resolution", settings)
     Path("photos").mkdir()
@@ -187,7 +187,7 @@ def test_evaluate_upscales_the_same_images_as_apply(capsys: pytest.CaptureFixtur
     applied = capsys.readouterr().out
     assert run(["evaluate", "upscaler.safetensors", "--data-root", "photos", "--accelerator", "cpu"]) == 0
     evaluated = capsys.readouterr().out
-    assert f"1 of 2 images are larger than the training images: computed in windows of {SIDE}×{SIDE}" in evaluated
+    assert f"larger than the training images (1 of 2) are processed in windows of {SIDE}×{SIDE}" in evaluated
     for name in ("psnr[y]", "ssim[y]"):
         (mean,) = [line.split()[-1] for line in applied.splitlines() if f"mean of 2 images: sr_{name} " in line]
         (metric,) = [line.split()[-1] for line in evaluated.splitlines() if line.startswith(f"  {name} ")]

@@ -122,8 +122,8 @@ def test_apply_recognises_a_row_of_panels_and_can_process_a_single_panel(capsys)
         ("translation", "pool_size=50", "the discriminators always see the newest images"),
         ("translation", "remote_transfer_cmd=x", "use --mirror URL"),
         ("super_resolution", "upscale_factor=4", "unknown setting 'upscale_factor': use --set scale=4"),
-        ("super_resolution", "pretrain=x.pth", "use --init-from FILE; convert the files of other projects"),
-        ("super_resolution", "patch_size=192", "use --crop PIXELS, the size of the high-resolution crop"),
+        ("super_resolution", "pretrain=x.pth", "use --init-from FILE; convert files from other projects"),
+        ("super_resolution", "patch_size=192", "use --crop PIXELS for the size of the high-resolution crop"),
         ("super_resolution", "savetag=x", "use --out DIR"),
         ("dcgan", "latent_dim=100", "unknown setting 'latent_dim': use --set nz=100"),
         ("dual_gan", "image_size=32", "unknown setting 'image_size': use --set size=PIXELS"),
@@ -140,7 +140,7 @@ def test_the_error_for_a_setting_from_another_project_names_the_paceline_setting
     assert line in printed and len(printed.splitlines()) == 1
 
 
-def test_the_error_for_an_option_of_another_program_names_ours(capsys):
+def test_the_error_for_an_option_from_another_program_names_the_paceline_option(capsys):
     for flag, line in (
         ("--image_size", "use --set size=PIXELS"),
         ("--gpu-ids", "use --gpus 0,1, or --devices N"),
@@ -153,7 +153,7 @@ def test_the_error_for_an_option_of_another_program_names_ours(capsys):
 
 @pytest.mark.parametrize("name", names("recipe"))
 def test_advice_about_other_projects_names_only_existing_settings(name):
-    """Every setting and flag that the advice names exists, and no name with advice is itself a setting."""
+    """The advice names only existing settings and flags, and no existing setting has advice."""
     recipe_class = load_recipe(name)
     values = configure(name, {}, elsewhere=True).values()
     assert not recipe_class.other_names.keys() & values.keys()

@@ -169,7 +169,7 @@ def train_with_features(recipe: str, trust: bool) -> None:
     paceline.train(recipe, data="digits", accelerator="cpu", out=f"gan-{trust}", trust=trust, **settings)
 
 
-def test_training_loads_the_code_of_its_features_only_with_trust(mine: Path) -> None:
+def test_code_from_the_features_run_is_loaded_only_with_trust(mine: Path) -> None:
     (rejected,) = start_function_in_ranks(mine, 1, train_with_features, TINY_GAN, False)
     assert rejected.wait() == 1 and "refers to code (./my_recipe.py), which runs only with --trust" in rejected.stderr
     (used,) = start_function_in_ranks(mine, 1, train_with_features, TINY_GAN, True)

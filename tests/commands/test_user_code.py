@@ -1,4 +1,4 @@
-"""Before code from a user's file runs, one printed line names the file."""
+"""Before a user's code runs, one printed line names its file, and mistakes in the code are reported in one line."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def one_line_before_training(folder: Path, *words: str) -> str:
         ('return {"logits": self.classifier(batch["image"][:, :, ::2])}', "): RuntimeError"),
     ],
 )
-def test_a_wrong_predict_is_reported_before_training(tmp_path: Path, wrong: str, message: str) -> None:
+def test_a_mistake_in_predict_is_reported_before_training(tmp_path: Path, wrong: str, message: str) -> None:
     new("recipe", "mine", tmp_path)
     own = tmp_path / "mine.py"
     right = 'return {"logits": self.classifier(batch["image"])}'
@@ -108,12 +108,12 @@ def test_a_wrong_predict_is_reported_before_training(tmp_path: Path, wrong: str,
     ("results", "message"),
     [
         ("{'share': sums[1].item() / sums.sum().item()}", ""),
-        ("{'share': 1 / sums[0].item()}", ""),  # a correct evaluator may need more samples than a rehearsal has
+        ("{'share': 1 / sums[0].item()}", ""),  # a correct evaluator may need more samples than the rehearsal uses
         ("{'share': sums}", "results fails: TypeError: expected a dict {name: number}"),
         ("{'share': sums.nothing}", "results fails ("),
     ],
 )
-def test_a_wrong_evaluator_is_reported_before_training(tmp_path: Path, results: str, message: str) -> None:
+def test_a_mistake_in_an_evaluator_is_reported_before_training(tmp_path: Path, results: str, message: str) -> None:
     new("recipe", "mine", tmp_path)
     (tmp_path / "own.py").write_text(EVALUATOR.replace("{RESULTS}", results))
     own = tmp_path / "mine.py"
@@ -142,7 +142,7 @@ def test_a_wrong_evaluator_is_reported_before_training(tmp_path: Path, results: 
         ("channels=1", "channels=3", "spec.channels is 3"),
     ],
 )
-def test_samples_in_a_wrong_format_are_reported_before_training(
+def test_samples_in_the_wrong_format_are_reported_before_training(
     tmp_path: Path, right: str, wrong: str, message: str
 ) -> None:
     new("recipe", "mine", tmp_path)
@@ -154,7 +154,7 @@ def test_samples_in_a_wrong_format_are_reported_before_training(
     assert "--data ./shapes.py: sample 0 of split 'train': " in line and message in line
 
 
-def test_a_strategy_that_declares_no_devices_is_for_one_device(tmp_path: Path) -> None:
+def test_a_strategy_that_does_not_declare_its_devices_can_use_only_one(tmp_path: Path) -> None:
     new("recipe", "mine", tmp_path)
     (tmp_path / "plain.py").write_text("from paceline import Strategy\n\nclass Plain(Strategy):\n    pass\n")
     line = one_line_before_training(tmp_path, "--strategy", "./plain.py", "--devices", "2", "--accelerator", "cpu")

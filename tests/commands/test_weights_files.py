@@ -93,10 +93,10 @@ def test_sample_accepts_a_generators_weights_file_and_rejects_unsupported_option
 
 def test_commands_that_cannot_use_a_weights_file_say_why_and_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     name, image = "alone.safetensors", "other/input/0.png"
-    not_a_recipe = f"{name}: a weights file, not a recipe; to train from it, use RECIPE --init-from {name}"
+    not_a_recipe = f"{name}: a weights file, not a recipe; to start from its weights, use RECIPE --init-from {name}"
     has_no_metrics = f"{name}: a weights file has no metrics to compare; use its run folder, or `paceline evaluate`"
     not_images = f"{name}: a weights file, not images; run `paceline apply` first, or use `paceline evaluate`"
-    no_checkpoints = f"--checkpoint last: {name} is a weights file without checkpoints; use its run folder"
+    no_checkpoints = f"--checkpoint last: {name} is a weights file, which has no checkpoints; use its run folder"
     for words, line in {
         ("compare", name): has_no_metrics,
         ("compare", "run", name): has_no_metrics,
@@ -112,7 +112,7 @@ def test_commands_that_cannot_use_a_weights_file_say_why_and_what_to_do(capsys: 
         ("train", "restoration", "--config", name): f"--config {name}: not a TOML or INI file",
         ("evaluate", name, "--checkpoint", "last"): no_checkpoints,
         ("apply", name, image, "--checkpoint", "last", "--out", "never"): no_checkpoints,
-        ("export", name, "--checkpoint", "last", "--out", "never.onnx"): "weights file without checkpoints",
+        ("export", name, "--checkpoint", "last", "--out", "never.onnx"): "weights file, which has no checkpoints",
         ("sample", name, "--checkpoint", "last", "--out", "never.png"): no_checkpoints,
     }.items():
         Path("code.txt").write_text("no image")

@@ -87,7 +87,7 @@ def test_groups_survive_packing(tmp_path: Path, capsys: pytest.CaptureFixture[st
             split: {source.name_of(index) for index in range(len(source))} for split, source in sources.items()
         }
     assert names["packed"] == names["photos"] and names["packed"].keys() == {"train", "validation", "test"}
-    assert run(words) == 0  # checks the pack
+    assert run(words) == 0  # packing again only verifies the packed folder
     assert run(words[:-2]) == 2
     assert "train" in capsys.readouterr().err
     (tmp_path / "packed/train/groups.json").write_text("[]")

@@ -128,11 +128,11 @@ def test_upscaling_by_two_matrices_equals_upscaling_pixel_by_pixel():
 
 
 def quick_distance(mean1: Tensor, covariance1: Tensor, mean2: Tensor, covariance2: Tensor) -> float:
-    """Stand in for the Fréchet distance, whose eigenvalues take seconds: compare the same statistics."""
+    """Replace the Fréchet distance, which takes seconds to compute, with a fast comparison of the same statistics."""
     return ((mean1 - mean2).square().sum() + (covariance1 - covariance2).abs().sum()).item()
 
 
-def test_measure_computes_the_fid_of_the_evaluator(
+def test_measure_computes_the_same_fid_as_the_evaluator(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -140,7 +140,7 @@ def test_measure_computes_the_fid_of_the_evaluator(
     for module in ("paceline.commands.measure", "paceline.evaluation.evaluators.generation"):
         monkeypatch.setattr(f"{module}.frechet_distance", quick_distance)
     opened(tmp_path, monkeypatch)
-    file = str(tmp_path / "narrow.pt")  # the path that is already loaded
+    file = str(tmp_path / "narrow.pt")  # the file that `opened` has already loaded
     digest = sha256(Path("narrow.pt").read_bytes()).hexdigest()
     real, made = torch.randint(256, (2, 4, 20, 24, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     for name, images in (("made", made), ("real", real)):

@@ -1,4 +1,4 @@
-"""Ranks started by torchrun, srun or a script report which rank ended at start-up instead of waiting for it."""
+"""Ranks started by torchrun, srun or a script report which other rank ended instead of waiting for it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def train_unless_absent(absent: int, words: tuple[str, ...]) -> int:
 
 
 @pytest.mark.parametrize("absent", [0, 1])
-def test_a_rank_that_never_starts_is_named(tmp_path: Path, tiny: str, absent: int) -> None:
+def test_the_error_names_a_rank_that_never_starts(tmp_path: Path, tiny: str, absent: int) -> None:
     words = ("train", tiny, *SHORT, "--set", "start_timeout=2", "--out", "run")
     ranks = start_function_in_ranks(tmp_path, 3, train_unless_absent, absent, words)
     for rank, running in enumerate(ranks):
@@ -76,7 +76,7 @@ def test_a_killed_rank_is_named_by_the_others(tmp_path: Path, tiny: str, victim:
 
 
 def hang_or_fail() -> int:
-    """Simulate a collective operation that waits for a lost rank, as NCCL's do."""
+    """Simulate an NCCL collective operation, which keeps waiting for a lost rank."""
     from paceline.config.settings import RunSettings
     from paceline.core.errors import UserError
     from paceline.parallel import peers
@@ -90,7 +90,7 @@ def hang_or_fail() -> int:
         raise UserError("no such folder")
 
 
-def test_a_rank_that_hangs_after_another_one_failed_ends(tmp_path: Path) -> None:
+def test_a_rank_that_hangs_after_another_rank_failed_exits(tmp_path: Path) -> None:
     first, second = start_function_in_ranks(tmp_path, 2, hang_or_fail)
     assert first.wait(20) == 2
     assert one_line(first) == "paceline: rank 1 ended: no such folder\n"

@@ -53,12 +53,12 @@ def test_the_deepliif_preset_builds_the_model_from_the_deepliif_paper():
 
 
 @pytest.mark.parametrize("preset", ["deepliif", "pix2pix"])
-def test_the_presets_predict_with_the_statistics_of_each_image_as_the_papers_do(preset):
+def test_the_presets_use_each_images_own_statistics_for_prediction_as_in_the_papers(preset):
     assert configure("translation", {"preset": preset}).recipe.batchnorm == "instance"
     assert configure("translation", {}).recipe.batchnorm == "running"
 
 
-def test_the_statistics_used_after_training_do_not_change_training():
+def test_the_choice_of_statistics_for_prediction_does_not_change_training():
     recipes, batch = [build(batchnorm=name) for name in ("running", "instance")], make_batch()
     losses = [recipe("generators", batch).terms for recipe in recipes]
     for loss in losses:

@@ -14,7 +14,7 @@ IMPOSSIBLE = 77
 
 
 def run_without_overrides(words: tuple[str, ...]) -> int:
-    """Run a command that must obey permissions, even as root."""
+    """Run a command that cannot ignore file permissions, even as root."""
     from paceline.cli.app import run
 
     libc, header, sets = ctypes.CDLL(None), (ctypes.c_uint32 * 2)(VERSION, 0), (ctypes.c_uint32 * 6)()
@@ -27,12 +27,12 @@ def run_without_overrides(words: tuple[str, ...]) -> int:
 def one_line(folder: Path, *words: str) -> str:
     running = start_function_in_ranks(folder, 1, run_without_overrides, words)[0]
     if running.wait() == IMPOSSIBLE:
-        pytest.skip("this process may write to any folder")
+        pytest.skip("this process can write to any folder")
     assert running.wait() == 2 and len(running.stderr.splitlines()) == 1, running.stderr
     return running.stderr
 
 
-def test_a_run_folder_that_cannot_be_written_is_reported_in_one_line(tmp_path: Path, tiny: str) -> None:
+def test_a_run_folder_that_cannot_be_written_to_is_reported_in_one_line(tmp_path: Path, tiny: str) -> None:
     folder = tmp_path
     assert run_fork(folder, "train", tiny, "--images", "32", "--out", "run").wait() == 0
     longer = ("train", tiny, "--images", "64", "--out")

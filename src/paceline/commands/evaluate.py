@@ -82,7 +82,7 @@ def _evaluate(config: Config, world: World, run: str, split: str, at: str) -> No
         raise unknown("split", split, sources)
     stored = read_stored(run, at or "best")
     _check_class_names(stored, run, split, config.run.data, sources[split].spec)
-    # Networks that transform images of any size depend on the training images, not on those to evaluate.
+    # A network that transforms images of any size is built for the training image size, not for the evaluated images.
     transforms = "apply" in uses_of(config.recipe_class)
     recipe = make_recipe(config, sources, (stored.spec.height, stored.spec.width) if transforms else None)
     spec = cropped(sources[split].spec, config.run.crop)
@@ -110,15 +110,15 @@ def _evaluate(config: Config, world: World, run: str, split: str, at: str) -> No
 
 
 def _window_notes(recipe: Recipe, source: Source) -> list[str]:
-    """Return a note about the images that are larger than the training images, if that matters."""
+    """Return a note if some images are processed in windows because they are larger than the training images."""
     if not recipe.window_px:
         return []
     larger = int((sizes_of(source) // recipe.output_scale > recipe.window_px).any(axis=1).sum())
     if not larger:
         return []
     height, width = (side * recipe.output_scale for side in recipe.window_px)
-    what = f"{larger:,} of {len(source):,} images are larger than the training images"
-    return [f"{what}: computed in windows of {width}×{height} pixels, as by `apply`"]
+    what = f"images larger than the training images ({larger:,} of {len(source):,})"
+    return [f"{what} are processed in windows of {width}×{height} pixels, as in `apply`"]
 
 
 def _check_class_names(stored: StoredModel, run: str, split: str, data: str, spec: DataSpec) -> None:

@@ -63,7 +63,6 @@ def measure(results: str, targets: str, options: Options) -> int:
     # Loaded first, so that a wrong file is reported before anything is measured.
     network = _inception(len(pairs), options) if options.inception else None
     distance, notes = perceptual_distance(CPU)
-    network = load_inception(options.inception, options.inception_sha256, CPU) if options.inception else None
     rows: dict[str, Row] = {}
     counts = torch.zeros(len(CLASSES), 3, dtype=torch.float64)
     used: list[tuple[Path, Path]] = []

@@ -162,9 +162,9 @@ def _train_stage(config: Config, world: World, may_exit: bool) -> int:
 
 
 def _end_hung_run(config: Config, folder: RunFolder, stop: StopRequest | None, silent: float) -> None:
-    """End a run whose main thread hangs, e.g. after a loader process was stopped or a disk was lost.
+    """End a run whose main thread hangs, e.g. because a loader process was stopped or a disk became unavailable.
 
-    With `stop`, raise UserError in the main thread; otherwise end this process, which also works if a disk was lost.
+    If `stop` is given, raise UserError in the main thread. Otherwise, end this process, even if a disk is unavailable.
     """
     reason = f"no progress for {silent:.0f} s (--timeout {config.run.timeout:g})"
     if stop:

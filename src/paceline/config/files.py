@@ -41,7 +41,7 @@ def read_file(path: str) -> Layer:
             return {name: value for section in parser.sections() for name, value in parser.items(section)}
         settings: dict[str, SettingValue | Table] = parse_toml(content)
     except UnicodeDecodeError:
-        raise UserError(f"--config {path}: not a TOML or INI file; use the config.toml of a run, or your own") from None
+        raise UserError(f"--config {path}: not a TOML or INI file; use a run's config.toml, or write one") from None
     except (OSError, ValueError, configparser.Error) as error:
         raise UserError(f"--config {path}: {why(error)}") from None
     provenance = settings.pop(PROVENANCE, None)

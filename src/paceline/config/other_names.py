@@ -1,4 +1,4 @@
-"""Settings of other training programs, and what to use instead; recipes add the names of their own projects."""
+"""Settings from other training programs, and what to use instead; recipes add names from the projects they follow."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _GROUPS = {
         *("checkpoints_dir", "checkpoint_dir", "results_dir"),
     ),
     "leave it out: the same command resumes the run": ("resume", "continue_train", "auto_resume", "start_epoch"),
-    "use --init-from FILE; convert the files of other projects with `paceline import`": (
+    "use --init-from FILE; convert files from other projects with `paceline import`": (
         *("pretrain", "pretrained", "pretrain_path", "ckpt", "ckpt_path", "load_path", "weight"),
     ),
     "use --set 'log_every=50 steps'": ("print_freq", "log_freq", "log_interval", "log_step"),
@@ -56,4 +56,4 @@ def _by_name() -> Iterator[tuple[str, str]]:
 
 
 COMMON: dict[str, str] = dict(_by_name())
-"""Advice by name."""
+"""What to use instead of each setting, by the setting's name."""

@@ -87,7 +87,10 @@ class RunSettings:
         600.0, "seconds to wait for other hosts to join the run", mutable_on_resume=True, above=0
     )
     start_timeout: float = setting(
-        120.0, "seconds to wait for ranks started by torchrun, srun or a script", mutable_on_resume=True, above=0
+        120.0,
+        "seconds that ranks started by torchrun, srun or a script wait for each other",
+        mutable_on_resume=True,
+        above=0,
     )
     compress: Literal["none", "bf16"] = setting(
         "none", "gradient compression for ddp; bf16 halves the traffic but rounds gradients", flag=True

@@ -106,9 +106,9 @@ class Recipe(nn.Module):
     output_scale: int = 1
     """The scale factor of `image_to_image`: output height and width relative to the input."""
     window_px: tuple[int, int] | None = None
-    """Height and width of the network's input in training, if larger images must be processed in windows of that size.
+    """Height and width of the network's training input, if larger images must be processed in windows of that size.
 
-    `apply` does this with `image_to_image`. `predict` must do it itself.
+    `apply` divides images into windows before it calls `image_to_image`. `predict` must do so itself.
     """
 
     # Training

@@ -34,7 +34,7 @@ def die_with_parent(parent: int | None = None) -> None:
 
 
 def is_watched() -> bool:
-    """Return whether a launcher watches this process and ends it if it hangs or another rank ends."""
+    """Return whether a launcher watches this process and ends it if it hangs or if another rank ends."""
     return PULSE_FILE in os.environ
 
 

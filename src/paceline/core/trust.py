@@ -26,7 +26,7 @@ def set_trust(given: bool) -> None:
 
 @contextmanager
 def trusting(given: bool) -> Iterator[None]:
-    """Trust files inside the context, as `--trust` does, if `given`; child processes started in it do so too."""
+    """If `given`, trust files within this context, as with `--trust`; so do child processes started in the context."""
     before = trusts_files()
     set_trust(given or before)
     try:

@@ -7,11 +7,11 @@ import numpy as np
 from paceline.core.errors import UserError
 from paceline.data.source import Source
 
-LABELS = (np.dtype(np.int64), np.dtype(np.uint8))  # types that torch's losses accept
+LABELS = (np.dtype(np.int64), np.dtype(np.uint8))  # label types that torch's loss functions accept
 
 
 def check_sample(source: Source, what: str) -> None:
-    """Raise UserError if the first sample is not in the format of `Source.read`; `what` begins the message."""
+    """Raise UserError, with a message that starts with `what`, if the first sample has a format that is not allowed."""
     if not len(source):
         return
     for name, value in source.read(0).items():
@@ -20,6 +20,6 @@ def check_sample(source: Source, what: str) -> None:
         if (name == "image" or array.ndim == 3) and (array.dtype != np.uint8 or array.ndim != 3):
             raise UserError(f"{found}: return a uint8 [height, width, channels] array")
         if name == "image" and array.shape[2] != source.spec.channels:
-            raise UserError(f"{found}: spec.channels is {source.spec.channels}; set it to the last dimension")
+            raise UserError(f"{found}, but spec.channels is {source.spec.channels}; set it to {array.shape[2]}")
         if name == "label" and (array.dtype not in LABELS or array.ndim):
-            raise UserError(f"{found}: return an int64 number")
+            raise UserError(f"{found}: return a single int64 number")

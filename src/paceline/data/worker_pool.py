@@ -56,7 +56,7 @@ class WorkerPool:
                 yield result
         finally:
             if dead := self.describe_dead():
-                _dead.append(dead)  # this pool may be gone when the error is reported
+                _dead.append(dead)  # this pool may no longer exist when the error is reported
 
     def describe_dead(self) -> str:
         """Return a message about a killed worker process; empty if none was killed."""
@@ -78,12 +78,12 @@ def describe_dead_worker() -> str:
             time.sleep(SECONDS_UNTIL_NOTICED)
     dead = next(filter(None, (*_dead, *(pool.describe_dead() for pool in _pools))), "")
     _dead.clear()
-    return f"{dead}, perhaps because memory ran out: use fewer --workers" if dead else ""
+    return f"{dead}, perhaps because memory ran out; use a lower --workers value" if dead else ""
 
 
 @contextmanager
 def reporting_dead_workers() -> Iterator[None]:
-    """Raise a UserError instead of an exception that a killed loader process caused."""
+    """If a killed loader process caused an exception, raise a UserError instead."""
     try:
         yield
     except UserError:
@@ -95,7 +95,7 @@ def reporting_dead_workers() -> Iterator[None]:
 
 
 _pools: WeakSet[WorkerPool] = WeakSet()
-_dead: list[str] = []  # descriptions of worker processes that were killed in pools now closed
+_dead: list[str] = []  # messages about killed worker processes whose pools are now closed
 
 
 class _Current:

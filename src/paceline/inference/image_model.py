@@ -54,7 +54,7 @@ def make_image_model(stored: StoredModel, path: str) -> ImageModel:
 
 
 def load_usable(recipe: Recipe, stored: StoredModel, path: str) -> None:
-    """Load stored weights into a recipe; those that `image_to_image` does not need may be missing."""
+    """Load stored weights into a recipe; weights that `image_to_image` does not need may be missing."""
     is_complete = recipe.state_dict().keys() <= evaluated_values(stored.weights).keys()
     if "apply" in uses_of(stored.recipe_class) and not is_complete:
         _load(ImageModel(recipe.eval(), stored.config, stored.spec, stored.origin), stored, path)

@@ -1,4 +1,4 @@
-"""Windows that divide an image for networks that process it part by part."""
+"""Divide an image into windows, for networks that process one window at a time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-LARGEST_HALO_PX = 64  # of windows that are normalised by their own statistics
+LARGEST_HALO_PX = 64  # for windows that are normalised using their own statistics
 
 
 class Window(NamedTuple):
@@ -20,7 +20,7 @@ class Window(NamedTuple):
 
 
 def windows(length: int, side: int, halo: int, fixed: int = 0) -> list[Window]:
-    """Return the tiles along a side of this length; if `fixed` is given, each has that size including its halo."""
+    """Return the tiles along a side of the given length; `fixed`, if set, is the size of each tile with its halo."""
     found = []
     for start in range(0, length, side):
         stop = min(start + side, length)
@@ -33,16 +33,16 @@ def windows(length: int, side: int, halo: int, fixed: int = 0) -> list[Window]:
 
 
 def fixed_halo(window_px: tuple[int, int]) -> int:
-    """Return the halo inside windows of a fixed height and width."""
+    """Return how many pixels at each edge of a window of fixed size belong to the halo."""
     return min(LARGEST_HALO_PX, min(window_px) // 8)
 
 
 def in_windows(
     transform: Callable[[Tensor], dict[str, Tensor]], images: Tensor, window_px: tuple[int, int] | None, scale: int = 1
 ) -> dict[str, Tensor]:
-    """Transform [n, c, h, w] images in windows of a fixed size; whole if they fit into one, or without a size.
+    """Transform [n, c, h, w] images in windows of a fixed size, or whole if they fit into one or no size is given.
 
-    The results are `scale` times as high and wide as the images.
+    The results are `scale` times as tall and wide as the images.
     """
     height, width = images.shape[-2:]
     if window_px is None or (height <= window_px[0] and width <= window_px[1]):

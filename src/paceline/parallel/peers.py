@@ -23,14 +23,14 @@ from paceline.core.printable import printable
 
 BEAT_SECONDS = 0.5  # time between a rank's reports
 SILENT_SECONDS = 60.0  # a rank that sends no report for this long has ended; a busy machine can delay reports
-BLAME_SECONDS = 3.0  # the same limit, used by a rank that has failed and looks for the cause
-GRACE_SECONDS = 5.0  # how long the main thread may take to notice the same problem
-FAILED = "failed"  # key of the first failure
+BLAME_SECONDS = 3.0  # how long a failed rank waits for the others, to find out whether one of them has ended
+GRACE_SECONDS = 5.0  # how long the main thread may take to notice that another rank has failed
+FAILED = "failed"  # key in the store for the first failure
 LEFT = b"left"  # last report of a rank that has left the group
 
 
 def await_server(host: str, port: int, seconds: float) -> None:
-    """Wait until rank 0 serves the store; raise UserError if it does not. torch would print warnings while waiting."""
+    """Wait until rank 0 serves the store, without the warnings that torch would print; raise UserError on timeout."""
     until = time.monotonic() + seconds
     while True:
         with suppress(OSError), socket.create_connection((host, port), timeout=max(1.0, until - time.monotonic())):
@@ -41,7 +41,7 @@ def await_server(host: str, port: int, seconds: float) -> None:
 
 
 def call_roll(store: dist.Store, rank: int, size: int, seconds: float) -> None:
-    """Wait until every rank has called this; raise a UserError that lists those that have not."""
+    """Wait until every rank has called this function; raise a UserError that lists the ranks that have not."""
     until = time.monotonic() + seconds
     missing = list(range(size))
     try:
@@ -88,24 +88,24 @@ class Peers(threading.Thread):
             if not self._find_failure():
                 self._beat()
                 beat = self._beat_of(watched)
-                # Adds up intervals, so that time during which all processes were suspended is not counted.
+                # Add up intervals, so that time during which all processes were suspended is not counted.
                 last, silent = beat, silent + BEAT_SECONDS if beat == last != LEFT else 0.0
                 if silent > SILENT_SECONDS:
                     self._publish(_silent(watched))
             elif not self._ended.wait(GRACE_SECONDS):
                 self.before_exit(self._failure)
                 print(f"paceline: {printable(self._failure)}", file=sys.stderr, flush=True)
-                os._exit(2)  # the main thread waits for the lost rank
+                os._exit(2)  # the main thread is still waiting for the lost rank
 
     def leave(self) -> None:
-        """Stop reporting and watching, since this rank leaves the group."""
+        """Stop reporting and watching, because this rank is leaving the group."""
         self._ended.set()
         self._set(f"beat/{self._rank}", LEFT)
 
     def explain(self, error: BaseException) -> str:
         """Return which other rank caused this rank's error; empty if none did. Report this rank's error to the others.
 
-        A user error and an interrupt are never caused by another rank.
+        User errors and interrupts are never attributed to another rank.
         """
         if self._ended.is_set():  # already reported
             return ""
@@ -115,7 +115,7 @@ class Peers(threading.Thread):
         if not failure:
             what = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
             self._publish(f"rank {self._rank} ended: {what}")
-            self._set(f"read/{self._rank}", b"")  # all ranks may have raised the same error
+            self._set(f"read/{self._rank}", b"")  # if all ranks fail, none waits for this one
             self._wait_for_readers()
         return failure
 
@@ -144,7 +144,7 @@ class Peers(threading.Thread):
         return self._find_failure()
 
     def _wait_for_readers(self) -> None:
-        """Wait until the other ranks have read this rank's failure, since the store may end with this process."""
+        """Wait until the other ranks have read this rank's failure, because the store may close on exit."""
         until = time.monotonic() + BLAME_SECONDS
         keys = [f"read/{one}" for one in range(self._size) if one != self._rank]
         with suppress(dist.DistError):
@@ -173,7 +173,7 @@ class Peers(threading.Thread):
                 publish_failure(self._store, failure)
 
     def _has_server(self) -> bool:
-        """Return whether the process that serves the store is alive; it sends nothing on this connection."""
+        """Return whether the process that serves the store is alive; the connection is readable only after it exits."""
         return not select.select([self._line], [], [], 0)[0]
 
 

@@ -81,7 +81,8 @@ class Strategy:
     max_devices: ClassVar[int | None] = None
     """The maximum number of devices that the strategy can use.
 
-    None: no maximum, or one device if it neither sets `needs_processes` nor overrides `num_devices`.
+    None means no maximum. However, a strategy that neither sets `needs_processes` nor overrides `num_devices` can use
+    only one device.
     """
     complexity: ClassVar[int] = 0
     """Tie-breaker: among equally good strategies, a report recommends the one with the lowest value."""

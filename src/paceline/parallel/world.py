@@ -144,7 +144,7 @@ class World:
             self.leave()
 
     def explain(self, error: BaseException) -> str:
-        """Return which other rank caused an error; empty if none did. Report the error to the other ranks."""
+        """Report an error to the other ranks; return a message that names the rank that caused it; "" if none did."""
         return self.peers.explain(error) if self.peers else ""
 
     @contextmanager
@@ -252,7 +252,7 @@ def join(settings: RunSettings, *, distributed: bool) -> World:
 
 
 def _rendezvous(place: Place, settings: RunSettings) -> tuple[dist.Store, Peers | None]:
-    """Return the store through which the processes of a run find each other, and watch them if no launcher does.
+    """Return the store through which a run's processes find each other, and a thread to watch them if no launcher does.
 
     If the same processes form a new group for the next run, they keep the store and use a new prefix. Then no process
     connects to a store that is about to close, or reads keys from the previous group. The processes start and end their

@@ -21,7 +21,9 @@ Layers: TypeAlias = Iterable[tuple[str, SettingValues]]  # (origin, settings) pa
 def load_recipe(name: str) -> type[Recipe]:
     """Return the recipe class for a name or a file path."""
     if name.endswith(SUFFIX):
-        raise UserError(f"{name}: a weights file, not a recipe; to train from it, use RECIPE --init-from {name}")
+        raise UserError(
+            f"{name}: a weights file, not a recipe; to start from its weights, use RECIPE --init-from {name}"
+        )
     return load_class("recipe", name, Recipe)
 
 

@@ -55,9 +55,10 @@ def is_weights_file(path: str) -> bool:
 
 
 def check_checkpoint(path: str, checkpoint: str) -> None:
-    """Raise UserError if a checkpoint other than the default is chosen from a weights file, which has none."""
+    """Raise UserError if a checkpoint other than the default is requested; weights files have no checkpoints."""
     if is_weights_file(path) and checkpoint != "best":
-        raise UserError(f"--checkpoint {checkpoint}: {path} is a weights file without checkpoints; use its run folder")
+        what = f"{path} is a weights file, which has no checkpoints"
+        raise UserError(f"--checkpoint {checkpoint}: {what}; use its run folder")
 
 
 def weights_metadata(recipe: str, settings: SettingValues, spec: DataSpec) -> dict[str, str]:

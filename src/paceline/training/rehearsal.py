@@ -1,6 +1,6 @@
 """Try the evaluation on a few samples before training, so that a mistake in a user's code is reported at once.
 
-Training is not affected: the weights stay the same, and so do the states of all random generators.
+Training is unaffected: the weights and the states of all random number generators stay the same.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from paceline.training.compile import eager
 from paceline.training.evaluate import SplitEvaluator
 
 NUM_SAMPLES = 2
-PIXELS_AT_ONCE = 2**18  # one larger image is enough
-# A few samples can be too few for a correct evaluator, which then divides by zero or rejects a value.
+PIXELS_AT_ONCE = 2**18  # maximum for a batch; if the images are larger, only one is used
+# Exceptions that indicate a mistake. Others, such as a division by zero, can also mean that a correct evaluator needs
+# more samples.
 MISTAKES = (TypeError, AttributeError, NameError, LookupError, NotImplementedError)
 TORCH = str(Path(torch.__file__).parent)
 
@@ -50,14 +51,14 @@ def rehearse(split_evaluator: SplitEvaluator) -> None:
             sums = evaluator.sums()
             if not isinstance(sums, torch.Tensor) or sums.ndim != 1:
                 raise TypeError("expected a 1-D tensor")
-        if type(evaluator).update_samples is Evaluator.update_samples:  # other evaluators need all samples first
+        if type(evaluator).update_samples is Evaluator.update_samples:  # other evaluators must see all samples first
             with explained(f"{named}: results", only=MISTAKES):
                 _check_results(evaluator.results(sums))
 
 
 @contextmanager
 def explained(what: str, only: tuple[type[Exception], ...] = (Exception,)) -> Iterator[None]:
-    """Raise a one-line UserError with file and line instead of an exception; suppress those that are not in `only`."""
+    """Replace exceptions with a one-line UserError that gives the file and line; suppress those not in `only`."""
     try:
         yield
     except (UserError, OSError):
@@ -73,7 +74,7 @@ def explained(what: str, only: tuple[type[Exception], ...] = (Exception,)) -> It
 
 
 def _batch(split_evaluator: SplitEvaluator) -> Batch:
-    """Return a batch of the first samples, or only the smallest if images are large; draws alone for generators."""
+    """Return the first samples, or only the smallest if images are large; for generators, return only random draws."""
     recipe, drawer, device = split_evaluator.recipe, split_evaluator.drawer, split_evaluator.world.device
     source, count = split_evaluator.loader.source, min(NUM_SAMPLES, split_evaluator.count)
     if recipe.generates:
@@ -91,7 +92,8 @@ def _batch(split_evaluator: SplitEvaluator) -> Batch:
 def _check_prediction(prediction: object) -> None:
     if not isinstance(prediction, dict) or not all(isinstance(value, torch.Tensor) for value in prediction.values()):
         kind = type(prediction).__name__
-        raise TypeError(f"returned a {kind}: return a dict {{name: tensor}}" if kind != "dict" else "not all tensors")
+        found = f"a {kind}" if kind != "dict" else "a dict with values that are not tensors"
+        raise TypeError(f"returned {found}: return a dict {{name: tensor}}")
 
 
 def _check_results(results: object) -> None:
@@ -101,7 +103,7 @@ def _check_results(results: object) -> None:
 
 @contextmanager
 def _unchanged_generators(device: torch.device) -> Iterator[None]:
-    """Restore the random generators of torch, NumPy and Python afterwards."""
+    """On exit, restore the states of the random number generators in torch, NumPy and Python."""
     python, numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng([device.index or 0] if device.type == "cuda" else []):
         yield

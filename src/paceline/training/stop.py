@@ -62,7 +62,7 @@ class StopRequest:
                 signal.signal(number, handler)
 
     def fail(self, reason: str) -> None:
-        """Raise UserError in the main thread as soon as it runs Python code; do nothing unless it listens."""
+        """Raise UserError in the main thread when that thread next runs Python code; do nothing outside `listening`."""
         main = threading.main_thread().ident
         if main is not None and signal.getsignal(signal.SIGINT) == self._handle:
             self._failure = reason

@@ -60,7 +60,7 @@ class SplitRecord:
     numbers_sha256: str
     files_sha256: str  # hash of the names, sizes and modification times of the source's files, if any
     fingerprint: str
-    groups_sha256: str = ""  # hash of the group of each sample, if there are groups
+    groups_sha256: str = ""  # hash of the samples' group names; empty if there are no groups
     files: Mapping[str, FileRecord] = field(default_factory=dict)
 
     @property

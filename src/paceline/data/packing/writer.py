@@ -112,7 +112,7 @@ def finish(folder: Path, sources: Mapping[str, Source]) -> None:
 
 
 def _finish_split(folder: Path, source: Source) -> dict[str, FileRecord]:
-    """Write the index, the names and the groups of a filled split; return the records of its files."""
+    """Write the index, names and groups for a split whose samples are all packed; return the records of its files."""
     layout, index, names = Layout.of(source), folder / "index.npy", folder / "names.json"
     if (folder / PARTIAL).is_file():
         with replacing(index) as temporary, temporary.open("wb") as file:

@@ -66,7 +66,7 @@ class FeatureNetwork:
         return Features(torch.cat(vectors), torch.cat(logits) if self.num_classes else None)
 
     def few_images_note(self, fewest: int, which: str) -> str:
-        """Return a warning if FID is unreliable or biased for so few images, described by `which`; else ""."""
+        """Return a warning if there are too few images for a reliable FID, else ""; `which` describes the images."""
         if fewest < self.num_features:
             return f"warning: {which}: fewer than the {self.num_features:,} features, so FID is unreliable"
         if fewest < min(self.warn_below, 5 * self.num_features):
