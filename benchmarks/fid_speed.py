@@ -149,7 +149,7 @@ def summarise(seconds: dict[str, list[float]], distances: dict[str, float]) -> l
 
 
 def main() -> None:
-    """Measure all variants interleaved, print a table and write the results as JSON."""
+    """Measure all variants in turn, print a table and write the results as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--inception", default="", help="the TorchScript file (default: a small untrained network)")
     parser.add_argument("--inception-sha256", default="", help="SHA-256 of the file, if it is not a known one")

@@ -185,7 +185,7 @@ def make_variants(
 
 
 def main() -> None:
-    """Measure all variants interleaved, print a table and write the results as JSON."""
+    """Measure all variants in turn, print a table and write the results as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, default=128, help="images per step")
     parser.add_argument("--width", type=int, default=64, help="channels of the networks")

@@ -198,7 +198,7 @@ def test_more_gpus_than_available_are_rejected(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     check_devices(RunSettings(devices=2))
-    with pytest.raises(UserError, match=r"--devices 4: PyTorch sees only 2 GPUs \(ids 0 to 1\)"):
+    with pytest.raises(UserError, match=r"--devices 4: PyTorch sees only 2 GPUs \(IDs 0 to 1\)"):
         check_devices(RunSettings(devices=4))
     with pytest.raises(UserError, match="--gpus 1,2: PyTorch sees only 2 GPUs"):
         check_devices(RunSettings(devices=2, gpus="1,2"))

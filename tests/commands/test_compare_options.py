@@ -226,7 +226,7 @@ def test_a_folder_named_like_a_recipe_is_used_only_if_it_contains_a_run(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([""], "compare '': a name is empty; list recipes or run folders"),
+        ([""], "compare: one of the names is empty; list recipes or run folders"),
         (["classification", "--set", "seed=5"], "--set seed: each run in a comparison has its own value; use --seeds"),
         (["classification", "--set", "strategy=ddp"], "use --strategies"),
         (["classification", "--set", "batch-size=5"], "use --batch-size"),

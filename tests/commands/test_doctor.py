@@ -98,7 +98,7 @@ def test_a_passed_self_test_allows_cuda_graphs_on_the_tested_gpus(save_self_test
         ({"machine": TWO_GPUS | {"driver": "0.9"}}, "driver: 0.9, now "),
         ({"machine": {}}, "host: unknown, now "),
         ({"verified": False}, "self-test failed"),
-        ({"graph": None}, "did not use several GPUs"),
+        ({"graph": None}, "used fewer than two GPUs"),
         ({"graph": PASSED | {"passed": False, "result": "the step could not be captured"}}, "could not be captured"),
         ({"graph": PASSED | {"processes": 1}}, r"fewer GPUs \(1, not 2\)"),
     ],

@@ -173,7 +173,7 @@ def test_the_error_for_a_known_but_unsupported_network_names_the_network(keys, n
     torch.save({"params": {key: torch.zeros(4, 4, 3, 3) for key in keys.split()}}, "theirs.pth")
     assert import_file("theirs.pth") == 2
     printed = capsys.readouterr().err
-    assert f"theirs.pth: contains {name}" in printed and "reads SRGAN generators" in printed
+    assert f"theirs.pth: contains {name}" in printed and "imports only SRGAN generators" in printed
 
 
 def test_the_error_lists_the_first_tensors_of_an_unknown_network(capsys):

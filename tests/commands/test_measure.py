@@ -57,7 +57,7 @@ def test_two_files_are_compared_even_if_their_names_differ(capsys: pytest.Captur
     save("b.png", noise(0))
     assert run(["measure", "a.png", "b.png", "--protocol", "y", "--border", "2"]) == 0
     printed = capsys.readouterr().out
-    assert "psnr[y]  100\n" in printed and "1 of 1 images are identical to their targets: a.png" in printed
+    assert "psnr[y]  100\n" in printed and "images identical to their targets (1 of 1): a.png" in printed
 
 
 def test_missing_files_and_different_sizes_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,8 +68,8 @@ def test_missing_files_and_different_sizes_are_listed(capsys: pytest.CaptureFixt
     printed = capsys.readouterr().out
     for line in (
         "files left out (3): ",
-        "made/1.png: has no target",
-        "targets/2.png: has no result",
+        "made/1.png: has no matching target",
+        "targets/2.png: has no matching result",
         "made/3.png: is 30×24 pixels, but targets/3.png is 24×24",
     ):
         assert line in printed
@@ -103,7 +103,7 @@ def test_results_that_match_the_same_target_require_the_suffix_option() -> None:
     results, targets = [Path("a-sr.png"), Path("a-lr.png")], [Path("a.png"), Path("b.png")]
     with pytest.raises(UserError, match=r"a-lr.png and a-sr.png: both match a.png; choose results with --suffix"):
         match_files(results, targets)
-    assert match_files(results, targets, "-sr") == ([(results[0], targets[0])], ["b.png: has no result"])
+    assert match_files(results, targets, "-sr") == ([(results[0], targets[0])], ["b.png: has no matching result"])
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_results_that_match_the_same_target_require_the_suffix_option() -> None:
         (["nowhere", "made"], "nowhere: no such file or folder"),
         (["made", "made", "--protocol", "lab"], "--protocol lab: expected rgb or y"),
         (["made", "made", "--json", "all.txt"], "all.txt"),
-        (["made", "others"], "no images could be compared with others: made/0.png: has no target"),
+        (["made", "others"], "no images could be compared with others: made/0.png: has no matching target"),
     ],
 )
 def test_wrong_input_is_reported_in_one_line(words: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:

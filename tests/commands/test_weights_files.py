@@ -108,7 +108,7 @@ def test_commands_that_cannot_use_a_weights_file_say_why_and_what_to_do(capsys: 
         ("board", name): f"{name}: not a folder: pass the folder that contains your runs",
         ("measure", name, image): not_images,
         ("measure", image, name): not_images,
-        ("measure", image, "code.txt"): f"{image}: its target code.txt: not an image",
+        ("measure", image, "code.txt"): f"{image}: its target code.txt cannot be used: not an image",
         ("train", "restoration", "--config", name): f"--config {name}: not a TOML or INI file",
         ("evaluate", name, "--checkpoint", "last"): no_checkpoints,
         ("apply", name, image, "--checkpoint", "last", "--out", "never"): no_checkpoints,

@@ -293,7 +293,7 @@ def test_a_pack_that_another_process_has_just_finished_is_not_changed(
 
     monkeypatch.setattr("paceline.commands.pack.begin", begin_too_late)
     with pytest.raises(
-        UserError, match="another process has just finished packing; run the same command again to check it"
+        UserError, match="another process has just finished packing; run the same command again to check the result"
     ):
         pack(str(photos), str(packed), NO_FLAGS, {})
     assert pack(str(photos), str(packed), NO_FLAGS, {}) == 0

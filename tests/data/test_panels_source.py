@@ -107,7 +107,7 @@ def test_a_row_that_does_not_match_the_named_panels_is_rejected(tmp_path):
     [
         ("image,a,b,segmentation", r"0.png: 96×16 pixels is not a row of 4 equal panels.*looks like a row of 6 panels"),
         ("image,a,b,c,segmentation", r"is not a row of 5 equal panels"),
-        ("", r"a row of 96×16 pixels is not two square panels; .*--set panels="),
+        ("", r"96×16 pixels is not a row of two square panels; .*--set panels="),
         ("a,b,c,d,e,f", r"panels=a,b,c,d,e,f: give each panel a unique name.*call the input 'image'"),
         ("image,a,a,b,c,d", r"give each panel a unique name"),
         ("image,a b,c,d,e,f", r"'a b' is not a valid name"),
@@ -157,7 +157,7 @@ def test_tiles_have_the_requested_size_and_panels(tmp_path, monkeypatch):
     )
     with pytest.raises(UserError, match=r"panels=image,lap2: unknown panel 'lap2'; without --data-root, use image,"):
         Panels("train", Panels.Settings(panels="image,lap2"))
-    with pytest.raises(UserError, match="size=300: the bundled image has only 512×512 pixels; use at most 256"):
+    with pytest.raises(UserError, match="size=300: the bundled image is only 512×512 pixels; use at most 256"):
         Panels("train", Panels.Settings(size=300))
 
 

@@ -137,7 +137,7 @@ def test_a_low_resolution_file_of_the_wrong_size_is_rejected(tmp_path: Path) -> 
     for number in range(3):
         save(tmp_path / "high" / "train" / f"{number}.png", 16, 16)
         save(tmp_path / "low" / f"{number}.png", 4, 4 if number else 5)
-    with pytest.raises(UserError, match=r"0\.png: 5×4 pixels is not an integer fraction of 0\.png \(16×16\)"):
+    with pytest.raises(UserError, match=r"0\.png: 5×4 pixels is not 1/2, 1/3, 1/4, … of 0\.png \(16×16\)"):
         Photos("train", settings(tmp_path / "high", low_root=str(tmp_path / "low")))
     (tmp_path / "low" / "0.png").unlink()
     with pytest.raises(UserError, match=r"0\.png has no matching file in --low-root"):
@@ -153,10 +153,8 @@ def test_unrelated_low_resolution_files_are_not_reported_as_a_different_scale(tm
     with pytest.raises(UserError) as rejected:
         Photos("train", settings(tmp_path / "high", low_root=str(tmp_path / "low")))
     first, second, _ = str(rejected.value).split("0.png: ", 1)[1].split(", ", 2)
-    assert first == "9×5 pixels is not an integer fraction of 0.png (16×16): do they show the same image?"
-    assert second.endswith(
-        "2.png: 3×7 pixels is not an integer fraction of 2.png (16×16): do they show the same image?"
-    )
+    assert first == "9×5 pixels is not 1/2, 1/3, 1/4, … of 0.png (16×16): do they show the same image?"
+    assert second.endswith("2.png: 3×7 pixels is not 1/2, 1/3, 1/4, … of 2.png (16×16): do they show the same image?")
     assert "3.png: 4×4 pixels is 1/4 of 3.png (16×16), but the ratio for other files is 1/2" in str(rejected.value)
 
 
@@ -224,7 +222,7 @@ def test_photos_with_exif_data_after_the_pixels_are_rejected_unless_decoded_on_o
     content, chunk_data = file.read_bytes(), b"eXIf" + turned.tobytes().removeprefix(b"Exif\0\0")
     chunk = struct.pack(">I", len(chunk_data) - 4) + chunk_data + struct.pack(">I", zlib.crc32(chunk_data))
     file.write_bytes(content[:-12] + chunk + content[-12:])  # inserted before the IEND chunk
-    with pytest.raises(UserError, match=r"late\.png: the image has 10×16 pixels, but its header specifies 16×10; use"):
+    with pytest.raises(UserError, match=r"late\.png: the image is 10×16 pixels, but its header specifies 16×10; use"):
         Photos("train", settings(tmp_path)).read(0)
     source = Photos("train", settings(tmp_path, bad_images="skip"))
     assert source.sizes is not None and source.sizes.tolist() == [[16, 10]] and not source.notes

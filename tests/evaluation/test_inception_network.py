@@ -86,7 +86,7 @@ def test_our_network_computes_the_same_features_as_the_file_in_every_precision(t
     "broken, reason",
     [
         (lambda network: lambda x: network(x) + 1, "computes incorrect features on this GPU"),
-        (lambda network: lambda x: x / object(), r"the Triton kernels fail here \(unsupported operand.*\)"),
+        (lambda network: lambda x: x / object(), r"the Triton kernels fail on this machine \(unsupported operand.*\)"),
     ],
 )
 @torch.no_grad()
@@ -149,7 +149,7 @@ def test_measure_computes_the_same_fid_as_the_evaluator(
             Image.fromarray(image.numpy()).save(f"{name}/{number}.png")
     words = ["--inception", file, "--inception-sha256", digest, "--json", "measured.json"]
     assert run(["measure", "made", "real", *words]) == 0
-    assert "4 images: fewer than the 2,048 features, so FID is unreliable" in capsys.readouterr().out
+    assert "4 images: fewer images than features (2,048), so FID is unreliable" in capsys.readouterr().out
     measured = json.loads(Path("measured.json").read_text())
     assert measured["protocol"]["weights"] == digest
     spec = DataSpec(3, 20, 24)

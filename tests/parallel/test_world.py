@@ -136,7 +136,7 @@ def test_each_process_uses_the_gpu_assigned_to_it(
 
 def test_too_few_gpus_are_rejected(gpus: Gpus) -> None:
     gpus.see(4, 0, 4)
-    with pytest.raises(UserError, match="--gpus 0,1: expected one id for each of the 4 processes on this machine"):
+    with pytest.raises(UserError, match="--gpus 0,1: expected one ID for each of the 4 processes on this machine"):
         check_devices(RunSettings(devices=4, gpus="0,1"))
     gpus.see(2, 0, 4)
     with pytest.raises(UserError, match="--devices 4: PyTorch sees only 2 GPUs"):

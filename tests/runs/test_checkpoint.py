@@ -98,16 +98,19 @@ def other_format(path: Path) -> None:
 
 
 DAMAGES: dict[str, tuple[Damage, str]] = {
-    "bit of the weights": (flip_bit("weights.safetensors", 0.9), "weights.safetensors does not match its SHA-256"),
-    "bit of the header": (flip_bit("state.safetensors", 0.01), "state.safetensors does not match its SHA-256"),
-    "bit of the numbers": (flip_bit("state.json", 0.5), "state.json does not match its SHA-256"),
-    "half the weights": (truncate("weights.safetensors"), "weights.safetensors does not match its SHA-256"),
-    "empty state": (replace("state.safetensors", b""), "state.safetensors does not match its SHA-256"),
+    "bit of the weights": (
+        flip_bit("weights.safetensors", 0.9),
+        "weights.safetensors does not match its recorded SHA-256",
+    ),
+    "bit of the header": (flip_bit("state.safetensors", 0.01), "state.safetensors does not match its recorded SHA-256"),
+    "bit of the numbers": (flip_bit("state.json", 0.5), "state.json does not match its recorded SHA-256"),
+    "half the weights": (truncate("weights.safetensors"), "weights.safetensors does not match its recorded SHA-256"),
+    "empty state": (replace("state.safetensors", b""), "state.safetensors does not match its recorded SHA-256"),
     "no weights": (lambda path: (path / "weights.safetensors").unlink(), "weights.safetensors is missing"),
     "no manifest": (lambda path: (path / "manifest.json").unlink(), "manifest.json is missing"),
     "half the manifest": (truncate("manifest.json"), "manifest.json cannot be read"),
     "another thing": (replace("manifest.json", b"[]"), "manifest.json cannot be read"),
-    "later format": (other_format, "manifest.json has format 99, but this version of Paceline reads 2"),
+    "later format": (other_format, "manifest.json has format 99, but this version of Paceline reads format 2"),
 }
 
 

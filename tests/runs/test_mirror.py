@@ -172,7 +172,7 @@ def test_an_incomplete_snapshot_in_a_mirror_is_skipped(tmp_path: Path) -> None:
     (tmp_path / "back").mkdir()
     assert restore(destination, tmp_path / "back", 0, lines.append, lambda: None) == 100
     assert len(lines) == 2 and "000000000300-0001.json is damaged" in lines[0]
-    assert "weights.safetensors does not match its SHA-256" in lines[1]
+    assert "weights.safetensors does not match its recorded SHA-256" in lines[1]
     assert load(tmp_path / "back" / "checkpoints" / "000000000100").images == 100
     shutil.rmtree(tmp_path / "away" / "checkpoints")
     with pytest.raises(UserError, match="all snapshots are damaged"):

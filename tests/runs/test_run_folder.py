@@ -311,4 +311,4 @@ def test_an_ema_that_is_never_evaluated_is_rejected(tmp_path: Path, tiny: str) -
         tmp_path, "train", "./plain.py", "--set", "ema_half_life=1 epochs", "--set", "width=2", "--out", "run"
     )
     assert rejected.wait() == 2
-    assert "ema_half_life=1 epochs: the recipe does not evaluate 'classifier' with an EMA" in rejected.stderr
+    assert "ema_half_life=1 epochs: the recipe does not use EMA weights for 'classifier'" in rejected.stderr

@@ -187,7 +187,9 @@ def plan(
     bandwidth: Annotated[
         str, typer.Option(help="bandwidth between devices, e.g. 25GB/s or 200Gbit/s (default: measured)")
     ] = "",
-    latency: Annotated[str, typer.Option(help="latency of one exchange between devices, e.g. 20us")] = "",
+    latency: Annotated[
+        str, typer.Option(help="latency of one exchange between devices (default: measured, or 20us with --bandwidth)")
+    ] = "",
     check: Annotated[
         bool, typer.Option("--check", help="also measure the actual speed and print the prediction error")
     ] = False,
@@ -208,7 +210,7 @@ def pack(
     origin: Annotated[str, typer.Argument(metavar="SRC", help="a folder of images, or the name of a data source")],
     destination: Annotated[str, typer.Argument(metavar="DST", help="the folder to create for the packed files")],
     data: Annotated[str, typer.Option(help="the source that reads the folder (default: photos)")] = "",
-    data_root: Annotated[str, typer.Option(help="folder with the files, if SRC is the name of a source")] = "",
+    data_root: Annotated[str, typer.Option(help="folder with the source's files, if SRC is a source name")] = "",
     bad_images: Annotated[
         str, typer.Option(help="what to do with unreadable images: fail or skip (default: fail)")
     ] = "",

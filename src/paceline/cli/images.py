@@ -60,7 +60,9 @@ def apply(
         typer.Option(help="for images that are a row of square panels: which panel to process, counting from 1"),
     ] = 0,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace existing results")] = False,
-    skip_existing: Annotated[bool, typer.Option("--skip-existing", help="skip images with existing results")] = False,
+    skip_existing: Annotated[
+        bool, typer.Option("--skip-existing", help="skip images that already have results")
+    ] = False,
     trust: Trust = False,
 ) -> None:
     """Super-resolve, restore or translate images of any size."""
@@ -73,11 +75,11 @@ def apply(
 
 def measure(
     results: Annotated[str, typer.Argument(metavar="RESULTS", help="a folder of images, or one image")],
-    targets: Annotated[str, typer.Argument(metavar="TARGETS", help="a folder with the target images, or one image")],
+    targets: Annotated[str, typer.Argument(metavar="TARGETS", help="a folder of target images, or one image")],
     protocol: Annotated[str, typer.Option(help="what to compare: rgb (all channels) or y (luma only)")] = "rgb",
     border: Annotated[
         int,
-        typer.Option(help="number of pixels to ignore at each edge; `evaluate` ignores as many as the scale factor"),
+        typer.Option(help="number of pixels to ignore at each edge (default: 0); `evaluate` uses the scale factor"),
     ] = 0,
     masks: Annotated[
         bool, typer.Option("--masks", help="treat the images as segmentation masks: also measure IoU and Dice")
@@ -127,7 +129,7 @@ def import_weights(
             metavar="FILE…", help="a .pth file; for translation, all .pth files or the folder that contains them"
         ),
     ],
-    recipe: Annotated[str, typer.Option(help="recipe that the weights belong to: super_resolution or translation")],
+    recipe: Annotated[str, typer.Option(help="recipe that the weights are for: super_resolution or translation")],
     out: Annotated[str, typer.Option(help="the .safetensors file to write", metavar="FILE")],
     preset: Annotated[str, typer.Option(help="named set of settings defined by the recipe")] = "",
     set_: Assignments = [],  # noqa: B006

@@ -8,12 +8,14 @@ import typer
 
 from paceline.cli.flags import Assignments, ConfigFile, Flags, RecipeName, with_settings
 
-launch = typer.Typer(help="Write a job file, or print the commands, to train on other machines.", rich_markup_mode=None)
+launch = typer.Typer(
+    help="Write a job file or print the commands for training on other machines.", rich_markup_mode=None
+)
 Nodes = Annotated[int, typer.Option("--nodes", help="number of hosts")]
 GpusPerNode = Annotated[
     int,
     typer.Option(
-        "--gpus-per-node", help="GPUs per host (default: 0, which trains on the CPU with --devices processes per host)"
+        "--gpus-per-node", help="GPUs per host; 0 trains on the CPU with --devices processes per host (default: 0)"
     ),
 ]
 Submit = Annotated[bool, typer.Option("--submit", help="also submit the job to the cluster")]
@@ -69,7 +71,7 @@ def kubernetes(
         list[str], typer.Option(help="a Kubernetes Secret whose keys become environment variables; can be repeated")
     ] = [],  # noqa: B006
     plain: Annotated[
-        bool, typer.Option("--plain", help="write an Indexed Job and a Service, which do not need Kubeflow")
+        bool, typer.Option("--plain", help="write an Indexed Job and a Service, neither of which needs Kubeflow")
     ] = False,
     to: Annotated[str, typer.Option(help="the file to write (default: NAME.yaml)", metavar="FILE")] = "",
     submit: Submit = False,

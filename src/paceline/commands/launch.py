@@ -1,4 +1,4 @@
-"""`paceline launch`: write a job file, or print the commands, to train on other machines."""
+"""`paceline launch`: write a job file or print the commands for training on other machines."""
 
 from __future__ import annotations
 

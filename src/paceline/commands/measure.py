@@ -96,7 +96,7 @@ def measure(results: str, targets: str, options: Options) -> int:
     print_metrics(metrics, protocol, notes)
     identical = [name for name, row in rows.items() if np.isclose(row[f"psnr[{options.protocol}]"], PSNR_OF_IDENTICAL)]
     if identical:
-        print_line(f"{len(identical)} of {len(rows)} images are identical to their targets: {_listed(identical)}")
+        print_line(f"images identical to their targets ({len(identical)} of {len(rows)}): {_listed(identical)}")
     if report:
         content = {"results": results, "targets": targets, "metrics": metrics, "protocol": dict(protocol)}
         with new_file(report) as temporary:
@@ -128,7 +128,7 @@ def _same_size(result: Path, target: Path) -> tuple[Tensor, Tensor]:
     try:
         other = decode(target)
     except BadImage as error:
-        raise UserError(f"its target {target}: {error}") from None
+        raise UserError(f"its target {target} cannot be used: {error}") from None
     if one.size != other.size:
         sizes = f"{one.width}×{one.height} pixels, but {target} is {other.width}×{other.height}"
         raise UserError(f"is {sizes}")

@@ -91,7 +91,9 @@ def _check_space(folder: Path, sources: Mapping[str, Source]) -> None:
     present = sum(file.stat().st_size for file in folder.rglob("*.pixels"))
     needed, free = sum(map(bytes_needed, sources.values())) - present, shutil.disk_usage(here).free
     if needed > free:
-        raise UserError(f"pack: needs {needed / 1e9:.2g} GB, but {folder} has {free / 1e9:.2g} GB free; free up space")
+        raise UserError(
+            f"pack: needs {needed / 1e9:.2g} GB, but only {free / 1e9:.2g} GB is free in {folder}; free up space"
+        )
 
 
 @contextmanager
@@ -119,7 +121,7 @@ def _only_writer(folder: Path) -> Iterator[None]:
     try:
         if not (folder / UNFINISHED).is_file():
             raise UserError(
-                f"{folder}: another process has just finished packing; run the same command again to check it"
+                f"{folder}: another process has just finished packing; run the same command again to check the result"
             )
         yield
     finally:

@@ -118,7 +118,9 @@ def _check_link(options: Options, devices: int, processes: int) -> None:
             f"{what}: the link between devices cannot be measured on this machine; specify it, e.g. --bandwidth 25GB/s"
         )
     if options.check and processes != devices:
-        raise UserError(f"--check: this machine can measure only {processes} of {devices} devices; reduce --devices")
+        raise UserError(
+            f"--check: only {processes} of {devices} devices can be measured on this machine; reduce --devices"
+        )
     for flag, value in (("--bandwidth", options.bandwidth), ("--latency", options.latency)):
         if options.check and value:
             raise UserError(f"{flag} {value}: cannot be combined with --check, which measures the link; leave one out")

@@ -23,7 +23,7 @@ from paceline.runs.weights_file import is_weights_file
 def are_runs(words: Sequence[str]) -> bool:
     """Return whether the arguments are run folders; raise UserError for a mixture of runs and recipes."""
     if not all(words):
-        raise UserError("compare '': a name is empty; list recipes or run folders")
+        raise UserError("compare: one of the names is empty; list recipes or run folders")
     for word in filter(is_weights_file, words):
         raise UserError(f"{word}: a weights file has no metrics to compare; use its run folder, or `paceline evaluate`")
     folders = [word for word in words if _is_run(word)]

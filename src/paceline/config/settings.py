@@ -173,7 +173,7 @@ class RunSettings:
     )
     features: str = setting(
         "",
-        "finished classification run whose features are used for evaluation if --inception is not set",
+        "finished classification run whose network computes the features for evaluation if --inception is not set",
         mutable_on_resume=True,
     )
     generated_images: int = setting(

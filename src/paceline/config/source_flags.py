@@ -23,8 +23,8 @@ class SeparateTestFolder(RunSettings):
     )
     group_by: str = setting(
         "",
-        "regular expression for file paths; files whose first group "
-        "(or whole match, if there is no group) is the same go into the same split",
+        "regular expression for file paths; files with the same first group "
+        "(or the same match, if there is no group) go into the same split",
     )
 
 
@@ -39,7 +39,7 @@ class PhotoSettings(SeparateTestFolder):
         mutable_on_resume=True,
     )
     low_suffix: str = setting(
-        "", "suffix of low-resolution file names if all files are in the same folder, such as _LR"
+        "", "suffix of low-resolution file names, such as _LR, if the images are in the same folder"
     )
     high_suffix: str = setting("", "suffix of high-resolution file names, such as _HR; requires low_suffix")
     test_low_root: str = setting(

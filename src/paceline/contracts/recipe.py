@@ -119,7 +119,7 @@ class Recipe(nn.Module):
     signals: dict[str, float] = {}
     """Scalars that a phase passes to later phases as fields of the batch, with their initial values."""
     ema: tuple[str, ...] = ()
-    """Networks that are evaluated with the EMA of their weights."""
+    """Networks whose EMA weights are used for evaluation."""
     double_backward: tuple[str, ...] = ()
     """Networks that need second-order gradients, for example for R1."""
 

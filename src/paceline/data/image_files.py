@@ -163,7 +163,7 @@ class ImageFiles(Source):
             raise unreadable(path, error) from error
         if (image.height, image.width) != size:
             raise UserError(
-                f"{printable(path)}: the image has {image.width}×{image.height} pixels, "
+                f"{printable(path)}: the image is {image.width}×{image.height} pixels, "
                 f"but its header specifies {size[1]}×{size[0]}; use --bad-images skip to leave such files out"
             )
         return image

@@ -68,7 +68,7 @@ class TorchvisionSource(ArraySource):
                 reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
                 raise UserError(
                     f"--data-root {root}: {name} is missing or incomplete and could not be downloaded ({reason}); "
-                    f"put these files there: {self.expected}"
+                    f"put these files in that folder: {self.expected}"
                 ) from error
 
 

@@ -68,7 +68,7 @@ def find_images(arguments: Iterable[str], out: Path | None = None) -> FoundImage
         notes.append(
             f"--out {out}: is also an input folder, so running this command again would also process these results"
         )
-    ignored = [*(f"{path}: does not have an image suffix" for path in others), *unusable]
+    ignored = [*(f"{path}: not a supported image format" for path in others), *unusable]
     return FoundImages(list(found.values()), skipped, notes, ignored)
 
 

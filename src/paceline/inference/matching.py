@@ -25,7 +25,7 @@ def match_files(
     if suffix:
         results = [file for file in results if file.stem.endswith(suffix)]
         if not results:
-            raise UserError(f"--suffix {suffix}: no result name ends with this suffix")
+            raise UserError(f"--suffix {suffix}: none of the results has a name that ends with this suffix")
     by_stem: dict[str, Path] = {}
     for target in targets:
         if target.stem in by_stem:
@@ -37,7 +37,7 @@ def match_files(
     for result in results:
         stem = _target_of(result.stem.removesuffix(suffix) if suffix else result.stem, by_stem)
         if not stem:
-            problems.append(f"{result}: has no target")
+            problems.append(f"{result}: has no matching target")
         elif stem in taken:
             raise UserError(
                 f"{result} and {taken[stem]}: both match {by_stem[stem]}; choose results with --suffix, e.g. "
@@ -46,7 +46,7 @@ def match_files(
         else:
             taken[stem] = result
             pairs.append((result, by_stem[stem]))
-    problems += [f"{target}: has no result" for stem, target in by_stem.items() if stem not in taken]
+    problems += [f"{target}: has no matching result" for stem, target in by_stem.items() if stem not in taken]
     return pairs, problems
 
 

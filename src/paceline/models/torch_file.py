@@ -54,7 +54,8 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
     for key, value in content.items():
         if not isinstance(value, Tensor):
             raise UserError(
-                f"{path}: {key!r} is not a tensor; expected a state_dict, or one under {', '.join(map(repr, WRAPPERS))}"
+                f"{path}: {key!r} is not a tensor; expected a state_dict, or a dict that contains one under "
+                f"{' or '.join(map(repr, WRAPPERS))}"
             )
         if value.is_floating_point() and not value.isfinite().all():
             raise UserError(f"{path}: {key} contains NaN or infinite values; use an undamaged file")

@@ -168,7 +168,7 @@ def gpu_ids(settings: RunSettings) -> list[int]:
     try:
         return [int(word) for word in settings.gpus.split(",")]
     except ValueError:
-        raise UserError(f"--gpus {settings.gpus!r}: expected comma-separated ids, like 2,3") from None
+        raise UserError(f"--gpus {settings.gpus!r}: expected comma-separated IDs, like 2,3") from None
 
 
 def _share_a_gpu(settings: RunSettings) -> bool:
@@ -181,7 +181,7 @@ def uses_cuda(settings: RunSettings) -> bool:
     """Return whether this run uses GPUs."""
     available = torch.cuda.is_available()
     if settings.accelerator == "cuda" and not available:
-        raise UserError("--accelerator cuda: no CUDA device is visible to PyTorch here; use --accelerator cpu")
+        raise UserError("--accelerator cuda: no CUDA device is visible to PyTorch; use --accelerator cpu")
     return available and settings.accelerator != "cpu"
 
 
@@ -197,12 +197,12 @@ def check_devices(settings: RunSettings) -> None:
     missing = [number for number in ids if not 0 <= number < count]
     if missing:
         flag = f"--gpus {settings.gpus}" if settings.gpus else f"--devices {settings.devices}"
-        gpus = "1 GPU (id 0)" if count == 1 else f"{count} GPUs (ids 0 to {count - 1})"
+        gpus = "1 GPU (ID 0)" if count == 1 else f"{count} GPUs (IDs 0 to {count - 1})"
         raise UserError(f"{flag}: PyTorch sees only {gpus}")
     place = place_of(settings)
     if place and len(ids) < place.local_size:
         raise UserError(
-            f"--gpus {settings.gpus}: expected one id for each of the {place.local_size} processes on this machine"
+            f"--gpus {settings.gpus}: expected one ID for each of the {place.local_size} processes on this machine"
         )
     if settings.backend == "nccl" and _share_a_gpu(settings):
         raise UserError(f"--gpus {settings.gpus}: NCCL cannot run two processes on one GPU; use --backend gloo")

@@ -28,7 +28,8 @@ class ClassificationSettings:
     depth: Literal["18", "34", "50"] = setting("18", "number of layers in the residual network")
     stem: Literal["auto", "small", "plain"] = setting(
         "auto",
-        "first layers: small (3×3 convolution), plain (7×7, downsamples by 4) or auto (small for images ≤ 64 pixels)",
+        "first layers: small (3×3), plain (7×7, downsamples by a factor of 4) "
+        "or auto (small for images up to 64 pixels)",
     )
     width: int = setting(64, "channels in the first stage", at_least=1)
     norm: Literal["batch", "none"] = setting("batch", "normalisation layers")

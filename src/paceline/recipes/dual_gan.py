@@ -51,7 +51,7 @@ class DualGanSettings(GenerativeSettings):
         "or auto (both for d2gan, else swapped)",
     )
     d2gan_alpha: float = setting(0.2, "d2gan: weight of the first discriminator's reward for real images")
-    d2gan_beta: float = setting(0.1, "d2gan: weight of the second discriminator's reward for fakes")
+    d2gan_beta: float = setting(0.1, "d2gan: weight of the second discriminator's reward for fake images")
 
 
 class DualGan(GenerativeRecipe):

@@ -42,9 +42,9 @@ OBJECTIVES: dict[str, Objective] = {"vanilla": BCE, "lsgan": SQUARES}
 class TranslationSettings:
     """The panels, the networks, and the weights of the losses."""
 
-    model: Literal["deepliif", "pix2pix"] = setting("deepliif", "deepliif generates several panels, pix2pix one panel")
+    model: Literal["deepliif", "pix2pix"] = setting("deepliif", "deepliif generates several panels, pix2pix only one")
     target: str = setting("", "panel that pix2pix generates if the data has several panels")
-    modalities: int = setting(0, "deepliif: number of modalities that the data must have; 0: any", at_least=0)
+    modalities: int = setting(0, "deepliif: number of modalities that the data must have; 0: any number", at_least=0)
     generator: GeneratorKind = setting(
         "auto",
         "network that generates a panel; auto: resnet_9 for deepliif, the largest U-Net that fits for pix2pix",
@@ -52,7 +52,7 @@ class TranslationSettings:
     segmentation_generator: GeneratorKind = setting("auto", "segmentation network; auto: the largest U-Net that fits")
     ngf: int = setting(64, "channels in the generators' first feature map", at_least=1)
     ndf: int = setting(64, "channels in the discriminators' first feature map", at_least=1)
-    d_layers: int = setting(0, "discriminator layers; 0: 4 for deepliif, 3 for pix2pix", at_least=0, at_most=6)
+    d_layers: int = setting(0, "discriminator layers; 0 means 4 for deepliif, 3 for pix2pix", at_least=0, at_most=6)
     norm: Literal["batch", "instance", "none"] = setting("batch", "normalisation layers")
     batchnorm: Literal["running", "instance"] = setting(
         "running",
@@ -64,12 +64,12 @@ class TranslationSettings:
     segmentation_gan: Literal["vanilla", "lsgan"] = setting("lsgan", "adversarial loss for the segmentation")
     distance: Literal["smooth_l1", "l1"] = setting("smooth_l1", "pixel loss between a panel and its target")
     distance_weight: float = setting(100.0, "weight of the pixel loss; the adversarial loss has weight 1", at_least=0)
-    perceptual: float = setting(0.0, "weight of the perceptual loss (L1 on VGG19 features); 0: none", at_least=0)
-    vgg: str = setting("", "file with VGG19 weights, or random for an untrained network; default: torchvision's")
+    perceptual: float = setting(0.0, "weight of the perceptual loss (L1 on VGG19 features); 0: not used", at_least=0)
+    vgg: str = setting("", "file with VGG19 weights, or random (untrained); default: torchvision's weights")
     vgg_layer: str = setting("relu5_1", "VGG19 layer for the perceptual loss")
     segmentation_weights: str = setting(
         "",
-        "deepliif: comma-separated weights for the segmentations of the input and each modality; must sum to 1",
+        "deepliif: comma-separated weights for the segmentations from the input and each modality; must sum to 1",
     )
     generator_weights: str = setting(
         "", "deepliif: comma-separated weights of the panels in the generators' loss; must sum to 1"

@@ -20,11 +20,12 @@ from paceline.report.time_split import NOTE, split_time
 from paceline.runs.metrics import METRICS
 
 LADDER_NOTE = (
-    "All values are medians over interleaved blocks of steps. They were measured separately from the runs, but with "
-    "the same number of processes. The first rows show one device with the whole batch, one device with its slice of "
-    "the batch, and all devices without communication. Each further row adds one cost. Fractions are relative to the "
-    "time per image in the last row. If a row is slower than a later row, the difference is noise. The runs can be "
-    "faster or slower than the last row, because they were measured in different processes at a different time."
+    "All values are medians over blocks of steps, measured for each row in turn. They were measured separately from "
+    "the runs, but with the same number of processes. The first rows show one device with the whole batch, one device "
+    "with its slice of the batch, and all devices without communication. Each further row adds one cost. Fractions are "
+    "relative to the time per image in the last row. If a row is slower than a later row, the difference is noise. "
+    "The runs can be faster or slower than the last row, because they were measured in different processes at a "
+    "different time."
 )
 
 
@@ -93,7 +94,7 @@ def _by_group(
             placed[meant[0]] = one
         elif meant:
             labels = ", ".join(groups[key].label for key in meant)
-            unplaced.append(f"a step-time breakdown for each of {labels}, because they share one measurement")
+            unplaced.append(f"a separate step-time breakdown for each of {labels} (they share one measurement)")
     return placed, unplaced
 
 

@@ -125,7 +125,7 @@ def _largest_cost(report: Report, key: str, ladder: Explanation) -> str:
     return (
         f"**{group.label}** reaches {at('.0%', *where, 'efficiency')} of the ideal {at('d', *where, 'devices')}× "
         f"speedup in this measurement{in_runs}. "
-        f"The largest cost takes {at('.0%', *where, 'rungs', number, 'share')} of the time: {cost}. "
+        f"The largest cost accounts for {at('.0%', *where, 'rungs', number, 'share')} of the time: {cost}. "
         f"Best remedy: {remedy}. Without this cost, throughput would be {at('.0%', *where, 'gain')} higher."
     )
 

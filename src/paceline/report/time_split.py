@@ -48,7 +48,7 @@ def split_time(
         row |= {name: seconds[name] for name in ("between_steps", "evaluation", "saving") if name in seconds}
         split[key] = row | {"total": sum(row.values())}
     copies = "the copies overlap with the step" if on_gpu else "there are no copies on a CPU"
-    missing.append(f"time for copies from host to device during the runs ({copies})")
+    missing.append(f"time spent on copies from host to device during the runs ({copies})")
     if not on_gpu:
         missing.append("GPU utilisation, memory and energy (no GPU was used, or NVML is unavailable)")
     return split, missing

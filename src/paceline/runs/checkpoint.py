@@ -249,10 +249,11 @@ def _read(path: Path) -> tuple[dict[str, bytes], dict[str, TensorNotes]]:
         manifest = parse_json(read_bounded(path / MANIFEST))
         if manifest["format"] != RUN_FORMAT:
             raise Damaged(
-                path, f"{MANIFEST} has format {manifest['format']}, but this version of Paceline reads {RUN_FORMAT}"
+                path,
+                f"{MANIFEST} has format {manifest['format']}, but this version of Paceline reads format {RUN_FORMAT}",
             )
         if manifest.pop("seal") != checksum_of_content(manifest):
-            raise Damaged(path, f"{MANIFEST} does not match its own SHA-256")
+            raise Damaged(path, f"{MANIFEST} does not match its recorded SHA-256")
         digests = {name: manifest["sha256"][name] for name in (*TENSORS, NUMBERS)}
         notes = {name: TensorNotes.from_json(manifest["tensors"][name]) for name in TENSORS}
         files = {name: read_bounded(path / name, MAX_TENSOR_BYTES) for name in digests}
@@ -266,5 +267,5 @@ def _read(path: Path) -> tuple[dict[str, bytes], dict[str, TensorNotes]]:
         raise Damaged(path, f"{MANIFEST} cannot be read: {why(error)}") from None
     for name, content in files.items():
         if sha256(content).hexdigest() != digests[name]:
-            raise Damaged(path, f"{name} does not match its SHA-256")
+            raise Damaged(path, f"{name} does not match its recorded SHA-256")
     return files, notes

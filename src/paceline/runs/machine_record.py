@@ -83,7 +83,7 @@ def graph_obstacle(processes: int, hosts: int) -> str:
     if not test.verified:
         return "this machine's self-test failed"
     if not test.graph:
-        return f"this machine's self-test did not use several GPUs; {HOW_TO_TEST}"
+        return f"this machine's self-test used fewer than two GPUs; {HOW_TO_TEST}"
     if not test.graph.passed:
         return f"in this machine's self-test, {test.graph.result}"
     if processes > test.graph.processes:

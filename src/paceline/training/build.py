@@ -130,7 +130,7 @@ def make_learners(
         if half_life and name not in recipe.ema:
             if not recipe.ema or "ema_half_life" in config.networks.get(name, {}):
                 raise UserError(
-                    f"ema_half_life={settings.ema_half_life}: the recipe does not evaluate {name!r} with an EMA: "
+                    f"ema_half_life={settings.ema_half_life}: the recipe does not use EMA weights for {name!r}: "
                     "remove the setting"
                 )
             half_life = 0
@@ -158,5 +158,5 @@ def _describe(config: Config, strategy: Strategy, sources: dict[str, Source], ba
     ]
     if config.run.scale_lr != "none":
         rates = ", ".join(f"{name} {config.learner_of(name).lr * lr_scale(config):g}" for name in counts)
-        lines.append(f"learning rates, {config.run.scale_lr} scaling from batch {config.run.reference_batch}: {rates}")
+        lines.append(f"learning rates ({config.run.scale_lr} scaling from batch {config.run.reference_batch}): {rates}")
     return lines

@@ -21,7 +21,7 @@ class MyRecipeSettings:
 
     width: int = setting(32, "output channels of the first convolution", at_least=1)
     label_smoothing: float = setting(
-        0.0, "label smoothing: fraction of the target that is spread over all classes", at_least=0, below=1
+        0.0, "label smoothing: fraction of the target probability spread over all classes", at_least=0, below=1
     )
 
 

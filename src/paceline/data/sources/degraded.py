@@ -28,7 +28,7 @@ class Degraded(Photos):
         """The kinds and strengths of degradation."""
 
         degrade_blur: float = setting(
-            0.0, "maximum sigma of the Gaussian blur in px (the minimum is half that); 0: no blur", at_least=0
+            0.0, "maximum sigma of the Gaussian blur in pixels (the minimum is half that); 0: no blur", at_least=0
         )
         degrade_noise: float = setting(
             25.0, "standard deviation of the noise, on a scale from 0 to 255; 0: no noise", at_least=0

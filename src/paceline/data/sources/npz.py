@@ -42,7 +42,7 @@ def _find(root: Path) -> Path:
     if len(files) == 1:
         return files[0]
     found = f"has {len(files)} .npz files" if root.is_dir() else "no such file"
-    raise UserError(f"--data-root {root}: {found}; expected the path of one .npz file")
+    raise UserError(f"--data-root {root}: {found}; expected the path to a single .npz file")
 
 
 def _read(file: Path, keys: tuple[str, ...]) -> dict[str, NDArray[Any]]:

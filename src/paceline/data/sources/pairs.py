@@ -29,8 +29,8 @@ class Pairs(ImageFiles):
     class Settings(SeparateTestFolder):
         """File name suffixes, for pairs whose two files are in the same folder."""
 
-        input_suffix: str = setting("", "suffix of input file names if targets are in the same folder, such as _real")
-        target_suffix: str = setting("", "suffix of target file names if inputs are in the same folder, such as _mean")
+        input_suffix: str = setting("", "suffix of input file names, such as _real, if targets are in the same folder")
+        target_suffix: str = setting("", "suffix of target file names, such as _mean, if inputs are in the same folder")
 
     split_layouts = (SPLIT_NAMES,)
 
@@ -67,7 +67,7 @@ def _two_folders(base: Path) -> tuple[Path, Path]:
         if (base / image).is_dir() and (base / target).is_dir():
             return base / image, base / target
     expected = " or ".join(f"{image} and {target}" for image, target in FOLDERS)
-    raise UserError(f"--data-root {base}: has no pair of folders; expected {expected}")
+    raise UserError(f"--data-root {base}: has no folders for inputs and targets; expected {expected}")
 
 
 def _match(base: Path, settings: Pairs.Settings) -> tuple[list[Files], list[str]]:

@@ -138,7 +138,7 @@ def _tiles(split: str, settings: PanelSettings) -> ArraySource:
     tissue = dict(zip(TISSUE, stained_tissue(), strict=True))
     whole, side = len(tissue[INPUT]), settings.size or TILE_PX
     if 2 * side > whole:
-        raise UserError(f"size={side}: the bundled image has only {whole}×{whole} pixels; use at most {whole // 2}")
+        raise UserError(f"size={side}: the bundled image is only {whole}×{whole} pixels; use at most {whole // 2}")
     places = range(0, whole - side + 1, side)
     corners = [(top, left) for top in places for left in places]
     chosen = [corners[index] for index in fixed_split(len(corners), split)]
@@ -190,7 +190,7 @@ def _default_names(samples: list[Files], in_rows: bool) -> tuple[str, ...]:
         return INPUT, TARGET  # the bad file is reported later, when all headers are read
     if width != 2 * height:
         raise UserError(
-            f"{printable(file)}: a row of {width}×{height} pixels is not two square panels; "
+            f"{printable(file)}: {width}×{height} pixels is not a row of two square panels; "
             "name its panels from left to right, e.g. --set panels=image,stain,segmentation"
         )
     return INPUT, TARGET

@@ -86,7 +86,7 @@ class Photos(ImageFiles):
         if ratio == self.scale:
             return ""
         (height, width), (low_height, low_width) = sizes["image"], sizes["low"]
-        found = f"1/{ratio}" if ratio > 1 else "not an integer fraction"
+        found = f"1/{ratio}" if ratio > 1 else "not 1/2, 1/3, 1/4, …"
         whole = f"{names['image']} ({width}×{height})"
         remark = f", but the ratio for other files is 1/{self.scale}" if ratio > 1 else ": do they show the same image?"
         return f"{names['low']}: {low_width}×{low_height} pixels is {found} of {whole}{remark}"
@@ -200,7 +200,7 @@ def _find_scale(samples: list[Files]) -> int:
     whole = [ratio for ratio in ratios if ratio > 1]
     if ratios and not whole:
         image, low = (printable(samples[0][name]) for name in ("image", "low"))
-        raise UserError(f"--low-root: the size of {low} is not an integer fraction (e.g. 1/4) of {image}")
+        raise UserError(f"--low-root: {image} must be larger than {low} by a whole-number factor, such as 4")
     return max(whole, key=whole.count, default=0)
 
 

@@ -125,10 +125,10 @@ class Generation(Evaluator):
 def _check_counts(case: Case, network: FeatureNetwork, settings: RunSettings) -> tuple[str, ...]:
     """Return warnings about too few images; raise UserError if there are fewer images than features."""
     fewest = min(case.count, len(case.source))
-    counts = f"{len(case.source):,} in split {case.split!r}, {case.count:,} generated"
+    counts = f"{len(case.source):,} real in split {case.split!r}, {case.count:,} generated"
     which = f"{fewest:,} images ({counts})"
     if fewest < 2:
-        raise UserError(f"{which} are too few to evaluate; use at least 2 of each kind")
+        raise UserError(f"too few images to evaluate ({counts}); use at least 2 of each kind")
     if fewest < network.num_features and settings.few_images == "fail":
         raise UserError(
             f"{which} are too few to estimate the covariance of {network.num_features:,} features; use more "

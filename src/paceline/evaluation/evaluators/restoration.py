@@ -49,7 +49,7 @@ class Restoration(Evaluator):
             if name not in prediction:
                 continue
             made = to_levels(prediction[name])
-            assert made.shape == target.shape, f"{name} is {tuple(made.shape)}, target is {tuple(target.shape)}"
+            assert made.shape == target.shape, f"shape of {name}: {made.shape}; shape of its target: {target.shape}"
             one, other = (self._compared(images) for images in (made, target))
             values = [psnr(one, other), ssim(one, other)]
             values.append(self.distance(made, target) if self.distance else torch.zeros_like(values[0]))

@@ -83,7 +83,8 @@ class FoldedInception(FeatureNetwork):
         except Exception as error:  # for example no compiler, an old GPU or too little shared memory
             reason = " ".join(str(error).split())[:200]
             raise UserError(
-                f"feature_precision=fp16: the Triton kernels fail here ({reason}); use feature_precision=tf32"
+                f"feature_precision=fp16: the Triton kernels fail on this machine ({reason}); "
+                "use feature_precision=tf32"
             ) from error
         if not torch.allclose(found, self.network(trial), rtol=0.02, atol=0.01):
             raise UserError(
@@ -127,7 +128,10 @@ def load_inception(path: str, allowed: str, device: torch.device) -> FeatureNetw
         raise UserError(f"--inception {path}: no such file")
     digest = checksum_of_file(file)
     if allowed and digest != allowed.lower():
-        raise UserError(f"--inception {path}: its SHA-256 is {digest}, but --inception-sha256 is {allowed}")
+        raise UserError(
+            f"--inception {path}: its SHA-256 is {digest}, but --inception-sha256 is {allowed}; "
+            "check the file and the option"
+        )
     if not allowed and digest not in KNOWN:
         raise UserError(
             f"--inception {path}: not a known Inception file (SHA-256 {digest}); loading it can execute code; "

@@ -68,7 +68,7 @@ class FeatureNetwork:
     def few_images_note(self, fewest: int, which: str) -> str:
         """Return a warning if there are too few images for a reliable FID, else ""; `which` describes the images."""
         if fewest < self.num_features:
-            return f"warning: {which}: fewer than the {self.num_features:,} features, so FID is unreliable"
+            return f"warning: {which}: fewer images than features ({self.num_features:,}), so FID is unreliable"
         if fewest < min(self.warn_below, 5 * self.num_features):
             return (
                 f"warning: {which}: FID is biased upwards for so few images; "

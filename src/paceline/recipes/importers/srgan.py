@@ -23,7 +23,7 @@ from paceline.models.torch_file import read_state_dict
 
 Layer = dict[str, Tensor]  # a layer's tensors: weight, bias, running_mean, …
 SCALES = {1: "2", 2: "4", 3: "8"}  # the scale for each number of doubling blocks
-SUPPORTED = "--recipe super_resolution reads SRGAN generators"
+SUPPORTED = "--recipe super_resolution imports only SRGAN generators"
 CROP_PX = 96  # image size in the data spec; the network accepts images of any size
 
 
@@ -72,7 +72,8 @@ def _count_blocks(shapes: Mapping[str, tuple[int, ...]], path: Path) -> tuple[in
     """Return the numbers of residual and doubling blocks; raise UserError for the first layer that does not fit."""
     if len(shapes) < 5:
         raise UserError(
-            f"{path}: an SRGAN generator has at least five convolutions, not {len(shapes)} {first_keys(shapes)}"
+            f"{path}: an SRGAN generator has at least five convolutions, but this file has {len(shapes)} "
+            f"{first_keys(shapes)}"
         )
     width, channels = next(iter(shapes.values()))[:2]
     num_doublings = sum(shape == (4 * width, width, 3, 3) for shape in shapes.values())

@@ -37,10 +37,10 @@ class GenerativeSettings:
     d_norm: Literal["batch", "none"] = setting("batch", "normalisation layers in the discriminator")
     spectral_norm: bool = setting(False, "spectral normalisation of the discriminator's layers")
     r1: float = setting(
-        0.0, f"weight of the R1 penalty on real images, computed every {R1_EVERY} steps; 0: none", at_least=0
+        0.0, f"weight of the R1 penalty on real images, computed every {R1_EVERY} steps; 0: no penalty", at_least=0
     )
     diffaugment: str = setting(
-        "", "differentiable augmentation of real and fake images: comma-separated list of color, translation, cutout"
+        "", "differentiable augmentation of real and fake images: color, translation and/or cutout, separated by commas"
     )
 
 

@@ -9,10 +9,11 @@ _EPOCHS = (
 )
 _GENERATOR = "use --set generator=unet_256, unet_128, resnet_9 or resnet_6"
 _LAYERS = "use --set d_layers=N"
+_INITIAL = "leave it out: initial weights are normally distributed with standard deviation 0.02, as in pix2pix"
 
 TRANSLATION = {
     "direction": "use --set panels=target,image for BtoA, and panels=image,target for AtoB",
-    "input_panel": "use --set panels=target,image to take the second panel as the input",
+    "input_panel": "use --set panels=target,image to use the second panel as the input",
     "which_direction": "use --set panels=target,image for BtoA, and panels=image,target for AtoB",
     "load_size": _SIZE,
     "loadSize": _SIZE,
@@ -30,10 +31,10 @@ TRANSLATION = {
     "lambda_A": "use --set distance_weight=100; CycleGAN is not supported",
     "lambda_identity": "leave it out: CycleGAN is not supported",
     "pool_size": "leave it out: the discriminators always see the newest images",
-    "init_type": "leave it out: weights start from a normal distribution with standard deviation 0.02, as in pix2pix",
-    "init_gain": "leave it out: weights start from a normal distribution with standard deviation 0.02, as in pix2pix",
+    "init_type": _INITIAL,
+    "init_gain": _INITIAL,
     "dataset_mode": "leave it out: rows of panels and folders A and B are recognised automatically",
-    "serial_batches": "leave it out: the order depends only on --seed",
+    "serial_batches": "leave it out: the sample order depends only on --seed",
     "upsample": "leave it out: the generators use transposed convolutions",
     "remote": "leave it out: `paceline board` shows the run",
     "remote_transfer_cmd": "use --mirror URL",
@@ -47,7 +48,7 @@ TRANSLATION = {
     "modalities_no": "use --set modalities=N",
     "modalities_names": "use --set panels=image,dapi,segmentation",
     "targets_no": "use --set modalities=N",
-    "seg_gen": "list the panels with or without segmentation, e.g. --set panels=image,dapi,segmentation",
+    "seg_gen": "add segmentation to the panels or leave it out, e.g. --set panels=image,dapi,segmentation",
     "seg_weights": "use --set segmentation_weights=0.5,0.5",
     "loss_G_weights": "use --set generator_weights=0.5,0.5",
     "loss_D_weights": "use --set discriminator_weights=0.5,0.5",

@@ -75,7 +75,7 @@ class Manifest:
         try:
             read: Any = parse_json(content)
             if read.pop("seal") != checksum_of_content(read):
-                raise ValueError("the manifest does not match its own SHA-256")
+                raise ValueError("the manifest does not match its recorded SHA-256")
             check_format(read["format"], "its snapshots")
             files = {
                 str(name): Piece(str(one["object"]), str(one["sha256"]), int(one["size"]))
@@ -168,12 +168,12 @@ def _fetch_all(
             if there[piece.object] == piece.size:
                 destination.fetch(piece.object, file)
             if there[piece.object] != piece.size or checksum_of_file(file) != piece.sha256:
-                raise ValueError(f"{name} does not match its SHA-256")
+                raise ValueError(f"{name} does not match its recorded SHA-256")
         except (ValueError, FileNotFoundError):
             if not SAMPLE_FILE.fullmatch(name):  # a run can resume without an old sample
                 raise
             file.unlink(missing_ok=True)
-            report(f"skipping {name}: it is missing or does not match its SHA-256")
+            report(f"skipping {name}: it is missing or does not match its recorded SHA-256")
 
 
 def _move_into_place(restored: Path, folder: Path) -> None:
