@@ -137,7 +137,9 @@ def test_a_low_resolution_file_of_the_wrong_size_is_rejected(tmp_path: Path) -> 
     for number in range(3):
         save(tmp_path / "high" / "train" / f"{number}.png", 16, 16)
         save(tmp_path / "low" / f"{number}.png", 4, 4 if number else 5)
-    with pytest.raises(UserError, match=r"0\.png: 5×4 pixels is not 1/2, 1/3, 1/4, … of 0\.png \(16×16\)"):
+    with pytest.raises(
+        UserError, match=r"0\.png: 5×4 pixels cannot be upscaled by a whole-number factor to 0\.png \(16×16\)"
+    ):
         Photos("train", settings(tmp_path / "high", low_root=str(tmp_path / "low")))
     (tmp_path / "low" / "0.png").unlink()
     with pytest.raises(UserError, match=r"0\.png has no matching file in --low-root"):
@@ -153,8 +155,12 @@ def test_unrelated_low_resolution_files_are_not_reported_as_a_different_scale(tm
     with pytest.raises(UserError) as rejected:
         Photos("train", settings(tmp_path / "high", low_root=str(tmp_path / "low")))
     first, second, _ = str(rejected.value).split("0.png: ", 1)[1].split(", ", 2)
-    assert first == "9×5 pixels is not 1/2, 1/3, 1/4, … of 0.png (16×16): do they show the same image?"
-    assert second.endswith("2.png: 3×7 pixels is not 1/2, 1/3, 1/4, … of 2.png (16×16): do they show the same image?")
+    assert (
+        first == "9×5 pixels cannot be upscaled by a whole-number factor to 0.png (16×16): do they show the same image?"
+    )
+    assert second.endswith(
+        "2.png: 3×7 pixels cannot be upscaled by a whole-number factor to 2.png (16×16): do they show the same image?"
+    )
     assert "3.png: 4×4 pixels is 1/4 of 3.png (16×16), but the ratio for other files is 1/2" in str(rejected.value)
 
 

@@ -86,10 +86,11 @@ class Photos(ImageFiles):
         if ratio == self.scale:
             return ""
         (height, width), (low_height, low_width) = sizes["image"], sizes["low"]
-        found = f"1/{ratio}" if ratio > 1 else "not 1/2, 1/3, 1/4, …"
+        low = f"{names['low']}: {low_width}×{low_height} pixels"
         whole = f"{names['image']} ({width}×{height})"
-        remark = f", but the ratio for other files is 1/{self.scale}" if ratio > 1 else ": do they show the same image?"
-        return f"{names['low']}: {low_width}×{low_height} pixels is {found} of {whole}{remark}"
+        if ratio > 1:
+            return f"{low} is 1/{ratio} of {whole}, but the ratio for other files is 1/{self.scale}"
+        return f"{low} cannot be upscaled by a whole-number factor to {whole}: do they show the same image?"
 
 
 def _high_files(root: Path, settings: PhotoSettings) -> list[Path]:
