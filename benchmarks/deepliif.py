@@ -63,7 +63,7 @@ def make_parts(data_root: Path, small: bool, assignments: list[str], **settings:
 
 
 def endless_steps(parts: Parts) -> Iterator[StepData]:
-    """Return the data of a practically endless sequence of steps."""
+    """Return the data for a practically endless sequence of steps."""
     return parts.feed.steps(0, 2**62)
 
 

@@ -132,7 +132,7 @@ def parse_repeats(text: str) -> dict[str, int]:
 
 
 def summarise(seconds: dict[str, list[float]], distances: dict[str, float]) -> list[dict[str, Any]]:
-    """Return one row per measured variant, with its speedup and FID difference from the first variant."""
+    """Return one row per measured variant, with its speedup over the first variant and the difference in FID."""
     first = next(iter(seconds))
     return [
         {

@@ -44,7 +44,7 @@ from torch.utils.data import DataLoader, Dataset
 from paceline.models.dcgan import Discriminator, Generator
 
 SIDE_PX, NOISE = 32, 100
-WARMUP_BATCHES = 20  # number of batches before the timing of each fit starts
+WARMUP_BATCHES = 20  # number of batches before timing starts in each fit
 Fit = Callable[[int], float]  # function that runs a number of steps and returns the elapsed seconds
 
 
@@ -135,7 +135,7 @@ def make_fit(data: Iterable[Any], width: int, device: torch.device, folder: Path
             accelerator="gpu" if device.type == "cuda" else "cpu",
             devices=1,
             precision="bf16-mixed" if device.type == "cuda" else "32-true",
-            max_steps=2 * clock.last,  # Lightning counts the steps of both optimizers separately
+            max_steps=2 * clock.last,  # Lightning counts the steps of the two optimizers separately
             callbacks=[clock],
             logger=lightning.pytorch.loggers.CSVLogger(str(folder)),
             enable_checkpointing=False,

@@ -113,7 +113,7 @@ def plain_epoch(files: list[Path], crop: int, batch_size: int, workers: int, dev
 
 
 def our_epoch(loader: Loader, batch_size: int) -> Epoch:
-    """Return a function that loads an epoch with one of Paceline's loaders, with random flips, as floats."""
+    """Return a function that loads an epoch as floats, using one of Paceline's loaders and random flips."""
     stream, steps = Stream(0, len(loader.source)), len(loader.source) // batch_size
     starts = itertools.count(0, batch_size)
     pipeline = BatchPipeline(loader, Augment(flip=True), torch.float32)

@@ -96,7 +96,7 @@ def gan_networks(options: argparse.Namespace, device: torch.device, count: int) 
 def gan_step(
     batches: Batches, device: torch.device, options: argparse.Namespace, num_discriminators: int = 1
 ) -> Callable[[], None]:
-    """Return the step for DCGAN or the dual GAN, in which the losses select the discriminator for the generator."""
+    """Return the step for DCGAN or the dual GAN, whose losses select the discriminator that trains the generator."""
     generator, *discriminators = gan_networks(options, device, num_discriminators)
     bce = nn.BCELoss()
     rate = {"lr": 2e-4, "betas": (0.5, 0.999)}

@@ -63,7 +63,7 @@ def train(folder: Path, images: int, arguments: argparse.Namespace, *more: str) 
     """Train a run; return the number of images, elapsed seconds and throughput."""
     words = ["train", "super_resolution", "--preset", "train291", "--data", "photos"]
     words += ["--data-root", str(arguments.out / "photos"), "--images", str(images), "--out", str(folder)]
-    test = arguments.tests[0]  # with a test set, no photographs are held out for testing
+    test = arguments.tests[0]  # with a separate test set, no photographs are held out for testing
     test_data = [f"test_root={test / 'HR'}", f"test_low_root={test / 'LRx4'}"]
     _, seconds = paceline(*words, *sets(CADENCE + test_data), *more, *arguments.extra)
     rows = read_metrics(folder)
@@ -80,7 +80,7 @@ def train(folder: Path, images: int, arguments: argparse.Namespace, *more: str) 
 
 
 def link_photographs(root: Path, folder: Path, crop: int) -> dict[str, int]:
-    """Link the photographs that are not smaller than the crop; return how many are linked and how many are not."""
+    """Link the photographs that are at least as large as the crop; return how many are linked and how many are not."""
     from PIL import Image
 
     folder.mkdir(exist_ok=True)
@@ -103,7 +103,7 @@ def evaluate(folder: Path, test: Path, precision: str) -> dict[str, float]:
 
 
 def strips(runs: dict[str, Path], tests: list[Path], out: Path) -> list[str]:
-    """Write strips for each test set's first images: low resolution, bicubic, the result of each run, original."""
+    """Write strips for each test set's first images: low resolution, bicubic, each run's result and the original."""
     import numpy as np
     import torch
     from PIL import Image

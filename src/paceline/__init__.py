@@ -206,7 +206,7 @@ def verify(
     devices: int = 2,
     **settings: SettingValue | Mapping[str, SettingValue],
 ) -> VerifyResult:
-    """Check in float64 that a recipe ends with the same weights on all strategies.
+    """Check in float64 that a recipe produces the same weights under all strategies.
 
     Each strategy runs the same training steps with the recipe's `small` settings. Its gradients and weights are
     compared with those from the first strategy.

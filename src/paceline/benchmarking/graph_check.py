@@ -15,7 +15,7 @@ from paceline.training.graph import WARMUP_STEPS, GraphedStep, RunStep
 from paceline.training.step import Step
 
 REPLAYS = 8  # number of replays after the eager warm-up steps
-TOLERANCE = 1e-6  # maximum difference relative to the largest weight; the order of summation may differ
+TOLERANCE = 1e-6  # allowed difference relative to the largest weight, since the order of summation may differ
 
 
 @dataclass(frozen=True)

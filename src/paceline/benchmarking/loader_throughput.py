@@ -1,4 +1,4 @@
-"""Measure the throughput of each loader on this machine without training: an upper bound on training speed."""
+"""Measure the throughput of each loader on this machine without training, as an upper bound on training speed."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Measurement:
 
 
 def measure_loaders(settings: RunSettings, console: Console) -> int:
-    """Measure every loader on the training split, print and save the results; return 1 if no loader worked."""
+    """Measure every loader on the training split, and print and save the results; return 1 if no loader worked."""
     device = join(settings, distributed=False).device
     source = load_class("source", settings.data, Source)("train", settings)
     for note in source.notes:

@@ -25,7 +25,7 @@ class Link:
     devices: int
 
     def all_reduce_seconds(self, num_bytes: float, devices: int) -> float:
-        """Return how long a ring all-reduce of `num_bytes` takes; the latency grows with each doubling of devices."""
+        """Return how long a ring all-reduce of `num_bytes` takes; latency grows each time the device count doubles."""
         if devices == 1:
             return 0.0
         doublings = math.log2(devices) / math.log2(self.devices)
@@ -111,7 +111,7 @@ def predict(measured: Measurement, link: Link | None, devices: int, batch: int) 
 
 
 def max_useful_devices(measured: Measurement, link: Link | None, batch: int) -> int | None:
-    """Return the number of devices beyond which doubling it increases speed by less than 10 %; None if unlimited."""
+    """Return the device count beyond which another doubling increases speed by less than 10 %; None if unlimited."""
     devices = 1
     while devices * 2 <= min(batch, MAX_DEVICES):
         now, then = (predict(measured, link, count, batch).images_per_second for count in (devices, devices * 2))

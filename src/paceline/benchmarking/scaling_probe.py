@@ -131,7 +131,7 @@ def _torch_batchnorm_exchanges(parts: Parts) -> int:
 def _link(base: Measurement, world: World, added: float) -> Link | None:
     """Measure the link; `added` is the time that a small exchange adds to a step, or 0 if it was not measured.
 
-    This time is longer than the exchange alone, because busy processes do not arrive at the same moment.
+    The exchange takes longer within a step than alone, because busy processes do not reach it at the same moment.
     """
     if world.size == 1:
         return None

@@ -34,7 +34,7 @@ class AllReduce:
 
 @dataclass(frozen=True)
 class DeviceTest:
-    """The combined results of the processes in a self-test."""
+    """The combined results from all processes in a self-test."""
 
     all_reduce: AllReduce
     graph: ReplayCheck | None  # None unless there are several GPUs

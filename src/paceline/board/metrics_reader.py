@@ -94,7 +94,7 @@ class MetricsReader:
 
     @property
     def table(self) -> Table:
-        """The series of the whole file, or of the samples while the file is still being read."""
+        """The series for the whole file, or for the samples while the file is still being read."""
         return self._preview or self._whole
 
     @property

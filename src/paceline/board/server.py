@@ -35,7 +35,7 @@ UNCOMPRESSED = {"content-encoding": "identity"}  # disables gzip for content tha
 
 
 class Curve(NamedTuple):
-    """The downsampled curve of one of a run's metrics."""
+    """A downsampled curve of one metric from one run."""
 
     label: JsonObject
     points: Numbers

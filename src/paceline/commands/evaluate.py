@@ -82,7 +82,7 @@ def _evaluate(config: Config, world: World, run: str, split: str, at: str) -> No
         raise unknown("split", split, sources)
     stored = read_stored(run, at or "best")
     _check_class_names(stored, run, split, config.run.data, sources[split].spec)
-    # A network that transforms images of any size is built for the training image size, not for the evaluated images.
+    # A network that transforms images of any size is built for the size of the training images, not the evaluated ones.
     transforms = "apply" in uses_of(config.recipe_class)
     recipe = make_recipe(config, sources, (stored.spec.height, stored.spec.width) if transforms else None)
     spec = cropped(sources[split].spec, config.run.crop)

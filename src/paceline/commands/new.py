@@ -7,7 +7,7 @@ from pathlib import Path
 
 from paceline.core.errors import UserError, unknown
 
-_TEMPLATES = Path(__file__).parent / "templates"  # folder of modules that are linted and type-checked like all others
+_TEMPLATES = Path(__file__).parent / "templates"  # these modules are linted and type-checked like all other code
 
 
 def new(kind: str, name: str, folder: Path) -> Path:

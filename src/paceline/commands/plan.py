@@ -31,7 +31,7 @@ from paceline.training.stop import INTERRUPTED
 
 DEFAULT_DEVICES = "8"
 SECONDS_PER_DAY = 86_400
-WIDEST = 1000  # width in characters; no table that this command prints is wider
+WIDEST = 1000  # width in characters, more than any table that this command prints
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def _parse_devices(text: str) -> int:
 
 
 def _processes_here(config: Config, devices: int, nodes: int) -> int:
-    """Return how many devices to measure on this machine: the number per host, or fewer if it has fewer."""
+    """Return how many devices to measure on this machine: the number per host, or fewer if the machine has fewer."""
     if devices % nodes:
         raise UserError(f"--devices {devices}: must be a multiple of --nodes {nodes}")
     if uses_cuda(config.run):
@@ -111,7 +111,7 @@ def _threads_per_process() -> int:
 
 
 def _check_link(options: Options, devices: int, processes: int) -> None:
-    """Raise UserError if the user must specify the link between devices, or specified it together with `--check`."""
+    """Raise UserError if the link between devices must be specified, or if `--check` is not possible."""
     if not options.bandwidth and (processes == 1 or options.nodes > 1) and devices > 1:
         what = f"--nodes {options.nodes}" if options.nodes > 1 else f"--devices {devices}"
         raise UserError(
@@ -187,7 +187,7 @@ def _print_table(
         if weak:
             row += ["\n".join(f"{lr * factor:.3g}" for lr in rates) for factor in (count, count**0.5)]
         table.add_row(*row)
-    # The table has its full width even on a narrow terminal, so that numbers are not cut off.
+    # The table keeps its full width even on a narrow terminal, so that numbers are not cut off.
     table.width = console.measure(table, options=console.options.update_width(WIDEST)).maximum
     console.print(table)
 

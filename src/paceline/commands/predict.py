@@ -24,7 +24,7 @@ from paceline.runs.stages import last_finished
 def predict(
     path: str, arguments: list[str], top: int, out: str, checkpoint: str, accelerator: str, *, overwrite: bool = False
 ) -> int:
-    """Print the most likely classes for each image and, if `out` is given, write them there.
+    """Print the most likely classes for each image and, if `out` is given, also write them to that file.
 
     Return 1 if images were skipped.
     """

@@ -74,7 +74,7 @@ def _shown(value: SettingValue) -> str:
 
 
 def _print(tables: Mapping[str, Sequence[Row]]) -> None:
-    """Print the tables with columns of equal width."""
+    """Print the tables, all with the same column widths."""
     rows = [row for table in tables.values() for row in table]
     name_width, value_width = max(len(row.name) for row in rows), max(len(row.value) for row in rows)
     for title, table in tables.items():

@@ -139,7 +139,7 @@ def differences(
     traces: dict[str, Trace] = {}
     with tempfile.TemporaryDirectory(prefix="paceline-verify-") as folder:
         for number, name in enumerate(strategies):
-            broken = control if traces else ""  # `control` breaks every strategy except the first, the reference
+            broken = control if traces else ""  # `control` breaks every strategy but the reference, which is first
             chosen = config.with_run(strategy=name)
             if broken == "unsynced-batchnorm":
                 chosen = chosen.with_run(sync_batchnorm="off")

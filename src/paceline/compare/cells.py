@@ -113,7 +113,7 @@ def train_cell(planned: PlannedRun, options: Options, log: Path, spinner: Spinne
     if CellRecord.read(folder) == CellRecord(made, finished=True):
         cell.reason = "already finished"
     else:
-        if not _has_trained(folder):  # do not add a record to a run that has already trained
+        if not _has_trained(folder):  # do not add a record to a run that has already been trained
             CellRecord(made, finished=False).write(folder)
         arguments = ["train", recipe, "--out", config.run.out]
         arguments += to_arguments(flags, options.config_file, options.assignments)

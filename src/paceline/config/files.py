@@ -17,7 +17,7 @@ from paceline.core.errors import UserError
 from paceline.core.small_files import MAX_TOML_BYTES, parse_toml, read_bounded, why
 from paceline.core.types import SettingValue, SettingValues
 
-PROVENANCE = "provenance"  # table in a run's config.toml with format, versions and hardware instead of settings
+PROVENANCE = "provenance"  # table in a run's config.toml with the format, versions and hardware rather than settings
 # Locations that a new run must not reuse, and the setting that allows code in a file to run.
 NOT_INHERITED = ("out", "mirror", "resume_from", TRUSTING_SETTING)
 
@@ -27,7 +27,7 @@ Table = Mapping[str, SettingValue]
 def read_file(path: str) -> Layer:
     """Return the settings in a TOML or INI file; the sections of an INI file share one namespace.
 
-    The settings in another run's config.toml are `Inherited`, without that run's folder and mirror.
+    The settings in another run's config.toml are `Inherited`, excluding that run's folder and mirror.
     """
     file = Path(path)
     if not file.exists():
@@ -52,7 +52,7 @@ def read_file(path: str) -> Layer:
 
 
 def inherited(settings: SettingValues) -> Inherited:
-    """Return those settings of a run that a new run may inherit."""
+    """Return the settings of a run that a new run may inherit."""
     return Inherited({name: value for name, value in settings.items() if plain_name(name) not in NOT_INHERITED})
 
 

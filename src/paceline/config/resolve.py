@@ -74,7 +74,7 @@ class SourceSettings(Protocol):
         """Return a source's settings class."""
 
     def owners(self) -> dict[str, list[str]]:
-        """Return the settings that only some sources have, each with the quoted names of these sources."""
+        """Return the settings that only some sources have, each with the quoted names of those sources."""
 
 
 def resolve(

@@ -14,5 +14,5 @@ def checksum_of_file(file: Path) -> str:
 
 
 def checksum_of_content(content: object) -> str:
-    """Return the checksum of JSON content, independent of the order of keys."""
+    """Return the checksum of JSON content, which does not depend on key order."""
     return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

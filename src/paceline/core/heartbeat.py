@@ -62,7 +62,7 @@ def beat() -> None:
 class Watch(threading.Thread):
     """A thread that calls a function if this process makes no progress for a given time.
 
-    It is used if no launcher watches this process. The thread calls the function itself, because the main thread hangs.
+    It is used if no launcher watches this process. The function runs in this thread, because the main thread is stuck.
     """
 
     def __init__(self, timeout: float, on_silence: Callable[[float], None]) -> None:

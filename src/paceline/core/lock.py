@@ -1,4 +1,4 @@
-"""Locks on files for one writer at a time, released when the process dies; symbolic links are not followed."""
+"""File locks for a single writer, released when the process dies; symbolic links are not followed."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from paceline.core.errors import UserError
 
 HIDDEN = "***"
-MAX_LINE_LENGTH = 500  # characters in an error message
+MAX_LINE_LENGTH = 500  # maximum number of characters in an error message
 _NAMES = (
     r"pass(?:word|wd|phrase)?|secret|token|credentials?|signature|sig"
     r"|(?:api|access|account|private)[_-]?key(?:[_-]?id)?"

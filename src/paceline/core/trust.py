@@ -26,7 +26,7 @@ def set_trust(given: bool) -> None:
 
 @contextmanager
 def trusting(given: bool) -> Iterator[None]:
-    """If `given`, trust files within this context, as with `--trust`; so do child processes started in the context."""
+    """If `given`, trust files within this context, as with `--trust`, including in child processes started in it."""
     before = trusts_files()
     set_trust(given or before)
     try:

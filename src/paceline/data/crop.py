@@ -1,7 +1,7 @@
 """Crop windows: the regions of images that are used for training.
 
 A window depends only on the sample's random numbers and the image's size. The host and the device compute exactly the
-same window, because only one floating-point operation is used, a multiplication in float32.
+same window, because the only floating-point operation is a multiplication in float32.
 """
 
 from __future__ import annotations

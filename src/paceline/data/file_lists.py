@@ -49,7 +49,7 @@ class Listing:
 
 
 def list_folder(root: Path, *, recursive: bool = True) -> Listing:
-    """List a folder without hidden files and folders; links to files are followed, links to folders are not."""
+    """List a folder, excluding hidden files and folders; links to files are followed, links to folders are not."""
     listing, folders = Listing(), [root]
     while folders:
         folder = folders.pop()
@@ -98,7 +98,7 @@ def is_image(file: Path) -> bool:
 
 
 def images_in(folder: Path) -> list[Path]:
-    """Return the visible images in a folder, without its subfolders, sorted."""
+    """Return the visible images in a folder, excluding its subfolders, sorted."""
     return [file for file in list_folder(folder, recursive=False).files if is_image(file)]
 
 

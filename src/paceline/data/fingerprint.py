@@ -13,7 +13,7 @@ from paceline.data.source import Sample, Source, is_in_memory
 
 FINGERPRINT_SAMPLES = 256  # number of samples to hash if the source is not in memory
 FINGERPRINT_PIXELS = 16_000_000  # approximate limit on hashed pixels, for large images
-IDENTITY_SAMPLES = 16  # number of samples that is enough to distinguish two datasets
+IDENTITY_SAMPLES = 16  # number of samples needed to distinguish two datasets
 _known: WeakKeyDictionary[Source, dict[int, str]] = WeakKeyDictionary()  # cached for repeated evaluations
 
 
@@ -29,7 +29,7 @@ def describe_samples(source: Source) -> str:
 
 
 def fingerprint(source: Source, samples: int = FINGERPRINT_SAMPLES) -> str:
-    """Return a hash of the number of images and their pixels.
+    """Return a hash of the image count and the images' pixels.
 
     If the images are in memory, all of them are hashed; otherwise, only some, evenly spaced.
     """

@@ -1,4 +1,4 @@
-"""Splits that keep the samples of a group, such as crops of one scene, together."""
+"""Splits that keep all samples in a group, such as crops of one scene, together."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import torch
 from paceline.data.source import Source
 from paceline.data.whole_source import bytes_needed
 
-# Names of files in a cgroup's folder. The last name in each tuple is that of cgroup v1.
+# Names of files in a cgroup's folder. The last name in each tuple is the one used by cgroup v1.
 LIMITS = ("memory.max", "memory.high", "memory.limit_in_bytes")
 USED = ("memory.current", "memory.usage_in_bytes")
 RECLAIMABLE = ("inactive_file", "total_inactive_file")  # page cache in memory.stat; "total" includes child groups
@@ -83,7 +83,7 @@ class Budget:
         self._taken: set[str] = set()
 
     def take(self, source: Source, device: torch.device) -> tuple[bool, str]:
-        """Reserve memory for a source if the rest of the budget is enough; return whether it is, and an explanation."""
+        """Reserve memory for a source if enough of the budget is left; return whether it is, and an explanation."""
         kind = device.type
         num_sharing = self.processes if kind == "cpu" else 1
         if kind not in self._left:

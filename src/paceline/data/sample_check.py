@@ -11,7 +11,7 @@ LABELS = (np.dtype(np.int64), np.dtype(np.uint8))  # label types that torch's lo
 
 
 def check_sample(source: Source, what: str) -> None:
-    """Raise UserError, with a message that starts with `what`, if the first sample has a format that is not allowed."""
+    """Raise UserError if the first sample has a format that is not allowed; the message starts with `what`."""
     if not len(source):
         return
     for name, value in source.read(0).items():

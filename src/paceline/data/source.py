@@ -102,10 +102,10 @@ class Source(HasSettings):
 
     @classmethod
     def measure_whole(cls, settings: RunSettings) -> RunSettings:
-        """Return settings that evaluate an entire folder instead of one split.
+        """Return settings for evaluating an entire folder instead of one split.
 
         `paceline evaluate --data-root` calls this. By default, the settings are unchanged and the test split is used. A
-        source that holds out some of a folder for testing overrides this to use the whole folder as the test split.
+        source that holds out part of a folder for testing overrides this to use the whole folder as the test split.
         """
         return settings
 

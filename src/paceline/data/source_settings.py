@@ -21,7 +21,7 @@ class RegisteredSources:
         return found
 
     def owners(self) -> dict[str, list[str]]:
-        """Return, for each setting that only some sources have, the quoted names of these sources."""
+        """Return, for each setting that only some sources have, the quoted names of those sources."""
         found: dict[str, list[str]] = {}
         for source in names("source"):
             try:

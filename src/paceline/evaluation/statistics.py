@@ -28,7 +28,7 @@ def frechet_distance(mean1: Tensor, covariance1: Tensor, mean2: Tensor, covarian
 
 
 def _root(covariance: Tensor) -> Tensor:
-    """Return R with RRᵀ = covariance: the Cholesky factor or, if the covariance is singular, one from eigenvalues."""
+    """Return R with RRᵀ = covariance: the Cholesky factor or, for a singular matrix, one computed from eigenvalues."""
     factor: Tensor
     failed: Tensor
     factor, failed = torch.linalg.cholesky_ex(covariance)

@@ -15,7 +15,7 @@ from paceline.images.decode import BITS_PER_SAMPLE, ORIENTATION, WHITE
 
 SAMPLES_PER_PIXEL, COLOURS = 277, 3  # TIFF tag, and the number of colour channels
 PREMULTIPLIED, STRAIGHT = 1, 2  # kinds of alpha channel: colours are already multiplied by alpha, or not
-ROWS_AT_ONCE = 64  # number of alpha rows upscaled at once while writing
+ROWS_AT_ONCE = 64  # number of alpha rows upscaled at a time while writing
 REACH_PX = 4  # neighbouring rows that bicubic upscaling needs
 
 
@@ -85,7 +85,7 @@ def write_deep_colours(path: Path, pixels: NDArray[np.uint16], alpha: Image.Imag
 
 
 def _enlarged(alpha: Image.Image, height: int, width: int) -> Iterator[tuple[int, Image.Image]]:
-    """Yield the alpha channel, upscaled to the image's size, in blocks of rows, with each block's first row index."""
+    """Yield the upscaled alpha channel in blocks of rows, each with the index of its first row."""
     scale = height // alpha.height
     for first in range(0, alpha.height, ROWS_AT_ONCE):
         last = min(first + ROWS_AT_ONCE, alpha.height)

@@ -25,7 +25,7 @@ GREY_MODES = ("1", "L", "LA", "La")
 # The colour profiles of these modes do not apply after conversion to RGB.
 OTHER_COLOUR_MODES = ("CMYK", "YCbCr", "LAB", "HSV")
 PNG_DEPTH_AT, PNG_GREY, PNG_GREY_AND_ALPHA = 24, 0, 4  # position of the bit depth in a PNG header, and colour types
-PNG_COMPRESSION = 3  # from 0 to 9; higher levels are slow and save little on photographs
+PNG_COMPRESSION = 3  # from 0 to 9; higher levels are slow and save little space on photographs
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Bicubic resampling on the device, antialiased when downscaling, with the kernel of Pillow and MATLAB (a = -0.5).
+"""Bicubic resampling on the device, antialiased when downscaling, with Pillow's and MATLAB's kernel (a = -0.5).
 
 `bicubic` is the plain filter. `bicubic_as_saved` rounds to 8 bits after each of its two passes, as Pillow does. So the
 result on the device differs by at most 1/255 from a file that Pillow would write, even at hard edges.

@@ -102,7 +102,7 @@ class Applier:
         return {name: canvas.image for name, canvas in canvases.items()}
 
     def _panel_of(self, image: ImageData) -> ImageData:
-        """Return the panel chosen with `--panel`, or the image, with a note if it looks like a row of panels."""
+        """Return the panel chosen with `--panel`, or the whole image, with a note if it looks like a row of panels."""
         (height, width), number = image.pixels.shape[:2], self.settings.panel
         squares = width // height if width % height == 0 else 1
         if not number:

@@ -38,7 +38,7 @@ class ApplyPlan:
 def plan_results(
     arguments: Iterable[str], out: Path, results: Sequence[str], *, overwrite: bool = False, skip_existing: bool = False
 ) -> ApplyPlan:
-    """Find the images and choose their output files; raise UserError if a file exists and no flag allows that."""
+    """Find the images and choose their output files; raise UserError if one exists, unless a flag allows it."""
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out}: is a file; choose a folder")
     found = find_images(arguments, out)

@@ -37,7 +37,7 @@ Advance = Callable[[int], None]  # called with the number of input pixels just p
 class Tiling:
     """How an image is split into tiles."""
 
-    side_px: int  # side of a tile in input pixels, without its halo
+    side_px: int  # side of a tile in input pixels, excluding its halo
     halo_px: int
     note: str = ""  # a warning about the result, to be printed
     window_px: tuple[int, int] | None = None  # height and width of every tile including its halo, even at the edges

@@ -89,7 +89,7 @@ def open_trained(stored: StoredModel, path: str) -> TrainedModel:
 
 
 def build(config: Config, spec: DataSpec) -> Recipe:
-    """Return a recipe with random weights in eval mode, without gradients."""
+    """Return a recipe in eval mode, with random weights and without gradients."""
     with torch.random.fork_rng(devices=[]):
         return config.recipe_class(config.recipe, spec).eval().requires_grad_(False)
 

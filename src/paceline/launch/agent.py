@@ -52,7 +52,7 @@ class Agent(ElasticAgent):
 def first_failure(failures: Mapping[int, ProcessFailure]) -> tuple[int, ProcessFailure]:
     """Return the rank that ended first.
 
-    If several ended in the same second, a rank that was killed comes before ranks that failed because they lost it.
+    If several ended in the same second, a rank that was killed comes before ranks that failed as a result.
     Ranks ended by SIGTERM come last, because the agent sends SIGTERM to the remaining ranks.
     """
     order = {-signal.SIGTERM: 2}

@@ -36,7 +36,7 @@ class TrainCommand:
 
 
 def quoted(words: Iterable[str], lead: str = "") -> str:
-    """Quote words for a shell so that nothing in them is expanded; each flag starts a new line."""
+    """Quote words for a shell so that nothing in them is expanded; each flag starts on a new line."""
     lines = [lead]
     for word in words:
         if word.startswith("--"):

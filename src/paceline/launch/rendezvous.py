@@ -99,7 +99,7 @@ class Rendezvous:
         return joined
 
     def _wait_for_host(self) -> None:
-        """Wait until the rendezvous host is reachable, in Python rather than in torch so that signals are handled."""
+        """Wait until the rendezvous host is reachable; wait in Python, not in torch, so that signals are handled."""
         until = time.monotonic() + self.join_timeout
         while True:
             try:

@@ -135,7 +135,7 @@ def _leave_rendezvous(handler: DynamicRendezvousHandler, closes: bool) -> None:
 
 
 def _exit_code(result: RunResult | None, mailbox: Mailbox, signals: Sequence[int]) -> int:
-    """Return the workers' exit code; print why they ended if they did not do so themselves."""
+    """Return the workers' exit code; print why they ended, unless they have already reported it."""
     if mailbox.user_error():
         raise UserError(mailbox.user_error()) from None
     if mailbox.stop_code():

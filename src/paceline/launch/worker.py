@@ -43,4 +43,4 @@ if __name__ == "__main__":
     code = unregister_worker(main())
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # skips interpreter shutdown, where process group threads can hang
+    os._exit(code)  # skips interpreter shutdown, during which process-group threads can hang

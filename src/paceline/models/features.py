@@ -135,7 +135,7 @@ def _imagenet_colours() -> tuple[Tensor, Tensor]:
 
 
 def _random_layers() -> Layers:
-    """Return narrow, untrained layers that preserve the variance of activations; the same in every process."""
+    """Return narrow, untrained layers that preserve the variance of activations; every process gets the same ones."""
     generator = torch.Generator().manual_seed(19)
     layers, channels = [], 3
     for width in _RANDOM_WIDTHS:

@@ -41,7 +41,7 @@ class BatchNormByImage(NormByImage, nn.BatchNorm2d):  # type: ignore[misc]
 
 
 def normalise_by_image(network: nn.Module) -> None:
-    """Make each BatchNorm in a network normalise each image using that image's own statistics in eval mode."""
+    """Make each BatchNorm in a network normalise each image using its own statistics when in eval mode."""
     for module in network.modules():
         if type(module) is nn.BatchNorm2d:
             module.__class__ = BatchNormByImage

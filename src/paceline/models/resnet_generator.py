@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from paceline.models.layers import Norm, ReflectionPad, in_full_precision, initialise, normalisation
 
 Padding = Literal["reflect", "zero"]
-MULTIPLE_PX = 4  # the sides of images must be multiples of this
+MULTIPLE_PX = 4  # image sides must be multiples of this
 
 
 class ResidualBlock(nn.Module):

@@ -44,7 +44,7 @@ def read_torch_file(path: Path, named: str) -> object:
 
 
 def read_state_dict(path: Path) -> dict[str, Tensor]:
-    """Return the tensors in a state_dict, or a checkpoint's generator; raise UserError if any value is not finite."""
+    """Return the tensors in a state_dict or a checkpoint's generator; raise UserError if any value is not finite."""
     if not path.is_file():
         raise UserError(f"{path}: no such file")
     content = _unwrap(read_torch_file(path, str(path)))
@@ -64,7 +64,7 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
 
 
 def _unwrap(content: object) -> object:
-    """Return the network's state_dict: bare, under wrapper keys, or in a Lightning checkpoint."""
+    """Return the network's state_dict, which may be bare, under wrapper keys or in a Lightning checkpoint."""
     while isinstance(content, dict):
         inner = next((content[name] for name in WRAPPERS if isinstance(content.get(name), dict)), None)
         if inner is None:

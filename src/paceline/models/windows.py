@@ -11,7 +11,7 @@ LARGEST_HALO_PX = 64  # for windows that are normalised using their own statisti
 
 
 class Window(NamedTuple):
-    """The extent of a tile along one axis, without and with its halo."""
+    """The extent of a tile along one axis, both without and with its halo."""
 
     start: int
     stop: int
@@ -33,14 +33,14 @@ def windows(length: int, side: int, halo: int, fixed: int = 0) -> list[Window]:
 
 
 def fixed_halo(window_px: tuple[int, int]) -> int:
-    """Return how many pixels at each edge of a window of fixed size belong to the halo."""
+    """Return how many pixels at each edge of a fixed-size window belong to the halo."""
     return min(LARGEST_HALO_PX, min(window_px) // 8)
 
 
 def in_windows(
     transform: Callable[[Tensor], dict[str, Tensor]], images: Tensor, window_px: tuple[int, int] | None, scale: int = 1
 ) -> dict[str, Tensor]:
-    """Transform [n, c, h, w] images in windows of a fixed size, or whole if they fit into one or no size is given.
+    """Transform [n, c, h, w] images in windows of a fixed size, or whole if they fit in one window or no size is set.
 
     The results are `scale` times as tall and wide as the images.
     """

@@ -71,8 +71,8 @@ class Peers(threading.Thread):
         """Start reporting.
 
         The store must not be used elsewhere, since a call that waits blocks all others. `line` is a connection to the
-        store's server that shows whether the server has ended. Store calls fail once it has, and torch prints a warning
-        for each.
+        store's server that shows whether the server has ended. Once it has, store calls fail, each with a warning from
+        torch.
         """
         super().__init__(name="peers", daemon=True)
         self._store, self._line, self._rank, self._size = store, line, rank, size

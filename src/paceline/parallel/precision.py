@@ -1,4 +1,4 @@
-"""The precision of a run: the dtype of the weights and the dtype of autocast."""
+"""The precision of a run: the dtypes of its weights and of autocast."""
 
 from __future__ import annotations
 

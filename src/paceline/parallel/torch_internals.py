@@ -121,17 +121,17 @@ def end_broken_capture(pool: tuple[int, int], device: torch.device) -> None:
 
 
 def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    """Copy many tensors in few kernels; torch has no public multi-tensor operations."""
+    """Copy many tensors using only a few kernels; torch has no public multi-tensor operations."""
     torch._foreach_copy_(list(targets), list(sources))
 
 
 def lerp_all(targets: Sequence[Tensor], ends: Sequence[Tensor], weight: float) -> None:
-    """Interpolate many tensors towards others with the same weight, in few kernels; see `copy_all`."""
+    """Interpolate many tensors towards others with the same weight, using only a few kernels; see `copy_all`."""
     torch._foreach_lerp_(list(targets), list(ends), weight)
 
 
 def norms_of(tensors: Sequence[Tensor], order: float) -> list[Tensor]:
-    """Return the norm of each tensor, in few kernels; see `copy_all`."""
+    """Return the norm of each tensor, using only a few kernels; see `copy_all`."""
     return list(torch._foreach_norm(list(tensors), order))
 
 

@@ -31,7 +31,7 @@ Extras = tuple[tuple[str, str], ...]  # (name, value) pairs of settings and hard
 
 
 class _Key(NamedTuple):
-    """The properties that all runs of a group share."""
+    """The properties that all runs in a group share."""
 
     recipe: str
     strategy: str
@@ -165,7 +165,7 @@ def _group(key: _Key, members: Sequence[Run], name: str, label: str, scaling: Sc
 
 
 def _quality(members: Sequence[Run]) -> dict[str, Summary]:
-    """Summarise each metric that all runs of a group have."""
+    """Summarise each metric that all runs in a group have."""
     found = {name: _common([run.quality.get(name) for run in members]) for name in members[0].quality}
     return {name: summary for name, summary in found.items() if summary is not None}
 
@@ -175,7 +175,7 @@ def _speed(members: Sequence[Run]) -> Summary | None:
 
 
 def _common(values: Sequence[float | None]) -> Summary | None:
-    """Return a summary of the values, or None if one of them is missing."""
+    """Return a summary of the values, or None if any of them is missing."""
     present = [value for value in values if value is not None]
     return summary_of(present) if len(present) == len(values) else None
 

@@ -157,7 +157,7 @@ class Checkpoints:
         return best.images if best else None
 
     def set_aside_after(self, images: int) -> None:
-        """Rename all checkpoints after the one that the run resumes from, because they cannot be used."""
+        """Rename all checkpoints newer than the one that the run resumes from, because they cannot be used."""
         for later in self.all():
             if later > images:
                 self._set_aside(self.path(later))

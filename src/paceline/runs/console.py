@@ -80,7 +80,7 @@ class Tee:
 
 
 def _plain(line: str) -> str:
-    """Return a line as a terminal would show it, without control codes and overwritten text."""
+    """Return a line as a terminal would show it, without control codes or overwritten text."""
     return _CONTROL_CODES.sub("", line).rstrip("\r").rpartition("\r")[2]
 
 

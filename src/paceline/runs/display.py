@@ -21,7 +21,7 @@ from paceline.core.printable import print_line, printable
 from paceline.core.screen import open_screen
 from paceline.runs.console import Tee, user_stream
 
-_MAX_VALUES = 4  # losses shown on one line
+_MAX_VALUES = 4  # maximum number of losses shown on one line
 _FRAME_SECONDS = 0.1  # minimum time between two frames, so that a fast loop does not redraw constantly
 _OTHER_GROUPS = ("gpu", "spread", "time")  # metric groups that are not losses
 

@@ -42,7 +42,7 @@ class Segment:
     until_images: int = 0  # images seen when the segment ended; 0 for the last segment
 
     def to_table(self) -> dict[str, SettingValue]:
-        """Return the segment as a TOML table, without fields that are None."""
+        """Return the segment as a TOML table, omitting fields that are None."""
         return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
 
     @classmethod

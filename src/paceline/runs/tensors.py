@@ -59,7 +59,7 @@ def pack(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = Non
 
 
 def unpack(content: bytes, notes: TensorNotes) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file on the CPU, including aliases; raise ValueError if they are invalid."""
+    """Return the tensors in a safetensors file on the CPU, including aliases; raise ValueError if they are invalid."""
     try:
         tensors: dict[str, Tensor] = safetensors.torch.load(content)
     except SafetensorError as error:

@@ -34,7 +34,7 @@ from paceline.runs.tensors import SUFFIX, add_aliases, pack
 FORMAT = "paceline.format"
 RECIPE, SETTINGS = "paceline.recipe", "paceline.settings"
 PROTOCOL, DATA_SPEC = "paceline.protocol", "paceline.data_spec"
-DATA = "paceline.data"  # metadata key for the data source and its settings, without folder paths
+DATA = "paceline.data"  # metadata key for the data source and its settings, excluding folder paths
 DATA_SETTINGS = ("data", "crop", "size", "channels")  # settings that are stored along with the source's own settings
 UNREADABLE = (OSError, safetensors.SafetensorError, ValueError)
 
@@ -49,7 +49,7 @@ class WeightsFile:
 
 
 def is_weights_file(path: str) -> bool:
-    """Return whether a path is an existing weights file, not a run folder."""
+    """Return whether a path is an existing weights file rather than a run folder."""
     place = Path(path).expanduser()
     return place.suffix == SUFFIX and place.is_file()
 

@@ -62,7 +62,7 @@ class _Captured:
     def __init__(self, step: Step, due: tuple[Phase, ...], fetched: Fetched, pool: Any) -> None:
         self.inputs: Fetched = [[{k: v.clone() for k, v in batch.items()} for batch in some] for some in fetched]
         self.graph = torch.cuda.CUDAGraph()
-        # During the capture, other threads may use the device, such as a loader that pins memory or a watchdog.
+        # During the capture, other threads, such as a watchdog or a loader that pins memory, may use the device.
         with torch.cuda.graph(self.graph, pool, capture_error_mode="thread_local"):
             self.entries = step.learn(due, self.inputs)
 

@@ -128,7 +128,7 @@ def _misfits(network: nn.Module, weights: Mapping[str, Tensor]) -> list[str]:
 
 
 def _differing_settings(config: Config, initial: InitialWeights, path: str) -> dict[str, Any]:
-    """Return the settings used to train the weights, if they differ from the settings of this run."""
+    """Return the settings that the weights were trained with and that differ from this run's settings."""
     now, hints = asdict(config.recipe), get_type_hints(type(config.recipe))
     before = {name: value for name, value in initial.settings.items() if name in now and str(value) != str(now[name])}
     return {name: convert(value, hints[name], f"--init-from {path}: {name}") for name, value in before.items()}

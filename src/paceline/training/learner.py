@@ -43,7 +43,7 @@ class Learner:
         return self.scaler.scale(loss)
 
     def set_rate(self, images: int) -> None:
-        """Set the learning rate of the next step, given the images seen so far."""
+        """Set the learning rate for the next step, given the images seen so far."""
         for group in self.optimizer.param_groups:
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(self.learning_rate(images))

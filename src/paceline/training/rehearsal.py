@@ -1,4 +1,4 @@
-"""Try the evaluation on a few samples before training, so that a mistake in a user's code is reported at once.
+"""Try the evaluation on a few samples before training, so that a mistake in a user's code is reported early.
 
 Training is unaffected: the weights and the states of all random number generators stay the same.
 """

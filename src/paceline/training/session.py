@@ -142,7 +142,7 @@ class Session:
 
 @dataclass
 class Record:
-    """The settings, versions and hardware of a run, written at the start or, after resuming, with a checkpoint."""
+    """The settings, versions and hardware of a run, written at the start or, after a resume, with a new checkpoint."""
 
     session: Session
     snapshot: Snapshot | None

@@ -26,7 +26,7 @@ RESUME_LATER = 75  # stopped by another signal (EX_TEMPFAIL)
 
 
 def signals_to_handle() -> list[signal.Signals]:
-    """Return the signals that stop a run: `SIGNALS`, without SIGHUP if this process ignores it because of `nohup`."""
+    """Return the signals that stop a run: `SIGNALS`, except SIGHUP if this process ignores it because of `nohup`."""
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return [number for number in SIGNALS if not (ignored and number == signal.SIGHUP)]
 
@@ -92,7 +92,7 @@ class StopVote:
         self._steps, self._check_after, self._since = 0, 1, time.monotonic()
 
     def __call__(self) -> bool:
-        """Return whether to stop, the same on every rank; every rank calls this after every step."""
+        """Return whether to stop, with the same answer on every rank; all ranks call this after every step."""
         if self.world.size == 1:
             return bool(self.request.signal)
         self._steps += 1

@@ -1,8 +1,8 @@
 """The format of a packed folder: decoded images, concatenated in one file per field.
 
 `pack.json` describes the contents and is written last. Each split has its own folder with `FIELD.pixels` (uint8),
-`index.npy` (one row per sample: offset, size and checksum of each image, then the numbers), `names.json` and, if the
-samples have groups, `groups.json`. While packing is in progress, `packing.json` describes the source, and
+`index.npy` (one row per sample: offset, size and checksum of each image, then the labels), `names.json` and, if
+the samples have groups, `groups.json`. While packing is in progress, `packing.json` describes the source, and
 `index.partial` has a row for each complete sample.
 """
 

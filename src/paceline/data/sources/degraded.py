@@ -1,4 +1,4 @@
-"""Photographs paired with degraded copies. The settings `degrade_…` add blur, then noise, then JPEG compression.
+"""Photographs paired with degraded copies. The `degrade_…` settings add blur, then noise, then JPEG compression.
 
 The degradation of an image depends only on the settings, the split and the image's index.
 """

@@ -170,7 +170,7 @@ def _find(split: str, settings: PanelSettings) -> tuple[Path, list[Files], list[
 
 
 def _pair(folder_a: Path, folder_b: Path) -> tuple[list[Files], list[str]]:
-    """Match the files of two folders by name; return the pairs, and messages about files without a match."""
+    """Match the files in two folders by name; return the pairs, and messages about files without a match."""
     if not folder_b.is_dir():
         raise UserError(f"--data-root {folder_a.parent}: has a folder {folder_a.name} but no {folder_b.name}; add it")
     first, second = (by_stem(folder, images_in(folder)) for folder in (folder_a, folder_b))

@@ -45,7 +45,7 @@ class Accuracy(Evaluator):
 
 
 def _rank_of(label: Tensor, logits: Tensor) -> Tensor:
-    """Return for each sample the number of classes that rank above the correct one."""
+    """Return, for each sample, the number of classes that rank above the correct one."""
     right = logits.gather(1, label[:, None])
     classes = torch.arange(logits.shape[1], device=logits.device)
     # `~(a <= b)` instead of `a > b`: all comparisons with NaN are false, and a NaN must not count as correct.

@@ -3,7 +3,7 @@
 Protocol: images are rounded to 8 bits. All samples in the split are compared with `generated_images` generated images,
 each from the random numbers for its position. FID uses unbiased covariances. KID (mean over consecutive subsets of
 1,000) and precision and recall (third-nearest neighbours) use the first 10,000 real and generated images. The Inception
-Score is the mean over ten splits. Unless the features are those of Inception 2015, metric names include the network.
+Score is the mean over ten splits. Unless the features are Inception 2015's, metric names include the network's name.
 """
 
 from __future__ import annotations

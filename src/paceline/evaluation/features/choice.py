@@ -1,6 +1,6 @@
 """Chooses the network whose features are used to evaluate generated images.
 
-The standard is Inception 2015, whose metrics have plain names (`FID`). For other networks, the metric includes the
+The standard is Inception 2015, whose metrics have plain names (`FID`). For other networks, metric names include the
 network's name (`FID[resnet18-digits]`), since metrics computed from different features are not comparable.
 """
 

@@ -28,7 +28,7 @@ class TwoHalves(NamedTuple):
     scale: Tensor  # a power of two per output channel, so that even the smallest weights keep their precision
     bias: Tensor
     kernel: tuple[int, int]
-    channels: tuple[int, int]  # numbers of input and output channels, without padding
+    channels: tuple[int, int]  # numbers of input and output channels, excluding padding
     depth: int  # input channels that a Triton program multiplies at a time
 
 

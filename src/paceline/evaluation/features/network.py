@@ -38,7 +38,7 @@ class FeatureNetwork:
     num_classes: int = 0  # number of logits; 0 if there are none
     resize: str = "none"
     weights: str = "none"  # SHA-256 of the weights
-    # Evaluators warn below this number of images, or below five times the number of features if that is less.
+    # Evaluators warn if there are fewer images than this (or than five times the number of features, if less).
     warn_below: ClassVar[int] = 10_000
     arithmetics: ClassVar[tuple[Arithmetic, ...]] = ("fp32", "tf32")
 

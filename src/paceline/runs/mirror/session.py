@@ -19,7 +19,7 @@ from paceline.runs.mirror.staging import Staging
 
 
 class Mirroring:
-    """Restores and mirrors a run; does nothing without `--mirror` and `--resume-from`, or on ranks other than 0."""
+    """Restores and mirrors a run on rank 0; does nothing if neither `--mirror` nor `--resume-from` is set."""
 
     def __init__(self, config: Config, folder: RunFolder, is_first: bool) -> None:
         self.is_first = is_first

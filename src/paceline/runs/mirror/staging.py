@@ -28,7 +28,7 @@ class Staging:
         self._digests: dict[tuple[str, int, int, int], str] = {}
 
     def take(self) -> dict[str, Path]:
-        """Copy a snapshot of the run to the hidden folder and return its files by name, without copying samples."""
+        """Copy a snapshot of the run, except its samples, to the hidden folder; return all of its files by name."""
         self.clear()
         for images in self.checkpoints():
             name = f"{CHECKPOINTS}/{images:012d}"
@@ -91,7 +91,7 @@ def _redact_file(file: Path) -> None:
         while line := original.readline(MAX_LINE_LENGTH):
             part.append(line)
             length += len(line)
-            if length >= PART_LENGTH and not line.rstrip().endswith((":", "=")):  # keeps a name and its value together
+            if length >= PART_LENGTH and not line.rstrip().endswith((":", "=")):  # keeps names and values together
                 copy.write(redact("".join(part)))
                 part, length = [], 0
         copy.write(redact("".join(part)))
