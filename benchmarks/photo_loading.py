@@ -136,7 +136,7 @@ def timed(epoch: Epoch, number: int, device: torch.device) -> float:
 
 
 def variants(options: argparse.Namespace, device: torch.device) -> Iterator[tuple[str, Epoch, float, str]]:
-    """Yield the name of each variant, a function that loads an epoch, and the duration and name of its preparation."""
+    """For each variant, yield its name, a function that loads one epoch, and its preparation's duration and name."""
     folder = Path(options.folder)
     files = sorted((folder / "train").glob("*.png"))[: options.images]
     for workers in (int(word) for word in options.workers.split(",")):

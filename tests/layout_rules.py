@@ -161,7 +161,7 @@ def plugin_imports(package: Path) -> list[str]:
 
 
 def plugin_comparisons(package: Path) -> list[str]:
-    """Return comparisons with a plugin name outside the plugin folders."""
+    """Return the lines outside the plugin folders that compare a value with a plugin's name."""
     names = {name for folder in PLUGIN_FOLDERS for name in _plugins(package, folder)}
     problems = []
     for path, tree in modules(package):

@@ -191,7 +191,7 @@ def test_the_sample_command_shows_and_animates_the_image_strips_saved_by_trainin
         assert moving.n_frames == 3
 
 
-def test_all_photos_in_a_folder_are_evaluated_from_their_low_resolution_images(capsys):
+def test_all_photos_in_a_folder_are_evaluated_using_their_low_resolution_images(capsys):
     command = ["evaluate", "both/pretrain", "--data", "photos", "--data-root", "set3/HR", "--accelerator", "cpu"]
     assert run([*command, "--set", "low_root=set3/LR"]) == 0
     printed = capsys.readouterr().out

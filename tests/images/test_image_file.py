@@ -1,4 +1,4 @@
-"""Image files in all formats are read as a viewer shows them, and written without loss of metadata."""
+"""Image files in all formats are decoded as an image viewer displays them, and written without loss of metadata."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_the_orientation_tag_of_a_tiff_is_applied_to_its_size_and_pixels(
     file = tmp_path / "turned.tif"
     pixels = DEEP[..., :3] if "colour" in kind else DEEP[..., 0]
     pixels = pixels if "deep" in kind else (pixels >> 8).astype(np.uint8)
-    compression = "zlib" if kind == "packed_grey" else None  # other files may be memory-mapped
+    compression = "zlib" if kind == "packed_grey" else None  # the others stay uncompressed, which allows memory mapping
     tifffile.imwrite(file, pixels, compression=compression, extratags=[(0x0112, "H", 1, orientation, True)])
     upright = TURNED[orientation](pixels)
     assert upright_size(file) == upright.shape[:2]

@@ -31,7 +31,7 @@ class SplitEvaluator:
     def __init__(
         self, recipe: Recipe, loader: Loader, split: str, world: World, precision: Precision, settings: RunSettings
     ) -> None:
-        """Create an evaluator once, so that invalid settings raise UserError before training starts."""
+        """Create an evaluator up front, so that invalid settings raise UserError before training starts."""
         self.recipe, self.loader, self.split = recipe, loader, split
         self.world, self.precision, self.settings = world, precision, settings
         self.pipeline = BatchPipeline(loader, None, precision.weights)
