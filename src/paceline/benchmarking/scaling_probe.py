@@ -20,6 +20,7 @@ from paceline.benchmarking.step_ladder import (
     time_sum,
 )
 from paceline.config.resolve import Config
+from paceline.core.activity import activity
 from paceline.core.files import write_json
 from paceline.parallel.batchnorm import has_batchnorm, synchronize
 from paceline.parallel.strategy import AUTO
@@ -36,6 +37,7 @@ GLOO_BUCKET, NCCL_BUCKET = 5 * 2**20, 25 * 2**20
 
 def measure_scaling(config: Config, path: str, batches: list[int], check: bool) -> None:
     """Run the measurement in this process; rank 0 writes the result to a file."""
+    activity("preparing the measurement")
     target = assemble(config) if check else None
     world = target.world if target else join(config.run, distributed=True)
     parts = {batch: one_of_several(config, batch, world) for batch in batches}
@@ -64,9 +66,10 @@ def measure_scaling(config: Config, path: str, batches: list[int], check: bool) 
         threads=torch.get_num_threads() if world.device.type == "cpu" else 0,
     )
     # Time one device alone before and after the rounds, not between them: a round must not start with idle processes.
+    activity("measuring one device alone")
     alone_seconds = [time_block(alone, alone_steps, world) / alone_steps for _ in range(ROUNDS // 2)]
     turns: list[tuple[Measurement, float | None]] = []
-    for _ in range(ROUNDS):
+    for _ in counted(range(ROUNDS), "measuring: round", ROUNDS):
         seconds = {}
         for batch, variant in variants.items():
             with local_collectives():

@@ -110,7 +110,7 @@ def with_settings(
         def wrapped(**arguments: Any) -> None:
             arguments.pop(trust.name)  # the option's callback has already recorded --trust
             flags = {name: arguments.pop(name) for name in options}
-            _check_names(arguments.get("recipe"), flags.get("data"))
+            check_names(arguments.get("recipe"), flags.get("data"))
             command(**arguments, flags={name: value for name, value in flags.items() if value is not None})
 
         options = {f.name: _option(f, hint, defaults) for f, hint in _fields_with_flags() if f.name not in but}
@@ -128,7 +128,7 @@ def with_settings(
     return with_flags
 
 
-def _check_names(recipe: str | None, data: str | None) -> None:
+def check_names(recipe: str | None, data: str | None) -> None:
     """Raise UserError for an unknown recipe or source now, because the command itself first loads PyTorch."""
     if recipe is not None:
         check_name("recipe", recipe)

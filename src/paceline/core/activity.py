@@ -9,16 +9,18 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType, TracebackType
-from typing import Self, TextIO
+from typing import Self, TextIO, TypeVar
 
 from paceline.core.printable import print_line, printable
 
+Item = TypeVar("Item")
 SHOWN = "PACELINE_ACTIVITY"  # environment variable, which worker processes inherit
 SECONDS_BETWEEN_LINES = 2.0  # time between two lines of a counter if stderr is not a terminal
 SECONDS_BETWEEN_FRAMES = 0.1  # time between two updates of a counter on a terminal
+_reported: set[str] = set()  # activities that this process has printed
 ERASE_LINE = "\r\x1b[2K"
 
 
@@ -30,8 +32,12 @@ def show_activities() -> None:
 
 
 def activity(text: str) -> None:
-    """Report an activity that may take seconds, such as "reading 12,000 images"; only rank 0 prints it."""
-    if _is_shown():
+    """Report an activity that may take seconds, such as "loading PyTorch".
+
+    Only rank 0 prints the line, and a process prints the same line only once.
+    """
+    if _is_shown() and text not in _reported:
+        _reported.add(text)
         print_line(f"{text} …", sys.stderr)
 
 
@@ -65,13 +71,21 @@ class Counter:
         now = time.monotonic()
         if not self._enabled or now < self._next:
             return
-        line = f"{self._text}: {done:,} of {self._total:,}"
+        line = f"{self._text}: {done:,} of {self._total:,} …"
         if self._in_place:
             self._next = now + SECONDS_BETWEEN_FRAMES
             print(f"{ERASE_LINE}{line}", end="", file=sys.stderr, flush=True)
         else:
             self._next = now + SECONDS_BETWEEN_LINES
             print_line(line, sys.stderr)
+
+
+def counted(items: Iterable[Item], text: str, total: int) -> Iterator[Item]:
+    """Yield the items of a slow loop and show how many are done."""
+    with Counter(text, total) as counter:
+        for number, item in enumerate(items, start=1):
+            yield item
+            counter.update(number)
 
 
 def _is_shown() -> bool:
