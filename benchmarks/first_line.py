@@ -95,9 +95,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         prepare(folder)
-        print(
-            f"{'command':<26}{'first line, s':>14}{'longest silence, s':>20}{'duration, s':>13}   (medians of {options.repeats})"
-        )
+        print(f"medians of {options.repeats}")
+        print(f"{'command':<26}{'first line, s':>14}{'longest silence, s':>20}{'duration, s':>13}")
         for command in chosen:
             measured = []
             for number in range(options.repeats):
