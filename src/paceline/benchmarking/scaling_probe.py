@@ -20,7 +20,7 @@ from paceline.benchmarking.step_ladder import (
     time_sum,
 )
 from paceline.config.resolve import Config
-from paceline.core.activity import activity
+from paceline.core.activity import activity, counted
 from paceline.core.files import write_json
 from paceline.parallel.batchnorm import has_batchnorm, synchronize
 from paceline.parallel.strategy import AUTO
@@ -45,13 +45,13 @@ def measure_scaling(config: Config, path: str, batches: list[int], check: bool) 
     first = parts[batches[0]]
     single = one_device(config, batches[0], world) if _has_own_batchnorm(config, world) else first
     alone = synthetic("alone", single, alone=True)
-    with local_collectives() as counted:
+    with local_collectives() as collectives:
         variants[batches[0]].advance()
     blocks = {batch: _local_steps_per_block(variant, world) for batch, variant in variants.items()}
     alone_steps = steps_per_block(alone, world, BLOCK_SECONDS)
     ddp = from_data("ddp", target) if target else None
     ddp_steps = steps_per_block(ddp, world, BLOCK_SECONDS) if ddp else 0
-    exchanges = len(counted) or _torch_batchnorm_exchanges(first)
+    exchanges = len(collectives) or _torch_batchnorm_exchanges(first)
     exchanges += len(first.recipe.phases) if first.recipe.signals else 0
     base = Measurement(
         alone_seconds={},
@@ -75,9 +75,9 @@ def measure_scaling(config: Config, path: str, batches: list[int], check: bool) 
             with local_collectives():
                 seconds[batch] = time_block(variant, blocks[batch], world) / blocks[batch]
         added = 0.0
-        if counted and world.size > 1:
+        if collectives and world.size > 1:
             with_exchanges = time_block(variants[batches[-1]], blocks[batches[-1]], world) / blocks[batches[-1]]
-            added = (with_exchanges - seconds[batches[-1]]) / len(counted)
+            added = (with_exchanges - seconds[batches[-1]]) / len(collectives)
         seen = replace(base, step_seconds=seconds, link=_link(base, world, added))
         speed = ddp.images * ddp_steps / time_block(ddp, ddp_steps, world) if ddp else None
         turns.append((seen, speed))

@@ -43,7 +43,7 @@ RecipeName = Annotated[
     str,
     typer.Argument(
         metavar="RECIPE",
-        help="name of a recipe (listed below), or path to your own .py file",
+        help="name of a recipe, or path to your own .py file",
         autocompletion=_complete_recipe,
     ),
 ]
@@ -148,12 +148,13 @@ def _order_in_help(name: str) -> int:
     return order.index(name) if name in order else len(order)
 
 
-def _option(f: Field[Any], hint: Any, defaults: Mapping[str, SettingValue]) -> inspect.Parameter:
+def _option(f: Field[Any], hint: Any, defaults: Mapping[str, Any]) -> inspect.Parameter:
     kind = bool if hint is bool else str  # config/resolve.py converts the text, so all error messages are alike
     name = f.name.replace("_", "-")
+    default = defaults.get(f.name, f.default)
     flag = typer.Option(
         f"--{name}/--no-{name}" if kind is bool else f"--{name}",
-        help=_with_default(f, hint, defaults.get(f.name, f.default)),
+        help=_with_default(f, hint, default),
         show_default=False,
         metavar=None if kind is bool else "VALUE",
         rich_help_panel=next((group for group, members in GROUPS.items() if f.name in members), None),

@@ -164,7 +164,12 @@ class Evaluator:
 
     @classmethod
     def texts(cls, metrics: Mapping[str, float], spec: DataSpec) -> dict[str, str]:
-        """Return the metrics to print during training, with their units; by default, all except "count"."""
+        """Return the metrics to print during training, with their units; by default, all except "count".
+
+        Examples:
+            >>> paceline.Evaluator.texts({"loss": 0.25, "count": 100}, paceline.DataSpec(3, 32, 32))
+            {'loss': '0.2500'}
+        """
         return {name: four_digits(value) for name, value in metrics.items() if name != "count"}
 
 
