@@ -69,7 +69,7 @@ def measure_scaling(config: Config, path: str, batches: list[int], check: bool) 
     activity("measuring one device alone")
     alone_seconds = [time_block(alone, alone_steps, world) / alone_steps for _ in range(ROUNDS // 2)]
     turns: list[tuple[Measurement, float | None]] = []
-    for _ in counted(range(ROUNDS), "measuring: round", ROUNDS):
+    for _ in counted(range(ROUNDS), "measuring", ROUNDS):
         seconds = {}
         for batch, variant in variants.items():
             with local_collectives():

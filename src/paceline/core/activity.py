@@ -99,6 +99,5 @@ class _TorchNotice:
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if name == "torch":
-            sys.meta_path.remove(self)
             activity("loading PyTorch")
         return None

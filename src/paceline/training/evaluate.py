@@ -74,8 +74,11 @@ class SplitEvaluator:
             for batch in self._sample_batches():
                 beat()
                 evaluator.update_samples(batch)
+                seen += len(batch["index"])
+                on_samples(min(seen * world.size, self.count))
             evaluator.end_samples(world.sum(evaluator.sample_sums()))
         self.recipe.eval()
+        seen = 0
         for batch in self._batches():
             beat()
             with eager(), self.precision.autocast():
