@@ -59,7 +59,7 @@ paceline export runs/first --out model.onnx""",
 paceline launch slurm classification --data cifar10 --nodes 2 --gpus-per-node 4 --time 2:00:00
 paceline launch slurm classification --data cifar10 --gpus-per-node 4 --submit""",
     "launch kubernetes": """\
-paceline launch kubernetes classification --image registry.example/paceline --gpus-per-node 4 --runs-claim runs""",
+paceline launch kubernetes classification --image example/paceline --gpus-per-node 4 --runs-claim runs""",
     "launch torchrun": """\
 paceline launch torchrun classification --data cifar10 --hosts node1,node2 --devices 4""",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import textwrap
 from collections.abc import Callable, Iterable
@@ -122,11 +123,11 @@ def _write_rows(formatter: Any, title: str, rows: list[Row]) -> None:
 
 
 def _fitted(command: str, width: int) -> str:
-    """Return a command on several lines that can be pasted, broken before flags; comments get a line of their own."""
+    """Return a command on several lines that can be pasted, broken between words; comments get a line of their own."""
     command, _, comment = command.partition("  # ")
     lines = textwrap.wrap(f"# {comment}", width, subsequent_indent="# ") if comment else []
     current = ""
-    for word in command.replace(" --", "\n--").split("\n"):
+    for word in re.findall(r"--\S+(?: (?!--)\S+)?|\S+", command):  # a flag stays with its value
         if current and len(current) + 1 + len(word) > width - 2:
             lines.append(f"{current} \\")
             current = "    " + word
