@@ -21,6 +21,13 @@ def rate(images_per_second: float) -> str:
     return f"{images_per_second:,.{digits}f} images/s"
 
 
+def epoch(images: int, total_images: int, epoch_images: int) -> str:
+    """Return a position in epochs, such as `epoch 4.6/12`."""
+    total = total_images / epoch_images
+    whole = f"{total:.1f}".removesuffix(".0") if total >= 1 else f"{total:.2g}"
+    return f"epoch {images / epoch_images:.1f}/{whole}"
+
+
 def duration(seconds: float) -> str:
     """Return a duration as hours:minutes:seconds, or minutes:seconds below one hour; "?" if it is not known yet."""
     if seconds > 1e8:  # several years

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.core.activity import is_terminal
-from paceline.core.numbers import duration, four_digits, rate
+from paceline.core.numbers import duration, epoch, four_digits, rate
 from paceline.core.printable import print_line, printable
 from paceline.core.screen import open_screen
 from paceline.runs.console import Tee, user_stream
@@ -106,7 +106,7 @@ class Display:
         """Return the position in the run: `epoch 4.6/12`, or `6,400/45,000 images` if epochs are not known."""
         if not self._epoch_images:
             return f"{images:>{len(f'{self._total:,}')},}/{self._total:,} images"
-        return f"epoch {images / self._epoch_images:.1f}/{self._total / self._epoch_images:.4g}"
+        return epoch(images, self._total, self._epoch_images)
 
     def line(self, text: str) -> None:
         """Print a line, above the bar if there is one."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from paceline.core.activity import Counter, activity
 from paceline.core.errors import DISK_FULL, NOT_WRITABLE, UserError
-from paceline.core.numbers import duration, four_digits
+from paceline.core.numbers import duration, epoch, four_digits
 from paceline.core.printable import print_line
 from paceline.data.crop import cropped
 from paceline.data.file_lists import NOT_USED, write_not_used
@@ -134,11 +134,11 @@ class Session:
         spent = f"trained for {duration(writer.seconds)}" if writer else "nothing left to train"
         if not loop.best or not self.evaluator:
             return spent
-        best, epochs = loop.best, self.parts.total_images / self.parts.epoch_images
+        best = loop.best
         name = best.name.partition("/")[2]
         text = self.evaluator.texts({name: best.value}).get(best.name, four_digits(best.value))
-        at = f"epoch {best.images / self.parts.epoch_images:.1f}/{epochs:.4g} ({best.images:,} images)"
-        return f"{spent}; best: {best.name} {text} at {at}"
+        at = epoch(best.images, self.parts.total_images, self.parts.epoch_images)
+        return f"{spent}; best: {best.name} {text} at {at} ({best.images:,} images)"
 
     def close(self, loop: Loop, writer: MetricsWriter | None) -> None:
         """Record how the run ended; wait for its mirror and for the other ranks."""
