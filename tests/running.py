@@ -19,6 +19,7 @@ from typing import Any
 
 from paceline.core.heartbeat import die_with_parent
 
+ACTIVITY = " …\n"  # the end of a line about an activity, which only a real `paceline` command prints
 TIMEOUT_SECONDS = 120.0  # long, since the machine may be busy
 _PRELOAD = [  # modules imported before forking, so that commands start quickly
     "paceline.cli.app",
@@ -54,7 +55,16 @@ class Running:
 
     @property
     def stderr(self) -> str:
-        return (self.folder / f"stderr-{self.pid}").read_text()
+        """What the command printed to stderr, without its activities."""
+        return "".join(line for line in self._stderr_lines() if not line.endswith(ACTIVITY))
+
+    @property
+    def activities(self) -> list[str]:
+        """The lines about slow activities, such as "loading PyTorch"."""
+        return [line.removesuffix(ACTIVITY) for line in self._stderr_lines() if line.endswith(ACTIVITY)]
+
+    def _stderr_lines(self) -> list[str]:
+        return (self.folder / f"stderr-{self.pid}").read_text().splitlines(keepends=True)
 
     def wait(self, seconds: float = TIMEOUT_SECONDS) -> int:
         """Wait for the process and return its exit code, which is negative if a signal killed the process."""

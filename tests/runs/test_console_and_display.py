@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import re
 import signal
 import struct
 import subprocess
@@ -29,7 +30,7 @@ from pathlib import Path
 from paceline.runs.console import log_output
 from paceline.runs.display import Display
 log_output(Path(sys.argv[1]), 0)
-with Display(45_000, 0, "tiny on digits", True) as display:
+with Display(45_000, 0, "tiny on digits", True, 10_000) as display:
     for images in range(6400, 45_000, 6400):
         time.sleep(0.02)
         display.update(images, {"classifier/loss": 1.2345, "gpu/power_watts": 300, "time/data_wait": 0.003})
@@ -94,7 +95,7 @@ def test_the_progress_bar_is_shown_on_the_terminal_but_not_in_the_log_file(tmp_p
     assert "validation top1 93.1" in terminal.text
     assert terminal.text.rindex(SHOW_CURSOR) > terminal.text.rindex(HIDE_CURSOR)
     expected = [word for i in range(6400, 45_000, 6400) for word in (f"printed at {i}", f"warned at {i}")]
-    assert kept(tmp_path).splitlines() == [*expected, "validation top1 93.1"]
+    assert kept(tmp_path).splitlines() == ["tiny on digits", *expected, "validation top1 93.1"]
 
 
 def test_printed_lines_appear_above_the_progress_bar(tmp_path: Path) -> None:
@@ -104,13 +105,15 @@ def test_printed_lines_appear_above_the_progress_bar(tmp_path: Path) -> None:
     assert [line for line in screen if line.startswith(("printed", "warned"))] == [
         line for i in range(6400, 45_000, 6400) for line in (f"printed at {i}", f"warned at {i}")
     ]
-    assert screen[-3] == "validation top1 93.1"
-    assert screen[-2].startswith("tiny on digits ━") and screen[-1].startswith("44,800 / 45,000 images")
+    assert screen[-4] == "validation top1 93.1"
+    assert screen[-3].startswith("━") and screen[-3].endswith("100%")
+    progress = r"[\d,]+ images/s  ETA 0:00  epoch 4.5/4.5  44,800/45,000 images  classifier/loss 1.234"
+    assert re.match(progress, screen[-2])
 
 
 def test_a_program_still_detects_its_terminal_while_the_bar_is_shown(tmp_path: Path) -> None:
     assert Terminal(WITHIN, str(tmp_path)).end() == 0
-    assert kept(tmp_path) == "terminal True utf-8 1\n"
+    assert kept(tmp_path) == "title\nterminal True utf-8 1\n"
 
 
 @pytest.mark.parametrize("ending", ["raise ValueError('boom')", "raise KeyboardInterrupt"])
@@ -134,7 +137,9 @@ def test_ctrl_c_restores_the_cursor(tmp_path: Path) -> None:
 def test_the_progress_bar_fits_a_narrow_terminal(tmp_path: Path) -> None:
     terminal = Terminal(TRAINING.replace("ENDING", ""), str(tmp_path), columns=40)
     assert terminal.end() == 0
-    assert all(len(line) <= 40 for line in rendered(terminal.text))
+    screen = rendered(terminal.text)
+    assert all(len(line) <= 40 for line in screen)
+    assert "classifier/loss 1.234" in screen[-1] and "data wait 0.3%" in screen[-1], "values are not cut off"
 
 
 def test_errors_redirected_to_a_file_do_not_appear_on_the_terminal(tmp_path: Path) -> None:
@@ -149,9 +154,9 @@ def test_without_a_terminal_each_update_is_one_plain_line(tmp_path: Path) -> Non
     command = [sys.executable, "-c", TRAINING.replace("ENDING", ""), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     first, second = [line for line in done.stdout.splitlines() if "images" in line][:2]
-    assert first.startswith("   6,400 / 45,000 images  14%  classifier/loss 1.234  ")
-    assert second.startswith("  12,800 / 45,000 images  28%  classifier/loss 1.234  ")
-    assert " img/s  data wait 0.3%  ETA 0:0" in second
+    progress = r"  [\d,]+ images/s  ETA 0:0\d  epoch {}/4.5  {}/45,000 images  classifier/loss 1.234  data wait 0.3%"
+    assert re.fullmatch(progress.format("0.6", " 6,400"), first), first
+    assert re.fullmatch(progress.format("1.3", "12,800"), second), second
     assert second in kept(tmp_path) and "warned at 6400" in done.stderr
 
 
@@ -168,8 +173,8 @@ def test_the_rate_of_a_resumed_run_counts_only_images_since_the_resume(capsys: p
         display.update(1_000_100, {})
         display.update(1_000_200, {"train/images_per_second": 50.0, "a/loss": float("nan")})
     first, second = capsys.readouterr().out.splitlines()
-    assert float(first.split()[5].replace(",", "")) <= 100 / 0.05
-    assert " 50 img/s" in second and "a/loss nan" in second
+    assert float(first.split()[0].replace(",", "")) <= 100 / 0.05
+    assert " 50.0 images/s" in second and "a/loss nan" in second
 
 
 @pytest.mark.parametrize(
@@ -180,7 +185,27 @@ def test_the_time_left_is_printed_in_hours_minutes_and_seconds(
 ) -> None:
     with Display(images_left + 1, 0, "", True) as display:
         display.update(1, {"images_per_second": 1.0})
-    assert capsys.readouterr().out.endswith(f"ETA {eta}\n")
+    assert f"  ETA {eta}  " in capsys.readouterr().out
+
+
+def test_a_slow_step_is_reported_without_a_terminal_and_each_wait_is_longer_than_the_last(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    printed = []
+    with Display(100_000, 0, "", True, 1000) as display:
+        for second in range(1, 41):
+            clock[0] = float(second)
+            display.tick(second)
+            if capsys.readouterr().out:
+                printed.append(second)
+        display.busy("evaluating")
+        assert not capsys.readouterr().out
+        clock[0] += 60
+        display.busy("evaluating on the validation split: 10 of 20 samples")
+        assert capsys.readouterr().out == "  evaluating on the validation split: 10 of 20 samples\n"
+    assert printed == [3, 8, 17, 34]
 
 
 def test_the_logged_stream_behaves_like_the_terminal_stream(tmp_path: Path) -> None:

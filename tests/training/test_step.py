@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -262,6 +263,7 @@ def test_verify_passes_for_a_recipe_with_several_networks_and_phases(tmp_path: P
     verified = run_fork(tmp_path, *command, "--set", "accumulate=2", "--set", "batch_size=25")
     assert verified.wait() == 0, verified.stdout + verified.stderr
     assert "penalty" in verified.stdout
+    assert re.search(r"^✓ single, ddp and lightning give the same weights: \S+ ≤ 1e-09$", verified.stdout, re.MULTILINE)
 
 
 @pytest.mark.parametrize("control", ["unsynced-batchnorm", "repeated-part"])
@@ -270,6 +272,9 @@ def test_verify_detects_deliberate_faults(tmp_path: Path, tiny: str, control: st
     broken = run_fork(tmp_path, *command)
     assert broken.wait() == 1, broken.stdout + broken.stderr
     assert f"with a deliberate error: {control}" in " ".join(broken.stdout.split())
+    assert re.search(
+        r"^✗ ddp differs from single: \S+ > \S+ \(\w+ of classifier, first in ", broken.stdout, re.MULTILINE
+    )
 
 
 @pytest.mark.slow

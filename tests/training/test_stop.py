@@ -31,6 +31,8 @@ from paceline.training.stop import StopRequest, StopVote
 
 SLOWLY = ("--set", "pause=0.02", "--set", "log_every=1000 steps", "--set", "save_every=1000 steps")
 
+ANSWER = "saving a checkpoint after this step; press Ctrl-C again to stop now, without saving"
+
 
 def tensors(run: Path) -> dict[str, bytes]:
     return {name: content for name, content in weights_of(run).items() if name.endswith(".safetensors")}
@@ -111,6 +113,7 @@ def test_a_second_interrupt_ends_a_single_process_immediately(tmp_path: Path, ti
     wait_until(lambda: (tmp_path / "run" / "metrics.jsonl").exists(), running)
     time.sleep(0.3)
     running.interrupt_group()
+    wait_until(lambda: ANSWER in running.stdout, running, seconds=10)
     time.sleep(1.5)
     assert not running.ended
     running.interrupt_group()
@@ -124,10 +127,11 @@ def test_a_second_interrupt_ends_two_processes_immediately(tmp_path: Path, tiny:
     wait_until(lambda: (run / "metrics.jsonl").exists(), running)
     time.sleep(0.5)
     running.interrupt_group()
-    time.sleep(0.5)
+    wait_until(lambda: ANSWER in running.stdout, running, seconds=10)
     assert not running.ended
     running.interrupt_group()
     assert running.wait(10) == 130
+    assert running.stdout.count(ANSWER) == 1, "only rank 0 answers"
     assert "Traceback" not in running.stderr
     wait_until(lambda: not processes_naming(str(run)), seconds=5)
     status = Status.of(run)

@@ -17,6 +17,7 @@ from rich.table import Table
 from paceline.config.settings import RunSettings
 from paceline.config.spans import split_batch
 from paceline.contracts.recipe import Batch
+from paceline.core.activity import activity
 from paceline.core.errors import UserError
 from paceline.core.files import write_json
 from paceline.core.registry import load_class, load_classes
@@ -85,7 +86,7 @@ def measure_loaders(settings: RunSettings, console: Console) -> int:
         batch_size=batch_size,
         crop=settings.crop,
         workers=settings.workers,
-        loaders=[_measure(name, source, device, settings, batch_size) for name in load_classes("loader", Loader)],
+        loaders=[_measure(name, source, device, settings, batch_size) for name in _announced_loaders()],
         machine=identity(),
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
@@ -94,6 +95,13 @@ def measure_loaders(settings: RunSettings, console: Console) -> int:
     write_json(cache_file(LOADERS), {"measurements": [*others, dataclasses.asdict(measured)]})
     console.print(f"saved to {cache_file(LOADERS)}", soft_wrap=True)
     return int(not any(one.images_per_second for one in measured.loaders))
+
+
+def _announced_loaders() -> Iterator[str]:
+    """Yield the names of all loaders, and report each one before it is measured."""
+    for name in load_classes("loader", Loader):
+        activity(f"measuring the loader {name}")
+        yield name
 
 
 def _measure(name: str, source: Source, device: torch.device, settings: RunSettings, batch_size: int) -> LoaderRate:

@@ -20,6 +20,7 @@ from paceline.benchmarking.step_ladder import (
     time_sum,
 )
 from paceline.config.resolve import Config
+from paceline.core.activity import activity, counted
 from paceline.core.files import write_json
 from paceline.parallel.batchnorm import has_batchnorm, synchronize
 from paceline.parallel.strategy import AUTO
@@ -36,6 +37,7 @@ GLOO_BUCKET, NCCL_BUCKET = 5 * 2**20, 25 * 2**20
 
 def measure_scaling(config: Config, path: str, batches: list[int], check: bool) -> None:
     """Run the measurement in this process; rank 0 writes the result to a file."""
+    activity("preparing the measurement")
     target = assemble(config) if check else None
     world = target.world if target else join(config.run, distributed=True)
     parts = {batch: one_of_several(config, batch, world) for batch in batches}
@@ -43,13 +45,13 @@ def measure_scaling(config: Config, path: str, batches: list[int], check: bool) 
     first = parts[batches[0]]
     single = one_device(config, batches[0], world) if _has_own_batchnorm(config, world) else first
     alone = synthetic("alone", single, alone=True)
-    with local_collectives() as counted:
+    with local_collectives() as collectives:
         variants[batches[0]].advance()
     blocks = {batch: _local_steps_per_block(variant, world) for batch, variant in variants.items()}
     alone_steps = steps_per_block(alone, world, BLOCK_SECONDS)
     ddp = from_data("ddp", target) if target else None
     ddp_steps = steps_per_block(ddp, world, BLOCK_SECONDS) if ddp else 0
-    exchanges = len(counted) or _torch_batchnorm_exchanges(first)
+    exchanges = len(collectives) or _torch_batchnorm_exchanges(first)
     exchanges += len(first.recipe.phases) if first.recipe.signals else 0
     base = Measurement(
         alone_seconds={},
@@ -64,17 +66,18 @@ def measure_scaling(config: Config, path: str, batches: list[int], check: bool) 
         threads=torch.get_num_threads() if world.device.type == "cpu" else 0,
     )
     # Time one device alone before and after the rounds, not between them: a round must not start with idle processes.
+    activity("measuring one device alone")
     alone_seconds = [time_block(alone, alone_steps, world) / alone_steps for _ in range(ROUNDS // 2)]
     turns: list[tuple[Measurement, float | None]] = []
-    for _ in range(ROUNDS):
+    for _ in counted(range(ROUNDS), "measuring", ROUNDS):
         seconds = {}
         for batch, variant in variants.items():
             with local_collectives():
                 seconds[batch] = time_block(variant, blocks[batch], world) / blocks[batch]
         added = 0.0
-        if counted and world.size > 1:
+        if collectives and world.size > 1:
             with_exchanges = time_block(variants[batches[-1]], blocks[batches[-1]], world) / blocks[batches[-1]]
-            added = (with_exchanges - seconds[batches[-1]]) / len(counted)
+            added = (with_exchanges - seconds[batches[-1]]) / len(collectives)
         seen = replace(base, step_seconds=seconds, link=_link(base, world, added))
         speed = ddp.images * ddp_steps / time_block(ddp, ddp_steps, world) if ddp else None
         turns.append((seen, speed))

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from paceline import __version__
+from paceline.cli.examples import EXAMPLES
 from paceline.cli.flags import (
     Accelerator,
     Assignments,
@@ -19,41 +20,45 @@ from paceline.cli.flags import (
     LowRoot,
     ParserError,
     RecipeName,
+    RunName,
     TestLowRoot,
     TestRoot,
     Trust,
     Vgg,
     Weights,
     in_one_line,
+    with_name,
     with_settings,
     with_vgg,
 )
+from paceline.cli.help import CONTEXT, Command, Commands
 from paceline.cli.images import apply, export, import_weights, measure, predict, sample
-from paceline.cli.interrupt import Commands, Interrupted
+from paceline.cli.interrupt import Interrupted
 from paceline.cli.launch import launch
 from paceline.cli.tools import board, doctor, new, settings
 from paceline.config.settings import SETTINGS_NOT_IN_PLAN, SETTINGS_NOT_IN_VERIFY
+from paceline.core.activity import show_activities
 from paceline.core.errors import UserError
-from paceline.core.printable import print_any_text, printable
+from paceline.core.printable import print_any_text, print_line
 from paceline.core.trust import set_trust, trusts_files
 from paceline.core.types import SettingValue
 
 app = typer.Typer(
     cls=Commands,
     help="Train image models on one device or many, from one recipe.",
-    no_args_is_help=True,
-    add_completion=False,
+    context_settings=CONTEXT,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 app.add_typer(launch, name="launch")
 
 
-@app.command()
+@app.command(cls=Command, epilog=EXAMPLES["train"])
 @with_settings()
 def train(
     recipe: RecipeName,
     flags: Flags,
+    name: RunName = "",
     config: ConfigFile = "",
     vgg: Vgg = "",
     set_: Assignments = [],  # noqa: B006
@@ -62,13 +67,14 @@ def train(
 
     Recipes and presets may override the defaults shown here. Use --set for settings that have no flag.
     """
+    flags = with_name(flags, name)
     from paceline.commands.configure import configure
-    from paceline.commands.train import train as job
+    from paceline.commands.train import train_and_advise as job
 
     raise typer.Exit(job(configure(recipe, flags, config_file=config, assignments=with_vgg(set_, vgg))))
 
 
-@app.command()
+@app.command(cls=Command, epilog=EXAMPLES["evaluate"])
 def evaluate(
     run: Weights,
     split: Annotated[
@@ -100,7 +106,7 @@ def evaluate(
     raise typer.Exit(job(run, split, flags, parse_assignments(set_), checkpoint))
 
 
-@app.command()
+@app.command(cls=Command, epilog=EXAMPLES["verify"])
 @with_settings(but=SETTINGS_NOT_IN_VERIFY, defaults={"devices": 2})
 def verify(
     recipe: RecipeName,
@@ -130,7 +136,7 @@ def verify(
     raise typer.Exit(job(resolved, strategies.split(","), steps, tolerance, control, result))
 
 
-@app.command()
+@app.command(cls=Command, epilog=EXAMPLES["compare"])
 @with_settings(defaults={"devices": 2})
 def compare(
     what: Annotated[
@@ -178,7 +184,7 @@ def compare(
     raise typer.Exit(compare_recipes([name for word in what for name in word.split(",")], flags, options))
 
 
-@app.command()
+@app.command(cls=Command, epilog=EXAMPLES["plan"])
 @with_settings(but=SETTINGS_NOT_IN_PLAN, defaults={"devices": 8})
 def plan(
     recipe: RecipeName,
@@ -205,7 +211,7 @@ def plan(
     raise typer.Exit(job(recipe, flags, options, config_file=config, assignments=with_vgg(set_, vgg)))
 
 
-@app.command()
+@app.command(cls=Command, epilog=EXAMPLES["pack"])
 def pack(
     origin: Annotated[str, typer.Argument(metavar="SRC", help="a folder of images, or the name of a data source")],
     destination: Annotated[str, typer.Argument(metavar="DST", help="the folder to create for the packed files")],
@@ -226,32 +232,37 @@ def pack(
     raise typer.Exit(job(origin, destination, given, parse_assignments(set_)))
 
 
-app.command()(doctor)
-app.command()(board)
-app.command()(settings)
-app.command()(new)
-app.command()(sample)
-app.command()(apply)
-app.command()(predict)
-app.command()(measure)
-app.command("import")(import_weights)
-app.command()(export)
+app.command(cls=Command, epilog=EXAMPLES["doctor"])(doctor)
+app.command(cls=Command, epilog=EXAMPLES["board"])(board)
+app.command(cls=Command, epilog=EXAMPLES["settings"])(settings)
+app.command(cls=Command, epilog=EXAMPLES["new"])(new)
+app.command(cls=Command, epilog=EXAMPLES["sample"])(sample)
+app.command(cls=Command, epilog=EXAMPLES["apply"])(apply)
+app.command(cls=Command, epilog=EXAMPLES["predict"])(predict)
+app.command(cls=Command, epilog=EXAMPLES["measure"])(measure)
+app.command("import", cls=Command, epilog=EXAMPLES["import"])(import_weights)
+app.command(cls=Command, epilog=EXAMPLES["export"])(export)
 
 
 @app.callback(invoke_without_command=True)
-def version(show: Annotated[bool, typer.Option("--version", help="show the version and exit")] = False) -> None:
-    if show:
+def without_command(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="show the version and exit")] = False,
+) -> None:
+    if version:
         print(f"paceline {__version__}")
         raise typer.Exit()
+    if context.invoked_subcommand is None:
+        print(context.get_help())
 
 
 def run(arguments: list[str] | None = None) -> int:
     """Run a command and return its exit code; a user error prints one line and returns 2."""
     trusted = trusts_files()
     try:
-        return app(arguments, standalone_mode=False) or 0
+        return app(arguments, prog_name="paceline", standalone_mode=False) or 0
     except UserError as error:
-        print(f"paceline: {printable(' '.join(str(error).splitlines()))}", file=sys.stderr)
+        print_line(f"paceline: {' '.join(str(error).splitlines())}", sys.stderr)
         return 2
     except Interrupted as stop:
         print("; ".join(["paceline: interrupted", *filter(None, [str(stop)])]), file=sys.stderr)
@@ -260,7 +271,7 @@ def run(arguments: list[str] | None = None) -> int:
         if not isinstance(error, ParserError):
             traceback.print_exc()
             return 1
-        print(f"paceline: {printable(in_one_line(error))}", file=sys.stderr)
+        print_line(f"paceline: {in_one_line(error)}", sys.stderr)
         return 2
     finally:
         set_trust(trusted)  # --trust applies to this command only
@@ -269,6 +280,7 @@ def run(arguments: list[str] | None = None) -> int:
 def main() -> None:
     """Run the `paceline` command and exit."""
     print_any_text()
+    show_activities()
     code = run()
     sys.stdout.flush()
     sys.stderr.flush()

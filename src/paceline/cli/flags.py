@@ -15,6 +15,8 @@ import typer
 from paceline.config.other_names import COMMON
 from paceline.config.settings import COMMON_ALIASES, LearnerSettings
 from paceline.config.source_flags import SourceFlags
+from paceline.core.errors import UserError
+from paceline.core.registry import check_name, names
 from paceline.core.trust import set_trust
 from paceline.core.types import SettingValue
 
@@ -22,22 +24,68 @@ Command = Callable[..., None]
 # Setting values by name, as given on the command line. `configure` converts the text.
 Flags: TypeAlias = dict[str, str | bool]
 
-RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="name of a recipe, or path to your own .py file")]
+# The groups of flags in `--help`. A setting that has a flag is in exactly one group; a test checks this.
+GROUPS = {
+    "Common": ("data", "preset", "epochs", "images", "batch_size", "lr", "seed", "out", "init_from"),
+    "Data": ("data_root", "test_root", "low_root", "test_low_root", "crop", "bad_images", "loader", "workers"),
+    "Devices": ("devices", "gpus", "accelerator", "strategy", "backend", "sync_batchnorm", "compress"),
+    "Speed": ("precision", "compile", "graph", "deterministic", "accumulate", "scale_lr"),
+    "Cluster": ("nnodes", "rdzv", "max_restarts", "timeout", "mirror", "resume_from", "check_replicas"),
+    "Evaluation and logging": ("loggers", "inception", "inception_sha256"),
+}
+
+
+def _complete_recipe(incomplete: str) -> list[str]:
+    return [name for name in names("recipe") if name.startswith(incomplete)]
+
+
+RecipeName = Annotated[
+    str,
+    typer.Argument(
+        metavar="RECIPE",
+        help="name of a recipe, or path to your own .py file",
+        autocompletion=_complete_recipe,
+    ),
+]
+RunName = Annotated[
+    str,
+    typer.Option(
+        "--name",
+        help="name of the run, whose folder is then runs/NAME; takes precedence over --out",
+        metavar="NAME",
+        rich_help_panel="Common",
+    ),
+]
 Weights = Annotated[str, typer.Argument(metavar="RUN|WEIGHTS", help="a run folder or a .safetensors file")]
 Checkpoint = Annotated[
     str, typer.Option(help="checkpoint to load: best, last, or the number of images seen at the checkpoint")
 ]
 Accelerator = Annotated[str, typer.Option(help="type of device to run on: auto, cpu or cuda")]
-ConfigFile = Annotated[str, typer.Option("--config", help="read settings from a TOML or INI file", metavar="FILE")]
+ConfigFile = Annotated[
+    str,
+    typer.Option("--config", help="read settings from a TOML or INI file", metavar="FILE", rich_help_panel="Common"),
+]
 Vgg = Annotated[
-    str, typer.Option("--vgg", help="file with VGG19 weights, for recipes with a perceptual loss", metavar="FILE")
+    str,
+    typer.Option(
+        "--vgg",
+        help="file with VGG19 weights, for recipes with a perceptual loss",
+        metavar="FILE",
+        rich_help_panel="Evaluation and logging",
+    ),
 ]
 Trust = Annotated[
     bool,
     typer.Option("--trust", help="run code from .py files that a run or a --config file refers to", callback=set_trust),
 ]
 Assignments = Annotated[
-    list[str], typer.Option("--set", help="change a setting, e.g. --set size=64; can be repeated", metavar="NAME=VALUE")
+    list[str],
+    typer.Option(
+        "--set",
+        help="change any setting, e.g. --set size=64; can be repeated; `paceline settings RECIPE` lists all settings",
+        metavar="NAME=VALUE",
+        rich_help_panel="Common",
+    ),
 ]
 
 
@@ -62,18 +110,30 @@ def with_settings(
         def wrapped(**arguments: Any) -> None:
             arguments.pop(trust.name)  # the option's callback has already recorded --trust
             flags = {name: arguments.pop(name) for name in options}
+            check_names(arguments.get("recipe"), flags.get("data"))
             command(**arguments, flags={name: value for name, value in flags.items() if value is not None})
 
         options = {f.name: _option(f, hint, defaults) for f, hint in _fields_with_flags() if f.name not in but}
+        options = dict(sorted(options.items(), key=lambda item: _order_in_help(item[0])))
         own = [p for name, p in inspect.signature(command, eval_str=True).parameters.items() if name != "flags"]
         trust = inspect.Parameter("trust", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Trust)
         own = [*(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own), trust]
-        wrapped.__signature__ = inspect.Signature([*own, *options.values()])  # type: ignore[attr-defined]
-        wrapped.__annotations__ = {p.name: p.annotation for p in [*own, *options.values()]}
+        arguments = [p for p in own if p.default is inspect.Parameter.empty]
+        parameters = [*arguments, *options.values(), *(p for p in own if p not in arguments)]
+        wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
         wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
         return wrapped
 
     return with_flags
+
+
+def check_names(recipe: str | None, data: str | None) -> None:
+    """Raise UserError for an unknown recipe or source now, because the command itself first loads PyTorch."""
+    if recipe is not None:
+        check_name("recipe", recipe)
+    if data is not None:
+        check_name("source", data)
 
 
 def _fields_with_flags() -> Iterator[tuple[Field[Any], Any]]:
@@ -83,25 +143,53 @@ def _fields_with_flags() -> Iterator[tuple[Field[Any], Any]]:
         yield from ((f, hints[f.name]) for f in fields(group) if f.metadata["flag"])
 
 
-def _option(f: Field[Any], hint: Any, defaults: Mapping[str, SettingValue]) -> inspect.Parameter:
+def _order_in_help(name: str) -> int:
+    order = [member for members in GROUPS.values() for member in members]
+    return order.index(name) if name in order else len(order)
+
+
+def _option(f: Field[Any], hint: Any, defaults: Mapping[str, Any]) -> inspect.Parameter:
     kind = bool if hint is bool else str  # config/resolve.py converts the text, so all error messages are alike
-    default = defaults.get(f.name, f.default)
-    text = f.metadata["meaning"] + (f" (default: {default})" if default not in ("", 0) else "")
     name = f.name.replace("_", "-")
-    values = "|".join(get_args(hint)) if get_origin(hint) is Literal else "VALUE"
+    default = defaults.get(f.name, f.default)
     flag = typer.Option(
         f"--{name}/--no-{name}" if kind is bool else f"--{name}",
-        help=text,
+        help=_with_default(f, hint, default),
         show_default=False,
-        metavar=None if kind is bool else values,
+        metavar=None if kind is bool else "VALUE",
+        rich_help_panel=next((group for group, members in GROUPS.items() if f.name in members), None),
     )
     annotation = Annotated[kind | None, flag]  # type: ignore[valid-type]
     return inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
+def _with_default(f: Field[Any], hint: Any, default: SettingValue) -> str:
+    """Return the meaning of a setting, followed by the allowed values and the default."""
+    meaning = str(f.metadata["meaning"])
+    notes = [", ".join(get_args(hint))] if get_origin(hint) is Literal else []
+    if "(default: " not in meaning:
+        notes.append(f"default: {_shown(default)}")
+    return f"{meaning} [{'; '.join(notes)}]" if notes else meaning
+
+
+def _shown(default: SettingValue) -> str:
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    return f"{default:g}" if isinstance(default, float) else str(default) or "none"
+
+
 def with_vgg(assignments: list[str], vgg: str) -> list[str]:
     """Return the `--set` assignments, with `vgg=FILE` appended if `--vgg` was given."""
     return [*assignments, f"vgg={vgg}"] if vgg else assignments
+
+
+def with_name(flags: Flags, name: str) -> Flags:
+    """Return the flags, with the run folder runs/NAME if `--name` was given."""
+    if not name:
+        return flags
+    if "/" in name or name in (".", ".."):
+        raise UserError(f"--name {name}: a name is not a path; use --out for a folder outside runs/")
+    return {**flags, "out": f"runs/{name}"}
 
 
 class ParserOption(Protocol):

@@ -6,10 +6,15 @@ from typing import Annotated
 
 import typer
 
+from paceline.cli.examples import EXAMPLES
 from paceline.cli.flags import Assignments, ConfigFile, Flags, RecipeName, with_settings
+from paceline.cli.help import CONTEXT, Command, Commands
 
 launch = typer.Typer(
-    help="Write a job file or print the commands for training on other machines.", rich_markup_mode=None
+    cls=Commands,
+    help="Write a job file, or print the commands, to train on other machines.",
+    context_settings=CONTEXT,
+    rich_markup_mode=None,
 )
 Nodes = Annotated[int, typer.Option("--nodes", help="number of hosts")]
 GpusPerNode = Annotated[
@@ -21,7 +26,13 @@ GpusPerNode = Annotated[
 Submit = Annotated[bool, typer.Option("--submit", help="also submit the job to the cluster")]
 
 
-@launch.command()
+@launch.callback(invoke_without_command=True)
+def without_command(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@launch.command(cls=Command, epilog=EXAMPLES["launch slurm"])
 @with_settings()
 def slurm(
     recipe: RecipeName,
@@ -49,7 +60,7 @@ def slurm(
     raise typer.Exit(launch_slurm(settings, command, options, submit=submit, wait=wait))
 
 
-@launch.command()
+@launch.command(cls=Command, epilog=EXAMPLES["launch kubernetes"])
 @with_settings()
 def kubernetes(
     recipe: RecipeName,
@@ -90,7 +101,7 @@ def kubernetes(
     raise typer.Exit(launch_kubernetes(command, options, to, plain=plain, submit=submit))
 
 
-@launch.command()
+@launch.command(cls=Command, epilog=EXAMPLES["launch torchrun"])
 @with_settings()
 def torchrun(
     recipe: RecipeName,

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.flags import Accelerator, Assignments
+from paceline.cli.flags import Accelerator, Assignments, check_names
 from paceline.core.errors import UserError
 
 
@@ -62,6 +62,7 @@ def settings(
     preset: Annotated[str, typer.Option(help="named set of settings defined by the recipe")] = "",
 ) -> None:
     """List the settings of a recipe and a source, with the values that a run would use."""
+    check_names(recipe or None, data or None)
     from paceline.commands.settings import settings as job
 
     raise typer.Exit(job(recipe, data, preset))

@@ -22,6 +22,7 @@ from paceline.commands.configure import configure
 from paceline.commands.verify import verify
 from paceline.config.files import parse_assignments
 from paceline.config.resolve import Config
+from paceline.core.activity import activity
 from paceline.core.errors import UserError, missing
 from paceline.core.files import write_json
 from paceline.core.installed import is_installed
@@ -79,6 +80,7 @@ def measure_loaders_here(flags: Mapping[str, SettingValue], assignments: Iterabl
 
 def doctor(self_test: bool) -> int:
     """Print this machine's hardware and what it can run; with `self_test`, also test its devices."""
+    activity("reading the hardware and software versions")
     console = open_screen()
     machine = Table(title="this machine", title_justify="left", show_header=False)
     for name, value in versions_and_hardware().items():
@@ -143,6 +145,7 @@ def _run_self_test(console: Console) -> int:
         flags["gpus"] = "0,0"  # two processes share the only GPU and communicate over gloo
     config = configure(SELF_TEST_RECIPE, flags, small=True)
     verified = verify(config, _strategies_to_verify(shares_a_gpu), VERIFY_STEPS, VERIFY_TOLERANCE, "") == 0
+    activity("timing an all-reduce")
     tested = _test_devices(config)
     summary = (
         f"verify {'passed' if verified else 'FAILED'} with {devices} processes; "

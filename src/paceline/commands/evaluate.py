@@ -12,6 +12,7 @@ from paceline.commands.metrics_output import print_metrics
 from paceline.config.resolve import Config, Inherited
 from paceline.config.source_flags import FOLDERS, SeparateTestFolder
 from paceline.contracts.recipe import DataSpec, Recipe
+from paceline.core.activity import Counter, activity
 from paceline.core.errors import UserError, unknown
 from paceline.core.printable import print_line, printable
 from paceline.core.registry import load_class
@@ -77,6 +78,7 @@ def evaluate_here(config: Config, run: str, split: str, at: str) -> None:
 def _evaluate(config: Config, world: World, run: str, split: str, at: str) -> None:
     precision = choose_precision(config.run.precision, world.device)
     precision.apply(deterministic=config.run.deterministic)
+    activity(f"opening the data source {config.run.data}")
     sources = open_sources(config, split)
     if split not in sources:
         raise unknown("split", split, sources)
@@ -96,7 +98,8 @@ def _evaluate(config: Config, world: World, run: str, split: str, at: str) -> No
     recipe.to(device=world.device, dtype=precision.weights)
     loader = make_loader(sources[split], world, config, config.run.crop if recipe.generates else 0)
     split_evaluator = SplitEvaluator(recipe, loader, split, world, precision, config.run)
-    metrics = split_evaluator.measure()
+    with Counter(f"evaluating on the {split} split", split_evaluator.count) as counter:
+        metrics = split_evaluator.measure(counter.update)
     loader.close()
     if world.is_first:
         whole = config.run.test_root if split == "test" and isinstance(config.run, SeparateTestFolder) else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 
+from paceline.core.activity import activity
 from paceline.core.errors import UserError, install_extra
 from paceline.core.files import check_new_file, new_file
 from paceline.core.printable import print_line
@@ -26,7 +27,9 @@ def export(path: str, out: str, checkpoint: str, *, overwrite: bool = False) -> 
     stored = read_stored(path, checkpoint)
     exportable = make_exportable(stored, path)
     with new_file(target) as temporary:
+        activity("exporting the network to ONNX")
         write_onnx(exportable, temporary)
+        activity("comparing its results with PyTorch's")
         difference = largest_difference(exportable, temporary, path)
         if not difference <= TOLERANCE:
             raise UserError(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from paceline.commands.metrics_output import print_metrics
+from paceline.core.activity import counted
 from paceline.core.errors import UserError
 from paceline.core.files import check_new_file, json_text, new_file
 from paceline.core.printable import print_line, printable
@@ -66,7 +67,7 @@ def measure(results: str, targets: str, options: Options) -> int:
     rows: dict[str, Row] = {}
     counts = torch.zeros(len(CLASSES), 3, dtype=torch.float64)
     used: list[tuple[Path, Path]] = []
-    for result, target in pairs:
+    for result, target in counted(pairs, "comparing images", len(pairs)):
         try:
             made, real = _same_size(result, target)
             row = _measured(made, real, options, distance)
@@ -167,7 +168,7 @@ def _fid(pairs: Sequence[tuple[Path, Path]], network: FeatureNetwork) -> Row:
     found = []
     for place in (0, 1):
         sums = FeatureSums(Layout(len(pairs), network.num_features, network.num_classes, 2), CPU)
-        for number, pair in enumerate(pairs):
+        for number, pair in enumerate(counted(pairs, "computing features for FID", len(pairs))):
             levels = torch.from_numpy(np.array(decode(pair[place]).convert("RGB"))).permute(2, 0, 1)[None]
             sums.add(network(levels, "fp32"), torch.tensor([number]))
         found.append(statistics_from(unflatten(sums.flat(), sums.layout)))

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as ProgressBar
 
 from paceline.config.settings import RunSettings
+from paceline.core.activity import activity
 from paceline.core.errors import DISK_FULL, UserError
 from paceline.core.lock import InUse, Lock
 from paceline.core.printable import print_line
@@ -28,13 +29,14 @@ from paceline.data.whole_source import bytes_needed
 from paceline.data.worker_pool import reporting_dead_workers
 from paceline.runs.config import resolve_settings
 
-SECONDS_BETWEEN_LINES = 10.0  # interval between progress lines if stdout is not a terminal
+SECONDS_BETWEEN_LINES = 2.0  # interval between progress lines if stdout is not a terminal
 
 
 def pack(origin: str, destination: str, flags: SettingValues, assignments: SettingValues) -> int:
     """Pack a folder or a named source; if the destination is already complete, check it instead."""
     settings = _settings(origin, flags, assignments)
     source_class = load_class("source", settings.data, Source)
+    activity(f"opening the data source {settings.data}")
     sources = {split: source_class(split, settings) for split in source_class.splits_of(settings)}
     for note in dict.fromkeys(note for source in sources.values() for note in source.notes):
         print_line(note)

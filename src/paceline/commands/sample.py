@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.commands.configure import checked
+from paceline.core.activity import activity
 from paceline.core.errors import UserError
 from paceline.core.files import new_file
 from paceline.core.printable import print_line, printable
@@ -91,6 +92,7 @@ def _show(runs: list[str], file: Path, options: Options) -> int:
     grid_options = GridOptions(rows, columns, options.interpolate, flag)
     flags: dict[str, SettingValue] = {"gpus": "", "devices": 1}
     flags |= {"accelerator": options.accelerator} if options.accelerator else {}
+    activity("generating the images")
     shown = [
         show_run(run, checked(config_of(run, [("flag", flags)])), options.checkpoint, grid_options) for run in runs
     ]

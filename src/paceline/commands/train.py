@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from paceline.commands.next_steps import print_next_steps
 from paceline.config.resolve import Config
 from paceline.core.errors import UserError
 from paceline.core.heartbeat import Watch, prepare
@@ -72,6 +73,16 @@ class TrainResult:
                     name: value for name, value in found.items() if not name.endswith(("/count", "/checkpoint_images"))
                 }
         return {}
+
+
+def train_and_advise(config: Config) -> int:
+    """Train, then print the commands that make sense next; return the exit code."""
+    config = config.with_run(out=config.run.out or default_folder(config))
+    code = train(config)
+    place = place_from(os.environ)
+    if code == 0 and (place is None or place.rank == 0):
+        print_next_steps(config, _started_folder(config).path)
+    return code
 
 
 def train(config: Config, *, may_exit: bool = True) -> int:
@@ -147,7 +158,7 @@ def train_here(config: Config, may_exit: bool = True) -> int:
 
 def _train_stage(config: Config, world: World, may_exit: bool) -> int:
     """Resume, train and evaluate one stage, or a run without stages, in this process."""
-    stop = StopRequest()
+    stop = StopRequest(announces=world.is_first)
     with open_session(assemble(config, world), RunFolder(Path(config.run.out))) as session:
         snapshot = session.resume()
         if world.peers:

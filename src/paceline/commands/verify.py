@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from torch import Tensor
 from paceline.config.resolve import Config
 from paceline.config.spans import split_batch
 from paceline.contracts.recipe import Phase
+from paceline.core.activity import activity
 from paceline.core.errors import UserError, unknown
 from paceline.core.files import write_json
 from paceline.core.registry import load_class
@@ -28,7 +30,7 @@ from paceline.parallel.strategy import Strategy, strategy_class
 from paceline.parallel.torch_internals import AnyDropout
 from paceline.parallel.world import uses_cuda
 from paceline.training.build import Parts, assemble
-from paceline.training.initial_weights import start_from
+from paceline.training.initial_weights import initialise
 from paceline.training.learner import Learner
 from paceline.training.stop import INTERRUPTED
 
@@ -116,7 +118,9 @@ def verify(config: Config, strategies: list[str], steps: int, tolerance: float, 
     """
     found = differences(config, strategies, steps, tolerance, control)
     title = _title(config, steps, control)
-    _print_table(open_screen(), found, title)
+    console = open_screen()
+    _print_table(console, found, title)
+    console.print(_verdict(strategies, found), soft_wrap=True)
     if result:
         write_json(Path(result), {"description": title, "differences": [asdict(one) for one in found]}, indent=1)
     return int(not VerifyResult(tuple(found)).ok)
@@ -140,6 +144,7 @@ def differences(
     with tempfile.TemporaryDirectory(prefix="paceline-verify-") as folder:
         for number, name in enumerate(strategies):
             broken = control if traces else ""  # `control` breaks every strategy but the reference, which is first
+            activity(f"training under {name} ({number + 1} of {len(strategies)})")
             chosen = config.with_run(strategy=name)
             if broken == "unsynced-batchnorm":
                 chosen = chosen.with_run(sync_batchnorm="off")
@@ -173,8 +178,7 @@ def trace_strategy(config: Config, path: str, control: str, num_steps: int) -> N
     if os.environ.get("RANK", "0") != "0":
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     parts = assemble(config)
-    if config.run.init_from:
-        start_from(parts, config.run.init_from)
+    initialise(parts)
     if control == "repeated-part":
         parts.feed.cut = parts.feed.cut._replace(rank=0)
     for module in parts.recipe.modules():
@@ -233,6 +237,23 @@ def _title(config: Config, steps: int, control: str) -> str:
     on = "1 device" if devices == 1 else f"up to {devices} devices"  # "up to", because a strategy may use fewer devices
     title = f"{config.recipe_name} on {config.run.data}: {steps} steps in float64, batch {batch}, {on}"
     return title + (f", with a deliberate error: {control}" if control else "")
+
+
+def _verdict(strategies: list[str], differences: list[Difference]) -> str:
+    """Return one line that states whether the strategies agree, with the largest difference and its tolerance."""
+    names = [*strategies[:-2], " and ".join(strategies[-2:])]
+    failed = [one for one in differences if not one.ok]
+    if failed:
+        worst = max(failed, key=lambda one: one.value / one.tolerance if one.tolerance else math.inf)
+        others = list(dict.fromkeys(one.strategy for one in failed))
+        what = f"{worst.kind} of {worst.network}" if " of " not in worst.kind else f"{worst.kind} in {worst.network}"
+        return (
+            f"✗ {' and '.join(others)} {'differs' if len(others) == 1 else 'differ'} from {strategies[0]}: "
+            f"{worst.value:.1e} > {worst.tolerance:.0e} ({what}, first in {worst.worst})"
+        )
+    weights = [one for one in differences if one.kind == "weights"]
+    largest = max(weights, key=lambda one: one.value)
+    return f"✓ {', '.join(names)} give the same weights: {largest.value:.1e} ≤ {largest.tolerance:.0e}"
 
 
 def _print_table(console: Console, differences: list[Difference], title: str) -> None:

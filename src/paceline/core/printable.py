@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import codecs
+import os
 import re
 import sys
+import textwrap
 from os import PathLike, fspath
 from typing import TextIO
 
 # Control characters, line and paragraph separators, characters that change the text direction, and surrogates, which
 # represent bytes that are not UTF-8.
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+# Replacements for characters that a stream cannot encode, such as an arrow in a Latin-1 terminal.
+_PLAIN = {"…": "...", "✓": "ok:", "✗": "failed:", "→": "->", "←": "<-", "×": "x", "÷": "/", "≤": "<=", "≥": ">="}
+_PLAIN |= {"−": "-", "–": "-", "—": "-", "±": "+-", "\u00a0": " "}
+_NARROWEST = 20  # columns; text is not wrapped to fewer
 
 
 def printable(text: str | PathLike[str]) -> str:
@@ -23,15 +31,55 @@ def printable_lines(text: str) -> str:
 
 
 def print_line(text: str, file: TextIO | None = None) -> None:
-    """Print text from a file or the user as one line, with control characters escaped."""
-    print(printable(text), file=file, flush=True)
+    """Print text from a file or the user as one line, with control characters escaped.
+
+    On a terminal, a long line is wrapped between words, because the terminal itself would break inside a word.
+    """
+    stream = file or sys.stdout
+    print(wrapped(printable(text), stream), file=stream, flush=True)
+
+
+def wrapped(line: str, stream: TextIO) -> str:
+    """Return a line with breaks between words if the stream is a terminal; further lines are indented."""
+    columns = _columns(stream) if stream.isatty() else 0
+    if columns < _NARROWEST or len(line) <= columns:
+        return line
+    indent = " " * (len(line) - len(line.lstrip()) + 2)
+    return textwrap.fill(
+        line,
+        columns,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+        replace_whitespace=False,
+    )
+
+
+def _columns(stream: TextIO) -> int:
+    """Return the width of a terminal; 0 if it is unknown."""
+    if os.environ.get("COLUMNS", "").isdecimal():
+        return int(os.environ["COLUMNS"])
+    try:
+        return os.get_terminal_size(stream.fileno()).columns
+    except (OSError, ValueError):
+        return 0
 
 
 def print_any_text() -> None:
-    """Escape characters that stdout or stderr cannot encode, instead of raising an error."""
+    """Replace or escape characters that stdout or stderr cannot encode, instead of raising an error."""
+    codecs.register_error("paceline", _replace_unencodable)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
+            stream.reconfigure(errors="paceline")
+
+
+def _replace_unencodable(error: UnicodeError) -> tuple[str | bytes, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    if error.object[error.start] in _PLAIN:
+        return _PLAIN[error.object[error.start]], error.start + 1
+    one = UnicodeEncodeError(error.encoding, error.object, error.start, error.start + 1, error.reason)
+    return codecs.backslashreplace_errors(one)
 
 
 def _escape(match: re.Match[str]) -> str:

@@ -25,6 +25,7 @@ __all__ = [
     "Kind",
     "PluginKind",
     "about",
+    "check_name",
     "is_path",
     "load",
     "load_class",
@@ -94,12 +95,20 @@ def about(kind: PluginKind, name: str) -> str:
     return (docstring or "").partition("\n")[0]
 
 
-def load(kind: PluginKind, name: str) -> ModuleType:
-    """Import and return a plugin's module, given its name or the path to its file."""
+def check_name(kind: PluginKind, name: str) -> None:
+    """Raise UserError if there is no plugin with this name or path, without importing the plugin."""
     if is_path(name):
         if not Path(name).is_file():
             every = ", ".join(names(kind))
             raise UserError(f"{kind} {str(Path(name))!r}: no such file; use the path to a .py file, or one of {every}")
+    elif name not in KINDS[kind].built_in():
+        _installed(kind, name)
+
+
+def load(kind: PluginKind, name: str) -> ModuleType:
+    """Import and return a plugin's module, given its name or the path to its file."""
+    check_name(kind, name)
+    if is_path(name):
         return load_user_file(kind, Path(name))
     if name not in KINDS[kind].built_in():
         return _installed(kind, name).load()

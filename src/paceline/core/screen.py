@@ -11,7 +11,16 @@ from paceline.core.printable import printable_lines
 
 
 class Screen(Console):
-    """A console that escapes control characters in the text it prints."""
+    """A console that escapes control characters in the text it prints.
+
+    `soft_wrap` leaves long lines whole in files and pipes. On a terminal, long lines of text are always broken between
+    words, because the terminal itself would break them inside a word.
+    """
+
+    def print(self, *objects: Any, soft_wrap: bool | None = None, **options: Any) -> None:
+        if self.is_terminal and all(isinstance(one, str | Text) for one in objects):
+            soft_wrap = False
+        super().print(*objects, soft_wrap=soft_wrap, **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(printable_lines(text), **options)

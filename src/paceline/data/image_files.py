@@ -15,6 +15,7 @@ from PIL import Image
 from paceline.config.settings import RunSettings
 from paceline.config.source_flags import SeparateTestFolder
 from paceline.contracts.recipe import DataSpec
+from paceline.core.activity import counted
 from paceline.core.errors import UserError
 from paceline.core.printable import printable
 from paceline.data.file_lists import (
@@ -70,7 +71,8 @@ class ImageFiles(Source):
         may_skip = settings.bad_images == "skip"
         # Threads run in parallel, because Pillow releases the GIL.
         with ThreadPoolExecutor(max(1, settings.workers)) as threads:
-            headers = list(threads.map(lambda files: self._read_header(files, decoded=may_skip), samples))
+            read = threads.map(lambda files: self._read_header(files, decoded=may_skip), samples)
+            headers = list(counted(read, f"reading the headers of images in {root}", len(samples)))
         if may_skip and settings.crop and split == "train" and not self.size:
             headers = [self._large_enough(*pair, settings.crop) for pair in zip(samples, headers, strict=True)]
         problems = [*problems, *(one.problem for one in headers if one.problem)]

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.contracts.recipe import Batch
+from paceline.core.activity import Counter
 from paceline.data.crop import corners
 from paceline.data.source import Source, has_one_size, sizes_of
 from paceline.data.tickets import Tickets
@@ -96,8 +97,10 @@ def _offsets(sizes: NDArray[np.int64], ratio: int) -> NDArray[np.int64]:
 def _read_all(source: Source, device: torch.device, num_workers: int, offsets: dict[int, NDArray[np.int64]]) -> Batch:
     one_size, start = has_one_size(source), 0
     samples: Batch = {}
-    with closing(read_in_order(source, num_workers, BYTES_PER_READ)) as pieces:
+    counter = Counter("reading images into memory", len(source))
+    with closing(read_in_order(source, num_workers, BYTES_PER_READ)) as pieces, counter:
         for piece in pieces:
+            counter.update(start)
             for name, field in piece.items():
                 if name in Tickets._fields:
                     continue

@@ -7,7 +7,7 @@ the samples themselves (`needs_samples`) first reduces all samples to sums in th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -17,6 +17,7 @@ from torch import Tensor
 from paceline.config.resolve import Config
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Batch, DataSpec, Recipe
+from paceline.core.numbers import four_digits
 from paceline.core.registry import load_class
 from paceline.data.source import Source
 from paceline.evaluation.protocol import Protocol
@@ -160,6 +161,16 @@ class Evaluator:
     def results(self, sums: Tensor) -> dict[str, float]:
         """Return the metrics by name, given the sums over all samples."""
         raise NotImplementedError
+
+    @classmethod
+    def texts(cls, metrics: Mapping[str, float], spec: DataSpec) -> dict[str, str]:
+        """Return the metrics to print during training, with their units; by default, all except "count".
+
+        Examples:
+            >>> paceline.Evaluator.texts({"loss": 0.25, "count": 100}, paceline.DataSpec(3, 32, 32))
+            {'loss': '0.2500'}
+        """
+        return {name: four_digits(value) for name, value in metrics.items() if name != "count"}
 
 
 def is_classifier(recipe_class: type[Recipe]) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.core.activity import counted
 from paceline.core.errors import UserError
 from paceline.core.printable import printable
 from paceline.images.decode import BadImage, upright_size
@@ -62,7 +63,7 @@ def plan_results(
 def read_headers(plan: ApplyPlan) -> dict[ImageTask, int]:
     """Return the number of pixels for each task with a valid image header; mark the others as skipped."""
     num_pixels: dict[ImageTask, int] = {}
-    for task in plan.tasks:
+    for task in counted(plan.tasks, "reading image headers", len(plan.tasks)):
         try:
             height, width = upright_size(Path(task.path))
             num_pixels[task] = height * width

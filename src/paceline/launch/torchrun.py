@@ -19,6 +19,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousError, RendezvousTimeoutError
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 
+from paceline.core.activity import activity
 from paceline.core.errors import UserError
 from paceline.launch.agent import END_SECONDS, Agent, Watchdog, describe_failure, first_failure, print_restart
 from paceline.launch.mailbox import LAUNCHER, MAILBOX_FOLDER, Mailbox
@@ -37,6 +38,7 @@ def run_processes(module: str, arguments: Sequence[str], processes: int, rendezv
     """Run `python -m module arguments` in several processes on this host; return their common exit code."""
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     rendezvous = rendezvous or Rendezvous()
+    activity("starting 1 process" if processes == 1 else f"starting {processes} processes, which load PyTorch")
     with tempfile.TemporaryDirectory(prefix="paceline-", ignore_cleanup_errors=True) as name:
         mailbox = Mailbox(Path(name))
         variables = {LAUNCHER: str(os.getpid()), MAILBOX_FOLDER: name, **AGENT_ENVIRONMENT}

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Self, TextIO, cast
@@ -17,32 +16,42 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from paceline.core.activity import is_terminal
+from paceline.core.numbers import duration, epoch, four_digits, rate
 from paceline.core.printable import print_line, printable
 from paceline.core.screen import open_screen
 from paceline.runs.console import Tee, user_stream
 
 _MAX_VALUES = 4  # maximum number of losses shown on one line
 _FRAME_SECONDS = 0.1  # minimum time between two frames, so that a fast loop does not redraw constantly
-_OTHER_GROUPS = ("gpu", "spread", "time")  # metric groups that are not losses
+_PATIENCE_SECONDS = (2.0, 60.0)  # without a terminal: silence after which a line is printed, at first and at most
+_OTHER_GROUPS = ("gpu", "host", "spread", "time")  # metric groups that are not losses
+_NOT_LOSSES = ("images_per_second", "data_wait", "epoch")
 
 
 class Display:
-    """Shows the progress of a run inside a `with` block; shows nothing if disabled."""
+    """Shows the progress of a run inside a `with` block; shows nothing if disabled.
 
-    def __init__(self, total_images: int, start_images: int, title: str, enabled: bool) -> None:
+    If `epoch_images` is given, the progress is also shown in epochs of this many images.
+    """
+
+    def __init__(self, total_images: int, start_images: int, title: str, enabled: bool, epoch_images: int = 0) -> None:
         self._total, self._images, self._title, self._enabled = total_images, start_images, printable(title), enabled
-        self._clock = time.perf_counter()
+        self._epoch_images = epoch_images
+        self._clock = self._printed_at = time.perf_counter()
+        self._patience = _PATIENCE_SECONDS[0]
         self._first: tuple[int, float] | None = None  # images and time at the first update, after warm-up
         self._next_frame = 0.0
+        self._values: list[str] = []  # losses and data wait from the last update
         self._live: Live | None = None
         self._ending = ExitStack()
 
     def __enter__(self) -> Self:
-        self._clock = time.perf_counter()
-        if self._enabled and _is_terminal(sys.stdout):
+        self._clock = self._printed_at = time.perf_counter()
+        if self._enabled and self._title:
+            print_line(self._title)
+        if self._enabled and is_terminal(sys.stdout):
             self._start_bar(open_screen(file=user_stream(sys.stdout)))
-        elif self._enabled and self._title:
-            print(self._title, flush=True)
         return self
 
     def __exit__(
@@ -52,7 +61,7 @@ class Display:
         self._live = None
 
     def update(self, images: int, values: Mapping[str, float]) -> None:
-        """Show the progress and the first few losses.
+        """Show the speed, the time left, the position and all losses.
 
         `values` may contain `images_per_second` and `data_wait` (the fraction of time spent waiting for data), with any
         prefix. Without `images_per_second`, the rate since the last update is shown.
@@ -61,44 +70,89 @@ class Display:
             return
         now = time.perf_counter()
         named = {name.rpartition("/")[2]: value for name, value in values.items()}
-        rate = named.get("images_per_second", (images - self._images) / max(now - self._clock, 1e-9))
+        speed = named.get("images_per_second", self._speed(images, now))
         self._first = self._first or (images, now)
-        eta = _duration(self._seconds_left(images, now, rate))
+        self._values = _losses(values) + ([f"data wait {named['data_wait']:.1%}"] if "data_wait" in named else [])
+        shown = self._progress(images, now, speed)
         self._images, self._clock = images, now
-        shown = [*_losses(values), f"{rate:,.0f} img/s"]
-        if "data_wait" in named:
-            shown.append(f"data wait {named['data_wait']:.1%}")
-        place = f"{images:>{len(f'{self._total:,}')},} / {self._total:,} images"
-        share = f"{images / max(self._total, 1):4.0%}"
         if self._live is None:
-            print_line("  ".join([f"  {place}", share.strip(), *shown, f"ETA {eta}"]))
+            self._print(shown, now)
+        else:
+            self._draw(images, shown, now)
+
+    def tick(self, images: int) -> None:
+        """Show the number of images after a step. Without a terminal, print a line only after a long silence.
+
+        This is cheap enough to call after every step.
+        """
+        if not self._enabled:
             return
-        due = now >= self._next_frame  # a skipped frame is replaced by the next one, or drawn at the end
-        self._live.update(self._frame(images, f"{share}  ETA {eta}", "  ".join([place, *shown])), refresh=due)
-        if due:
-            self._next_frame = now + _FRAME_SECONDS
+        now = time.perf_counter()
+        if self._live is not None and now >= self._next_frame:
+            self._draw(images, self._progress(images, now, self._speed(images, now)), now)
+        elif self._live is None and now - self._printed_at > self._patience:
+            self._print(self._progress(images, now, self._speed(images, now)), now)
+
+    def busy(self, text: str) -> None:
+        """Show an activity between two steps, such as an evaluation; without a terminal, only after a long silence."""
+        if not self._enabled:
+            return
+        now = time.perf_counter()
+        if self._live is not None and now >= self._next_frame:
+            self._draw(self._images, [text], now)
+        elif self._live is None and now - self._printed_at > self._patience:
+            self._print([text], now)
+
+    def position(self, images: int) -> str:
+        """Return the position in the run: `epoch 4.6/12`, or `6,400/45,000 images` if epochs are not known."""
+        if not self._epoch_images:
+            return f"{images:>{len(f'{self._total:,}')},}/{self._total:,} images"
+        return epoch(images, self._total, self._epoch_images)
 
     def line(self, text: str) -> None:
         """Print a line, above the bar if there is one."""
         if self._enabled:
             print_line(text)
+            self._printed_at = time.perf_counter()
 
-    def _seconds_left(self, images: int, now: float, rate: float) -> float:
-        """Estimate the time left from the average rate since the first update, including evaluations and saves.
+    def _speed(self, images: int, now: float) -> float:
+        """Return the images per second since the last update."""
+        return (images - self._images) / max(now - self._clock, 1e-9)
 
-        At the first update, use `rate` instead.
+    def _progress(self, images: int, now: float, speed: float) -> list[str]:
+        place = [self.position(images)]
+        if self._epoch_images:
+            place.append(f"{images:>{len(f'{self._total:,}')},}/{self._total:,} images")
+        return [rate(speed), f"ETA {duration(self._seconds_left(images, now, speed))}", *place, *self._values]
+
+    def _print(self, items: Sequence[str], now: float) -> None:
+        print_line("  ".join(["", *items]))
+        if now - self._printed_at > self._patience:
+            self._patience = min(2 * self._patience, _PATIENCE_SECONDS[1])
+        self._printed_at = now
+
+    def _draw(self, images: int, items: Sequence[str], now: float) -> None:
+        assert self._live is not None
+        due = now >= self._next_frame  # a skipped frame is replaced by the next one, or drawn at the end
+        self._live.update(self._frame(images, items), refresh=due)
+        if due:
+            self._next_frame = now + _FRAME_SECONDS
+
+    def _seconds_left(self, images: int, now: float, speed: float) -> float:
+        """Estimate the time left from the average speed since the first update, including evaluations and saves.
+
+        Until the second update, use `speed` instead.
         """
-        assert self._first is not None
-        first_images, first_clock = self._first
+        first_images, first_clock = self._first or (images, now)
         if images > first_images:
-            rate = (images - first_images) / max(now - first_clock, 1e-9)
-        return max(self._total - images, 0) / rate if rate > 0 else float("inf")
+            speed = (images - first_images) / max(now - first_clock, 1e-9)
+        return max(self._total - images, 0) / speed if speed > 0 else float("inf")
 
     def _start_bar(self, console: Console) -> None:
         # No thread redraws the bar, because that would take time from the training loop.
         # Printed lines are redirected below, because the redirection in rich would bypass the log.
         self._live = Live(
-            self._frame(self._images, "", ""),
+            self._frame(self._images, [self.position(self._images)]),
             console=console,
             auto_refresh=False,
             redirect_stdout=False,
@@ -119,30 +173,29 @@ class Display:
         self._ending.callback(proxy.flush)  # prints a final line that has no newline
         setattr(owner, attribute, cast(TextIO, proxy))
 
-    def _frame(self, images: int, right: str, below: str) -> Group:
-        bar = ProgressBar(total=max(self._total, 1), completed=images)
+    def _frame(self, images: int, items: Sequence[str]) -> Group:
+        """Return a bar and the items below it, on as many lines as they need."""
         row = Table.grid(padding=(0, 1), expand=True)
-        row.add_column(no_wrap=True)
         row.add_column(ratio=1)
         row.add_column(no_wrap=True)
-        row.add_row(Text(self._title, style="bold"), bar, Text(right))
-        return Group(row, Text(below, no_wrap=True, overflow="ellipsis"))
+        bar = ProgressBar(total=max(self._total, 1), completed=images)
+        row.add_row(bar, Text(f"{images / max(self._total, 1):4.0%}"))
+        width = self._live.console.width if self._live else sys.maxsize
+        return Group(row, *(Text(line, no_wrap=True, overflow="ellipsis") for line in _packed(items, width)))
 
 
-def _is_terminal(stream: TextIO) -> bool:
-    return stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+def _packed(items: Sequence[str], width: int) -> list[str]:
+    """Distribute items over lines of at most `width` characters, without breaking an item."""
+    lines: list[str] = []
+    for item in items:
+        if lines and len(lines[-1]) + 2 + len(item) <= width:
+            lines[-1] += f"  {item}"
+        else:
+            lines.append(item)
+    return lines
 
 
 def _losses(values: Mapping[str, float]) -> list[str]:
     names = [name for name in values if name.partition("/")[0] not in _OTHER_GROUPS]
-    names = [name for name in names if name.rpartition("/")[2] not in ("images_per_second", "data_wait")]
-    return [f"{name} {values[name]:.4g}" for name in names[:_MAX_VALUES]]
-
-
-def _duration(seconds: float) -> str:
-    """Format a duration as hours:minutes:seconds, or minutes:seconds below one hour."""
-    if seconds > 1e8:  # several years: the rate is not known yet
-        return "?"
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+    names = [name for name in names if name.rpartition("/")[2] not in _NOT_LOSSES]
+    return [f"{name} {four_digits(values[name])}" for name in names]

@@ -20,6 +20,7 @@ from paceline.core.small_files import parse_json, read_bounded, why
 from paceline.evaluation.protocol import Protocol, differences
 from paceline.runs.checkpoint import Checkpoints
 from paceline.runs.data_spec_file import DATA_SPEC, read_data_spec
+from paceline.runs.other_folder import suggest_other_folder
 from paceline.runs.record import CONFIG, Provenance, RunRecord, read_record
 from paceline.runs.segments import earlier_segments
 from paceline.runs.status import Status
@@ -158,19 +159,22 @@ class RunFolder:
                 f"--out {self.path}: has checkpoints but no {CONFIG}: restore the file, or choose a different --out"
             )
         if record.recipe != config.recipe_name:
+            other = suggest_other_folder(self.path, config)
             raise UserError(
-                f"--out {self.path}: this run was trained with a different recipe; choose a different --out"
+                f"--out {self.path}: this run was trained with a different recipe; to start another run, add {other}"
             )
         changed = changed_settings(record.settings, config)
         if changed:
             raise UserError(
                 f"--out {self.path}: this run was trained with different settings ({'; '.join(changed)}); "
-                "use the same settings to resume it, or choose a different --out"
+                "use the same settings to resume it, or add "
+                f"{suggest_other_folder(self.path, config, changed)} to start another run"
             )
         if record.provenance.data != data:
             raise UserError(
                 f"--out {self.path}: this run was trained on different data ({record.provenance.data} → {data}); "
-                "use the same data to resume it, or choose a different --out"
+                "use the same data to resume it, or add "
+                f"{suggest_other_folder(self.path, config)} to start another run"
             )
 
     def record_protocol(self, split: str, label: str, protocol: Protocol, *, overwrite: bool) -> None:

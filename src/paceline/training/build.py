@@ -11,6 +11,7 @@ import torch
 from paceline.config.resolve import Config
 from paceline.config.spans import Span, split_batch
 from paceline.contracts.recipe import Recipe
+from paceline.core.activity import activity
 from paceline.core.errors import UserError
 from paceline.data.crop import check_crop, cropped
 from paceline.data.draws import Drawer
@@ -77,6 +78,7 @@ def assemble(config: Config, world: World | None = None) -> Parts:
 def _build(config: Config, strategy_type: type[Strategy], world: World) -> Parts:
     precision = choose_precision(config.run.precision, world.device)
     precision.apply(deterministic=config.run.deterministic)
+    activity(f"opening the data source {config.run.data} and building the networks")
     sources = open_sources(config)
     for split, source in sources.items():
         check_sample(source, f"--data {config.run.data}: sample 0 of split {split!r}")
@@ -109,6 +111,7 @@ def _build(config: Config, strategy_type: type[Strategy], world: World) -> Parts
     learners = make_learners(config, recipe, precision, epoch=epoch, step=feed.images_per_step, total=total)
     step = Step(recipe, learners, strategy, pipeline.finish, batch_size, feed.images_per_step)
     if config.run.compile:
+        activity("compiling the networks, which can take minutes")
         notes.append(try_compile(step, next(feed.steps(0, feed.images_per_step))))
     run_step, note = choose_step(step, config.run)
     notes += [note] if note else []

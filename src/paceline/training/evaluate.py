@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
 import torch
@@ -41,6 +41,12 @@ class SplitEvaluator:
         self.notes, self.label, self.protocol = prepared.notes, prepared.label, prepared.protocol()
         self._prepared: Evaluator | None = prepared
 
+    def texts(self, metrics: Mapping[str, float]) -> dict[str, str]:
+        """Return the metrics to print, by split and name, with their units: `{"validation/top1": "93.12%"}`."""
+        evaluator_class = load_class("evaluator", self.recipe.evaluator, Evaluator)
+        texts = evaluator_class.texts(metrics, self.loader.source.spec)
+        return {f"{self.split}/{name}": text for name, text in texts.items()}
+
     def take_prepared(self) -> Evaluator:
         """Return an evaluator that has seen no samples, and keep no reference to it."""
         prepared, self._prepared = self._prepared or self._new_evaluator(), None
@@ -57,21 +63,29 @@ class SplitEvaluator:
         return evaluator_class(case, self.loader.source.spec, self.world.device, self.settings)
 
     @torch.no_grad()
-    def measure(self) -> dict[str, float]:
-        """Return the recipe's metrics on the split, identical on every rank."""
-        evaluator, world = self._new_evaluator(), self.world
+    def measure(self, on_samples: Callable[[int], None] = lambda seen: None) -> dict[str, float]:
+        """Return the recipe's metrics on the split, identical on every rank.
+
+        `on_samples` is called after each batch with the number of samples that all ranks have evaluated so far.
+        """
+        evaluator, world, seen = self._new_evaluator(), self.world, 0
         missing = torch.tensor([float(evaluator.needs_samples)], device=world.device)
         if world.sum(missing).item():  # if any rank needs the samples, all ranks process them
             for batch in self._sample_batches():
                 beat()
                 evaluator.update_samples(batch)
+                seen += len(batch["index"])
+                on_samples(min(seen * world.size, self.count))
             evaluator.end_samples(world.sum(evaluator.sample_sums()))
         self.recipe.eval()
+        seen = 0
         for batch in self._batches():
             beat()
             with eager(), self.precision.autocast():
                 prediction = self.recipe.predict(batch)
             evaluator.update(prediction, batch)
+            seen += len(batch["index"])
+            on_samples(min(seen * world.size, self.count))
         self.recipe.train()
         return evaluator.results(world.sum(evaluator.sums()))
 

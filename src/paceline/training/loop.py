@@ -120,6 +120,7 @@ class Loop:
         with self.stopwatch("step"):
             self.loss_log.add(data.images, self.parts.run_step(data))
         before, self.images = data.images, data.images + self.parts.feed.images_per_step
+        self.outputs.display.tick(self.images)
         if self._due("log_every", before):
             self._log()
         if self._due("evaluate_every", before):
@@ -188,20 +189,28 @@ class Loop:
         if self._saved_at == self.images:
             self._saved_at = -1  # save again, since checkpoints store evaluation results
         with self.stopwatch("evaluate"), evaluated_weights(self.recipe, self.step.learners):
-            results = self.evaluator.measure()
+            results = self.evaluator.measure(self._show_evaluation)
         values = {f"{self.evaluator.split}/{name}": value for name, value in results.items()}
         self._write(values | {EVALUATION_SECONDS: self.stopwatch("evaluate").seconds})
-        self.outputs.display.line(f"{self.images:>12,} images  " + describe(values))
         best_metric, mode = self.recipe.best
         name = next((name for name in values if name.partition("[")[0] == best_metric), "")
+        is_best = bool(name) and self._is_best(name, values[name], mode)
+        texts = [f"{name} {text}" for name, text in self.evaluator.texts(results).items()]
+        place = self.outputs.display.position(self.images)
+        self.outputs.display.line("  ".join([place, *texts, *(["(best so far)"] if is_best else [])]))
         if best_metric and not name and not self._missed_best:
             self._missed_best = True
             self.outputs.display.line(
                 f"best: the last checkpoint, since there is no metric {best_metric!r}; available: {', '.join(values)}"
             )
-        if name and self._is_best(name, values[name], mode):
+        if is_best:
             self.best = Best(name, values[name], self.images)
             self._save()
+
+    def _show_evaluation(self, seen: int) -> None:
+        assert self.evaluator
+        split, count = self.evaluator.split, self.evaluator.count
+        self.outputs.display.busy(f"evaluating on the {split} split: {seen:,} of {count:,} samples")
 
     def _is_best(self, name: str, value: float, mode: str) -> bool:
         """Return whether a value beats the best so far. Values of metrics with different names are not comparable."""
@@ -256,8 +265,3 @@ class Loop:
     def _write(self, values: Mapping[str, float]) -> None:
         if self.outputs.writer:
             self.outputs.writer.write(self.images, values)
-
-
-def describe(values: Mapping[str, float]) -> str:
-    """Return metrics as one line of text."""
-    return "  ".join(f"{name} {value:.4g}" for name, value in values.items() if not name.endswith("/count"))

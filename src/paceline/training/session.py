@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
+from paceline.core.activity import Counter, activity
 from paceline.core.errors import DISK_FULL, NOT_WRITABLE, UserError
+from paceline.core.numbers import duration, epoch, four_digits
 from paceline.core.printable import print_line
 from paceline.data.crop import cropped
 from paceline.data.file_lists import NOT_USED, write_not_used
@@ -30,7 +32,7 @@ from paceline.training.agreement import checkpoint_at, claim_folder, newest_snap
 from paceline.training.build import Parts
 from paceline.training.evaluate import SplitEvaluator, final_evaluator, training_evaluator
 from paceline.training.initial_weights import start_from
-from paceline.training.loop import Loop, Outputs, describe
+from paceline.training.loop import Loop, Outputs
 from paceline.training.rehearsal import rehearse
 from paceline.training.snapshot import check_fits, restore_snapshot
 from paceline.training.stop import StopRequest
@@ -92,7 +94,7 @@ class Session:
             evaluated = snapshot is not None and snapshot.numbers.evaluated_at == images
             writer = MetricsWriter(folder.path, images, parts.config.run.loggers, evaluated=evaluated)
         title = f"{Path(parts.config.recipe_name).stem} → {folder.path}"
-        with Display(parts.total_images, images, title, enabled=parts.world.is_first) as display:
+        with Display(parts.total_images, images, title, parts.world.is_first, parts.epoch_images) as display:
             outputs = Outputs(folder, writer, display, record.on_saved)
             loop = Loop(parts, outputs, snapshot=snapshot, evaluator=self.evaluator, stop=stop)
             if not settled:
@@ -102,10 +104,10 @@ class Session:
         return loop, writer
 
     def evaluate(self, loop: Loop, writer: MetricsWriter | None) -> None:
-        """Evaluate the best checkpoint (the last one if there is no best) on the test split."""
+        """Evaluate the best checkpoint (the last one if there is no best) on the test split; print the metrics."""
+        if self.parts.world.is_first:
+            print_line(self._describe_end(loop, writer))
         if not self.final_evaluator:
-            if loop.best:
-                print_line(f"best: {loop.best.name} {loop.best.value:.4g} at {loop.best.images:,} images")
             return
         world, images = self.parts.world, loop.best.images if loop.best else loop.images
         snapshot = checkpoint_at(self.folder, world, images)
@@ -114,7 +116,9 @@ class Session:
             snapshot = checkpoint_at(self.folder, world, images)
         assert snapshot is not None
         load_weights(self.parts.recipe, snapshot.weights, ema=True)
-        metrics = {f"test/{name}": value for name, value in self.final_evaluator.measure().items()}
+        with Counter("evaluating on the test split", self.final_evaluator.count) as counter:
+            results = self.final_evaluator.measure(counter.update)
+        metrics = {f"test/{name}": value for name, value in results.items()}
         if writer:
             lines = read_metrics(self.folder.path)
             if not any(
@@ -122,7 +126,19 @@ class Session:
             ):
                 writer.write(loop.images, metrics | {"test/checkpoint_images": float(images)})
         if world.is_first:
-            print_line(f"test metrics for the checkpoint at {images:,} images: {describe(metrics)}")
+            texts = [f"{name} {text}" for name, text in self.final_evaluator.texts(results).items()]
+            print_line(f"test metrics for the checkpoint at {images:,} images: {'  '.join(texts)}")
+
+    def _describe_end(self, loop: Loop, writer: MetricsWriter | None) -> str:
+        """Return how long training took and the best metric during training, with its position."""
+        spent = f"trained for {duration(writer.seconds)}" if writer else "nothing left to train"
+        if not loop.best or not self.evaluator:
+            return spent
+        best = loop.best
+        name = best.name.partition("/")[2]
+        text = self.evaluator.texts({name: best.value}).get(best.name, four_digits(best.value))
+        at = epoch(best.images, self.parts.total_images, self.parts.epoch_images)
+        return f"{spent}; best: {best.name} {text} at {at} ({best.images:,} images)"
 
     def close(self, loop: Loop, writer: MetricsWriter | None) -> None:
         """Record how the run ended; wait for its mirror and for the other ranks."""
@@ -177,6 +193,7 @@ def open_session(parts: Parts, folder: RunFolder) -> Iterator[Session]:
     mirroring = Mirroring(parts.config, folder, parts.world.is_first)
     interrupted = False
     try:
+        activity("preparing to train")
         evaluator, final = training_evaluator(parts), final_evaluator(parts)
         parts.notes.extend(evaluator.notes if evaluator else ())
         data = cache(lambda: describe_samples(parts.loaders["train"].source))

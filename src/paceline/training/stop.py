@@ -14,6 +14,7 @@ from types import FrameType
 import torch
 
 from paceline.core.errors import UserError
+from paceline.core.printable import print_line
 from paceline.parallel.world import World
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
@@ -41,9 +42,13 @@ def leave_terminal() -> None:
 
 
 class StopRequest:
-    """A request to stop, made by Ctrl-C, SIGTERM, SIGUSR1 or SIGHUP. A second Ctrl-C stops immediately."""
+    """A request to stop, made by Ctrl-C, SIGTERM, SIGUSR1 or SIGHUP. A second Ctrl-C stops immediately.
 
-    def __init__(self) -> None:
+    If `announces`, the first signal prints a line, so that the user knows that the run is about to stop.
+    """
+
+    def __init__(self, announces: bool = False) -> None:
+        self.announces = announces
         self.signal: int = 0
         self._since = 0.0
         self._failure = ""
@@ -82,6 +87,15 @@ class StopRequest:
             raise KeyboardInterrupt
         if not self.signal:
             self.signal, self._since = number, time.monotonic()
+            if self.announces:
+                # A thread waits for the stream's lock; a signal handler could have interrupted its owner.
+                threading.Thread(target=print_line, args=[_answer_to(number)], daemon=True).start()
+
+
+def _answer_to(number: int) -> str:
+    if number == signal.SIGINT:
+        return "saving a checkpoint after this step; press Ctrl-C again to stop now, without saving"
+    return f"received {signal.Signals(number).name}: saving a checkpoint after this step"
 
 
 class StopVote:

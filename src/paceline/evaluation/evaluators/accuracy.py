@@ -6,6 +6,8 @@ the class with the lower index ranks first, so that ties do not depend on the de
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -42,6 +44,14 @@ class Accuracy(Evaluator):
         loss, top1, top5, count = sums.tolist()
         assert count > 0, "cannot compute the accuracy on an empty split"
         return {"loss": loss / count, "top1": 100 * top1 / count, "top5": 100 * top5 / count, "count": count}
+
+    @classmethod
+    def texts(cls, metrics: Mapping[str, float], spec: DataSpec) -> dict[str, str]:
+        """Return the accuracies with a percent sign; leave out top-5 if five or fewer classes make it meaningless."""
+        texts = super().texts(metrics, spec)
+        if spec.num_classes <= 5:
+            texts.pop("top5", None)
+        return {name: f"{text}%" if name in ("top1", "top5") else text for name, text in texts.items()}
 
 
 def _rank_of(label: Tensor, logits: Tensor) -> Tensor:

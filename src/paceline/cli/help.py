@@ -1,0 +1,136 @@
+"""How `--help` looks: options in groups, examples that can be pasted, and lines that fit the terminal."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import textwrap
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+from typer.core import TyperCommand, TyperGroup
+
+from paceline.cli.interrupt import Interrupted
+from paceline.core.declared import preset_names
+from paceline.core.registry import about, names
+
+WIDEST, NARROWEST = 100, 30  # columns; help is not wider or narrower, whatever the terminal
+NARROW = 70  # columns; on a narrower terminal, the description of an option starts on a line of its own
+INDENT = 2
+OPTIONS = "Options"  # title for options that are in no group
+OTHERS = "Other options"  # the same title in a command that has groups
+ORDER = ("Common", "Data", "Devices", "Speed", "Cluster", "Evaluation and logging")  # of the groups
+CONTEXT = {"help_option_names": ["-h", "--help"]}
+
+Row = tuple[str, str]
+
+
+class Command(TyperCommand):
+    """A command with grouped options; its epilog is a list of example commands, one per line."""
+
+    def get_help(self, ctx: Any) -> str:
+        return _help_text(ctx, super().get_help)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        for title, rows in _grouped(self.get_params(ctx), ctx).items():
+            _write_rows(formatter, title, rows)
+        if any(parameter.name == "recipe" and not parameter.opts[0].startswith("-") for parameter in self.params):
+            _write_rows(formatter, "Recipes", _recipes())
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        if self.epilog:
+            with formatter.section("Examples"):
+                for line in self.epilog.splitlines():
+                    formatter.write(textwrap.indent(_fitted(line, formatter.width - 2 * INDENT), " " * INDENT) + "\n")
+
+
+class Commands(TyperGroup):
+    """A group of commands that raises Interrupted on Ctrl-C and lists its commands with a full sentence each."""
+
+    def get_help(self, ctx: Any) -> str:
+        return _help_text(ctx, super().get_help)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        for title, rows in _grouped(self.get_params(ctx), ctx).items():
+            _write_rows(formatter, title, rows)
+        self.format_commands(ctx, formatter)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        found = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
+        rows = [(name, (command.help or "").partition("\n\n")[0]) for name, command in found if command]
+        _write_rows(formatter, "Commands", rows)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as stop:
+            raise Interrupted(str(stop)) from None
+
+
+def _help_text(ctx: Any, get_help: Callable[[Any], str]) -> str:
+    """Return a command's help, wrapped to the width of the terminal."""
+    ctx.terminal_width = max(NARROWEST, min(shutil.get_terminal_size().columns, WIDEST))
+    return get_help(ctx)
+
+
+def _grouped(parameters: Iterable[Any], ctx: Any) -> dict[str, list[Row]]:
+    """Return the help of all parameters by the title of their group, arguments first."""
+    found: dict[str, list[Row]] = {}
+    for parameter in parameters:
+        record = parameter.get_help_record(ctx)
+        if record is not None:
+            group = parameter.rich_help_panel if hasattr(parameter, "rich_help_panel") else ""
+            title = "Arguments" if parameter.param_type_name == "argument" else group or OPTIONS
+            found.setdefault(title, []).append(record)
+    if any(title in ORDER for title in found) and OPTIONS in found:
+        found[OTHERS] = found.pop(OPTIONS)
+    order = ("Arguments", OPTIONS, *ORDER, OTHERS)
+    return dict(sorted(found.items(), key=lambda item: order.index(item[0])))
+
+
+def _recipes() -> list[Row]:
+    rows = []
+    for name in names("recipe"):
+        presets = preset_names(name)
+        hint = f" Presets: {', '.join(presets)}." if presets else ""
+        rows.append((name, f"{about('recipe', name)}{hint}"))
+    return rows
+
+
+def _write_rows(formatter: Any, title: str, rows: list[Row]) -> None:
+    """Write two columns or, on a narrow terminal, each description below its name; break lines between words only."""
+    if not rows:
+        return
+    longest = max(len(name) for name, _ in rows)
+    column = min(longest, 28) + 2 if formatter.width >= NARROW else 2 * INDENT
+    fill = partial(textwrap.fill, break_long_words=False, break_on_hyphens=False)
+    with formatter.section(title):
+        for name, text in rows:
+            indent = " " * (INDENT + column)
+            start = f"{' ' * INDENT}{name}"
+            same_line = len(start) + 2 <= len(indent)
+            body = fill(
+                " ".join(text.split()),
+                formatter.width,
+                initial_indent=start.ljust(len(indent)) if same_line else indent,
+                subsequent_indent=indent,
+            )
+            if not same_line:
+                words = fill(start, formatter.width, subsequent_indent=" " * (INDENT + column))
+                body = f"{words}\n{body}" if text else words
+            formatter.write(f"{body.rstrip() or start}\n")
+
+
+def _fitted(command: str, width: int) -> str:
+    """Return a command on several lines that can be pasted, broken between words; comments get a line of their own."""
+    command, _, comment = command.partition("  # ")
+    lines = textwrap.wrap(f"# {comment}", width, subsequent_indent="# ") if comment else []
+    current = ""
+    for word in re.findall(r"--\S+(?: (?!--)\S+)?|\S+", command):  # a flag stays with its value
+        if current and len(current) + 1 + len(word) > width - 2:
+            lines.append(f"{current} \\")
+            current = "    " + word
+        else:
+            current = f"{current} {word}" if current else word
+    return "\n".join([*lines, current])

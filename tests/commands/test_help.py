@@ -1,0 +1,110 @@
+"""`paceline --help`: grouped, complete, with examples that parse, and readable on a narrow terminal."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import fields
+
+import pytest
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from paceline.cli.app import app, run
+from paceline.cli.examples import EXAMPLES
+from paceline.cli.flags import GROUPS
+from paceline.cli.help import ORDER
+from paceline.config.settings import LearnerSettings
+from paceline.config.source_flags import SourceFlags
+from paceline.contracts.recipe import Recipe
+from paceline.core.declared import preset_names
+from paceline.core.registry import load_class, names
+
+
+def commands() -> dict[str, TyperCommand | TyperGroup]:
+    group = typer.main.get_command(app)
+    assert isinstance(group, TyperGroup)
+    found: dict[str, TyperCommand | TyperGroup] = {}
+    for name, command in group.commands.items():
+        found[name] = command
+        found |= {f"{name} {inner}": one for inner, one in getattr(command, "commands", {}).items()}
+    return found
+
+
+def help_of(name: str, columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert run([*name.split(), "-h"]) == 0
+    return capsys.readouterr().out
+
+
+def words_of(text: str) -> list[str]:
+    """Return the words of a help page, without comment signs and line continuations."""
+    return [word for word in text.split() if word not in ("\\", "#")]
+
+
+@pytest.mark.parametrize("arguments", [[], ["launch"]])
+def test_a_command_without_arguments_prints_its_help_and_succeeds(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(arguments) == 0
+    printed = capsys.readouterr()
+    assert printed.out.startswith(f"Usage: {' '.join(['paceline', *arguments])} [OPTIONS] COMMAND") and not printed.err
+
+
+@pytest.mark.parametrize("name", ["", *commands()])
+def test_help_fits_the_terminal_and_breaks_no_word(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide, *others = (help_of(name, columns, capsys, monkeypatch) for columns in (100, 80, 40))
+    for text, columns in zip(others, (80, 40), strict=True):
+        assert not [line for line in text.splitlines() if len(line) > columns]
+        assert words_of(text) == words_of(wide)
+    assert "\x1b" not in wide
+
+
+def test_every_flag_for_a_setting_is_in_exactly_one_group() -> None:
+    grouped = Counter(name for members in GROUPS.values() for name in members)
+    flags = [f.name for group in (SourceFlags, LearnerSettings) for f in fields(group) if f.metadata["flag"]]
+    assert grouped == Counter(flags) and tuple(GROUPS) == ORDER
+
+
+def test_help_for_train_lists_groups_defaults_choices_recipes_and_presets(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = help_of("train", 100, capsys, monkeypatch)
+    assert [line[:-1] for line in text.splitlines() if line[:-1] in GROUPS] == list(GROUPS)
+    joined = " ".join(text.split())
+    for expected in ("[default: 128]", "[default: off]", "[none, bf16; default: none]", "Presets: cifar10, quick."):
+        assert expected in joined
+    assert all(f"  {name}" in text for name in names("recipe"))
+
+
+@pytest.mark.parametrize("recipe", names("recipe"))
+def test_presets_are_found_without_importing_the_recipe(recipe: str) -> None:
+    assert preset_names(recipe) == sorted(load_class("recipe", recipe, Recipe).presets)
+
+
+def test_every_command_has_examples_and_every_example_parses() -> None:
+    found = commands()
+    assert {name for name, command in found.items() if not isinstance(command, TyperGroup)} == set(EXAMPLES)
+    for name, lines in EXAMPLES.items():
+        for line in lines.splitlines():
+            words = shlex.split(line, comments=True)
+            assert words[: 1 + len(name.split())] == ["paceline", *name.split()], line
+            command = found[name]
+            assert command.make_context(name, words[1 + len(name.split()) :])
+
+
+def test_a_wrong_recipe_or_source_is_reported_before_torch_is_imported() -> None:
+    code = (
+        "import sys; from paceline.cli.app import run\n"
+        "wrong = ('train clasification', 'plan dcgan --data digit', 'settings ./x.py')\n"
+        "codes = [run(words.split()) for words in wrong]\n"
+        "print(codes, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[2, 2, 2] False\n"
+    assert done.stderr.startswith("paceline: unknown recipe 'clasification'; did you mean 'classification'?\n")
+    assert len(done.stderr.splitlines()) == 3
