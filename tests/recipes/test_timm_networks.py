@@ -117,14 +117,27 @@ def test_images_below_the_stride_of_the_network_are_rejected() -> None:
         build("convnext_tiny", DataSpec(3, 8, 8, num_classes=2), **SMALL)
 
 
+def test_a_transformer_rejects_images_that_differ_from_the_training_size_unless_told_otherwise() -> None:
+    arguments = NETWORKS["vit_tiny_patch16_224"]
+    larger = {"image": torch.zeros(1, 3, 64, 64, dtype=torch.float64)}
+    with pytest.raises(UserError, match=r"cannot process images of 64×64 pixels"):
+        build("vit_tiny_patch16_224", **arguments).double().eval().predict(larger)
+    dynamic = build("vit_tiny_patch16_224", dynamic_img_size=True, **arguments).double().eval()
+    assert dynamic.predict(larger)["logits"].shape == (1, 10)
+
+
 def test_published_weights_are_read_only_when_a_run_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = build("convnext_tiny", pretrained=True, **SMALL)  # does not use the network
     assert recipe.starts_from_published
 
-    def offline(*_: object, **__: object) -> None:
-        raise OSError("no route to host")
+    create = timm.create_model
 
-    monkeypatch.setattr("timm.models._builder.load_pretrained", offline)
+    def offline(*names: str, pretrained: bool = False, **arguments: Any) -> Any:
+        if pretrained:
+            raise OSError("no route to host")
+        return create(*names, **arguments)
+
+    monkeypatch.setattr(timm, "create_model", offline)
     with pytest.raises(UserError, match=r"cannot be downloaded.*no route to host") as caught:
         recipe.published_weights()
     assert "\n" not in str(caught.value)

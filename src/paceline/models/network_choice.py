@@ -12,7 +12,7 @@ from paceline.core.errors import UserError
 from paceline.core.types import SettingValue
 
 MAX_NAMES = 5  # maximum number of similar names in an error message
-MAX_REASON_LENGTH = 300  # maximum length of another library's error message inside ours
+MAX_REASON_LENGTH = 200  # maximum length of another library's error message inside ours
 
 
 @dataclass(frozen=True)
@@ -71,14 +71,13 @@ class NetworkChoice:
                     close = _similar(argument, names)
                     hint = f"did you mean {' or '.join(close)}?" if close else _listed(names)
                     raise UserError(f"network_args.{argument}: {self.name} has no such argument; {hint}") from None
-            raise self.failed("cannot be built", error) from None
+            raise self.failed("cannot be built", error, "check network_args") from None
 
-    def failed(self, problem: str, error: Exception) -> UserError:
-        """Return the error for an exception that another library raised."""
+    def failed(self, problem: str, error: Exception, advice: str) -> UserError:
+        """Return the error for an exception that another library raised; `advice` says what to do."""
         given = ", ".join(f"{name}={value}" for name, value in self.arguments.items())
         reason = " ".join(str(error).split())[:MAX_REASON_LENGTH]
         arguments = f" with network_args {given}" if given else ""
-        advice = "check network_args and the size of the images" if given else "check the size of the images"
         return UserError(f"network={self.name}: {problem}{arguments} ({type(error).__name__}: {reason}); {advice}")
 
 

@@ -21,8 +21,8 @@ from paceline.models.network_choice import NetworkChoice, NetworkTask
 class Provider(NamedTuple):
     """A library with networks, and the module that creates them for Paceline."""
 
-    # Defines `make_network(choice, task)`. A provider of classifiers also defines `make_pretrained`, `describe_weights`
-    # and `input_statistics`, with the arguments of the functions below.
+    # Defines `make_network(choice, task)`. A provider of classifiers also defines the other functions below, with the
+    # same arguments.
     module: str
     package: str
     extra: str
@@ -38,6 +38,11 @@ def make_network(choice: NetworkChoice, task: NetworkTask) -> nn.Module:
     """Return a network with random weights; raise UserError if it does not exist or does not fit the task."""
     network: nn.Module = _load(choice.name).make_network(choice, task)
     return network
+
+
+def check_input(network: nn.Module, choice: NetworkChoice, task: NetworkTask) -> None:
+    """Raise UserError if a classifier from `make_network` cannot process images of the task's size."""
+    _load(choice.name).check_input(network, choice, task)
 
 
 def make_pretrained(choice: NetworkChoice, task: NetworkTask, weights: dict[str, Tensor] | None = None) -> nn.Module:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import timm
 import torch
-from timm.models import get_pretrained_cfg
+from timm.models import PretrainedCfg, get_pretrained_cfg
 from torch import Tensor, nn
 
 from paceline.core.errors import UserError
@@ -28,6 +28,7 @@ RESERVED = {
     "pretrained_cfg": "use --set network=timm:NAME.TAG to choose published weights",
     "pretrained_cfg_overlay": _FROM_FILE,
     "cache_dir": "set the environment variable HF_HOME",
+    **dict.fromkeys(("device", "dtype"), "use --accelerator and --precision"),
     **dict.fromkeys(("features_only", "scriptable", "exportable", "no_jit"), "leave it out"),
 }
 
@@ -36,7 +37,7 @@ def make_network(choice: NetworkChoice, task: NetworkTask) -> nn.Module:
     """Return a classifier with random weights."""
     arguments = _checked(choice, task)
     network = _create(choice, {**arguments, "num_classes": task.num_classes, **_input(choice, task)})
-    _check_input(network, choice, task)
+    check_input(network, choice, task)
     return network
 
 
@@ -59,7 +60,7 @@ def make_pretrained(choice: NetworkChoice, task: NetworkTask, weights: dict[str,
 def describe_weights(choice: NetworkChoice, weights: Mapping[str, Tensor], size_px: int) -> NetworkTask:
     """Return the task that weights are for; `size_px` is the image size in pixels, or 0 for the one timm uses."""
     _check_architecture(choice)
-    config = get_pretrained_cfg(choice.architecture)
+    config = _config(choice)
     channels, height, width = config.input_size
     first = _first(config.first_conv)
     if f"{first}.weight" in weights:
@@ -73,7 +74,7 @@ def describe_weights(choice: NetworkChoice, weights: Mapping[str, Tensor], size_
 def input_statistics(choice: NetworkChoice) -> tuple[Sequence[float], Sequence[float]]:
     """Return the mean and standard deviation that timm normalises images with."""
     _check_architecture(choice)
-    config = get_pretrained_cfg(choice.architecture)
+    config = _config(choice)
     return config.mean, config.std
 
 
@@ -99,9 +100,14 @@ def _check_architecture(choice: NetworkChoice) -> None:
         raise UserError(f"network={choice.name}: timm has no weights {tag!r} for {architecture}; {known}")
 
 
+def _config(choice: NetworkChoice) -> PretrainedCfg:
+    """Return timm's description of an architecture: input size, mean, names of the first and last layer."""
+    return get_pretrained_cfg(choice.architecture) or PretrainedCfg()
+
+
 def _input(choice: NetworkChoice, task: NetworkTask) -> dict[str, object]:
     """Return the arguments for the channels and, for an architecture with a fixed input size, the image size."""
-    is_fixed = get_pretrained_cfg(choice.architecture).fixed_input_size
+    is_fixed = _config(choice).fixed_input_size
     return {"in_chans": task.in_channels, **({"img_size": (task.height, task.width)} if is_fixed else {})}
 
 
@@ -116,7 +122,8 @@ def _create(choice: NetworkChoice, arguments: Mapping[str, object]) -> nn.Module
 def _argument_names(choice: NetworkChoice) -> set[str]:
     """Return the arguments of an architecture's class, or an empty set if it accepts any argument."""
     with torch.random.fork_rng(devices=[]):
-        parameters = inspect.signature(type(timm.create_model(choice.architecture)).__init__).parameters.values()
+        network_class = type(timm.create_model(choice.architecture))
+    parameters = inspect.signature(network_class.__init__).parameters.values()
     accepts_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     names = {parameter.name for parameter in parameters} - {"self", *RESERVED}
     return set() if accepts_any else names | {PRETRAINED}
@@ -129,7 +136,8 @@ def _download(choice: NetworkChoice, arguments: Mapping[str, object]) -> nn.Modu
         network: nn.Module = timm.create_model(choice.architecture, **arguments)
     except Exception as error:
         _create(choice, {**arguments, PRETRAINED: False})  # raises if the arguments are the problem
-        raise choice.failed("its published weights cannot be downloaded or do not fit", error) from None
+        advice = "check the network connection, or use --init-from FILE"
+        raise choice.failed("its published weights cannot be downloaded or do not fit", error, advice) from None
     return network
 
 
@@ -143,13 +151,14 @@ def _load(choice: NetworkChoice, arguments: Mapping[str, object], weights: dict[
         )
     except Exception as error:
         _create(choice, {**arguments, PRETRAINED: False})
-        raise choice.failed("the weights belong to a different network", error) from None
+        advice = "use weights of this network, trained with the same network_args"
+        raise choice.failed("the weights belong to a different network", error, advice) from None
     return network
 
 
 def _num_classes(choice: NetworkChoice, weights: Mapping[str, Tensor]) -> int:
     """Return the number of logits of the last layer in a file, or 0 if the file does not have this layer."""
-    name = f"{_first(get_pretrained_cfg(choice.architecture).classifier)}.weight"
+    name = f"{_first(_config(choice).classifier)}.weight"
     return len(weights[name]) if name in weights else 0
 
 
@@ -158,7 +167,7 @@ def _first(names: str | Sequence[str] | None) -> str:
     return names if isinstance(names, str) else next(iter(names or ()), "")
 
 
-def _check_input(network: nn.Module, choice: NetworkChoice, task: NetworkTask) -> None:
+def check_input(network: nn.Module, choice: NetworkChoice, task: NetworkTask) -> None:
     """Raise UserError if the network cannot process images of this size, for example because it downsamples too far."""
     try:
         _run(network, task, "meta")  # computes shapes only, which takes little time
@@ -167,13 +176,15 @@ def _check_input(network: nn.Module, choice: NetworkChoice, task: NetworkTask) -
             _run(network, task, "cpu")
         except Exception as error:
             size = f"{task.width}×{task.height}"
-            raise choice.failed(f"cannot process images of {size} pixels", error) from None
+            advice = "use --set size=PIXELS to scale the images, or choose a different network"
+            raise choice.failed(f"cannot process images of {size} pixels", error, advice) from None
 
 
 def _run(network: nn.Module, task: NetworkTask, device: str) -> None:
     tensors = {**dict(network.named_parameters()), **dict(network.named_buffers())}
     moved = {name: tensor.to(device) for name, tensor in tensors.items()}
-    images = torch.zeros(1, task.in_channels, task.height, task.width, device=device)
+    dtype = next(network.parameters()).dtype
+    images = torch.zeros(1, task.in_channels, task.height, task.width, device=device, dtype=dtype)
     was_training = network.training
     try:
         with torch.no_grad():

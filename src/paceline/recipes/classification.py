@@ -115,6 +115,8 @@ class Classification(Recipe):
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
         """Return one logit per class."""
+        if self.selected:
+            self.selected.check_size(self.classifier, batch["image"])
         return {"logits": self.classifier(self.normalise(batch["image"]))}
 
     def published_weights(self) -> dict[str, Tensor]:

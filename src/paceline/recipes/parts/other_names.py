@@ -77,6 +77,7 @@ CLASSIFICATION = {
     ),
     **dict.fromkeys(("drop_path", "drop_path_rate"), "use --set network_args.drop_path_rate=0.1"),
     "drop": "use --set dropout=0.1, or --set network_args.drop_rate=0.1 for networks from timm",
+    "pretrained": "use --set network_args.pretrained=true with --set network=timm:NAME, or --init-from FILE",
     "smoothing": "use --set label_smoothing=0.1",
     "model_ema": "use --set 'ema_half_life=1 epochs'",
     "aa": "use --set trivial_augment=true",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ class SelectedClassifier:
     def __init__(self, name: str, arguments: Mapping[str, SettingValue], spec: DataSpec) -> None:
         self.choice = NetworkChoice(name, arguments)
         self.task = NetworkTask(spec.channels, spec.height, spec.width, num_classes=spec.num_classes)
+        self.checked_px = {(spec.height, spec.width)}  # image sizes that the network is known to accept
 
     @property
     def is_pretrained(self) -> bool:
@@ -32,6 +34,15 @@ class SelectedClassifier:
     def make_network(self) -> nn.Module:
         """Return the network with random weights."""
         return networks.make_network(self.choice, self.task)
+
+    def check_size(self, network: nn.Module, images: Tensor) -> None:
+        """Raise UserError if the network cannot process images of this size, which may differ from that in training."""
+        if torch.compiler.is_compiling():  # an exported or compiled network checks sizes itself
+            return
+        height, width = images.shape[2:]
+        if (height, width) not in self.checked_px:
+            networks.check_input(network, self.choice, replace(self.task, height=height, width=width))
+            self.checked_px.add((height, width))
 
     def make_input_scaling(self) -> nn.Module:
         """Return a module that scales images in [-1, 1] to the values that the network expects."""
