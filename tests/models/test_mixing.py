@@ -43,7 +43,7 @@ def test_cutmix_takes_every_pixel_from_one_of_the_two_images_and_counts_them() -
     is_own = (mixed == images).all(1)
     assert torch.equal(is_own | (mixed == neighbours(images)).all(1), torch.ones_like(is_own))
     assert torch.allclose(own, is_own.double().mean((1, 2)))
-    assert own.min() < 0.2 and own.max() > 0.8
+    assert own.min() < 0.5 and own.max() > 0.9
 
 
 def test_the_mixing_probability_is_the_fraction_of_mixed_images() -> None:
@@ -62,7 +62,8 @@ def test_mixing_ratios_follow_the_beta_distribution(alpha: float) -> None:
     difference = [abs((ours < point).mean() - (theirs < point).mean()) for point in points]
     assert max(difference) < 0.006  # several standard errors of a fraction of 200,000 samples
     table = _quantiles(alpha, torch.device("cpu"), torch.float64)
-    assert table[0] == 0 and table[-1] == 1 and table[TABLE_SIZE // 2] == 0.5 and (table.diff() >= 0).all()
+    assert table[0] == 0 and table[-1] == 1 and (table.diff() >= 0).all()
+    assert table[TABLE_SIZE // 2].item() == pytest.approx(0.5, abs=1e-9)
 
 
 def test_an_odd_number_of_images_cannot_be_mixed() -> None:

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.extras
 NETWORKS: dict[str, dict[str, Any]] = {
     "convnext_tiny": {"depths": [1, 1, 1, 1], "dims": [8, 8, 16, 16]},
     "vit_tiny_patch16_224": {"depth": 2, "embed_dim": 24, "num_heads": 3, "patch_size": 8},
-    "regnetx_002": {},  # its BatchNorm layers contain the activations
+    "mobilenetv3_small_050": {"drop_rate": 0.0},  # its BatchNorm layers contain the activations
 }
 SMALL = {**NETWORKS["convnext_tiny"], "drop_path_rate": 0.0}
 SPEC = DataSpec(3, 32, 32, num_classes=10)
@@ -63,7 +63,9 @@ def their_file(folder: Path, num_classes: int, in_chans: int = 3, name: str = "t
 def test_two_processes_train_the_same_weights_as_one(name: str) -> None:
     settings = {"network": f"timm:{name}", "network_args": NETWORKS[name], "size": 32, "batch_size": "8", "devices": 2}
     augment = {"mixup": 0.8, "cutmix": 1.0, "trivial_augment": True, "accelerator": "cpu", "data": "digits"}
-    modern = {"optimizer": "adamw", "weight_decay": 0.05, "layer_decay": 0.75, "lr": 1e-3, "warmup": "0 images"}
+    # AdamW divides by the size of the gradient. With BatchNorm, some gradients are zero except for rounding errors.
+    optimizer = "sgd" if name.startswith("mobilenet") else "adamw"
+    modern = {"optimizer": optimizer, "weight_decay": 0.05, "layer_decay": 0.75, "lr": 1e-3, "warmup": "0 images"}
     config = configure("classification", {**settings, **augment, **modern})
     found = differences(config, ["single", "ddp"], steps=3, tolerance=1e-9)
     assert found and all(one.value <= 1e-9 for one in found), found
