@@ -121,8 +121,11 @@ def _create(choice: NetworkChoice, arguments: Mapping[str, object]) -> nn.Module
 
 def _argument_names(choice: NetworkChoice) -> set[str]:
     """Return the arguments of an architecture's class, or an empty set if it accepts any argument."""
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):  # without memory for the weights
-        network_class = type(timm.create_model(choice.architecture))
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):  # without memory for the weights
+            network_class = type(timm.create_model(choice.architecture))
+    except Exception:  # an architecture may not support meta tensors; the caller then reports the original error
+        return set()
     parameters = inspect.signature(network_class.__init__).parameters.values()
     accepts_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     names = {parameter.name for parameter in parameters} - {"self", *RESERVED}
