@@ -321,7 +321,7 @@ def test_incompatible_deepliif_networks_are_reported(skip, words, line, capsys):
 
 def test_recipes_without_an_importer_and_unknown_suffixes_are_rejected(capsys):
     assert run(["import", "a.pth", "--recipe", "dcgan", "--out", "ours.safetensors"]) == 2
-    line = "--recipe dcgan: has no importer; recipes with an importer: super_resolution, translation"
+    line = "--recipe dcgan: has no importer; recipes with an importer: classification, super_resolution, translation"
     assert line in capsys.readouterr().err
     assert run(["import", "a.pth", "--recipe", "super_resolution", "--out", "ours.pth"]) == 2
     assert "--out ours.pth: expected a file name ending in .safetensors" in capsys.readouterr().err

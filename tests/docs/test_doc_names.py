@@ -23,6 +23,7 @@ from paceline.core.errors import UserError
 from paceline.data.source import Source
 
 LEARNER = {f.name for f in fields(LearnerSettings)}
+TABLES = {"network_args"}  # settings whose entries have names that are not declared
 # Commands that take one recipe's settings; for all other commands, only setting names are checked.
 RESOLVED = {"train", "verify", "plan"}
 # Settings that the example recipe and source in docs/guide/ declare.
@@ -100,8 +101,8 @@ def test_a_command_in_the_documentation_parses(command: Command) -> None:
 
 
 def is_known(name: str) -> bool:
-    _, dot, own = name.rpartition(".")
-    return own in LEARNER if dot else name in known_settings() | EXAMPLES
+    table, dot, own = name.rpartition(".")
+    return own in LEARNER or table in TABLES if dot else name in known_settings() | EXAMPLES
 
 
 def resolve(name: str, parameters: dict[str, Any]) -> None:

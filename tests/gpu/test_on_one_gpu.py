@@ -40,6 +40,7 @@ CASES = [
     ("classification", {"precision": "fp16", "clip": 1.0, "ema_half_life": "200 images"}),
     ("classification", {"accumulate": 2, "optimizer": "adamw"}),
     ("classification", {"dropout": 0.5}),
+    ("classification", {"mixup": 0.8, "cutmix": 1.0, "trivial_augment": True, "layer_decay": 0.7}),
     ("dcgan", {}),
     ("dcgan", {"r1": 1.0, "ema_half_life": "500 images"}),
     ("dual_gan", {}),
@@ -51,10 +52,26 @@ CASES = [
 ]
 
 
+CONVNEXT = {"network": "timm:convnext_tiny", "network_args": {"depths": [1, 1, 1, 1], "dims": [8, 16, 16, 16]}}
+VIT = {"network": "timm:vit_tiny_patch16_224", "network_args": {"depth": 2, "embed_dim": 24, "patch_size": 4}}
+MODERN = {"optimizer": "adamw", "size": 32, "trivial_augment": True, "mixup": 0.8, "clip": 1.0, "layer_decay": 0.75}
+
+
+@pytest.mark.parametrize("network", [CONVNEXT, VIT], ids=lambda one: str(one["network"]))
+def test_a_captured_step_of_a_network_from_timm_is_bit_identical_to_an_eager_step(network: dict[str, Any]) -> None:
+    pytest.importorskip("timm")
+    check_capture("classification", {**network, **MODERN})
+
+
 @pytest.mark.parametrize(("recipe", "settings"), CASES, ids=str)
 def test_a_step_captured_as_a_cuda_graph_is_bit_identical_to_an_eager_step(
     recipe: str, settings: dict[str, Any]
 ) -> None:
+    check_capture(recipe, settings)
+
+
+def check_capture(recipe: str, settings: dict[str, Any]) -> None:
+    """Assert that training with and without a CUDA graph gives the same weights, EMA and losses."""
     eager, graphed = trained(recipe, graph="off", **settings), trained(recipe, graph="on", **settings)
     assert isinstance(graphed.run_step, GraphedStep) and graphed.run_step.captured, "nothing was captured"
     ours, theirs = graphed.recipe.state_dict(), eager.recipe.state_dict()

@@ -111,3 +111,27 @@ def test_batchnorm_keeps_the_names_and_values_of_the_module_it_replaces() -> Non
     after = synchronize(network, ours=True)
     assert not after[1].training and after.state_dict().keys() == before.keys()
     assert all(torch.equal(value, before[name]) for name, value in after.state_dict().items())
+
+
+class NormThenActivation(nn.BatchNorm2d):
+    """A BatchNorm that also applies an activation, like timm's BatchNormAct2d."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels)
+        self.act = nn.PReLU(channels, init=0.1)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return self.act(super().forward(input))
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_a_batchnorm_with_an_activation_keeps_it_when_it_is_synchronised(ours: bool) -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Conv2d(3, 4, 3), NormThenActivation(4))
+    changed = synchronize(deepcopy(plain), ours=ours)
+    assert list(changed.state_dict()) == list(plain.state_dict())
+    assert type(changed[1]).forward is not type(plain[1]).forward
+    images = torch.randn(8, 3, 6, 6)
+    if ours:  # torch's version needs a GPU in training mode
+        assert torch.allclose(changed(images), plain(images), atol=1e-5)
+    assert torch.allclose(changed.eval()(images), plain.eval()(images), atol=1e-5)

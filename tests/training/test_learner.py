@@ -45,3 +45,22 @@ def test_frozen_parameters_stay_unchanged() -> None:
 def test_a_network_without_trainable_parameters_is_rejected() -> None:
     with pytest.raises(UserError, match="nothing to train"):
         make(nn.Linear(2, 2).requires_grad_(False))
+
+
+def test_layer_decay_lowers_the_learning_rate_towards_the_input() -> None:
+    network = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.BatchNorm1d(3), nn.Linear(3, 2))
+    learner = make(network, layer_decay=0.5, decay_norms=False, weight_decay=0.1)
+    rates = {id(p): group["lr"] for group in learner.optimizer.param_groups for p in group["params"]}
+    assert {name: rates[id(parameter)] for name, parameter in learner.named.items()} == {
+        **dict.fromkeys(("0.weight", "0.bias"), 0.025),
+        **dict.fromkeys(("2.weight", "2.bias"), 0.05),
+        **dict.fromkeys(("3.weight", "3.bias"), 0.1),
+    }
+    decays = {id(p): group["weight_decay"] for group in learner.optimizer.param_groups for p in group["params"]}
+    assert all(decays[id(p)] == (0.1 if p.ndim > 1 else 0) for p in learner.parameters)
+
+
+def test_a_layer_decay_of_one_leaves_one_group_per_weight_decay() -> None:
+    learner = make(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)))
+    (group,) = learner.optimizer.param_groups
+    assert [id(p) for p in group["params"]] == [id(p) for p in learner.parameters] and group["lr"] == 0.1

@@ -126,15 +126,16 @@ def import_weights(
     files: Annotated[
         list[str],
         typer.Argument(
-            metavar="FILE…", help="a .pth file; for translation, all .pth files or the folder that contains them"
+            metavar="FILE…",
+            help="a .pth or .safetensors file; for translation, all .pth files or the folder that contains them",
         ),
     ],
-    recipe: Annotated[str, typer.Option(help="recipe that the weights are for: super_resolution or translation")],
+    recipe: Annotated[str, typer.Option(help="recipe of the weights: classification, super_resolution or translation")],
     out: Annotated[str, typer.Option(help="the .safetensors file to write", metavar="FILE")],
     preset: Annotated[str, typer.Option(help="named set of settings defined by the recipe")] = "",
     set_: Assignments = [],  # noqa: B006
 ) -> None:
-    """Import weights from other projects: SRGAN generators, pix2pix and DeepLIIF networks."""
+    """Import weights from other projects: timm classifiers, SRGAN generators, pix2pix and DeepLIIF."""
     from paceline.commands.import_weights import import_weights as job
 
     raise typer.Exit(job(files, recipe, out, preset, set_))

@@ -10,15 +10,16 @@ from paceline.contracts.importer import Importer
 from paceline.contracts.recipe import Recipe
 from paceline.core.errors import UserError
 from paceline.core.registry import load_class, load_classes
-from paceline.inference.image_model import make_image_model
+from paceline.inference.image_model import open_recipe
 from paceline.inference.trained import StoredModel, build
+from paceline.inference.uses import main_use
 from paceline.runs.config import load_recipe
 from paceline.runs.tensors import SUFFIX
 from paceline.runs.weights_file import write_weights
 
 
 def import_weights(files: list[str], recipe: str, out: str, preset: str, assignments: list[str]) -> int:
-    """Write a weights file that `apply`, `export` and `--init-from` accept."""
+    """Write a weights file that `apply` or `predict`, `export` and `--init-from` accept."""
     importer_class = _importer_of(recipe)
     target = Path(out).expanduser()
     if target.suffix != SUFFIX:
@@ -36,13 +37,15 @@ def import_weights(files: list[str], recipe: str, out: str, preset: str, assignm
     spec = importer.data_spec(config.values())
     built = build(config, spec)
     tensors = importer.tensors(built.state_dict())
-    make_image_model(StoredModel(config, spec, tensors, out), files[0])  # raises if a tensor is missing or does not fit
+    stored = StoredModel(config, spec, tensors, out)
+    open_recipe(stored, files[0])  # raises if a tensor is missing or does not fit
     write_weights(target, config, spec, tensors)
     networks = [name for name in built.single_networks if any(key.startswith(f"{name}.") for key in tensors)]
     count = sum(tensor.numel() for tensor in tensors.values())
     print(f"{', '.join(networks)}: {len(tensors)} tensors, {count:,} values → {target}")
     _print_settings(importer, config)
-    print(f"try: paceline apply {target} IMAGES --out results")
+    use = main_use(stored, "import", out)
+    print(f"try: paceline {use} {target} IMAGES{' --out results' if use == 'apply' else ''}")
     return 0
 
 
@@ -58,7 +61,7 @@ def _importer_of(recipe: str) -> type[Importer]:
 def _check_recognised(importer: Importer, config: Config, file: str) -> None:
     """Raise UserError if the user's settings contradict those recognised in the files."""
     for name, value in importer.recognised.items():
-        chosen = getattr(config.recipe, name)
+        chosen = config.values()[name]
         if str(chosen) != str(value):
             raise UserError(f"{name}={chosen}: {file} has {name}={value}; leave --set {name} out")
 
@@ -66,4 +69,4 @@ def _check_recognised(importer: Importer, config: Config, file: str) -> None:
 def _print_settings(importer: Importer, config: Config) -> None:
     for verb, settings in (("recognised", importer.recognised), ("assumed (not stored in the file)", importer.assumed)):
         if settings:
-            print(f"{verb}: {', '.join(f'{name}={getattr(config.recipe, name)}' for name in settings)}")
+            print(f"{verb}: {', '.join(f'{name}={config.values()[name]}' for name in settings)}")

@@ -67,7 +67,9 @@ def _rows(group: DataclassInstance) -> dict[str, Row]:
     return rows
 
 
-def _shown(value: SettingValue) -> str:
+def _shown(value: SettingValue | Mapping[str, SettingValue]) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}={entry}" for name, entry in value.items()) or "–"
     if isinstance(value, bool):
         return "on" if value else "off"
     return f"{value:g}" if isinstance(value, float) else str(value) or "–"

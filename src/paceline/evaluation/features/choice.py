@@ -51,7 +51,8 @@ class Classifier(FeatureNetwork):
         self.recipe, self.last = run.recipe.float().to(device).eval().requires_grad_(False), layers[-1]
         self.num_features, self.num_classes = self.last.in_features, self.last.out_features
         network = next(iter(run.recipe.networks.values()))
-        kind = f"{type(network).__name__.lower()}{getattr(run.config.recipe, 'depth', '')}"
+        own_kind = f"{type(network).__name__.lower()}{getattr(run.config.recipe, 'depth', '')}"
+        kind = getattr(run.config.recipe, "network", "") or own_kind
         self.label = f"{kind}-{Path(run.config.run.data).stem}"
         self.weights = hash_of(run.recipe)
 
