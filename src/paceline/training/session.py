@@ -15,6 +15,7 @@ from paceline.data.file_lists import NOT_USED, write_not_used
 from paceline.data.fingerprint import describe_samples
 from paceline.data.worker_pool import describe_dead_worker
 from paceline.parallel.strategy import strategy_name
+from paceline.runs.checkpoint import WEIGHTS
 from paceline.runs.console import log_output
 from paceline.runs.data_spec_file import write_data_spec
 from paceline.runs.display import Display
@@ -46,6 +47,7 @@ class Session:
     folder: RunFolder
     mirroring: Mirroring
     output: ExitStack  # copies printed output to logs/ until closed
+    on_error: ExitStack  # closes what is still open after an error
     evaluator: SplitEvaluator | None  # for the split evaluated during training
     final_evaluator: SplitEvaluator | None  # for the test split, after training
     describe_data: Callable[[], str]  # returns a fingerprint of the training samples
@@ -91,6 +93,7 @@ class Session:
         if folder.is_mine and not settled:
             evaluated = snapshot is not None and snapshot.numbers.evaluated_at == images
             writer = MetricsWriter(folder.path, images, parts.config.run.loggers, evaluated=evaluated)
+            self.on_error.callback(writer.close, "failed", logger_wait=self._logger_wait)
         title = f"{Path(parts.config.recipe_name).stem} → {folder.path}"
         with Display(parts.total_images, images, title, enabled=parts.world.is_first) as display:
             outputs = Outputs(folder, writer, display, record.on_saved)
@@ -126,9 +129,10 @@ class Session:
 
     def close(self, loop: Loop, writer: MetricsWriter | None) -> None:
         """Record how the run ended; wait for its mirror and for the other ranks."""
+        state = "stopped" if loop.stopped else "finished"
         if writer:
-            writer.close()
-        self.folder.end("stopped" if loop.stopped else "finished")
+            writer.close(state, self._trained_weights(loop), self._logger_wait)
+        self.folder.end(state)
         if loop.saver.num_saves and self.parts.world.is_first:
             print(loop.cost_of_saving())
         if loop.stopped:
@@ -138,6 +142,17 @@ class Session:
         self.mirroring.finish()
         self.output.close()  # left open after an error, so that the log includes the traceback
         self.parts.world.wait_for_all()  # a launcher ends the other ranks when one exits with a nonzero code
+
+    @property
+    def _logger_wait(self) -> float:
+        run = self.parts.config.run
+        return min(run.logger_wait, run.timeout / 2)  # a longer wait would count as a hang
+
+    def _trained_weights(self, loop: Loop) -> Path | None:
+        """Return the weights file of the best checkpoint, or of the last one if there is no best."""
+        tried = [loop.best.images] if loop.best else []
+        files = (self.folder.checkpoints.path(images) / WEIGHTS for images in (*tried, loop.images))
+        return next((file.absolute() for file in files if file.exists()), None)
 
 
 @dataclass
@@ -175,6 +190,7 @@ def open_session(parts: Parts, folder: RunFolder) -> Iterator[Session]:
     A full disk and a killed loader process are reported as a UserError.
     """
     mirroring = Mirroring(parts.config, folder, parts.world.is_first)
+    on_error = ExitStack()
     interrupted = False
     try:
         evaluator, final = training_evaluator(parts), final_evaluator(parts)
@@ -182,7 +198,7 @@ def open_session(parts: Parts, folder: RunFolder) -> Iterator[Session]:
         data = cache(lambda: describe_samples(parts.loaders["train"].source))
         claim_folder(folder, parts.world, lambda: mirroring.prepare(data()))
         output = log_output(folder.path, parts.world.rank)
-        yield Session(parts, folder, mirroring, output, evaluator, final, data)
+        yield Session(parts, folder, mirroring, output, on_error, evaluator, final, data)
     except KeyboardInterrupt:
         interrupted = True
         folder.end("stopped", "a second Ctrl-C stopped the run immediately")
@@ -200,6 +216,8 @@ def open_session(parts: Parts, folder: RunFolder) -> Iterator[Session]:
         folder.end("failed", type(error).__name__)
         raise
     finally:
+        if not interrupted:
+            on_error.close()
         mirroring.finish(at_most=0.0 if interrupted else SECONDS_FOR_MIRROR_AFTER_ERROR)
         folder.release()
         for loader in parts.loaders.values():
