@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 from running import metrics_without_times, run_fork, start_fork, wait_until, weights_of
 
 mlflow = pytest.importorskip("mlflow")
@@ -85,8 +86,6 @@ def test_a_finished_run_is_complete_in_mlflow(tmp_path: Path, server: MlflowServ
     copy = mlflow.artifacts.download_artifacts(
         run_id=run.info.run_id, artifact_path=samples[1], tracking_uri=server.address, dst_path=str(tmp_path)
     )
-    from PIL import Image
-
     original = np.asarray(Image.open(folder / samples[1]))
     assert np.array_equal(np.asarray(Image.open(copy)), original)
     assert not secrets_in(folder)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from running import metrics_without_times, run_fork, start_fork, wait_until, weights_of
 
 pytest.importorskip("wandb")
@@ -50,18 +51,18 @@ def test_a_finished_run_is_complete_in_its_offline_folder(tmp_path: Path, strate
     command = ("train", TINY_GAN, "--images", "640", "--out", "gan", "--strategy", strategy, "--loggers", "wandb")
     done = run_fork(tmp_path, *command, environment=OFFLINE)
     assert done.wait() == 0 and done.stderr == "", done.stderr
-    assert "wandb" not in done.stdout, "W&B prints nothing"
+    assert "wandb:" not in done.stdout, "W&B prints nothing"
     folder = tmp_path / "gan"
     (file,) = files_of(folder)
     assert logged(file) == lines_of(folder)
-    samples = [(name, step, value["width"]) for name, step, value in history(file) if name.startswith("samples/")]
+    samples = [entry for entry in history(file) if entry[0].startswith("samples/")]
     assert [(name, step) for name, step, _ in samples] == [("samples/samples", 0), ("samples/samples", 640)]
-    images = sorted(path.name for path in file.parent.glob("files/media/images/samples/*.png"))
-    assert len(images) == 2
+    for _, step, path in samples:
+        original = np.asarray(Image.open(folder / "samples" / f"samples-{step:012}.png"))
+        assert np.array_equal(np.asarray(Image.open(file.parent / "files" / path)), original)
     assert config(file)["lr"] == 0.01 and config(file)["recipe"] == TINY_GAN
     assert Path(summary(file)["weights"]).is_file() and summary(file)["state"] == "finished"
-    outside = [path for path in folder.rglob("*") if not path.resolve().is_relative_to(folder.resolve())]
-    assert not outside, "a link that points outside would prevent the run from resuming"
+    assert not [path for path in folder.rglob("*") if path.is_symlink()], "a link would break if the folder is moved"
 
 
 def test_a_killed_run_keeps_its_id_and_its_newest_offline_folder_is_complete(tmp_path: Path, tiny: str) -> None:
@@ -88,8 +89,6 @@ def test_samples_and_values_that_are_not_finite_are_replayed(tmp_path: Path, mon
     rows = [{"images": 10, "seconds": 1.0, "time": 2.0, "a/x": None}, {"images": 20, "seconds": 1.0, "a/x": 0.1}]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "samples").mkdir()
-    from PIL import Image
-
     Image.fromarray(np.zeros((4, 6), np.uint8)).save(tmp_path / "samples" / "grid-000000000010.png")
     logger = load_class("logger", "wandb", Logger)(tmp_path, 10)
     logger.connect()

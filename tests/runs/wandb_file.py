@@ -32,12 +32,12 @@ def records(file: Path) -> Iterator[Any]:
 
 
 def history(file: Path) -> list[tuple[str, int, Any]]:
-    """Return the name, step and value of everything that was logged."""
+    """Return the name, step and value of everything that was logged; the value of an image is the path to its file."""
     found = []
     for record in records(file):
         for item in record.history.item:
-            name = item.key or "/".join(item.nested_key)
-            if not name.startswith("_"):
+            name, *rest = item.nested_key or [item.key]
+            if not name.startswith("_") and rest in ([], ["path"]):
                 found.append((name, record.history.step.num, json.loads(item.value_json)))
     return found
 

@@ -48,6 +48,10 @@ class WandB(Logger):
     extra = "wandb"
 
     def __init__(self, folder: Path, images: int) -> None:
+        os.environ.setdefault("WANDB_SILENT", "true")  # otherwise, W&B prints messages before it reads its settings
+        # W&B links to a log file in its cache. A link that points outside the run folder prevents a killed run from
+        # resuming.
+        os.environ["WANDB_CACHE_DIR"] = str((folder / "wandb" / "cache").absolute())
         self._folder, self._images = folder, images
         self._id = (read_run_id(folder, NAME) if images else "") or secrets.token_hex(4)
         self._run: Any = None  # set by `connect`
@@ -65,7 +69,7 @@ class WandB(Logger):
             self._note(one_line(error))
             mode = "offline"
             self._run = self._start(mode)
-        self._remove_outside_links()
+        self._remove_links()
         if mode == "online":
             print_line(f"W&B run: {redact(self._run.url)}")
         if mode == "offline" and self._images:
@@ -98,11 +102,10 @@ class WandB(Logger):
             settings=wandb.Settings(**known),
         )
 
-    def _remove_outside_links(self) -> None:
-        """Remove W&B's links to log files outside the run folder, which would prevent the run from resuming."""
-        inside = self._folder.resolve()
+    def _remove_links(self) -> None:
+        """Remove W&B's links, which are absolute and would point outside the run folder if the folder were moved."""
         for path in (self._folder / "wandb").rglob("*"):
-            if path.is_symlink() and not path.resolve().is_relative_to(inside):
+            if path.is_symlink():
                 path.unlink(missing_ok=True)
 
     def _replay(self) -> None:
