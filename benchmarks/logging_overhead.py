@@ -7,7 +7,7 @@ delivery is left out of the first ratio (`training`) and included in the second 
 cost lies between the two ratios. Needs `pip install 'paceline[mlflow,wandb]'`.
 
     PYTHONPATH=src python benchmarks/logging_overhead.py --json logging.json
-    PYTHONPATH=src python benchmarks/logging_overhead.py --seconds 2 --repeats 5   # a quick look
+    PYTHONPATH=src python benchmarks/logging_overhead.py --batch 8 --log-every 10   # on a CPU
 """
 
 from __future__ import annotations
@@ -168,6 +168,10 @@ def main() -> None:
         for side in sides:
             side.writer.close()
         lines = sum(1 for _ in (Path(folder) / "logged" / "metrics.jsonl").open())
+    if lines < arguments.repeats:
+        sys.exit(
+            f"only {lines} lines were logged in {arguments.repeats} blocks: use more --seconds or a smaller --batch"
+        )
     rows = [
         {"variant": side.name, "images_per_second": float(np.median(side.training)), **spread(side.training)}
         for side in sides

@@ -81,7 +81,7 @@ class WandB(Logger):
             f"wandb sync {self._folder / 'wandb'}/offline-run-*-{self._id}"
         )
 
-    def _start(self, mode: str) -> Any:
+    def _start(self, mode: Any) -> Any:
         import wandb
 
         settings = SETTINGS | {
@@ -97,7 +97,7 @@ class WandB(Logger):
             config=describe_run(self._folder),
             allow_val_change=True,
             resume="allow" if mode != "offline" else None,
-            mode=mode,  # type: ignore[arg-type]
+            mode=mode,
             reinit="create_new",
             settings=wandb.Settings(**known),
         )
