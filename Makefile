@@ -25,7 +25,7 @@ demo: $(INSTALLED)  ## compare strategies and two GANs on the CPU and write repo
 test: lint  ## check style and types and run the tests (about twelve minutes on two cores)
 	@$(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 
-test-extras: $(INSTALLED) $(EXTRAS)  ## run the tests of optional parts: DALI, timm, ONNX export, the board in Chromium
+test-extras: $(INSTALLED) $(EXTRAS)  ## run the tests of optional parts: DALI, timm, ONNX export, MLflow, W&B, the board in Chromium
 	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "extras and not slow" -rs $(PYTEST_ARGS)
 
 test-cluster: $(INSTALLED) $(S3_SERVER)  ## run the tests on SLURM, network namespaces and an S3 server, where available (as root)
@@ -76,7 +76,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 # processor, the tests that need it are skipped.
 $(EXTRAS): constraints.txt | $(INSTALLED)
 	-@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps -c constraints.txt nvidia-dali-cuda130 \
-		nvidia-nvimgcodec-cu13 optree gast astunparse six packaging makefun timm && touch $@
+		nvidia-nvimgcodec-cu13 optree gast astunparse six packaging makefun timm && \
+		$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt mlflow wandb && touch $@
 
 $(DOCS): pyproject.toml constraints.txt | $(INSTALLED)
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[docs]'

@@ -81,13 +81,21 @@ def log_something(logger: Logger, images: int) -> None:
 
 
 @pytest.mark.parametrize("name", names("logger"))
-def test_a_logger_accepts_everything_that_a_run_logs_and_resumes(tmp_path: Path, name: str) -> None:
+def test_a_logger_accepts_everything_that_a_run_logs_and_resumes(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     logger_class = load_class("logger", name, Logger)
+    if logger_class.package:
+        pytest.importorskip(logger_class.package)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     for start in (0, 100):
         (tmp_path / "run").mkdir(exist_ok=True)
         logger = logger_class(tmp_path / "run", start)
+        logger.connect()
         for images in (start, start + 50, start + 150):
             log_something(logger, images)
+        logger.end("stopped", tmp_path / "run" / "weights.safetensors")
         logger.close()
     assert [entry.name for entry in tmp_path.iterdir()] in ([], ["run"]), "a logger may write only into the run folder"
 

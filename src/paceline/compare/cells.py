@@ -32,7 +32,8 @@ from paceline.runs.status import Status
 
 RECORD = "cell.json"  # name of a file in each run's folder
 # Settings that do not affect a run's results.
-IGNORED_SETTINGS = {"out", "preset", "gpus", "keep", "timeout", "join_timeout", "start_timeout", "loggers"}
+IGNORED_SETTINGS = {"out", "preset", "gpus", "keep", "timeout", "join_timeout", "start_timeout"}
+IGNORED_SETTINGS |= {"loggers", "logger_wait"}
 
 
 class PlannedRun(NamedTuple):

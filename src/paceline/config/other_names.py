@@ -44,7 +44,9 @@ _GROUPS = {
         *("lr_decay", "lr_decay_step_size", "lr_decay_iters", "lr_decay_rate", "step_size"),
     ),
     "use --set clip=NORM": ("clip_value", "clip_grad", "grad_clip", "max_grad_norm"),
-    "use --loggers tensorboard, or `paceline board`": ("use_wandb", "wandb", "display_id", "visdom"),
+    "use --loggers wandb": ("use_wandb", "wandb"),
+    "use --loggers mlflow": ("use_mlflow", "mlflow"),
+    "use --loggers tensorboard, or `paceline board`": ("display_id", "visdom"),
     "use `paceline evaluate` or `paceline apply`": ("eval", "evaluate", "test", "test_only", "phase", "num_test"),
 }
 

@@ -221,6 +221,9 @@ class RunSettings:
         flag=True,
         mutable_on_resume=True,
     )
+    logger_wait: float = setting(
+        30.0, "maximum number of seconds to wait for loggers at the end of a run", mutable_on_resume=True, at_least=0
+    )
     log_every: str = setting("50 steps", "interval between log lines", mutable_on_resume=True)
     evaluate_every: str = setting("1 epochs", "interval between evaluations", mutable_on_resume=True)
     sample_every: str = setting("1 epochs", "interval at which sample images are saved", mutable_on_resume=True)

@@ -25,6 +25,7 @@ IGNORED_SETTINGS |= {
     "mirror_every",
     "mirror_wait",
     "loggers",
+    "logger_wait",
 }
 MULTI_DEVICE_SETTINGS = {"nnodes", "compress", "sync_batchnorm"}  # settings that have no effect on one device
 Extras = tuple[tuple[str, str], ...]  # (name, value) pairs of settings and hardware that distinguish groups

@@ -28,7 +28,8 @@ from paceline.runs.tensors import TensorNotes, pack, unpack
 
 MANIFEST = "manifest.json"
 NUMBERS = "state.json"
-TENSORS = ("weights.safetensors", "state.safetensors")
+WEIGHTS = "weights.safetensors"
+TENSORS = (WEIGHTS, "state.safetensors")
 MAX_TENSOR_BYTES = 2**40
 NAME = re.compile(r"[0-9]{12,18}")  # name of a checkpoint: the number of images seen
 WRITING = ".writing-"  # prefix of a checkpoint that is still being written

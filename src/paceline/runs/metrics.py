@@ -23,7 +23,8 @@ from paceline.core.errors import UserError
 from paceline.core.files import open_append, remove_leftovers, replacing, write_file
 from paceline.core.small_files import read_bounded, why
 from paceline.core.types import Json, JsonObject
-from paceline.runs.logger import LoggerGroup, Pixels
+from paceline.runs.logger import Pixels
+from paceline.runs.logger_group import LoggerGroup
 
 METRICS = "metrics.jsonl"
 SAMPLES = "samples"
@@ -64,14 +65,15 @@ class MetricsWriter:
         """Append one line of metric values; `images` is the number of images seen so far."""
         assert not _OWN_NAMES & values.keys(), f"{_OWN_NAMES & values.keys()} are reserved names"
         numbers = {name: float(value) for name, value in values.items()}
+        now = round(time.time(), 3)
         line: MetricsLine = {
             "images": images,
             "seconds": round(self.seconds, 3),
-            "time": round(time.time(), 3),
+            "time": now,
             **{name: number if math.isfinite(number) else None for name, number in numbers.items()},
         }
         self._file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
-        self._loggers.write(images, numbers)
+        self._loggers.write(images, numbers, now)
 
     def image(self, name: str, images: int, pixels: Pixels) -> None:
         """Write a sample image, a uint8 [height, width, channels] array, to samples/NAME-IMAGES.png."""
@@ -87,10 +89,13 @@ class MetricsWriter:
         os.fsync(self._file.fileno())
         self._loggers.flush()
 
-    def close(self) -> None:
-        """Close the file and the loggers."""
+    def close(self, state: str = "finished", weights: Path | None = None, logger_wait: float = math.inf) -> None:
+        """Close the file and the loggers, which get at most `logger_wait` seconds; a second call has no effect.
+
+        The loggers record the run's final state and the file with its trained weights; see `Logger.end`.
+        """
         self._file.close()
-        self._loggers.close()
+        self._loggers.close(state, weights, logger_wait)
 
 
 def read_metrics(folder: Path) -> list[MetricsLine]:

@@ -16,6 +16,8 @@ FLUSH_SECONDS = 30
 class TensorBoard(Logger):
     """Writes scalars and images as TensorBoard events."""
 
+    package = "torch.utils.tensorboard"
+
     def __init__(self, folder: Path, images: int) -> None:
         from torch.utils.tensorboard import SummaryWriter  # imported here because the import takes about a second
 

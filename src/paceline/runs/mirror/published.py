@@ -24,13 +24,14 @@ from paceline.core.checksums import checksum_of_content, checksum_of_file
 from paceline.core.errors import UserError
 from paceline.core.secrets import one_line
 from paceline.core.small_files import parse_json, read_bounded, why
+from paceline.runs.logger_runs import LOGGER_RUNS
 from paceline.runs.metrics import METRICS, SAMPLES
 from paceline.runs.mirror.destination import Destination
 
 MANIFESTS = "mirror"
 OBJECTS = f"{MANIFESTS}/files"
 CHECKPOINTS = "checkpoints"
-CHANGING = (METRICS, "config.toml", "protocols.json", "data_spec.json")
+CHANGING = (METRICS, "config.toml", "protocols.json", "data_spec.json", LOGGER_RUNS)
 RESTORING = ".restoring"
 _MANIFEST_NAME = re.compile(rf"{MANIFESTS}/(\d{{12}})-(\d{{4,}})\.json")
 CHECKPOINT_FILE = re.compile(rf"{CHECKPOINTS}/\d{{12}}/[\w-][\w.-]*")
