@@ -23,7 +23,7 @@ from paceline.runs.console import Tee, user_stream
 
 _MAX_VALUES = 4  # losses shown on one line
 _FRAME_SECONDS = 0.1  # minimum time between two frames, so that a fast loop does not redraw constantly
-_OTHER_GROUPS = ("gpu", "spread", "time")  # metric groups that are not losses
+_OTHER_GROUPS = ("gpu", "host", "spread", "time")  # metric groups that are not losses
 
 
 class Display:
