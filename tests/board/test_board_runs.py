@@ -17,6 +17,7 @@ from serving import Served, serve
 
 from paceline.board.files import RemoteFiles, open_files
 from paceline.board.gallery import Gallery
+from paceline.board.logs import tail
 from paceline.board.metrics_reader import LARGE, MetricsReader
 from paceline.board.series import CAPACITY, Series
 from paceline.core.errors import UserError
@@ -237,6 +238,8 @@ def test_a_long_series_keeps_its_mean_and_range_for_any_chunk_size(chunk: int) -
     assert len(images) == -(-num // stride) <= CAPACITY and images[-1] == num - 1 and seconds[-1] == (num - 1) / 10
     part = values[10 * stride : 11 * stride]
     assert mean[10] == pytest.approx(np.nanmean(part)) and low[10] == np.nanmin(part) and high[10] == np.nanmax(part)
+    assert series.lowest and series.lowest == (np.nanmin(values), np.nanargmin(values))
+    assert series.highest and series.highest == (np.nanmax(values), np.nanargmax(values))
     assert series.values == num and series.total == pytest.approx(np.nansum(values)) and series.last == values[-1]
     assert series.points(100).shape[1] <= 100 and series.points(100)[4].max() == np.nanmax(values)
 
@@ -254,4 +257,4 @@ def test_escape_sequences_in_a_log_are_shown_escaped(root: Path, tmp_path: Path)
     gallery = Gallery(open_files(str(tmp_path)))
     gallery.refresh()
     run = next(iter(gallery.runs.values()))
-    assert run.log(run.logs()[0]) == "one\\x1b[2J\ntwo\\u202e\n"
+    assert tail(run.files, run.logs()[0]) == "one\\x1b[2J\ntwo\\u202e\n"
