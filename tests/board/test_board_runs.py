@@ -160,6 +160,32 @@ def test_the_board_follows_a_run_that_grows_is_truncated_and_disappears(tmp_path
             pass
 
 
+def test_only_runs_that_have_changed_are_sent_again(tmp_path: Path) -> None:
+    make_run(tmp_path / "one", state="finished")
+    changing = make_run(tmp_path / "two", state="finished")
+    metrics = changing / "metrics.jsonl"
+    gallery = Gallery(open_files(str(tmp_path)))
+    gallery.refresh()
+    first = gallery.summaries()
+    assert [run["name"] for run in first.runs] == ["one", "two"]
+    for change in (
+        lambda: metrics.write_text(metrics.read_text() + line(60, net__loss=0.1)),
+        lambda: (changing / "status.json").write_text('{"state": "stopped", "since": 5}'),
+        lambda: (changing / "mirror.json").write_text('{"url": "s3://b", "images": 1, "since": 1, "error": "full"}'),
+        lambda: (changing / "notes.json").write_text('{"tags": ["new"], "note": ""}'),
+    ):
+        before = gallery.summaries().sequence
+        gallery.refresh()
+        assert gallery.summaries(before).runs == []
+        change()
+        gallery.refresh()
+        later = gallery.summaries(before)
+        assert [run["name"] for run in later.runs] == ["two"] and later.ids == first.ids
+    shutil.rmtree(tmp_path / "one")
+    gallery.refresh()
+    assert gallery.summaries(later.sequence) == (later.sequence + 1, [first.ids[1]], [])
+
+
 def test_the_board_accepts_a_single_run_or_an_empty_folder(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     make_run(tmp_path / "run")

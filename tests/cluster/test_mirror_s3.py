@@ -137,7 +137,7 @@ def test_the_board_shows_a_mirrored_run(tmp_path: Path, server: S3Server) -> Non
     assert run_fork(tmp_path, *command, environment=server.environment).wait() == 0
     gallery = Gallery(open_files(f"s3://{BUCKET}/shown"))
     gallery.refresh()
-    (run,) = gallery.summaries()
+    (run,) = gallery.summaries().runs
     assert run["name"] == "a run with 'quotes' $(and) more" and run["state"] == "finished" and run["images"] == 480
     assert run["lines"] == len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
     assert Status.parse((tmp_path / "run" / "status.json").read_bytes()).since == run["since"]  # type: ignore[union-attr]

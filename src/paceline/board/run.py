@@ -67,6 +67,8 @@ class _Seen(NamedTuple):
     config: tuple[float, int]  # modification time and size of config.toml
     samples: tuple[float, int]
     notes: tuple[float, int]
+    status: tuple[float, int]
+    mirror: tuple[float, int]
 
 
 class Run:
@@ -97,7 +99,7 @@ class Run:
             self.log_tail = failure_tail(self.files, list(self.logs().values()))
         elif self.state != "failed":
             self.log_tail = []
-        versions = [self._version_of(name) for name in (CONFIG, SAMPLES, NOTES)]
+        versions = [self._version_of(name) for name in (CONFIG, SAMPLES, NOTES, STATUS, MIRROR_STATE)]
         seen = _Seen(self.state, self.reason, *versions)
         if seen != self._seen:
             if self._seen is None or seen.notes != self._seen.notes:

@@ -85,8 +85,12 @@ class Board:
         return Response(self._page[name], media_type=KINDS[Path(name).suffix], headers={"cache-control": "no-cache"})
 
     def runs(self, request: Request) -> Response:
-        """Return every run with its state, progress and newest values."""
+        """Return every run with its state, progress and newest values.
+
+        With `?after=N`, where N is the `sequence` of an earlier answer, return only runs that have changed since then.
+        """
         self.gallery.wait_until_fresh()
+        found = self.gallery.summaries(_whole(request.query_params.get("after", "0"), "after"))
         return _json(
             {
                 "paceline": __version__,
@@ -96,7 +100,7 @@ class Board:
                 "now": time.time(),
                 "refresh_seconds": self.gallery.seconds,
                 "error": self.gallery.error,
-                "runs": self.gallery.summaries(),
+                **found._asdict(),
             }
         )
 

@@ -11,7 +11,7 @@ async function request(path, parameters = [], options = {}) {
 
 const byRun = (runs) => runs.map((run) => ["run", run]);
 
-export const fetchRuns = async () => (await request("/api/runs")).json();
+export const fetchRuns = async (after) => (await request("/api/runs", [["after", after]])).json();
 export const fetchSettings = async (run) => (await request(`/api/runs/${run}/settings`)).json();
 export const fetchSamples = async (run) => (await (await request(`/api/runs/${run}/samples`)).json()).samples;
 export const fetchLog = async (run, rank, find) => (await request(`/api/runs/${run}/log`, [["rank", rank], ...(find ? [["find", find]] : [])])).json();

@@ -89,21 +89,32 @@ function showStatus() {
   $("notice").textContent = lost || (error && `cannot read the runs: ${error}`);
 }
 
+// The server sends only the runs that have changed since the last answer.
+let sequence = 0;
+let known = new Map(); // run ID → run
+function merge(response) {
+  const changed = new Map(response.runs.map((run) => [run.id, run]));
+  known = new Map(response.ids.map((id) => [id, changed.get(id) ?? known.get(id)]).filter(([, run]) => run));
+  sequence = known.size === response.ids.length ? response.sequence : 0;
+  return [...known.values()];
+}
+
 let waiting = null;
 async function poll() {
   clearTimeout(waiting);
   let pause = SECONDS_BETWEEN_POLLS;
   try {
-    const response = await fetchRuns();
+    const response = await fetchRuns(sequence);
+    const all = merge(response);
     lost = "";
     error = response.error;
     pause = Math.max(pause, response.refresh_seconds);
     polledAt = Date.now();
     $("root").textContent = $("root").title = response.root;
-    const running = response.runs.filter((run) => run.state === "running").length;
+    const running = all.filter((run) => run.state === "running").length;
     document.title = running ? `${running} running · Paceline` : "Paceline board";
     notes.obstacle = response.read_only;
-    runs.update(response.runs, response.now, response.root);
+    runs.update(all, response.now, response.root);
     await refresh();
   } catch (error) {
     fail(error);
