@@ -186,6 +186,19 @@ def test_only_runs_that_have_changed_are_sent_again(tmp_path: Path) -> None:
     assert gallery.summaries(later.sequence) == (later.sequence + 1, [first.ids[1]], [])
 
 
+def test_the_list_of_runs_shows_how_much_of_a_large_file_has_been_read(tmp_path: Path) -> None:
+    lines = [line(i, net__loss=1.0) for i in range(20_000)]
+    (make_run(tmp_path / "run") / "metrics.jsonl").write_text("".join(lines))
+    gallery = Gallery(open_files(str(tmp_path)))
+    gallery.refresh()  # reads samples of the file
+    shares = []
+    for _ in range(3):
+        before = gallery.summaries().sequence
+        assert next(iter(gallery.runs.values())).read_more()
+        shares.append(gallery.summaries(before).runs[0]["read_share"])
+    assert 0 < shares[0] < shares[1] < shares[2] < 1
+
+
 def test_the_board_accepts_a_single_run_or_an_empty_folder(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     make_run(tmp_path / "run")

@@ -40,7 +40,7 @@ class Gallery:
         self._requested_at, self._watched = 0.0, threading.Event()
         self._scanned, self._new_scan = 0.0, threading.Condition()
         self._sequence, self._listing = 0, threading.Lock()
-        self._listed: dict[str, tuple[int, int]] = {}  # by run ID: its revision, and the first list with that revision
+        self._listed: dict[str, tuple[tuple[int, float], int]] = {}  # by run ID: its version, and the list's sequence
 
     def start(self) -> None:
         """Start the thread, which follows the runs until the process ends."""
@@ -97,8 +97,9 @@ class Gallery:
         with self._listing:
             self._sequence += 1
             for run in runs:
-                if self._listed.get(run.identity, (-1, 0))[0] != run.revision:
-                    self._listed[run.identity] = (run.revision, self._sequence)
+                version = (run.revision, round(run.metrics.read_share, 2))
+                if run.identity not in self._listed or self._listed[run.identity][0] != version:
+                    self._listed[run.identity] = (version, self._sequence)
             changed = [run.summary() for run in runs if self._listed[run.identity][1] > after]
             return Summaries(self._sequence, [run.identity for run in runs], changed)
 
