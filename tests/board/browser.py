@@ -16,6 +16,7 @@ from typing import Any
 from paceline.core.heartbeat import die_with_parent
 
 TIMEOUT_SECONDS = 60.0
+KEY_CODES = {"Enter": 13, "Escape": 27, "ArrowLeft": 37, "ArrowRight": 39, "Tab": 9}
 
 
 def find_chromium() -> str | None:
@@ -59,6 +60,7 @@ class Browser:
         self._call("Page.enable")
         self.errors: list[str] = []
         self._call("Runtime.enable")
+        self._call("Log.enable")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -88,6 +90,40 @@ class Browser:
             time.sleep(0.05)
         raise AssertionError(f"not true within {TIMEOUT_SECONDS:g} s: {expression}")
 
+    def resize(self, width: int, height: int = 900) -> None:
+        """Set the size of the page; a width below 600 pixels also emulates a touch screen."""
+        self._call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        self._call("Emulation.setTouchEmulationEnabled", enabled=width < 600)
+
+    def prefer(self, scheme: str) -> None:
+        """Set the color scheme that the user prefers, `light` or `dark`."""
+        self._call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+
+    def mouse(self, kind: str, x: float, y: float, **details: Any) -> None:
+        """Send a mouse event such as `mouseMoved`."""
+        self._call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **details)
+
+    def drag(self, start: tuple[float, float], end: tuple[float, float]) -> None:
+        """Drag the mouse with the left button pressed."""
+        self.mouse("mouseMoved", *start)
+        self.mouse("mousePressed", *start, button="left", buttons=1, clickCount=1)
+        self.mouse("mouseMoved", *end, button="left", buttons=1)
+        self.mouse("mouseReleased", *end, button="left", clickCount=1)
+
+    def press(self, key: str, text: str = "") -> None:
+        """Press and release a key such as `Enter`; `text` is the character that it types."""
+        for kind in ("keyDown" if text else "rawKeyDown", "keyUp"):
+            typed = {"text": text} if text and kind == "keyDown" else {}
+            self._call(
+                "Input.dispatchKeyEvent", type=kind, key=key, windowsVirtualKeyCode=KEY_CODES.get(key, 0), **typed
+            )
+
+    def save_downloads_to(self, folder: Path) -> None:
+        """Save downloads to a folder."""
+        session, self._session = self._session, None
+        self._call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
+        self._session = session
+
     def screenshot(self, path: Path) -> None:
         """Save a screenshot of the page."""
         path.write_bytes(base64.b64decode(self._call("Page.captureScreenshot")["data"]))
@@ -102,11 +138,22 @@ class Browser:
             content = content[os.write(self._out, content) :]
         while True:
             answer = self._read()
-            if answer.get("method") == "Runtime.exceptionThrown":
-                self.errors.append(json.dumps(answer["params"]["exceptionDetails"]))
+            self._note_error(answer)
             if answer.get("id") == self._number:
                 assert "error" not in answer, answer["error"]
                 return answer["result"]
+
+    def _note_error(self, event: dict[str, Any]) -> None:
+        """Record uncaught exceptions and errors on the console, except for requests that failed."""
+        method, details = event.get("method"), event.get("params", {})
+        if method == "Runtime.exceptionThrown":
+            self.errors.append(json.dumps(details["exceptionDetails"]))
+        elif method == "Runtime.consoleAPICalled" and details["type"] in ("error", "assert"):
+            self.errors.append(json.dumps(details["args"]))
+        elif method == "Log.entryAdded":
+            entry = details["entry"]
+            if entry["level"] == "error" and entry["source"] != "network":
+                self.errors.append(json.dumps(entry))
 
     def _read(self) -> dict[str, Any]:
         while b"\0" not in self._unread:

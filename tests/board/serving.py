@@ -46,7 +46,13 @@ class Served:
         return parse_qs(urlsplit(self.url).query)["token"][0]
 
     def ask(
-        self, path: str, *, token: bool = True, method: str = "GET", headers: dict[str, str] | None = None
+        self,
+        path: str,
+        *,
+        token: bool = True,
+        method: str = "GET",
+        headers: dict[str, str] | None = None,
+        body: bytes | None = None,
     ) -> Answer:
         """Send one HTTP request without normalising the path, and return the response."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT_SECONDS)
@@ -55,7 +61,9 @@ class Served:
             connection.putrequest(method, path, skip_host="Host" in sent)
             for name, value in sent.items():
                 connection.putheader(name, value)
-            connection.endheaders()
+            if body is not None:
+                connection.putheader("Content-Length", str(len(body)))
+            connection.endheaders(body)
             answer = connection.getresponse()
             return Answer(answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read())
         finally:

@@ -19,6 +19,8 @@ ROUTES = [
     *[f"/page/{file.name}" for file in sorted(PAGE.iterdir())],
     "/api/runs",
     "/api/series",
+    "/api/leaderboard",
+    "/api/runs/x/notes",
     "/api/runs/x/settings",
     "/api/runs/x/samples",
     "/api/runs/x/image?name=samples&images=0",
@@ -78,6 +80,21 @@ def test_responses_forbid_third_party_code_and_caching(board: Served) -> None:
 def test_requests_that_would_write_are_rejected(board: Served) -> None:
     for method in ("POST", "PUT", "DELETE", "PATCH"):
         assert board.ask("/api/runs", method=method).status == 405, method
+
+
+def test_websocket_clients_and_invalid_requests_print_nothing(root: Path) -> None:
+    """`serve` checks that the board prints nothing to stderr."""
+    upgrade = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
+    with serve(root) as board:
+        for token in (True, False):
+            board.ask("/", token=token, headers=upgrade | {"Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ=="})
+        for content in (b"\x16\x03\x01\x02\x00\x01\x00", b"nonsense\r\n\r\n"):
+            with socket.create_connection(("127.0.0.1", board.port), timeout=10) as connection:
+                connection.sendall(content)
+                connection.shutdown(socket.SHUT_WR)
+                while connection.recv(1000):
+                    pass
+        assert board.ask("/api/runs").status == 200
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,10 @@ SHA256 = """fetch(%s).then((answer) => answer.arrayBuffer()).then((content) => c
 INK = """(() => { const canvas = document.querySelector('[data-name="generator/adversarial"] canvas');
     const pixels = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
     let colored = 0;
-    for (let i = 0; i < pixels.length; i += 4) if (Math.abs(pixels[i] - pixels[i + 2]) > 60) colored++;
+    for (let i = 0; i < pixels.length; i += 4) {
+      const color = [...pixels.slice(i, i + 3)];
+      if (Math.max(...color) - Math.min(...color) > 25) colored++;  // axes and labels are gray
+    }
     return colored; })()"""
 
 

@@ -17,6 +17,7 @@ from serving import Served, serve
 
 from paceline.board.files import RemoteFiles, open_files
 from paceline.board.gallery import Gallery
+from paceline.board.logs import tail
 from paceline.board.metrics_reader import LARGE, MetricsReader
 from paceline.board.series import CAPACITY, Series
 from paceline.core.errors import UserError
@@ -159,6 +160,45 @@ def test_the_board_follows_a_run_that_grows_is_truncated_and_disappears(tmp_path
             pass
 
 
+def test_only_runs_that_have_changed_are_sent_again(tmp_path: Path) -> None:
+    make_run(tmp_path / "one", state="finished")
+    changing = make_run(tmp_path / "two", state="finished")
+    metrics = changing / "metrics.jsonl"
+    gallery = Gallery(open_files(str(tmp_path)))
+    gallery.refresh()
+    first = gallery.summaries()
+    assert [run["name"] for run in first.runs] == ["one", "two"]
+    for change in (
+        lambda: metrics.write_text(metrics.read_text() + line(60, net__loss=0.1)),
+        lambda: (changing / "status.json").write_text('{"state": "stopped", "since": 5}'),
+        lambda: (changing / "mirror.json").write_text('{"url": "s3://b", "images": 1, "since": 1, "error": "full"}'),
+        lambda: (changing / "notes.json").write_text('{"tags": ["new"], "note": ""}'),
+    ):
+        before = gallery.summaries().sequence
+        gallery.refresh()
+        assert gallery.summaries(before).runs == []
+        change()
+        gallery.refresh()
+        later = gallery.summaries(before)
+        assert [run["name"] for run in later.runs] == ["two"] and later.ids == first.ids
+    shutil.rmtree(tmp_path / "one")
+    gallery.refresh()
+    assert gallery.summaries(later.sequence) == (later.sequence + 1, [first.ids[1]], [])
+
+
+def test_the_list_of_runs_shows_how_much_of_a_large_file_has_been_read(tmp_path: Path) -> None:
+    lines = [line(i, net__loss=1.0) for i in range(20_000)]
+    (make_run(tmp_path / "run") / "metrics.jsonl").write_text("".join(lines))
+    gallery = Gallery(open_files(str(tmp_path)))
+    gallery.refresh()  # reads samples of the file
+    shares = []
+    for _ in range(3):
+        before = gallery.summaries().sequence
+        assert next(iter(gallery.runs.values())).read_more()
+        shares.append(gallery.summaries(before).runs[0]["read_share"])
+    assert 0 < shares[0] < shares[1] < shares[2] < 1
+
+
 def test_the_board_accepts_a_single_run_or_an_empty_folder(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     make_run(tmp_path / "run")
@@ -237,6 +277,8 @@ def test_a_long_series_keeps_its_mean_and_range_for_any_chunk_size(chunk: int) -
     assert len(images) == -(-num // stride) <= CAPACITY and images[-1] == num - 1 and seconds[-1] == (num - 1) / 10
     part = values[10 * stride : 11 * stride]
     assert mean[10] == pytest.approx(np.nanmean(part)) and low[10] == np.nanmin(part) and high[10] == np.nanmax(part)
+    assert series.lowest and series.lowest == (np.nanmin(values), np.nanargmin(values))
+    assert series.highest and series.highest == (np.nanmax(values), np.nanargmax(values))
     assert series.values == num and series.total == pytest.approx(np.nansum(values)) and series.last == values[-1]
     assert series.points(100).shape[1] <= 100 and series.points(100)[4].max() == np.nanmax(values)
 
@@ -254,4 +296,4 @@ def test_escape_sequences_in_a_log_are_shown_escaped(root: Path, tmp_path: Path)
     gallery = Gallery(open_files(str(tmp_path)))
     gallery.refresh()
     run = next(iter(gallery.runs.values()))
-    assert run.log(run.logs()[0]) == "one\\x1b[2J\ntwo\\u202e\n"
+    assert tail(run.files, run.logs()[0]) == "one\\x1b[2J\ntwo\\u202e\n"

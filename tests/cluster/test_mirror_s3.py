@@ -130,17 +130,16 @@ def test_a_wrong_key_is_reported_in_the_log_and_run_folder_and_training_continue
 def test_the_board_shows_a_mirrored_run(tmp_path: Path, server: S3Server) -> None:
     from paceline.board.files import open_files
     from paceline.board.gallery import Gallery
+    from paceline.board.logs import tail
 
     url = f"s3://{BUCKET}/shown/a run with 'quotes' $(and) more"
     command = ("train", TINY, *QUICK, "--out", "run", "--mirror", url)
     assert run_fork(tmp_path, *command, environment=server.environment).wait() == 0
     gallery = Gallery(open_files(f"s3://{BUCKET}/shown"))
     gallery.refresh()
-    (run,) = gallery.summaries()
+    (run,) = gallery.summaries().runs
     assert run["name"] == "a run with 'quotes' $(and) more" and run["state"] == "finished" and run["images"] == 480
     assert run["lines"] == len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
     assert Status.parse((tmp_path / "run" / "status.json").read_bytes()).since == run["since"]  # type: ignore[union-attr]
-    logs = gallery.runs[run["id"]].logs()
-    assert "going on" not in gallery.runs[run["id"]].log(logs[0]) and "480 images" in gallery.runs[run["id"]].log(
-        logs[0]
-    )
+    text = tail(gallery.files, gallery.runs[run["id"]].logs()[0])
+    assert "going on" not in text and "480 images" in text

@@ -268,7 +268,7 @@ def test_a_mirror_failure_is_printed_once_and_recorded_until_mirroring_works_aga
     wait_until(lambda: mirror.destination.operations > 3)  # type: ignore[attr-defined]
     gallery = Gallery(LocalFiles(tmp_path))
     gallery.refresh()
-    (run,) = (run for run in gallery.summaries() if run["name"] == "run")
+    (run,) = (run for run in gallery.summaries().runs if run["name"] == "run")
     assert run["mirror"]["images"] == 0 and run["mirror"]["error"] == "PermissionError: wrong key, token=***"
     broken.clear()
     assert "is complete" in mirror.finish(60)

@@ -89,7 +89,7 @@ def show_on_board(run: str) -> int:
     gallery = Gallery(open_files(run))
     for _ in range(3):
         gallery.refresh()
-        json.dumps([*gallery.summaries()], default=str)
+        json.dumps(gallery.summaries().runs, default=str)
     return 0
 
 

@@ -119,6 +119,8 @@ def test_a_second_interrupt_ends_a_single_process_immediately(tmp_path: Path, ti
     running.interrupt_group()
     assert running.wait(10) == 130
     assert running.stderr == "paceline: interrupted\n"
+    status = Status.of(tmp_path / "run")
+    assert status and (status.state, status.reason) == ("stopped", "a second Ctrl-C stopped the run immediately")
 
 
 def test_a_second_interrupt_ends_two_processes_immediately(tmp_path: Path, tiny: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
+from typing import NamedTuple
 
 from paceline.board.files import Entry, Files
 from paceline.board.run import RUN_FILES, Run, RunSummary
@@ -20,6 +21,14 @@ QUIET_SECONDS = 0.3  # after this time without a request, the page counts as loa
 PAUSE_AFTER_SECONDS = 60.0
 
 
+class Summaries(NamedTuple):
+    """The runs that have changed since an earlier list of runs."""
+
+    sequence: int  # identifies this list
+    ids: list[str]  # IDs of all runs, sorted by name
+    runs: list[RunSummary]  # summaries of the runs that have changed
+
+
 class Gallery:
     """The runs that the last scan found, keyed by run ID."""
 
@@ -30,6 +39,8 @@ class Gallery:
         self.seconds = LOCAL_SECONDS if files.local else REMOTE_SECONDS
         self._requested_at, self._watched = 0.0, threading.Event()
         self._scanned, self._new_scan = 0.0, threading.Condition()
+        self._sequence, self._listing = 0, threading.Lock()
+        self._listed: dict[str, tuple[tuple[int, float], int]] = {}  # by run ID: its version, and the list's sequence
 
     def start(self) -> None:
         """Start the thread, which follows the runs until the process ends."""
@@ -80,9 +91,17 @@ class Gallery:
         short = [run for run in runs.values() if run.metrics.read_share == 1]
         self._read_metrics(short, until=time.monotonic() + FIRST_READING_SECONDS)
 
-    def summaries(self) -> list[RunSummary]:
-        """Return a summary of each run for the board's list of runs, sorted by name."""
-        return [run.summary() for run in sorted(self.runs.values(), key=lambda run: run.name)]
+    def summaries(self, after: int = 0) -> Summaries:
+        """Return a summary of each run that has changed since the list `after`; by default, of every run."""
+        runs = sorted(self.runs.values(), key=lambda run: run.name)
+        with self._listing:
+            self._sequence += 1
+            for run in runs:
+                version = (run.revision, round(run.metrics.read_share, 2))
+                if run.identity not in self._listed or self._listed[run.identity][0] != version:
+                    self._listed[run.identity] = (version, self._sequence)
+            changed = [run.summary() for run in runs if self._listed[run.identity][1] > after]
+            return Summaries(self._sequence, [run.identity for run in runs], changed)
 
     def _find(self, folder: str, depth: int, left: list[int]) -> dict[str, list[Entry]]:
         """Find all run folders in a folder, and return the files of each."""

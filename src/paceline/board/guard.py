@@ -2,7 +2,8 @@
 
 The token is passed in the printed URL, in a cookie that the first response sets, or in `Authorization: Bearer TOKEN`.
 The Host header is checked because another site could resolve its own name to this machine (DNS rebinding). The Origin
-header is checked because browsers also send cookies with requests made by other pages.
+header is checked because browsers also send cookies with requests made by other pages. A request that writes must have
+the board's own Origin and the cookie, or the `Authorization` header, which no other page can send.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+READING = {"GET", "HEAD"}
 LOOPBACK_NAMES = {"localhost", "127.0.0.1", "::1"}
 PROTECTION = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -60,9 +62,7 @@ class Guard:
 
     def _rejection(self, scope: Scope) -> PlainTextResponse | None:
         headers = Headers(scope=scope)
-        if not any(
-            secrets.compare_digest(one.encode(), self._token.encode()) for one in self._tokens_of(scope, headers)
-        ):
+        if not any(map(self._is_token, self._tokens_of(scope, headers))):
             return PlainTextResponse("Access denied: open the URL that `paceline board` printed.\n", 401)
         host = headers.get("host", "")
         if not self._is_own_name(host):
@@ -72,11 +72,31 @@ class Guard:
             return PlainTextResponse("Cross-origin requests are not allowed.\n", 403)
         if headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate":
             return PlainTextResponse("Cross-site requests are not allowed.\n", 403)
+        if scope["method"] not in READING and not self._may_write(headers):
+            return PlainTextResponse("A request that writes needs the Origin or Authorization header.\n", 403)
         return None
+
+    def _may_write(self, headers: Headers) -> bool:
+        """Return whether a request with a valid token comes from the board's page or from a program.
+
+        The token in a URL is not enough to write, because a URL is easy to pass on by mistake.
+        """
+        if self._is_token(headers.get("authorization", "").removeprefix("Bearer ")):
+            return True
+        from_page = headers.get("origin") is not None and headers.get("sec-fetch-site", "same-origin") == "same-origin"
+        return from_page and any(map(self._is_token, self._cookies_of(headers)))
+
+    def _is_token(self, text: str) -> bool:
+        return secrets.compare_digest(text.encode(), self._token.encode())
 
     def _tokens_of(self, scope: Scope, headers: Headers) -> list[str]:
         """Return every token in a request."""
         tokens = [_token_in_url(scope), headers.get("authorization", "").removeprefix("Bearer ")]
+        return [one for one in [*tokens, *self._cookies_of(headers)] if one]
+
+    def _cookies_of(self, headers: Headers) -> list[str]:
+        """Return the tokens in a request's cookies."""
+        tokens = []
         for line in headers.getlist("cookie"):
             try:
                 cookies = SimpleCookie(line)
@@ -84,7 +104,7 @@ class Guard:
                 continue
             if self._cookie in cookies:
                 tokens.append(cookies[self._cookie].value)
-        return [one for one in tokens if one]
+        return tokens
 
     def _is_own_name(self, host: str) -> bool:
         """Return whether a Host header contains one of this machine's names.

@@ -19,8 +19,10 @@ from paceline.core.types import Json, JsonObject
 from paceline.runs.metrics import METRICS, parse_line, reject_constant
 
 CHUNK = 2**17  # bytes read at a time; parsing a small chunk does not delay requests for long
-LARGE = 2**21  # bytes; a file of at least this size is sampled first
-NUM_PROBES = 256
+LARGE = 2**17  # bytes; a file of at least this size is sampled first
+LARGE_REMOTE = 2**21  # the same for remote files, where each sample is a request
+MAX_PROBES = 256
+BYTES_PER_PROBE = 2**14  # a file is sampled once for this many bytes
 PROBE_BYTES = 4096
 MAX_NAMES = 1000  # maximum number of metrics per run
 MARK = 96  # number of bytes before the read position that are compared to detect a replaced file
@@ -104,14 +106,15 @@ class MetricsReader:
 
     def preview(self, size: int) -> None:
         """Read samples of a large file, so that its curves appear before the whole file has been read."""
-        if self._position or self._preview or size < LARGE:
+        if self._position or self._preview or size < (LARGE if self._files.local else LARGE_REMOTE):
             return
+        num_probes = min(MAX_PROBES, size // BYTES_PER_PROBE)
         self.size = size
-        starts = np.linspace(0, size - PROBE_BYTES, NUM_PROBES).astype(int).tolist()
+        starts = np.linspace(0, size - PROBE_BYTES, num_probes).astype(int).tolist()
         lines: list[bytes] = []
         for number, piece in enumerate(self._files.sample(self._name, starts, PROBE_BYTES)):
             whole = piece.split(b"\n")[number > 0 : -1]  # the first and last lines of a sample may be incomplete
-            lines += whole[-1:] if number == NUM_PROBES - 1 else whole[:1]
+            lines += whole[-1:] if number == num_probes - 1 else whole[:1]
         rows, _ = _parse(lines)
         table = Table()
         table.add(rows)

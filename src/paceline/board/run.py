@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import math
 import socket
 import time
 from collections.abc import Mapping
@@ -10,10 +10,11 @@ from dataclasses import asdict
 from typing import Any, NamedTuple, TypedDict
 
 from paceline.board.files import Entry, Files
+from paceline.board.logs import failure_tail, log_files
 from paceline.board.metrics_reader import MetricsReader, Table
+from paceline.board.notes import NOTES, Notes
 from paceline.config.files import PROVENANCE
 from paceline.core.lock import LOCK
-from paceline.core.printable import printable_lines
 from paceline.core.secrets import HIDDEN, is_private_name, redact
 from paceline.core.small_files import parse_toml
 from paceline.core.types import SettingValue
@@ -26,10 +27,7 @@ RUN_FILES = {CONFIG, METRICS, STATUS}  # a folder that contains one of these fil
 SILENT_AFTER_SECONDS = 600.0
 MAX_SMALL_FILE_BYTES = 2**20
 MAX_SAMPLE_BYTES = 2**26
-LOG_BYTES = 2**16
-NUM_TAIL_LINES = 12
 KILLED = "the process ended without reporting why: it may have been killed, or the machine may have gone down"
-_LOG_NAME = re.compile(r"rank-(\d{1,6})\.txt")
 
 
 class RunSummary(TypedDict):
@@ -52,6 +50,9 @@ class RunSummary(TypedDict):
     broken_lines: int
     read_share: float
     has_samples: bool
+    tags: list[str]
+    note: str
+    notes_version: str
     names: list[str]
     names_truncated: bool
     last_values: dict[str, float | None]
@@ -65,6 +66,9 @@ class _Seen(NamedTuple):
     reason: str
     config: tuple[float, int]  # modification time and size of config.toml
     samples: tuple[float, int]
+    notes: tuple[float, int]
+    status: tuple[float, int]
+    mirror: tuple[float, int]
 
 
 class Run:
@@ -79,6 +83,8 @@ class Run:
         self.state = "unknown"
         self.reason = ""
         self.log_tail: list[str] = []
+        self.notes = Notes()
+        self._settings: dict[str, dict[str, SettingValue]] | None = None  # parsed when a page asks for them
         self._entries: dict[str, Entry] = {}
         self._seen: _Seen | None = None
 
@@ -90,11 +96,16 @@ class Run:
         locked = self.files.is_locked(self._path(LOCK)) if LOCK in self._entries else None
         before, (self.state, self.reason) = self.state, self._state(locked)
         if self.state == "failed" and before != "failed":
-            self.log_tail = self._find_log_tail()
+            self.log_tail = failure_tail(self.files, list(self.logs().values()))
         elif self.state != "failed":
             self.log_tail = []
-        seen = _Seen(self.state, self.reason, self._version_of(CONFIG), self._version_of(SAMPLES))
+        versions = [self._version_of(name) for name in (CONFIG, SAMPLES, NOTES, STATUS, MIRROR_STATE)]
+        seen = _Seen(self.state, self.reason, *versions)
         if seen != self._seen:
+            if self._seen is None or seen.notes != self._seen.notes:
+                self.notes = self.read_notes()
+            if self._seen is None or seen.config != self._seen.config:
+                self._settings = None
             self._seen = seen
             self.revision += 1
 
@@ -138,6 +149,9 @@ class Run:
             "broken_lines": self.metrics.broken,
             "read_share": round(read_share, 3),
             "has_samples": SAMPLES in self._entries,
+            "tags": list(self.notes.tags),
+            "note": self.notes.text,
+            "notes_version": self.notes.version,
             "names": list(table.series),
             "names_truncated": table.names_truncated,
             "last_values": {name: series.last for name, series in table.series.items()},
@@ -152,12 +166,25 @@ class Run:
 
     def settings(self) -> dict[str, dict[str, SettingValue]]:
         """Return the run's settings and its provenance (versions and hardware), with credentials hidden."""
+        settings = self._settings
+        if settings is None:
+            settings = self._settings = self._read_settings()
+        return settings
+
+    def _read_settings(self) -> dict[str, dict[str, SettingValue]]:
         try:
             kept = parse_toml(self._small_file(CONFIG))
         except (FileNotFoundError, ValueError):
             return {"settings": {}, PROVENANCE: {}}
         provenance = kept.pop(PROVENANCE, {})
         return {"settings": _shown(kept), PROVENANCE: _shown(provenance if isinstance(provenance, dict) else {})}
+
+    def read_notes(self) -> Notes:
+        """Return the run's tags and note, read from its folder; empty if there are none."""
+        try:
+            return Notes.parse(self._small_file(NOTES))
+        except OSError:
+            return Notes()
 
     def samples(self) -> dict[str, list[int]]:
         """Return, for each kind of sample image, how many images had been seen each time samples were saved."""
@@ -178,16 +205,7 @@ class Run:
 
     def logs(self) -> dict[int, Entry]:
         """Return each rank's log file."""
-        entries = {_LOG_NAME.fullmatch(entry.basename): entry for entry in self.files.entries(self._path(LOGS))}
-        return dict(sorted((int(match[1]), entry) for match, entry in entries.items() if match))
-
-    def log(self, entry: Entry, at_most: int = LOG_BYTES) -> str:
-        """Return the end of a rank's log, with credentials hidden."""
-        content = self.files.read(entry.name, max(0, entry.size - at_most), entry.size)
-        text = content.decode(errors="replace")
-        if entry.size > at_most:
-            text = text.partition("\n")[2]
-        return printable_lines(redact(text))
+        return log_files(self.files, self._path(LOGS))
 
     def _state(self, locked: bool | None) -> tuple[str, str]:
         """Return the run's state and its reason, based on the lock, status.json and the time of the last write."""
@@ -210,16 +228,6 @@ class Run:
     def _last_write(self) -> float:
         changed = self._entries[METRICS].changed if METRICS in self._entries else 0.0
         return max(changed, self.metrics.table.time)
-
-    def _find_log_tail(self) -> list[str]:
-        """Return the last log lines of the rank that failed first or, if none did, of the rank that printed last."""
-        logs = self.logs().values()
-        ends = {entry: self.log(entry, LOG_BYTES // 4) for entry in logs}
-        failed = [entry for entry in logs if "Traceback" in ends[entry]]
-        if not ends:
-            return []
-        chosen = min(failed, key=_changed) if failed else max(logs, key=_changed)
-        return [line for line in ends[chosen].splitlines() if line.strip()][-NUM_TAIL_LINES:]
 
     def _small_file(self, name: str) -> bytes:
         return self.files.read(self._path(name), 0, MAX_SMALL_FILE_BYTES)
@@ -244,10 +252,6 @@ def _time_split(table: Table) -> dict[str, float]:
     }
 
 
-def _changed(entry: Entry) -> float:
-    return entry.changed
-
-
 def _shown(table: Mapping[str, Any], prefix: str = "") -> dict[str, SettingValue]:
     """Flatten nested TOML tables to names such as `table.name`, and hide credentials."""
     flat: dict[str, SettingValue] = {}
@@ -261,5 +265,6 @@ def _shown(table: Mapping[str, Any], prefix: str = "") -> dict[str, SettingValue
         elif is_private_name(name) and value:
             flat[full] = HIDDEN
         else:
-            flat[full] = value if isinstance(value, bool | int | float) else redact(str(value))
+            number = isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
+            flat[full] = value if number else redact(str(value))  # JSON has no NaN or infinity
     return flat

@@ -6,7 +6,7 @@ point with their mean and range, which halves the number of points. So memory is
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,13 @@ Numbers: TypeAlias = npt.NDArray[np.float64]
 ROWS = ("images", "seconds", "mean", "low", "high")
 
 
+class Extreme(NamedTuple):
+    """The lowest or highest value of a metric, and the number of images seen at that value."""
+
+    value: float
+    images: float
+
+
 class Series:
     """The points of one metric, with the images seen and the training time at each point."""
 
@@ -23,6 +30,8 @@ class Series:
         self.values = 0  # number of values added
         self.total = 0.0  # sum of all finite values
         self.last: float | None = None  # newest finite value
+        self.lowest: Extreme | None = None
+        self.highest: Extreme | None = None
         self._stride = 1  # number of values that are merged into one point
         self._num = 0
         self._points = np.empty((6, 64))  # rows: images, seconds, sum, count, low, high
@@ -34,7 +43,7 @@ class Series:
         finite = np.isfinite(values)
         self.total += float(values[finite].sum())
         if finite.any():
-            self.last = float(values[finite][-1])
+            self._note_extremes(images[finite], values[finite])
         while -(-(self.values + len(values)) // self._stride) > CAPACITY:
             self._halve()
         fresh = np.stack(
@@ -56,6 +65,14 @@ class Series:
             fresh = fresh[:, 1:]
         self._append(fresh)
         self.values += len(values)
+
+    def _note_extremes(self, images: Numbers, values: Numbers) -> None:
+        self.last = float(values[-1])
+        low, high = int(values.argmin()), int(values.argmax())
+        if self.lowest is None or values[low] < self.lowest.value:
+            self.lowest = Extreme(float(values[low]), float(images[low]))
+        if self.highest is None or values[high] > self.highest.value:
+            self.highest = Extreme(float(values[high]), float(images[high]))
 
     def points(self, at_most: int = CAPACITY) -> Numbers:
         """Return an array with the rows `ROWS`; mean, low and high are NaN at a gap."""

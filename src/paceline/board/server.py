@@ -1,4 +1,4 @@
-"""The HTTP server for the board's page and its JSON API. It only reads files and never changes them."""
+"""The HTTP server for the board's page and its JSON API. The notes of a run are all that it writes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
@@ -20,6 +21,9 @@ from starlette.routing import Route
 from paceline import __version__
 from paceline.board.gallery import Gallery
 from paceline.board.guard import Guard
+from paceline.board.leaderboard import make_row
+from paceline.board.logs import search, tail
+from paceline.board.note_editor import NoteEditor
 from paceline.board.run import Run
 from paceline.board.series import CAPACITY, ROWS, Numbers
 from paceline.core.types import JsonObject
@@ -31,6 +35,8 @@ KINDS = {
     ".css": "text/css; charset=utf-8",
     ".svg": "image/svg+xml",
 }
+MAX_BODY_BYTES = 2**16
+MAX_FIND_LENGTH = 200
 UNCOMPRESSED = {"content-encoding": "identity"}  # disables gzip for content that compresses poorly
 
 
@@ -41,14 +47,16 @@ class Curve(NamedTuple):
     points: Numbers
 
 
-def make_app(gallery: Gallery, token: str, host: str, port: int) -> Starlette:
+def make_app(gallery: Gallery, token: str, host: str, port: int, editor: NoteEditor) -> Starlette:
     """Return the board's web application for a gallery of runs."""
-    board = Board(gallery)
+    board = Board(gallery, editor)
     routes = [
         Route("/", board.page),
         Route("/page/{file}", board.page),
         Route("/api/runs", board.runs),
         Route("/api/series", board.series),
+        Route("/api/leaderboard", board.leaderboard),
+        Route("/api/runs/{run}/notes", board.write_notes, methods=["PUT"]),
         Route("/api/runs/{run}/settings", board.settings),
         Route("/api/runs/{run}/samples", board.samples),
         Route("/api/runs/{run}/image", board.sample),
@@ -64,8 +72,8 @@ def make_app(gallery: Gallery, token: str, host: str, port: int) -> Starlette:
 class Board:
     """The request handlers: one method per route. Starlette calls each in a thread."""
 
-    def __init__(self, gallery: Gallery) -> None:
-        self.gallery = gallery
+    def __init__(self, gallery: Gallery, editor: NoteEditor) -> None:
+        self.gallery, self.editor = gallery, editor
         self._page = {file.name: file.read_bytes() for file in PAGE.iterdir() if file.suffix in KINDS}
 
     def page(self, request: Request) -> Response:
@@ -77,17 +85,22 @@ class Board:
         return Response(self._page[name], media_type=KINDS[Path(name).suffix], headers={"cache-control": "no-cache"})
 
     def runs(self, request: Request) -> Response:
-        """Return every run with its state, progress and newest values."""
+        """Return every run with its state, progress and newest values.
+
+        With `?after=N`, where N is the `sequence` of an earlier answer, return only runs that have changed since then.
+        """
         self.gallery.wait_until_fresh()
+        found = self.gallery.summaries(_whole(request.query_params.get("after", "0"), "after"))
         return _json(
             {
                 "paceline": __version__,
                 "root": self.gallery.files.shown,
                 "local": self.gallery.files.local,
+                "read_only": self.editor.obstacle,
                 "now": time.time(),
                 "refresh_seconds": self.gallery.seconds,
                 "error": self.gallery.error,
-                "runs": self.gallery.summaries(),
+                **found._asdict(),
             }
         )
 
@@ -97,7 +110,7 @@ class Board:
         A query such as `?run=ID&run=ID&name=NAME&points=400` selects runs, metrics and the number of points.
         """
         self.gallery.note_request()
-        runs = [self._run(one) for one in request.query_params.getlist("run")] or list(self.gallery.runs.values())
+        runs = self._runs(request)
         at_most = _whole(request.query_params.get("points", str(CAPACITY)), "points")
         found: list[Curve] = []
         for run in runs:
@@ -113,6 +126,22 @@ class Board:
         return _json(
             {"series": [label | dict(zip(ROWS, _lists(points), strict=True)) for label, points in found]},
         )
+
+    def leaderboard(self, request: Request) -> Response:
+        """Return the results and settings of runs, by default of all runs; `?run=ID&run=ID` selects runs."""
+        self.gallery.note_request()
+        return _json({"rows": [make_row(run) for run in self._runs(request)]})
+
+    async def write_notes(self, request: Request) -> Response:
+        """Replace a run's tags and note; see `NoteEditor` for the conditions."""
+        content = b""
+        async for part in request.stream():
+            content += part
+            if len(content) > MAX_BODY_BYTES:
+                raise HTTPException(413, "the notes are too long")
+        run = await run_in_threadpool(self._run, request.path_params["run"])
+        notes = await run_in_threadpool(self.editor.write, run, request.headers.get("content-type", ""), content)
+        return _json({"tags": list(notes.tags), "note": notes.text, "notes_version": notes.version})
 
     def settings(self, request: Request) -> Response:
         """Return a run's settings, versions and hardware."""
@@ -135,11 +164,26 @@ class Board:
         )
 
     def log(self, request: Request) -> Response:
-        """Return the end of a rank's log, selected by a query such as `?rank=0`."""
+        """Return the end of a rank's log, selected by a query such as `?rank=0`.
+
+        With `&find=TEXT`, return the lines in the log that contain a text.
+        """
         run = self._run(request.path_params["run"])
         logs = run.logs()
         rank = _whole(request.query_params.get("rank", "0"), "rank")
-        return _json({"ranks": list(logs), "rank": rank, "text": run.log(logs[rank]) if rank in logs else ""})
+        answer: JsonObject = {"ranks": list(logs), "rank": rank}
+        wanted = request.query_params.get("find", "").strip()[:MAX_FIND_LENGTH]
+        if rank not in logs:
+            return _json(answer | {"text": ""})
+        if not wanted:
+            return _json(answer | {"text": tail(run.files, logs[rank])})
+        found = search(run.files, logs[rank], wanted)
+        matches = [match._asdict() for match in found.matches]
+        return _json(answer | {"matches": matches, "total": found.total, "searched_share": found.searched_share})
+
+    def _runs(self, request: Request) -> list[Run]:
+        """Return the runs that a query selects with `run=ID`, or all runs."""
+        return [self._run(one) for one in request.query_params.getlist("run")] or list(self.gallery.runs.values())
 
     def _run(self, identity: str) -> Run:
         if not self.gallery.runs:

@@ -45,11 +45,19 @@ def board(
     ] = "runs",
     port: Annotated[int | None, typer.Option(help="port to listen on; 0 picks a free port (default: 6116)")] = None,
     host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
+    edit: Annotated[
+        bool | None,
+        typer.Option(
+            "--edit/--read-only",
+            help="whether the page can edit tags and notes (default: only if --host is a loopback address)",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Serve a live web page that shows local or remote runs."""
     from paceline.commands.board import board as job
 
-    raise typer.Exit(job(runs, host, port))
+    raise typer.Exit(job(runs, host, port, edit))
 
 
 def settings(

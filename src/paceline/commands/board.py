@@ -16,12 +16,16 @@ from paceline.core.printable import print_line
 DEFAULT_PORT = 6116
 
 
-def board(where: str, host: str, port: int | None) -> int:
-    """Serve the board until the user presses Ctrl-C; return the exit code."""
+def board(where: str, host: str, port: int | None, edit: bool | None = None) -> int:
+    """Serve the board until the user presses Ctrl-C; return the exit code.
+
+    `edit` allows the page to edit tags and notes. If it is None, only a board on a loopback address allows it.
+    """
     files = open_files(where)
     try:
         import uvicorn
 
+        from paceline.board.note_editor import NoteEditor
         from paceline.board.server import make_app
     except ImportError as error:
         raise UserError(f"the board needs {error.name}; install it with: {install_extra('board')}") from None
@@ -29,19 +33,25 @@ def board(where: str, host: str, port: int | None) -> int:
     listener = _listen(host, port)
     address, port = listener.getsockname()[:2]
     token = secrets.token_urlsafe(24)
-    app = make_app(gallery, token, host, port)
+    private = ip_address(address.partition("%")[0]).is_loopback
+    editor = NoteEditor(gallery.files, allowed=private if edit is None else edit)
+    if edit and editor.obstacle:
+        raise UserError(f"--edit: {gallery.files.shown}: {editor.obstacle}; omit --edit")
+    app = make_app(gallery, token, host, port, editor)
     gallery.start()
     shown = f"[{address}]" if ":" in address else address
     print_line(f"board for {gallery.files.shown}: http://{shown}:{port}/?token={quote(token)}")
-    if not ip_address(address.partition("%")[0]).is_loopback:
+    if not private:
+        can = "see the runs" if editor.obstacle else "see the runs and edit their notes"
         print(
             f"--host {host}: the board is reachable from other machines without encryption; "
-            "anyone with the URL can see the runs",
+            f"anyone with the URL can {can}",
             flush=True,
         )
-    # The access log is disabled because its lines would contain the token.
+    # The access log is disabled because its lines would contain the token. Warnings are disabled because port scanners
+    # and WebSocket clients, such as some browser extensions, would fill the terminal with them.
     settings = uvicorn.Config(
-        app, log_level="warning", access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=1
+        app, log_level="error", access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=1
     )
     with suppress(KeyboardInterrupt):  # re-raised by uvicorn after it has closed all connections
         uvicorn.Server(settings).run(sockets=[listener])

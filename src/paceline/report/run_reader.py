@@ -21,7 +21,7 @@ from paceline.runs.record import RunRecord
 from paceline.runs.segments import HARDWARE, changes
 
 MAX_POINTS = 400  # maximum number of points per curve; more would not be visible
-NOT_LOSSES = {"time", "lr", "spread", "gpu", "train", "validation", "test"}  # prefixes of metrics that are not losses
+NOT_LOSSES = {"time", "lr", "spread", "gpu", "host", "train", "validation", "test"}  # groups that are not losses
 LARGEST_VALUE = 1e300  # limit for numbers, because JSON can contain numbers that overflow a float
 NOT_QUALITY = {"count", "checkpoint_images"}  # logged with the metrics, but not measures of quality
 

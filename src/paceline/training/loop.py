@@ -14,6 +14,7 @@ from paceline.data.feed import StepData
 from paceline.runs.display import Display
 from paceline.runs.folder import RunFolder
 from paceline.runs.gpu import GpuReadings
+from paceline.runs.host import HostReadings
 from paceline.runs.metrics import EVALUATION_SECONDS, MetricsWriter
 from paceline.runs.saver import Saver
 from paceline.runs.snapshot import Best, Snapshot
@@ -57,6 +58,7 @@ class Loop:
         self.saver = Saver(outputs.folder.checkpoints)
         self.stopwatch = Stopwatch()
         self.gpu = GpuReadings(self.world.device.index if self.world.device.type == "cuda" else None)
+        self.host = HostReadings(outputs.folder.path)
         self.previews = self._make_previews() if outputs.writer else None
         self.every = self._cadences()
         self.check_every = run.check_replicas if self.world.size > 1 else 0
@@ -157,7 +159,8 @@ class Loop:
             self._fail(f"loss {name!r} in phase {phase!r} is not finite", at)
         values = reading.values | self._timings()
         rates = {f"lr/{name}": learner.learning_rate(self.images) for name, learner in self.step.learners.items()}
-        self._write(values | rates | self.gpu.read())
+        if self.outputs.writer:
+            self._write(values | rates | self.gpu.read() | self.host.read())
         self.outputs.display.update(self.images, values)
 
     def _fail(self, what: str, at: int) -> None:

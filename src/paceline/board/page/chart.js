@@ -1,43 +1,51 @@
-// One chart on a canvas: any number of curves with ranges, rank spread, a crosshair and zoom.
+// One chart of a metric: the plot, a crosshair with values, zoom, and buttons to enlarge and download it.
 import { colorOf, css } from "./colors.js";
 import { make } from "./dom.js";
-import { duration, logTicks, short, smoothed, ticks, timeTicks, whole } from "./numbers.js";
+import { saveCsv, savePng } from "./download.js";
+import { duration, short, whole } from "./numbers.js";
+import { BOTTOM, LEFT, Plot, RIGHT, TOP } from "./plot.js";
 
-const LEFT = 46, RIGHT = 8, TOP = 8, BOTTOM = 20;
 const MAX_TIP_ROWS = 8;
-const EXACT = /^(train|validation|test|lr)\//; // few, exact values: smoothing would show numbers that were never measured
-const MAX_MARKED_POINTS = 30; // curves with at most this many points get dots
+const REACH = 40; // pixels between the pointer and the points that the crosshair shows
+
+export const title = (name) => {
+  const slash = name.lastIndexOf("/");
+  return make("span", { class: "ellipsis", title: name }, slash > 0 ? make("span", { class: "group" }, name.slice(0, slash + 1)) : null, name.slice(slash + 1));
+};
 
 export class Chart {
   constructor(name, options, events) {
     this.name = name;
-    this.options = options; // {axis, scale, smooth, band, zoom, focus}, shared by all charts and changed by the page
-    this.events = events; // {zoom(range or null)}
-    this.curves = [];
-    this.exact = EXACT.test(name);
-    const slash = name.lastIndexOf("/");
+    this.options = options;
+    this.events = events; // {zoom(range or null), enlarge(name) or nothing in an enlarged chart, fail(error)}
+    this.plot = new Plot(name, options);
     this.value = make("span", { class: "value" });
-    this.canvas = make("canvas", { role: "img", "aria-label": name });
-    this.tip = make("div", { class: "tip", hidden: true });
-    this.card = make("article", { class: "card", "data-name": name },
-      make("h3", {}, make("span", { class: "ellipsis", title: name }, slash > 0 ? make("span", { class: "group" }, name.slice(0, slash + 1)) : null, name.slice(slash + 1)), this.value),
-      this.canvas, this.tip);
-    this.canvas.addEventListener("pointermove", (event) => this.point(event));
-    this.canvas.addEventListener("pointerleave", () => this.leave());
-    this.canvas.addEventListener("pointerdown", (event) => this.press(event));
-    this.canvas.addEventListener("pointerup", (event) => this.release(event));
-    this.canvas.addEventListener("pointercancel", () => { this.pressed = null; this.leave(); });
-    this.canvas.addEventListener("dblclick", () => this.events.zoom(null));
+    this.canvas = make("canvas", { role: "img", tabindex: 0, "aria-label": name });
+    this.tip = make("div", { class: "tip", hidden: true, role: "status" });
+    const tool = (label, hint, act) => make("button", { class: "tool", title: hint, "aria-label": `${hint}: ${name}`, onclick: act }, label);
+    this.tools = make("span", { class: "tools-of-card" },
+      tool("CSV", "download the values as CSV", () => saveCsv(this.name, this.plot.curves.map((curve) => curve.run)).catch(events.fail)),
+      tool("PNG", "download the chart as PNG", () => savePng(this.name, this.plot)),
+      events.enlarge ? tool("⤢", "enlarge the chart", () => events.enlarge(name)) : null);
+    this.card = make("article", { class: "card", "data-name": name }, make("h3", {}, title(name), this.value, this.tools), this.canvas, this.tip);
+    this.wire();
   }
 
-  // curves: [{run: {id, name, index}, series, spread or null}]
+  wire() {
+    const on = (event, act) => this.canvas.addEventListener(event, act);
+    on("pointermove", (event) => this.point(event));
+    on("pointerleave", () => this.leave());
+    on("pointerdown", (event) => this.press(event));
+    on("pointerup", () => this.release());
+    on("pointercancel", () => this.leave());
+    on("dblclick", () => this.events.zoom(null));
+    on("keydown", (event) => this.key(event));
+    on("blur", () => this.leave());
+  }
+
   show(curves) {
-    this.curves = curves;
+    this.plot.curves = curves;
     this.draw();
-  }
-
-  get smooth() {
-    return this.exact ? 0 : this.options.smooth;
   }
 
   draw() {
@@ -49,231 +57,130 @@ export class Chart {
     const context = this.canvas.getContext("2d");
     context.setTransform(density, 0, 0, density, 0, 0);
     context.clearRect(0, 0, width, height);
-    this.prepare(width, height);
-    this.drawAxes(context, width, height);
-    context.save();
-    context.beginPath();
-    context.rect(LEFT, TOP - 3, width - LEFT - RIGHT, height - TOP - BOTTOM + 6);
-    context.clip();
-    const focus = this.options.focus;
-    const few = this.curves.length <= 12;
-    for (const curve of this.curves) if (curve.run.id !== focus) this.drawCurve(context, curve, few && !focus, focus ? 0.18 : 1);
-    for (const curve of this.curves) if (curve.run.id === focus) this.drawCurve(context, curve, true, 1);
-    if (this.at !== undefined) this.drawCrosshair(context, height);
-    if (this.pressed && this.at !== undefined) {
-      context.globalAlpha = 0.12;
-      context.fillStyle = css("--accent");
-      context.fillRect(Math.min(this.pressed, this.at), TOP, Math.abs(this.at - this.pressed), height - TOP - BOTTOM);
-    }
-    context.restore();
+    this.plot.draw(context, width, height, () => this.drawPointer(context, height));
     this.showValue();
+    this.showTip();
   }
 
-  prepare(width, height) {
-    const { axis, zoom, scale } = this.options;
-    const smooth = this.smooth;
-    let left = Infinity, right = -Infinity, low = Infinity, high = -Infinity;
-    const log = scale === "log";
-    for (const curve of this.curves) {
-      const x = curve.series[axis];
-      curve.x = x;
-      if (curve.smoothedBy !== smooth || curve.smoothedOf !== curve.series) {
-        curve.y = smoothed(curve.series.mean, smooth);
-        curve.smoothedBy = smooth;
-        curve.smoothedOf = curve.series;
-      }
-      for (let i = 0; i < x.length; i++) {
-        if (!Number.isFinite(x[i])) continue;
-        if (zoom && (x[i] < zoom[0] || x[i] > zoom[1])) continue;
-        if (x[i] < left) left = x[i];
-        if (x[i] > right) right = x[i];
-        const bottom = this.curves.length > 12 || smooth ? Math.min(curve.y[i], curve.series.mean[i]) : curve.series.low[i];
-        const top = this.curves.length > 12 || smooth ? Math.max(curve.y[i], curve.series.mean[i]) : curve.series.high[i];
-        if ((!log || bottom > 0) && bottom < low) low = bottom;
-        if ((!log || top > 0) && top > high) high = top;
-      }
-    }
-    if (zoom) [left, right] = zoom;
-    else if (left <= right) left = Math.min(left, right > 0 && left > 0 && left < right * 0.2 ? 0 : left);
-    if (!(left < right)) { left = Number.isFinite(left) ? left - 0.5 : 0; right = Number.isFinite(right) ? left + 1 : 1; }
-    if (!(low <= high)) { low = log ? 0.1 : 0; high = 1; }
-    if (log) {
-      const room = Math.max(1.05, (high / low) ** 0.05);
-      low /= room; high *= room;
-    } else {
-      const room = high > low ? (high - low) * 0.05 : Math.abs(high) * 0.05 || 0.5;
-      low = low >= 0 && low - room < 0 ? 0 : low - room;
-      high += room;
-    }
-    const inner = height - TOP - BOTTOM, across = width - LEFT - RIGHT;
-    this.toX = (x) => LEFT + ((x - left) / (right - left)) * across;
-    this.fromX = (at) => left + ((at - LEFT) / across) * (right - left);
-    this.toY = log
-      ? (y) => (y > 0 ? TOP + inner - (Math.log(y / low) / Math.log(high / low)) * inner : NaN)
-      : (y) => TOP + inner - ((y - low) / (high - low)) * inner;
-    Object.assign(this, { left, right, low, high, log });
-  }
-
-  drawAxes(context, width, height) {
-    context.font = "10.5px system-ui, sans-serif";
-    context.lineWidth = 1;
-    context.textBaseline = "middle";
-    context.textAlign = "right";
-    const grid = css("--grid"), dim = css("--dim");
-    const labels = this.log ? logTicks(this.low, this.high) : ticks(this.low, this.high, 5);
-    for (const y of labels) {
-      const at = Math.round(this.toY(y)) + 0.5;
-      context.strokeStyle = grid;
-      context.beginPath();
-      context.moveTo(LEFT, at);
-      context.lineTo(width - RIGHT, at);
-      context.stroke();
-      context.fillStyle = dim;
-      context.fillText(short(Math.abs(y) < (this.high - this.low) * 1e-9 && !this.log ? 0 : y), LEFT - 6, at);
-    }
-    context.textBaseline = "alphabetic";
-    context.textAlign = "center";
-    const seconds = this.options.axis === "seconds";
-    const count = (width - LEFT) / 65;
-    for (const x of seconds ? timeTicks(this.left, this.right, count) : ticks(this.left, this.right, count)) {
-      const text = seconds ? duration(x) : short(x);
-      const half = context.measureText(text).width / 2;
-      const at = Math.min(this.toX(x), width - half - 1);
-      context.fillText(x === 0 ? "0" : text, at, height - 6);
-    }
-  }
-
-  drawCurve(context, curve, withRanges, alpha) {
-    const { x, y, series, spread } = curve;
-    context.strokeStyle = context.fillStyle = colorOf(curve.run.index);
-    context.lineJoin = "round";
-    if (withRanges && this.options.band && spread && spread.mean.length === x.length) {
-      const half = spread.mean;
-      context.globalAlpha = 0.2 * alpha;
-      this.fillBetween(context, x, (i) => series.mean[i] - half[i] / 2, (i) => series.mean[i] + half[i] / 2);
-    }
-    if (withRanges && series.values > x.length) {
-      context.globalAlpha = 0.1 * alpha;
-      this.fillBetween(context, x, (i) => series.low[i], (i) => series.high[i]);
-    }
-    if (withRanges && this.smooth) {
-      context.globalAlpha = 0.28 * alpha;
-      context.lineWidth = 1;
-      this.strokeLine(context, x, series.mean);
-    }
-    context.globalAlpha = alpha;
-    context.lineWidth = this.curves.length > 20 && alpha === 1 && !this.options.focus ? 1 : 1.6;
-    this.strokeLine(context, x, y);
-    if (this.exact && x.length <= MAX_MARKED_POINTS)
-      for (let i = 0; i < x.length; i++) { context.beginPath(); context.arc(this.toX(x[i]), this.toY(y[i]), 2.2, 0, 7); context.fill(); }
-    context.globalAlpha = 1;
-  }
-
-  strokeLine(context, x, y) {
-    context.beginPath();
-    let drawing = false, alone = 0, lastX = 0, lastY = 0;
-    for (let i = 0; i < x.length; i++) {
-      const atX = this.toX(x[i]), atY = this.toY(y[i]);
-      if (!Number.isFinite(atX) || !Number.isFinite(atY)) { drawing = false; continue; }
-      if (drawing) context.lineTo(atX, atY);
-      else context.moveTo(atX, atY);
-      drawing = true;
-      alone++; lastX = atX; lastY = atY;
-    }
-    context.stroke();
-    if (alone === 1) { context.beginPath(); context.arc(lastX, lastY, 2.5, 0, 7); context.fill(); }
-  }
-
-  fillBetween(context, x, low, high) {
-    const lowest = this.log ? this.low : -Infinity;
-    const good = [];
-    for (let i = 0; i < x.length; i++) if (Number.isFinite(x[i]) && Number.isFinite(low(i)) && Number.isFinite(high(i)) && high(i) > lowest) good.push(i);
-    if (good.length < 2) return;
-    context.beginPath();
-    for (const i of good) context.lineTo(this.toX(x[i]), this.toY(high(i)));
-    for (const i of good.reverse()) context.lineTo(this.toX(x[i]), this.toY(Math.max(low(i), lowest)));
-    context.closePath();
-    context.fill();
-  }
-
-  drawCrosshair(context, height) {
+  // The points next to the pointer are found at every drawing, because new values and a new zoom move them.
+  drawPointer(context, height) {
+    this.near = this.pointer ? this.nearest() : [];
+    if (!this.pointer) return;
     context.strokeStyle = css("--faint");
     context.lineWidth = 1;
     context.beginPath();
-    context.moveTo(Math.round(this.at) + 0.5, TOP);
-    context.lineTo(Math.round(this.at) + 0.5, height - BOTTOM);
+    context.moveTo(Math.round(this.pointer.x) + 0.5, TOP);
+    context.lineTo(Math.round(this.pointer.x) + 0.5, height - BOTTOM);
     context.stroke();
-    for (const { curve, i } of this.near ?? []) {
-      context.fillStyle = colorOf(curve.run.index);
+    for (const { curve, x, y } of this.near.slice(0, MAX_TIP_ROWS)) {
+      context.fillStyle = colorOf(curve.run);
       context.beginPath();
-      context.arc(this.toX(curve.x[i]), this.toY(curve.y[i]), 3, 0, 7);
+      context.arc(x, y, 3, 0, 7);
       context.fill();
     }
+    if (this.pressed === undefined) return;
+    context.globalAlpha = 0.12;
+    context.fillStyle = css("--accent");
+    context.fillRect(Math.min(this.pressed, this.pointer.x), TOP, Math.abs(this.pointer.x - this.pressed), height - TOP - BOTTOM);
+    context.globalAlpha = 1;
+  }
+
+  nearest() {
+    const { plot, pointer } = this;
+    const found = [];
+    for (const curve of plot.curves) {
+      const i = nearestIndex(curve.x, plot.fromX(pointer.x));
+      if (i < 0 || !Number.isFinite(curve.y[i])) continue;
+      const x = plot.toX(curve.x[i]), y = plot.toY(curve.y[i]);
+      if (Math.abs(x - pointer.x) <= REACH && Number.isFinite(y)) found.push({ curve, i, x, y, distance: Math.abs(y - pointer.y) });
+    }
+    return found.sort((a, b) => a.distance - b.distance);
   }
 
   showValue() {
-    const lasts = this.curves.map((curve) => curve.series.mean.at(-1)).filter(Number.isFinite);
-    this.value.textContent = this.curves.length === 1 && lasts.length ? short(lasts[0]) : "";
-    this.card.dataset.values = this.curves.reduce((sum, curve) => sum + curve.series.values, 0);
-    this.canvas.setAttribute("aria-label", `${this.name}, ${this.curves.length} runs` + (lasts.length === 1 ? `, last ${short(lasts[0])}` : ""));
+    const lasts = this.plot.curves.map((curve) => curve.series.mean.at(-1)).filter(Number.isFinite);
+    this.value.textContent = this.plot.curves.length === 1 && lasts.length ? short(lasts[0]) : "";
+    this.card.dataset.values = this.plot.curves.reduce((sum, curve) => sum + curve.series.values, 0);
+    const count = this.plot.curves.length;
+    this.canvas.setAttribute("aria-label", `${this.name}, ${count} runs` + (lasts.length === 1 ? `, last ${short(lasts[0])}` : ""));
+  }
+
+  showTip() {
+    this.tip.hidden = !this.near?.length;
+    if (this.tip.hidden) return;
+    const first = this.near[0];
+    const where = this.options.axis === "seconds" ? duration(first.curve.x[first.i]) : `${whole(first.curve.x[first.i])} images`;
+    const rows = this.near.slice(0, MAX_TIP_ROWS).sort((a, b) => b.curve.y[b.i] - a.curve.y[a.i]).map(({ curve, i }) => {
+      const spread = this.options.band && curve.spread?.mean.length === curve.x.length ? curve.spread.mean[i] : NaN;
+      return make("tr", {}, make("td", {}, make("span", { class: "dot", color: colorOf(curve.run) })),
+        make("td", { class: "number" }, short(curve.y[i])),
+        make("td", { class: "at" }, Number.isFinite(spread) ? `± ${short(spread / 2)}` : curve.smooth ? `(${short(curve.series.mean[i])})` : ""),
+        make("td", { class: "name ellipsis" }, curve.run.name));
+    });
+    const more = this.near.length - rows.length;
+    this.tip.replaceChildren(make("div", { class: "at" }, where), make("table", {}, ...rows), more > 0 ? make("div", { class: "at" }, `and ${more} more`) : "");
+    this.placeTip(first);
+  }
+
+  // Places the values beside the nearest point: on its right or, if the page has no room there, on its left.
+  placeTip({ x, y }) {
+    const { canvas, card, tip } = this;
+    const page = card.closest("dialog, main").getBoundingClientRect(), origin = card.getBoundingClientRect().left;
+    const atX = canvas.offsetLeft + x, atY = canvas.offsetTop + y, gap = 14;
+    const right = atX + gap, left = atX - gap - tip.offsetWidth;
+    const fits = origin + right + tip.offsetWidth <= page.right - 4;
+    tip.style.left = `${fits ? right : Math.max(page.left - origin, left)}px`;
+    tip.style.top = `${Math.max(0, Math.min(atY - tip.offsetHeight / 2, card.clientHeight - tip.offsetHeight))}px`;
   }
 
   point(event) {
     const box = this.canvas.getBoundingClientRect();
-    this.at = Math.max(LEFT, Math.min(event.clientX - box.left, box.width - RIGHT));
-    const atY = event.clientY - box.top, target = this.fromX(this.at);
-    const found = [];
-    for (const curve of this.curves) {
-      const i = nearest(curve.x, target);
-      if (i < 0 || !Number.isFinite(curve.y[i]) || Math.abs(this.toX(curve.x[i]) - this.at) > 40) continue;
-      found.push({ curve, i, distance: Math.abs(this.toY(curve.y[i]) - atY) });
-    }
-    found.sort((a, b) => a.distance - b.distance);
-    this.near = found.slice(0, MAX_TIP_ROWS);
-    this.draw();
-    this.showTip(event.clientX - box.left, found.length);
+    this.pointTo(event.clientX - box.left, event.clientY - box.top);
   }
 
-  showTip(atX, total) {
-    if (!this.near.length) { this.tip.hidden = true; return; }
-    const [{ curve: first, i }] = this.near;
-    const where = this.options.axis === "seconds" ? duration(first.x[i]) : `${whole(first.x[i])} images`;
-    const rows = [...this.near].sort((a, b) => b.curve.y[b.i] - a.curve.y[a.i]).map(({ curve, i: at }) => {
-      const spread = this.options.band && curve.spread?.mean.length === curve.x.length ? curve.spread.mean[at] : NaN;
-      return make("tr", {}, make("td", {}, make("span", { class: "dot", color: colorOf(curve.run.index) })),
-        make("td", { class: "number" }, short(curve.y[at])),
-        make("td", { class: "at" }, Number.isFinite(spread) ? `± ${short(spread / 2)}` : this.smooth ? `(${short(curve.series.mean[at])})` : ""),
-        make("td", { class: "name ellipsis" }, curve.run.name));
-    });
-    this.tip.replaceChildren(make("div", { class: "at" }, where), make("table", {}, ...rows),
-      total > MAX_TIP_ROWS ? make("div", { class: "at" }, `and ${total - MAX_TIP_ROWS} more`) : "");
-    this.tip.hidden = false;
-    const right = atX > this.canvas.clientWidth / 2;
-    this.tip.style.left = right ? "auto" : `${atX + 24}px`;
-    this.tip.style.right = right ? `${this.card.clientWidth - atX + 2}px` : "auto";
-    this.tip.style.top = "34px";
+  pointTo(x, y) {
+    this.pointer = { x: Math.max(LEFT, Math.min(x, this.canvas.clientWidth - RIGHT)), y };
+    this.draw();
   }
 
   leave() {
-    this.at = this.near = undefined;
-    this.pressed = null;
-    this.tip.hidden = true;
+    if (!this.pointer) return;
+    this.pointer = this.pressed = undefined;
     this.draw();
   }
 
   press(event) {
-    if (event.pointerType === "mouse" && event.button === 0) this.pressed = this.at;
-    else this.point(event);
+    this.point(event);
+    if (event.pointerType === "mouse" && event.button === 0) {
+      this.pressed = this.pointer.x;
+      this.canvas.setPointerCapture(event.pointerId);
+    }
   }
 
   release() {
-    if (this.pressed && Math.abs(this.at - this.pressed) > 6)
-      this.events.zoom([this.fromX(Math.min(this.at, this.pressed)), this.fromX(Math.max(this.at, this.pressed))]);
-    this.pressed = null;
+    const from = this.pressed;
+    this.pressed = undefined;
+    if (from === undefined || !this.pointer || Math.abs(this.pointer.x - from) <= 6) return;
+    this.events.zoom([from, this.pointer.x].sort((a, b) => a - b).map((at) => this.plot.fromX(at)));
+  }
+
+  // Arrow keys move the crosshair; + and - zoom around it.
+  key(event) {
+    const { left, right } = this.plot, middle = (LEFT + this.canvas.clientWidth - RIGHT) / 2;
+    const at = this.pointer ?? { x: middle, y: this.canvas.clientHeight / 2 };
+    const moves = { ArrowLeft: -1, ArrowRight: 1 };
+    if (event.key in moves) this.pointTo(at.x + moves[event.key] * (event.shiftKey ? 40 : 8), this.near?.[0]?.y ?? at.y);
+    else if (event.key === "Enter" && this.events.enlarge) this.events.enlarge(this.name);
+    else if (event.key === "+" || event.key === "-") {
+      const center = this.plot.fromX(at.x), factor = event.key === "+" ? 0.5 : 2;
+      this.events.zoom([center - (center - left) * factor, center + (right - center) * factor]);
+    } else if (event.key === "0") this.events.zoom(null);
+    else return;
+    event.preventDefault();
   }
 }
 
-function nearest(x, target) {
+function nearestIndex(x, target) {
   let low = 0, high = x.length - 1;
   if (high < 0) return -1;
   while (low < high) {

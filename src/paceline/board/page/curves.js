@@ -1,27 +1,33 @@
 // One chart per metric. A chart is drawn when it is scrolled into view, and fetched again when its runs change.
 import { fetchSeries } from "./api.js";
+import { Bars } from "./bars.js";
 import { Chart } from "./chart.js";
-import { colorOf } from "./colors.js";
-import { $, make, remember, remembered } from "./dom.js";
-import { duration } from "./numbers.js";
+import { $, empty, make, remember, remembered } from "./dom.js";
+import { Enlarged } from "./enlarged.js";
+import { fromLink, toLink, zoomFromLink, zoomToLink } from "./link.js";
+import { TimeSplit } from "./split.js";
 
 const GROUPS = [
-  ["Losses", (name) => !/^(time|gpu|lr|train|validation|test|spread)\//.test(name) && name !== "epoch"],
-  ["Metrics", (name) => /^(train|validation|test)\//.test(name) && !/\/(count|checkpoint_images)$/.test(name)],
+  ["Losses", (name) => !/^(time|gpu|host|lr|train|validation|test|spread)\//.test(name) && name !== "epoch"],
+  ["Metrics", (name) => /^(train|validation)\//.test(name) && !/\/count$/.test(name)],
+  ["Test metrics", (name) => isTest(name) && !/\/(count|checkpoint_images)$/.test(name)],
   ["Speed", (name) => /^time\/(images_per_second|images_per_second_without_loading|data_wait)$/.test(name)],
   ["GPU", (name) => name.startsWith("gpu/")],
+  ["Host", (name) => name.startsWith("host/")],
   ["Learning rate", (name) => name.startsWith("lr/")],
   ["Seconds per log interval", (name) => /^time\/.*_seconds$/.test(name)],
 ];
-const PARTS = ["step", "data", "log", "evaluation", "sample", "save"];
-const PART_COLORS = ["#3f7fae", "#d98b3a", "#8a8f95", "#7a68b8", "#4e9a6b", "#b8577f"];
+
+const isTest = (name) => name.startsWith("test/"); // measured once per run, so shown as bars
 
 export class Curves {
   constructor(fail) {
     this.fail = fail;
-    this.options = { axis: "images", scale: "linear", smooth: 0.6, band: true, zoom: null, focus: null, ...remembered("curves", {}) };
-    this.options.zoom = this.options.focus = null;
+    this.options = { axis: "images", scale: "linear", smooth: 0.6, band: true, ...remembered("curves", {}), ...optionsInLink(), zoom: zoomFromLink(), focus: null };
     this.charts = new Map(); // by name
+    this.bars = new Map();
+    this.split = new TimeSplit();
+    this.enlarged = new Enlarged(this.options, { zoom: (range) => this.zoom(range), fail, load: () => this.load() });
     this.have = new Map(); // "run name" → {series, revision, points}
     this.visible = new Set();
     this.waiting = new Set();
@@ -42,7 +48,8 @@ export class Curves {
     slide.addEventListener("input", () => this.change({ smooth: Number(slide.value) }));
     $("band").checked = this.options.band;
     $("band").addEventListener("change", () => this.change({ band: $("band").checked }));
-    $("find-chart").addEventListener("input", () => this.arrange(this.runs ?? []));
+    $("find-chart").value = fromLink("charts") ?? "";
+    $("find-chart").addEventListener("input", () => { toLink({ charts: $("find-chart").value.trim() }); this.arrange(this.runs ?? []); });
     $("unzoom").addEventListener("click", () => this.zoom(null));
     this.showOptions();
   }
@@ -51,6 +58,7 @@ export class Curves {
     Object.assign(this.options, changes);
     const { axis, scale, smooth, band } = this.options;
     remember("curves", { axis, scale, smooth, band });
+    toLink({ axis, scale, smooth: String(smooth) });
     this.showOptions();
     this.redraw();
   }
@@ -62,6 +70,7 @@ export class Curves {
 
   zoom(range) {
     this.change({ zoom: range });
+    zoomToLink(range);
     this.load();
   }
 
@@ -72,10 +81,15 @@ export class Curves {
 
   redraw() {
     cancelAnimationFrame(this.frame);
-    this.frame = requestAnimationFrame(() => { for (const name of this.visible) this.charts.get(name)?.draw(); });
+    this.frame = requestAnimationFrame(() => {
+      for (const name of this.visible) this.charts.get(name)?.draw();
+      this.enlarged.chart?.draw();
+      for (const bars of this.bars.values()) bars.show(this.runs ?? []);
+      this.split.show(this.runs ?? []);
+    });
   }
 
-  // Called after every poll with the selected runs, each of which has an index.
+  // Called after every poll with the selected runs.
   show(runs) {
     this.runs = runs;
     this.arrange(runs);
@@ -91,7 +105,9 @@ export class Curves {
       this.plan = plan;
       this.build(groups, runs);
     }
-    this.splits(runs);
+    for (const bars of this.bars.values()) bars.show(runs);
+    this.split.show(runs);
+    this.enlarged.openFromLink(names);
   }
 
   build(groups, runs) {
@@ -99,24 +115,29 @@ export class Curves {
     this.watcher.disconnect();
     this.visible.clear();
     const used = new Set(groups.flatMap(([, names]) => names));
-    for (const name of this.charts.keys()) if (!used.has(name)) this.charts.delete(name);
-    this.split = make("div");
+    for (const kept of [this.charts, this.bars]) for (const name of kept.keys()) if (!used.has(name)) kept.delete(name);
     const parts = [];
     for (const [title, names] of groups) {
-      const cards = names.map((name) => {
-        if (!this.charts.has(name)) this.charts.set(name, new Chart(name, this.options, { zoom: (range) => this.zoom(range) }));
-        return this.charts.get(name).card;
-      });
-      parts.push(make("h2", {}, title), make("div", { class: "charts" }, ...cards));
-      if (title === "Speed") parts.push(this.split);
+      parts.push(make("h2", {}, title), make("div", { class: "charts" }, ...names.map((name) => this.card(name))));
+      if (title === "Speed") parts.push(this.split.place);
     }
-    if (!groups.length) {
-      const nothing = runs.length ? "No metrics yet." : "Select a run on the left.";
-      parts.push(make("p", { class: "empty" }, $("find-chart").value ? "No chart matches the filter." : nothing));
-    }
+    if (!groups.length) parts.push(this.nothing(runs));
     this.wall.replaceChildren(...parts);
-    for (const name of used) this.watcher.observe(this.charts.get(name).card);
+    for (const chart of this.charts.values()) this.watcher.observe(chart.card);
     this.wall.parentElement.parentElement.scrollTop = top;
+  }
+
+  card(name) {
+    const kept = isTest(name) ? this.bars : this.charts;
+    const events = { zoom: (range) => this.zoom(range), enlarge: (one) => this.enlarged.open(one), fail: this.fail };
+    if (!kept.has(name)) kept.set(name, isTest(name) ? new Bars(name) : new Chart(name, this.options, events));
+    return kept.get(name).card;
+  }
+
+  nothing(runs) {
+    if ($("find-chart").value.trim() && runs.length) return empty("No chart matches the filter.", "Change or clear the filter for charts above.");
+    if (runs.length) return empty("No metrics yet.", "Charts appear when the run has written its first log line.");
+    return empty("No run is selected.", "Click the circle of a run in the list, or “all” above the list.");
   }
 
   seen(entries) {
@@ -130,9 +151,11 @@ export class Curves {
     this.load();
   }
 
-  get points() {
-    if (this.options.zoom) return 2048;
-    return this.runs.length > 20 ? 300 : this.runs.length > 6 ? 600 : 1200;
+  // Zoomed and enlarged charts get more points, within a limit for the chart as a whole.
+  pointsFor(name) {
+    const runs = this.runs.length;
+    const usual = runs > 20 ? 300 : runs > 6 ? 600 : 1200;
+    return this.options.zoom || this.enlarged.name === name ? Math.max(usual, Math.min(2048, Math.floor(100000 / runs))) : usual;
   }
 
   // Fetches the series that visible charts still need, one request at a time.
@@ -142,17 +165,12 @@ export class Curves {
     try {
       do {
         this.again = false;
-        const names = [...this.visible];
-        const stale = new Map(); // run → names
-        for (const run of this.runs ?? [])
-          for (const name of names.flatMap((one) => [one, `spread/${one}`])) {
-            const had = this.have.get(`${run.id} ${name}`);
-            if (run.names.includes(name) && (!had || had.revision !== run.revision || had.points < this.points)) stale.set(run, [...(stale.get(run) ?? []), name]);
-          }
-        const alike = new Map();
-        for (const [run, lacking] of stale) alike.set(lacking.join("\n"), [...(alike.get(lacking.join("\n")) ?? []), run]);
-        for (const [key, runs] of alike) await this.fetch(runs, key.split("\n"));
-        if (stale.size) for (const name of names) this.give(name);
+        const names = [...new Set([...this.visible, ...(this.enlarged.name ? [this.enlarged.name] : [])])];
+        const requests = this.requests(names);
+        for (const { runs, names: lacking, points } of requests) await this.fetch(runs, lacking, points);
+        const selection = (this.runs ?? []).map((run) => run.id).join();
+        if (requests.length || selection !== this.selection) for (const name of names) this.give(name);
+        this.selection = selection;
       } while (this.again);
     } catch (error) {
       this.fail(error);
@@ -161,43 +179,48 @@ export class Curves {
     }
   }
 
-  async fetch(runs, names) {
-    const points = this.points;
+  // Runs that lack the same series are fetched with one request.
+  requests(names) {
+    const found = new Map();
+    for (const run of this.runs ?? []) {
+      const lacking = new Map(); // number of points → names
+      for (const name of names) {
+        const points = this.pointsFor(name);
+        for (const one of [name, `spread/${name}`]) {
+          const had = this.have.get(`${run.id} ${one}`);
+          if (run.names.includes(one) && (!had || had.revision !== run.revision || had.points < points)) lacking.set(points, [...(lacking.get(points) ?? []), one]);
+        }
+      }
+      for (const [points, ones] of lacking) {
+        const key = `${points}\n${ones.join("\n")}`;
+        found.set(key, { runs: [...(found.get(key)?.runs ?? []), run], names: ones, points });
+      }
+    }
+    return [...found.values()];
+  }
+
+  async fetch(runs, names, points) {
     const revisions = new Map(runs.map((run) => [run.id, run.revision]));
     const found = await fetchSeries([...revisions.keys()], names, points);
     for (const series of found) this.have.set(`${series.run} ${series.name}`, { series, revision: revisions.get(series.run), points });
   }
 
   give(name) {
-    const chart = this.charts.get(name);
-    if (!chart) return;
     const curves = [];
     for (const run of this.runs ?? []) {
       const had = this.have.get(`${run.id} ${name}`);
       if (had) curves.push({ run, series: had.series, spread: this.have.get(`${run.id} spread/${name}`)?.series ?? null });
     }
-    chart.show(curves);
-  }
-
-  splits(runs) {
-    const shown = runs.filter((run) => Object.keys(run.time_split).length).slice(0, 60);
-    const rows = JSON.stringify(shown.map((run) => [run.id, run.time_split, run.index]));
-    if (!this.split || (rows === this.splitRows && this.split.childElementCount)) return;
-    this.splitRows = rows;
-    const used = new Set();
-    const bars = shown.flatMap((run) => {
-      const total = Object.values(run.time_split).reduce((sum, seconds) => sum + seconds, 0) || 1;
-      const parts = Object.entries(run.time_split).map(([part, seconds]) => [PARTS.includes(part) ? part : "other", seconds]);
-      const bar = parts.sort((a, b) => order(a[0]) - order(b[0])).map(([part, seconds]) => {
-        used.add(part);
-        return make("i", { width: `${(100 * seconds) / total}%`, background: partColor(part), title: `${part}: ${duration(seconds)}, ${((100 * seconds) / total).toFixed(1)} %` });
-      });
-      return [make("span", { class: "ellipsis", title: run.name }, make("span", { class: "dot", color: colorOf(run.index) }), ` ${run.name}`), make("div", { class: "bar" }, ...bar)];
-    });
-    const legend = [...used].sort((a, b) => order(a) - order(b)).map((part) => make("span", {}, make("span", { class: "dot", color: partColor(part) }), part));
-    this.split.replaceChildren(...(bars.length ? [make("h2", {}, "Where the time goes"), make("div", { class: "card" }, make("div", { class: "split" }, ...bars), make("div", { class: "legend" }, ...legend))] : []));
+    this.charts.get(name)?.show(curves);
+    if (this.enlarged.name === name) this.enlarged.show(curves.map((curve) => ({ ...curve })));
   }
 }
 
-const order = (part) => (PARTS.includes(part) ? PARTS.indexOf(part) : PARTS.length);
-const partColor = (part) => PART_COLORS[PARTS.indexOf(part)] ?? "#a09080";
+function optionsInLink() {
+  const found = {};
+  if (["images", "seconds"].includes(fromLink("axis"))) found.axis = fromLink("axis");
+  if (["linear", "log"].includes(fromLink("scale"))) found.scale = fromLink("scale");
+  const smooth = Number(fromLink("smooth") ?? NaN);
+  if (smooth >= 0 && smooth < 1) found.smooth = smooth;
+  return found;
+}

@@ -7,14 +7,18 @@ export function make(tag, properties = {}, ...children) {
     if (value === undefined || value === null || value === false) continue;
     if (name === "class") element.className = value;
     else if (name === "color") element.style.setProperty("--run", value);
-    else if (name === "width") element.style.width = value;
-    else if (name === "background") element.style.background = value;
+    else if (name === "width" || name === "left" || name === "background") element.style[name] = value;
     else if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
-    else if (name === "checked" || name === "value" || name === "selected") element[name] = value;
+    else if (["checked", "value", "selected", "readOnly", "disabled"].includes(name)) element[name] = value;
     else element.setAttribute(name, value === true ? "" : value);
   }
   element.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
   return element;
+}
+
+// A message for an empty view: what is missing and, in a second line, what to do.
+export function empty(what, todo = "", command = "") {
+  return make("div", { class: "empty" }, make("p", {}, what), todo || command ? make("p", {}, todo, command ? make("code", {}, command) : null) : null);
 }
 
 export function remembered(name, fallback) {

@@ -2,10 +2,14 @@
 import { fetchRuns, Unauthorized } from "./api.js";
 import { Curves } from "./curves.js";
 import { $, remember, remembered } from "./dom.js";
+import { fromLink, toLink } from "./link.js";
 import { Logs } from "./logs.js";
+import { NoteDialog } from "./notes.js";
+import { Rows } from "./rows.js";
 import { Runs } from "./runs.js";
 import { Samples } from "./samples.js";
 import { Settings } from "./settings.js";
+import { Table } from "./table.js";
 
 const SECONDS_BETWEEN_POLLS = 2;
 const THEMES = ["Auto", "Light", "Dark"];
@@ -26,21 +30,53 @@ function fail(error) {
   showStatus();
 }
 
-const views = { curves: new Curves(fail), samples: new Samples(fail), settings: new Settings(fail), logs: new Logs(fail) };
-let view = "curves";
-const runs = new Runs({
-  changed: () => views[view].show(runs.chosen),
+const rows = new Rows();
+const notes = new NoteDialog(() => poll());
+const views = {
+  curves: new Curves(fail),
+  table: new Table(rows, { only: (run) => runs.only(run), edit: (run) => notes.open(run) }),
+  samples: new Samples(fail),
+  settings: new Settings(fail),
+  logs: new Logs(fail),
+};
+let view = fromLink("view") in views ? fromLink("view") : "curves";
+const runs = new Runs(rows, {
+  changed: () => refresh(),
   focus: (run) => views.curves.focus(run),
-  open: (name, run) => { views.logs.run = run.id; views.logs.rank = 0; open(name); },
+  open: (name, run) => { views.logs.choose(run.id); open(name); },
 });
 
+// Draws the list and the open view. Results and settings are loaded first if the filter or the table needs them.
+async function refresh() {
+  runs.draw();
+  try {
+    if ((view === "table" || runs.needsRows) && (await rows.update(runs.all, { values: view === "table" }))) runs.draw();
+    await views[view].show(runs.chosen);
+  } catch (error) {
+    fail(error);
+  }
+}
+
+const tabs = [...document.querySelectorAll("#tabs button")];
+const scrolled = {}; // each view keeps its scroll position
 function open(name) {
-  view = name in views ? name : "curves";
-  for (const tab of document.querySelectorAll("#tabs button")) tab.setAttribute("aria-selected", tab.dataset.view === view);
+  const main = document.querySelector("main");
+  scrolled[view] = main.scrollTop;
+  view = name;
+  for (const tab of tabs) {
+    tab.setAttribute("aria-selected", tab.dataset.view === view);
+    tab.tabIndex = tab.dataset.view === view ? 0 : -1;
+  }
   for (const one of Object.keys(views)) $(one).hidden = one !== view;
-  history.replaceState(null, "", view === "curves" ? location.pathname : `#${view}`);
-  $("runs").classList.remove("open");
-  views[view].show(runs.chosen);
+  toLink({ view: view === "curves" ? "" : view });
+  showDrawer(false);
+  main.scrollTop = scrolled[view] ?? 0;
+  refresh();
+}
+
+function showDrawer(on) {
+  $("runs").classList.toggle("open", on);
+  $("drawer").setAttribute("aria-expanded", on);
 }
 
 let polledAt = 0;
@@ -53,39 +89,80 @@ function showStatus() {
   $("notice").textContent = lost || (error && `cannot read the runs: ${error}`);
 }
 
+// The server sends only the runs that have changed since the last answer.
+let sequence = 0;
+let known = new Map(); // run ID → run
+function merge(response) {
+  const changed = new Map(response.runs.map((run) => [run.id, run]));
+  known = new Map(response.ids.map((id) => [id, changed.get(id) ?? known.get(id)]).filter(([, run]) => run));
+  sequence = known.size === response.ids.length ? response.sequence : 0;
+  return [...known.values()];
+}
+
 let waiting = null;
 async function poll() {
   clearTimeout(waiting);
   let pause = SECONDS_BETWEEN_POLLS;
   try {
-    const response = await fetchRuns();
+    const response = await fetchRuns(sequence);
+    const all = merge(response);
     lost = "";
     error = response.error;
     pause = Math.max(pause, response.refresh_seconds);
     polledAt = Date.now();
     $("root").textContent = $("root").title = response.root;
-    const running = response.runs.filter((run) => run.state === "running").length;
+    const running = all.filter((run) => run.state === "running").length;
     document.title = running ? `${running} running · Paceline` : "Paceline board";
-    runs.update(response.runs, response.now);
-    await views[view].show(runs.chosen);
+    notes.obstacle = response.read_only;
+    runs.update(all, response.now, response.root);
+    await refresh();
   } catch (error) {
     fail(error);
   }
   showStatus();
+  clearTimeout(waiting);
   if (!document.hidden) waiting = setTimeout(poll, 1000 * pause);
 }
 
+function showTheme() {
+  applyTheme();
+  views.curves.redraw();
+  refresh();
+}
+
 document.addEventListener("visibilitychange", () => { if (!document.hidden) poll(); });
-for (const tab of document.querySelectorAll("#tabs button")) tab.addEventListener("click", () => open(tab.dataset.view));
-$("drawer").addEventListener("click", () => $("drawer").setAttribute("aria-expanded", $("runs").classList.toggle("open")));
+document.addEventListener("keydown", (event) => {
+  const typing = /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName);
+  if (event.key === "/" && !typing) {
+    event.preventDefault();
+    if (getComputedStyle($("drawer")).display !== "none") showDrawer(true);
+    $("filter").focus();
+  } else if (event.key === "Escape") showDrawer(false);
+});
+for (const [at, tab] of tabs.entries()) {
+  tab.addEventListener("click", () => open(tab.dataset.view));
+  tab.addEventListener("keydown", (event) => {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!step) return;
+    const next = tabs[(at + step + tabs.length) % tabs.length];
+    next.focus();
+    open(next.dataset.view);
+  });
+}
+$("drawer").addEventListener("click", () => showDrawer(!$("runs").classList.contains("open")));
+$("link").hidden = !navigator.clipboard; // without HTTPS, only pages on this machine may use the clipboard
+$("link").addEventListener("click", async () => {
+  await navigator.clipboard.writeText(location.href);
+  $("link").textContent = "copied";
+  setTimeout(() => { $("link").textContent = "copy link"; }, 1500);
+});
 $("theme").addEventListener("click", () => {
   theme = THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length];
   remember("theme", theme);
-  applyTheme();
-  runs.draw();
-  views.curves.redraw();
+  showTheme();
 });
-system.addEventListener("change", () => { applyTheme(); runs.draw(); views.curves.redraw(); });
+system.addEventListener("change", showTheme);
+addEventListener("hashchange", () => location.reload()); // the user has opened another link in this tab
 setInterval(showStatus, 1000);
-if (location.hash) open(location.hash.slice(1));
+open(view);
 poll();

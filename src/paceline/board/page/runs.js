@@ -1,7 +1,9 @@
 // The list of runs with their states, and the selection of runs to show.
-import { colorOf } from "./colors.js";
-import { $, make, remember, remembered } from "./dom.js";
+import { assignColors, colorOf } from "./colors.js";
+import { $, empty, make, remember, remembered } from "./dom.js";
+import { fromLink, shortId, toLink } from "./link.js";
 import { duration, short } from "./numbers.js";
+import { matches, needsRows, parseQuery } from "./query.js";
 
 const STATES = ["running", "failed", "silent", "stopped", "finished", "unknown"];
 
@@ -16,32 +18,45 @@ function lastActivity(run) {
 }
 
 export class Runs {
-  constructor({ changed, focus, open }) {
+  constructor(rows, { changed, focus, open }) {
+    this.rows = rows;
     this.changed = changed;
     this.focusOn = focus;
     this.open = open;
     this.hidden = new Set(remembered("hidden", []));
-    this.indices = new Map(); // a run keeps its color for as long as the page is open
     this.items = new Map();
     this.all = [];
-    $("filter").addEventListener("input", () => { this.draw(); this.changed(); });
+    $("filter").value = fromLink("filter") ?? "";
+    $("filter").addEventListener("input", () => { toLink({ filter: $("filter").value.trim() }); this.changed(); });
     $("all").addEventListener("click", () => this.choose(true));
     $("none").addEventListener("click", () => this.choose(false));
   }
 
-  update(runs, now) {
-    for (const run of runs) {
-      if (!this.indices.has(run.id)) this.indices.set(run.id, this.indices.size);
-      run.index = this.indices.get(run.id);
-    }
+  update(runs, now, root) {
+    assignColors(runs.map((run) => run.id));
+    if (!this.all.length && runs.length) this.chooseFromLink(runs);
     this.all = [...runs].sort(byActivity);
     this.now = now;
-    this.draw();
+    this.root = root;
+  }
+
+  chooseFromLink(runs) {
+    const [hide, only] = ["hide", "only"].map((name) => fromLink(name)?.split(","));
+    if (only) this.hidden = new Set(runs.filter((run) => !only.includes(shortId(run))).map((run) => run.name));
+    else if (hide) this.hidden = new Set(runs.filter((run) => hide.includes(shortId(run))).map((run) => run.name));
+  }
+
+  get query() {
+    return parseQuery($("filter").value);
+  }
+
+  get needsRows() {
+    return needsRows(this.query);
   }
 
   get matching() {
-    const filter = $("filter").value.trim().toLowerCase();
-    return this.all.filter((run) => `${run.name} ${run.state}`.toLowerCase().includes(filter));
+    const query = this.query;
+    return this.all.filter((run) => matches(run, this.rows.get(run.id), query));
   }
 
   get chosen() {
@@ -67,7 +82,9 @@ export class Runs {
 
   keep() {
     remember("hidden", [...this.hidden]);
-    this.draw();
+    const hide = this.all.filter((run) => this.hidden.has(run.name)), only = this.all.filter((run) => !this.hidden.has(run.name));
+    const fewer = hide.length <= only.length || !only.length;
+    toLink({ hide: fewer ? hide.map(shortId).join() : "", only: fewer ? "" : only.map(shortId).join() });
     this.changed();
   }
 
@@ -76,30 +93,37 @@ export class Runs {
     for (const run of this.all) counts.set(run.state, (counts.get(run.state) ?? 0) + 1);
     $("counts").title = $("counts").textContent = STATES.filter((state) => counts.has(state)).map((state) => `${counts.get(state)}\u00a0${state}`).join(" · ");
     const items = this.matching.map((run) => this.item(run));
+    if (!items.length) items.push(this.nothing());
     const list = $("list");
     const same = list.children.length === items.length && items.every((item, at) => list.children[at] === item);
     if (!same) list.replaceChildren(...items);
-    if (!this.all.length) list.replaceChildren(make("li", { class: "empty" }, "No runs in this folder yet."));
+  }
+
+  nothing() {
+    if (this.all.length) return make("li", {}, empty("No run matches the filter.", "Search for a word in the name, state, tags or note, or for a condition such as ", "lr>0.01 tag:baseline"));
+    return make("li", {}, empty(`There are no runs in ${this.root} yet.`, "Start one, and it appears here: ", "paceline train dcgan --out runs/first"));
   }
 
   // An item is rebuilt only when it has changed, so that a checkbox keeps its focus.
   item(run) {
     const details = this.details(run);
-    const key = JSON.stringify([run.name, run.state, run.reason, details, this.hidden.has(run.name), colorOf(run.index), run.broken_lines, run.mirror, Math.round(run.read_share * 20)]);
+    const on = !this.hidden.has(run.name), color = colorOf(run);
+    const key = JSON.stringify([run.name, run.state, run.reason, details, on, color, run.tags, run.note, run.broken_lines, run.mirror, Math.round(run.read_share * 20)]);
     const had = this.items.get(run.id);
     if (had?.key === key) return had.item;
-    const on = !this.hidden.has(run.name);
     const share = run.total_images ? Math.min(1, run.images / run.total_images) : null;
-    const item = make("li", { class: on ? "run" : "run off", color: colorOf(run.index), "data-run": run.id, onpointerenter: () => on && this.focusOn(run.id), onpointerleave: () => this.focusOn(null) },
+    const reason = run.reason || run.log_tail.at(-1) || "no output";
+    const item = make("li", { class: on ? "run" : "run off", color, "data-run": run.id, onpointerenter: () => on && this.focusOn(run.id), onpointerleave: () => this.focusOn(null) },
       make("input", { type: "checkbox", checked: on, "aria-label": `show ${run.name}`, onchange: (event) => this.toggle(run, event.target.checked) }),
-      make("span", { class: "name", title: "show only this run", onclick: () => this.only(run) }, run.name),
+      make("button", { class: "name", title: run.note || "show only this run", onclick: () => this.only(run) }, run.name),
       make("span", { class: "state", "data-state": run.state, title: run.reason || run.state }, run.state),
       make("span", { class: "details" }, ...details.map((detail) => make("span", {}, detail)),
+        ...run.tags.map((tag) => make("span", { class: "tag" }, tag)),
         run.broken_lines ? make("span", { class: "warn", title: "unreadable lines in metrics.jsonl" }, `${run.broken_lines} broken ${run.broken_lines === 1 ? "line" : "lines"}`) : null,
         run.mirror ? make("span", { class: run.mirror.error ? "warn" : "", title: `${run.mirror.url}\n${run.mirror.error || "no errors"}` }, this.mirror(run.mirror)) : null,
         run.read_share < 1 ? make("span", { title: "until metrics.jsonl has been read completely, the curves show a sample of its lines" }, `${Math.round(100 * run.read_share)} % read`) : null),
       share === null ? null : make("span", { class: "bar" }, make("i", { width: `${100 * share}%` })),
-      run.state === "failed" ? make("span", { class: "reason", role: "button", tabindex: 0, title: "open the log", onclick: () => this.open("logs", run) }, run.reason || run.log_tail.at(-1) || "no output") : null);
+      run.state === "failed" ? make("button", { class: "reason", title: "open the log", onclick: () => this.open("logs", run) }, reason) : null);
     this.items.set(run.id, { key, item });
     return item;
   }

@@ -1,7 +1,7 @@
 // Settings of the selected runs side by side, by default only those that differ.
 import { fetchSettings } from "./api.js";
 import { colorOf } from "./colors.js";
-import { $, make, remember, remembered } from "./dom.js";
+import { $, empty, make, remember, remembered } from "./dom.js";
 
 const MAX_RUNS = 24;
 
@@ -43,13 +43,19 @@ export class Settings {
       for (const { name, values, differs } of found)
         rows.push(make("tr", { class: differs && this.runs.length > 1 ? "differs" : null }, make("th", { scope: "row" }, name), ...values.map((value) => make("td", {}, text(value)))));
     }
-    const key = JSON.stringify([rows.map((row) => row.textContent), this.runs.map((run) => [run.name, colorOf(run.index)])]);
+    const key = JSON.stringify([filter, rows.map((row) => row.textContent), this.runs.map((run) => [run.name, colorOf(run)])]);
     if (key === this.key) return;
     this.key = key;
-    const head = make("tr", {}, make("th"), ...this.runs.map((run) => make("th", { scope: "col" }, make("span", { class: "dot", color: colorOf(run.index) }), ` ${run.name}`)));
+    const head = make("tr", {}, make("th"), ...this.runs.map((run) => make("th", { scope: "col" }, make("span", { class: "dot", color: colorOf(run) }), ` ${run.name}`)));
     const table = make("table", { class: "settings" }, make("thead", {}, head), make("tbody", {}, ...rows));
-    const nothing = !this.runs.length ? "Select a run on the left." : filter ? "No setting matches the filter." : "These runs have the same settings.";
-    this.place.replaceChildren(rows.length ? make("div", { class: "scroll" }, table) : make("p", { class: "empty" }, nothing));
+    this.place.replaceChildren(rows.length ? make("div", { class: "scroll" }, table) : this.nothing(filter));
+  }
+
+  nothing(filter) {
+    if (!this.runs.length) return empty("No run is selected.", "Click the circle of a run in the list, or “all” above the list.");
+    if (filter) return empty("No setting matches the filter.", "Change or clear the filter for settings above.");
+    if (this.runs.length > 1) return empty("These runs have the same settings.", "Clear “only differences” to see all settings.");
+    return empty("This run has not recorded its settings.", "A run writes config.toml when it starts to train.");
   }
 }
 

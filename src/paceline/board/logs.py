@@ -1,0 +1,91 @@
+"""The output of a run's ranks: the end of each log, a search through a log, and the last lines before a failure."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from paceline.board.files import Entry, Files
+from paceline.core.printable import printable, printable_lines
+from paceline.core.secrets import redact
+
+TAIL_BYTES = 2**16
+CHUNK = 2**20  # bytes of a log that are searched at a time
+MAX_SEARCHED_BYTES = 2**26  # the end of a larger log is searched
+MAX_MATCHES = 500
+MAX_LINE = 2000  # characters shown of a matching line
+NUM_TAIL_LINES = 12
+_LOG_NAME = re.compile(r"rank-(\d{1,6})\.txt")
+
+
+class Match(NamedTuple):
+    """A line of a log that contains the searched text."""
+
+    line: int  # line number within the searched part of the log, counted from 1
+    text: str
+
+
+class Found(NamedTuple):
+    """The result of a search through a log."""
+
+    matches: list[Match]  # the last matches if there are too many
+    total: int
+    searched_share: float  # fraction of the file that was searched; below 1 for a very large file
+
+
+def log_files(files: Files, folder: str) -> dict[int, Entry]:
+    """Return the log file of each rank in a folder."""
+    entries = {_LOG_NAME.fullmatch(entry.basename): entry for entry in files.entries(folder)}
+    return dict(sorted((int(match[1]), entry) for match, entry in entries.items() if match))
+
+
+def tail(files: Files, entry: Entry, at_most: int = TAIL_BYTES) -> str:
+    """Return the end of a log, with credentials hidden."""
+    content = files.read(entry.name, max(0, entry.size - at_most), entry.size)
+    text = content.decode(errors="replace")
+    if entry.size > at_most:
+        text = text.partition("\n")[2]
+    return printable_lines(redact(text))
+
+
+def search(files: Files, entry: Entry, text: str) -> Found:
+    """Find the lines of a log that contain a text, regardless of case, with credentials hidden."""
+    wanted = text.casefold()
+    size = min(entry.size, MAX_SEARCHED_BYTES)
+    matches: deque[Match] = deque(maxlen=MAX_MATCHES)
+    total = 0
+    for number, line in enumerate(_lines(files, entry, entry.size - size), start=1):
+        if wanted not in line.casefold():
+            continue
+        shown = printable(redact(line)[:MAX_LINE].rstrip("\r"))
+        if wanted in shown.casefold():  # the text may be part of a credential, which a search must not reveal
+            total += 1
+            matches.append(Match(number, shown))
+    return Found(list(matches), total, size / entry.size if entry.size else 1.0)
+
+
+def _lines(files: Files, entry: Entry, start: int) -> Iterator[str]:
+    rest = b""
+    while start < entry.size and (content := files.read(entry.name, start, min(start + CHUNK, entry.size))):
+        start += len(content)
+        *lines, rest = (rest + content).split(b"\n")
+        for line in lines:
+            yield line.decode(errors="replace")
+    if rest:
+        yield rest.decode(errors="replace")
+
+
+def failure_tail(files: Files, logs: Sequence[Entry]) -> list[str]:
+    """Return the last log lines of the rank that failed first or, if none did, of the rank that printed last."""
+    ends = {entry: tail(files, entry, TAIL_BYTES // 4) for entry in logs}
+    failed = [entry for entry in logs if "Traceback" in ends[entry]]
+    if not ends:
+        return []
+    chosen = min(failed, key=_changed) if failed else max(logs, key=_changed)
+    return [line for line in ends[chosen].splitlines() if line.strip()][-NUM_TAIL_LINES:]
+
+
+def _changed(entry: Entry) -> float:
+    return entry.changed

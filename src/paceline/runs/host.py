@@ -1,0 +1,132 @@
+"""Readings of the host from /proc and /sys: CPU load, memory, disk and network traffic. Empty outside Linux."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+_GIB = 2**30
+_MIB = 2**20
+_SECTOR_BYTES = 512  # unit of /proc/diskstats on every device
+_SECONDS_BETWEEN_READINGS = 2.0  # as for the GPU; shorter intervals make the rates noisy
+_NOT_DISKS = ("dm-", "loop", "md", "ram", "sr", "zram")  # devices without storage of their own
+
+
+class _Counters(NamedTuple):
+    """Counters that only grow. The difference between two readings gives a rate."""
+
+    time: float
+    busy: float  # CPU time in clock ticks
+    total: float
+    read: float  # bytes
+    written: float
+    received: float
+    sent: float
+
+
+class HostReadings:
+    """Reads the CPU load, memory, disk traffic and network traffic of this machine.
+
+    The readings describe the entire machine, except for `host/process_memory_gib`. `folder` is on the disk whose free
+    space is read. `proc` and `sys` are the mount points of the two virtual file systems.
+    """
+
+    def __init__(self, folder: Path, proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> None:
+        self._folder, self._proc, self._sys = folder, proc, sys
+        self._before: _Counters | None = None
+        self._next_at = 0.0
+
+    def read(self) -> dict[str, float]:
+        """Return the readings by name; empty if the last call was less than two seconds ago.
+
+        Loads and rates are averages since the previous reading, so the first reading has none.
+        """
+        if time.monotonic() < self._next_at:
+            return {}
+        self._next_at = time.monotonic() + _SECONDS_BETWEEN_READINGS
+        values: dict[str, float] = {}
+        for part in (self._memory, self._process, self._disk_space, self._rates):
+            with suppress(OSError, ValueError, KeyError, IndexError):  # not Linux, or a container that hides the file
+                values |= part()
+        return values
+
+    def _memory(self) -> dict[str, float]:
+        sizes = _table(self._proc / "meminfo")
+        return {"host/memory_gib": 1024 * (sizes["MemTotal"] - sizes["MemAvailable"]) / _GIB}
+
+    def _process(self) -> dict[str, float]:
+        return {"host/process_memory_gib": 1024 * _table(self._proc / "self" / "status")["VmRSS"] / _GIB}
+
+    def _disk_space(self) -> dict[str, float]:
+        disk = os.statvfs(self._folder)
+        return {"host/disk_free_gib": disk.f_bavail * disk.f_frsize / _GIB}
+
+    def _rates(self) -> dict[str, float]:
+        before, now = self._before, self._count()
+        self._before = now
+        if before is None:
+            return {}
+        seconds = now.time - before.time
+        values = {}
+        if now.total > before.total:
+            values["host/cpu_percent"] = 100 * (now.busy - before.busy) / (now.total - before.total)
+        for name, old, new in (
+            ("disk_read", before.read, now.read),
+            ("disk_write", before.written, now.written),
+            ("network_receive", before.received, now.received),
+            ("network_send", before.sent, now.sent),
+        ):
+            if new >= old:  # a device may have been removed in the meantime
+                values[f"host/{name}_mib_per_second"] = (new - old) / seconds / _MIB
+        return values
+
+    def _count(self) -> _Counters:
+        ticks = [int(word) for word in _lines(self._proc / "stat")[0].split()[1:9]]
+        idle = ticks[3] + ticks[4]  # idle and waiting for a disk
+        disks = [line.split() for line in self._lines_or_none(self._proc / "diskstats")]
+        disks = [words for words in disks if self._is_disk(words[2])]
+        network = self._interfaces()
+        return _Counters(
+            time=time.monotonic(),
+            busy=sum(ticks) - idle,
+            total=sum(ticks),
+            read=_SECTOR_BYTES * sum(int(words[5]) for words in disks),
+            written=_SECTOR_BYTES * sum(int(words[9]) for words in disks),
+            received=sum(int(words[0]) for words in network),
+            sent=sum(int(words[8]) for words in network),
+        )
+
+    def _is_disk(self, name: str) -> bool:
+        """Return whether a block device is a disk and not a partition, which would be counted twice."""
+        return not name.startswith(_NOT_DISKS) and (self._sys / "block" / name.replace("/", "!")).exists()
+
+    def _interfaces(self) -> list[list[str]]:
+        """Return the counters of each network device.
+
+        Bridges and tunnels are left out, because a device counts their traffic too. A container has no network devices;
+        its interfaces except the loopback interface are used then.
+        """
+        rows = dict(line.split(":", 1) for line in self._lines_or_none(self._proc / "net" / "dev")[2:])
+        counters = {name.strip(): row.split() for name, row in rows.items() if name.strip() != "lo"}
+        devices = {name for name in counters if (self._sys / "class" / "net" / name / "device").exists()}
+        return [row for name, row in counters.items() if name in devices or not devices]
+
+    @staticmethod
+    def _lines_or_none(path: Path) -> list[str]:
+        try:
+            return _lines(path)
+        except OSError:
+            return []
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text().splitlines()
+
+
+def _table(path: Path) -> dict[str, int]:
+    """Return the sizes in a file with lines such as `MemTotal:  16384 kB`, in KiB."""
+    words = [line.split() for line in _lines(path)]
+    return {row[0].rstrip(":"): int(row[1]) for row in words if len(row) == 3 and row[2] == "kB"}

@@ -1,0 +1,78 @@
+"""Readings of the host, from files with the format of /proc and from this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from paceline.runs import host
+from paceline.runs.host import HostReadings
+
+MIB = 2**20
+
+
+def write_proc(root: Path, *, busy: int, idle: int, sectors: int, received: int, devices: bool = True) -> None:
+    """Write the files that the readings need, with the given counters."""
+    (root / "proc/self").mkdir(parents=True, exist_ok=True)
+    (root / "proc/net").mkdir(exist_ok=True)
+    (root / "proc/stat").write_text(f"cpu  {busy} 0 0 {idle} 0 0 0 0 0 0\ncpu0 1 2 3\nintr 5\n")
+    (root / "proc/meminfo").write_text(
+        "MemTotal: 8388608 kB\nMemFree: 1 kB\nMemAvailable: 2097152 kB\nHugePages_Total: 0\n"
+    )
+    (root / "proc/self/status").write_text("Name:\tpython\nVmRSS:\t 1048576 kB\n")
+    disks = [f"8 0 {name} 1 0 {sectors} 0 1 0 {2 * sectors} 0 0 0 0" for name in ("sda", "sda1", "loop0", "dm-0")]
+    (root / "proc/diskstats").write_text("\n".join(disks) + "\n")
+    rows = [f"{name}: {received} 1 0 0 0 0 0 0 {2 * received} 1 0 0 0 0 0 0" for name in ("lo", "eth0", "veth1")]
+    (root / "proc/net/dev").write_text("Inter-| Receive\n face |bytes\n" + "\n".join(rows) + "\n")
+    for name in ("block/sda", "block/loop0", "block/dm-0", "class/net/lo", "class/net/veth1", "class/net/eth0"):
+        (root / "sys" / name).mkdir(parents=True, exist_ok=True)
+    if devices:
+        (root / "sys/class/net/eth0/device").mkdir(exist_ok=True)
+
+
+def read_twice(root: Path, monkeypatch: pytest.MonkeyPatch, **counters: int) -> list[dict[str, float]]:
+    now = [100.0]
+    monkeypatch.setattr(host.time, "monotonic", lambda: now[0])
+    readings = HostReadings(root, root / "proc", root / "sys")
+    first = readings.read()
+    now[0] += 1.9
+    assert readings.read() == {}  # too soon
+    now[0] += 2.1
+    write_proc(root, **counters)
+    return [first, readings.read()]
+
+
+def test_rates_are_averages_since_the_last_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_proc(tmp_path, busy=1000, idle=1000, sectors=0, received=5)
+    counters = {"busy": 1300, "idle": 1100, "sectors": 8 * MIB // 512, "received": 5 + 4 * MIB}
+    first, second = read_twice(tmp_path, monkeypatch, **counters)
+    assert first["host/memory_gib"] == 6 and first["host/process_memory_gib"] == 1
+    assert first.keys() == {"host/memory_gib", "host/process_memory_gib", "host/disk_free_gib"}
+    assert second["host/cpu_percent"] == 75
+    assert second["host/disk_read_mib_per_second"] == 2 and second["host/disk_write_mib_per_second"] == 4
+    assert second["host/network_receive_mib_per_second"] == 1 and second["host/network_send_mib_per_second"] == 2
+
+
+def test_a_container_without_network_devices_counts_all_interfaces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_proc(tmp_path, busy=0, idle=0, sectors=0, received=0, devices=False)
+    _, second = read_twice(tmp_path, monkeypatch, busy=1, idle=0, sectors=0, received=4 * MIB, devices=False)
+    assert second["host/network_receive_mib_per_second"] == 2  # eth0 and veth1, but not lo
+
+
+def test_a_counter_that_shrinks_has_no_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_proc(tmp_path, busy=10, idle=10, sectors=100, received=100)
+    _, second = read_twice(tmp_path, monkeypatch, busy=11, idle=10, sectors=0, received=200)
+    assert "host/disk_read_mib_per_second" not in second and "host/network_receive_mib_per_second" in second
+
+
+def test_a_system_without_proc_has_only_the_free_disk_space(tmp_path: Path) -> None:
+    readings = HostReadings(tmp_path, tmp_path / "no-proc", tmp_path / "no-sys")
+    assert readings.read().keys() == {"host/disk_free_gib"}
+
+
+def test_this_machine_can_be_read(tmp_path: Path) -> None:
+    values = HostReadings(tmp_path).read()
+    assert values["host/memory_gib"] > 0 and values["host/process_memory_gib"] > 0
