@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,11 +12,13 @@ from paceline.core.errors import UserError
 from paceline.core.registry import names
 from paceline.report.comparable import check_comparable
 from paceline.report.groups import make_groups
+from paceline.report.labels import short_names
 from paceline.report.model import Cell
 from paceline.report.run import Run
 from paceline.report.run_reader import read_run
 from paceline.runs.config import find_recipe
 from paceline.runs.folder import RunFolder
+from paceline.runs.record import CONFIG
 from paceline.runs.stages import last_finished
 from paceline.runs.weights_file import is_weights_file
 
@@ -46,7 +49,8 @@ def finished_cells(folders: Sequence[str], across_recipes: bool) -> list[Cell]:
         found.setdefault(Path(path).resolve(), path)
     runs = [read_finished(path) for path in found.values()]
     check_comparable(runs, across_recipes)
-    cells = [_cell_of(run) for run in runs]
+    labels = short_names([run.folder for run in runs])
+    cells = [_cell_of(run, label) for run, label in zip(runs, labels, strict=True)]
     _check_copies(cells)
     return cells
 
@@ -64,7 +68,8 @@ def read_finished(path: str) -> Run:
     return run
 
 
-def _cell_of(run: Run) -> Cell:
+def _cell_of(run: Run, label: str) -> Cell:
+    again = f"{run.folder.rstrip('/')}-again"
     has_numbers = bool(run.quality) or run.speed is not None
     return Cell(
         run.folder,
@@ -75,6 +80,8 @@ def _cell_of(run: Run) -> Cell:
         run.seed,
         state="done" if has_numbers and run.finished else "unfinished",
         reason="" if run.finished else f"stopped at {run.images:,} images",
+        command=f"paceline {shlex.join(['train', run.recipe, '--config', f'{run.folder}/{CONFIG}', '--out', again])}",
+        label=label,
         run=run,
     )
 

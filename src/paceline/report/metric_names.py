@@ -18,6 +18,11 @@ def metric_heading(name: str) -> str:
     return f"{split} {DISPLAY_NAMES.get(plain, plain)}{unit}{where}"
 
 
+def metric_unit(name: str) -> str:
+    """Return the label of a plot's axis for a metric: its unit, or else its name without the split."""
+    return "%" if is_share(name) else metric_in_text(name).partition(" ")[2]
+
+
 def metric_in_text(name: str) -> str:
     """Return a metric name such as `test/top1` for use in a sentence: `test top-1`."""
     return metric_heading(name).replace(", %", "")
