@@ -135,7 +135,7 @@ def test_a_slower_run_is_not_recommended_for_one_more_correct_image() -> None:
 def test_a_much_worse_run_with_one_seed_is_neither_recommended_nor_called_worse() -> None:
     report, printed = made(cell(batch=64, speed=1000, top1=90.0), cell(batch=128, speed=3000, top1=60.0))
     assert report.recommendation.group == "classification-single-1-64"
-    assert "behind the best: batch 128 (by 30.00 points)" in printed
+    assert "Behind the best: batch 128 (by 30.00 points)" in printed
     assert "faster than the recommended one: batch 128 at 3.00× its speed" in printed
     assert "A single seed cannot show" in printed and "worse" not in printed
 
@@ -152,7 +152,7 @@ def test_the_sampling_error_of_an_accuracy_depends_on_how_many_images_are_evalua
     assert "the difference is within the spread over seeds" in printed
     many, printed = made(*cells(1_000_000))
     assert many.recommendation.group == "classification-single-1-64"
-    assert "significantly worse, given the spread over seeds: batch 128 (by 0.70 points)" in printed
+    assert "Significantly worse, given the spread over seeds: batch 128 (by 0.70 points)" in printed
 
 
 def test_the_test_split_is_never_used_for_recommendations() -> None:
@@ -291,7 +291,7 @@ def test_curves_that_coincide_are_all_visible() -> None:
     drawn = lines("a title", Axis("images"), Axis("%"), series)
     paths = re.findall(r'<path class="line (c\d)"[^>]*?(?: stroke-dashoffset="(-?\d+)")?/>', drawn)
     assert paths == [("c0", ""), ("c1", "-8"), ("c2", "-16"), ("c3", "")]
-    assert "3 curves coincide<title>run 0, run 1, run 2</title>" in drawn
+    assert "3 curves coincide (alternating colours)<title>run 0, run 1, run 2</title>" in drawn
     assert len(re.findall(r"<circle .+?<title>.+?</title>", drawn)) == 12  # every point has a tooltip
 
 

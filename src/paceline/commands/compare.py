@@ -34,6 +34,8 @@ def compare_runs(folders: Sequence[str], flags: Flags, options: Options, across_
     data = next(cell.run.data for cell in cells if cell.run is not None)
     folder = Path(str(flags.get("out") or f"runs/compare-finished-{'-'.join(stems)}-{Path(data).stem}"))
     missing = ["step-time breakdown and parity (only `paceline compare RECIPE` measures them)"]
+    apart = [cell.label for cell in cells if cell.run is not None and cell.run.side_by_side]
+    missing += [f"speed of {label} (the run was trained at the same time as other runs)" for label in apart]
     with only_writer(folder):
         finish(make_report(title_of(stems, data), cells, not_measured=missing), folder)
     return 0
@@ -62,10 +64,10 @@ def _compare(configs: dict[str, Config], shared: Flags, options: Options, grid: 
     try:
         places = Places(options.jobs or 1, str(shared.get("gpus", "")))
         train_cells(planned, options, folder, places, console)
-        measured.missing += measure_speeds(planned, options, folder, console)
         runs = [cell.run for cell in cells if cell.run is not None]
         if runs:
             check_comparable(runs, across_recipes=len(configs) > 1)
+        measured.missing += measure_speeds(planned, options, folder, console)
         if options.verify is not False:
             measured.verify(configs, shared, grid, options)
         if options.step_ladder is not False:

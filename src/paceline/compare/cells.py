@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
 from paceline.compare.finished import read_finished
 from paceline.compare.options import Flags, Options
+from paceline.compare.record import CellRecord
 from paceline.config.files import PROVENANCE
 from paceline.config.resolve import Config
 from paceline.core.errors import UserError
-from paceline.core.files import write_json
 from paceline.core.registry import is_path
-from paceline.core.small_files import parse_toml, read_bounded, read_json
+from paceline.core.small_files import parse_toml, read_bounded
 from paceline.data.fingerprint import describe_samples
 from paceline.data.open_sources import open_sources
 from paceline.launch.child import failure_reason, to_arguments
@@ -27,7 +27,6 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.stages import stages_of
 from paceline.runs.status import Status
 
-RECORD = "cell.json"  # name of a file in each run's folder
 # Settings that do not affect a run's results.
 IGNORED_SETTINGS = {"out", "preset", "gpus", "keep", "timeout", "join_timeout", "start_timeout", "loggers"}
 
@@ -39,28 +38,6 @@ class PlannedRun(NamedTuple):
     recipe: str
     flags: Flags
     config: Config | None
-
-
-@dataclass(frozen=True)
-class CellRecord:
-    """The inputs that determine a run in the grid, and how the run was trained."""
-
-    made_from: dict[str, str]
-    finished: bool
-    side_by_side: bool = False  # whether other runs were trained at the same time, so that the run's speed is too low
-
-    @classmethod
-    def read(cls, folder: Path) -> CellRecord | None:
-        """Return the record in a run's folder, or None if it is missing or cannot be read."""
-        content = read_json(folder / RECORD)
-        made_from, finished = content.get("made_from"), content.get("finished")
-        if not isinstance(made_from, dict) or not isinstance(finished, bool):
-            return None
-        return cls(made_from, finished, content.get("side_by_side") is True)
-
-    def write(self, folder: Path) -> None:
-        """Save the record in a run's folder."""
-        write_json(folder / RECORD, asdict(self))
 
 
 def made_from(config: Config) -> dict[str, str]:

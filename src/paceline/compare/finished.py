@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from paceline.compare.record import CellRecord
 from paceline.core.errors import UserError
 from paceline.core.registry import names
 from paceline.report.comparable import check_comparable
@@ -47,7 +48,7 @@ def finished_cells(folders: Sequence[str], across_recipes: bool) -> list[Cell]:
     found: dict[Path, str] = {}  # the given paths, by resolved path
     for path in map(last_finished, folders):
         found.setdefault(Path(path).resolve(), path)
-    runs = [read_finished(path) for path in found.values()]
+    runs = [_without_wrong_speed(read_finished(path)) for path in found.values()]
     check_comparable(runs, across_recipes)
     labels = short_names([run.folder for run in runs])
     cells = [_cell_of(run, label) for run, label in zip(runs, labels, strict=True)]
@@ -66,6 +67,18 @@ def read_finished(path: str) -> Run:
     if any({Path(start).name, Path(path).name} <= set(folders) for folders in stages):
         return replace(run, settings={**run.settings, "init_from": os.path.relpath(start, path)})
     return run
+
+
+def without_speed(run: Run) -> Run:
+    """Return a run without its speed, because other runs slowed it down."""
+    return replace(run, side_by_side=True, speed=None, seconds_per_epoch={}, gpu={})
+
+
+def _without_wrong_speed(run: Run) -> Run:
+    """Return a run without its speed if `compare --jobs` trained it at the same time as other runs."""
+    folder = Path(run.folder)
+    records = [CellRecord.read(place) for place in (folder, folder.parent)]  # the record of a stage is in its parent
+    return without_speed(run) if any(record and record.side_by_side for record in records) else run
 
 
 def _cell_of(run: Run, label: str) -> Cell:

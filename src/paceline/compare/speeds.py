@@ -9,9 +9,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from paceline.compare.cells import CellRecord, PlannedRun, made_from
+from paceline.compare.cells import PlannedRun, made_from
+from paceline.compare.finished import without_speed
 from paceline.compare.options import Options
 from paceline.compare.progress import measuring
+from paceline.compare.record import CellRecord
 from paceline.config.resolve import Config
 from paceline.core.errors import UserError
 from paceline.launch.child import failure_reason, run_paceline, to_arguments
@@ -92,6 +94,6 @@ def _made_from(config: Config, images: int) -> dict[str, str]:
 def _with_speed(run: Run, alone: Run | None) -> Run:
     """Return a run with the speed of a run that was trained alone, or without a speed."""
     if alone is None:
-        return replace(run, speed=None, seconds_per_epoch={}, gpu={})
+        return without_speed(run)
     times = {name: value for name, value in alone.seconds_per_epoch.items() if name in KEPT_TIMES}
     return replace(run, speed=alone.speed, speed_run=alone.folder, seconds_per_epoch=times, gpu=alone.gpu)

@@ -56,8 +56,20 @@ def _quality(report: Report) -> Section:
             spec = format_for(selection, group.selection_metric)
             row.append(with_spread(spec, group.selection_metric, "groups", key, "selection_metric"))
         rows.append(row)
-    strong = {number for number, key in enumerate(groups) if key == report.best_group and len(groups) > 1}
+    best = _best_groups(report)
+    strong = {number for number, key in enumerate(groups) if key in best}
     return Section("Quality", [Table(head, rows, strong, _quality_note(report))])
+
+
+def _best_groups(report: Report) -> set[str]:
+    """Return the groups whose selection metric looks as good as the best; none if this is true of all groups."""
+    name, groups = report.metric.name, report.groups
+    if report.best_group is None:
+        return set()
+    spec = format_for(name, groups[report.best_group].selection_metric)
+    shown = {key: format(one.selection_metric.mean, spec) for key, one in groups.items() if one.selection_metric}
+    alike = {key for key, text in shown.items() if text == shown[report.best_group]}
+    return alike if len(alike) < len(groups) else set()
 
 
 def _quality_note(report: Report) -> str:
@@ -67,7 +79,7 @@ def _quality_note(report: Report) -> str:
     if report.metric.name:
         best = f"the best {metric_in_text(report.metric.name)}"
         notes.append(f"Each run is evaluated at its checkpoint with {best}.")
-        notes += [f"The highlighted row has {best} of all rows."] if len(groups) > 1 else []
+        notes += [f"Highlighted: {best} of all rows."] if _best_groups(report) else []
     else:
         notes.append("The recipe has no metric for selecting checkpoints, or its code was not loaded (see --trust).")
     if any(group.n == 1 for group in groups):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from paceline.report.content import PARITY
 from paceline.report.model import Report
 from paceline.report.phrases import at
-from paceline.report.summary_quality import doubts, quality_sentence
-from paceline.report.summary_speed import reason_not_to_use_more, scaling_sentences, speed_sentence
+from paceline.report.summary_quality import doubts, lower_quality, quality_sentence
+from paceline.report.summary_speed import reason_not_to_use_more, scaling_sentences, speed_sentence, tie_sentence
 
 
 def summarise(report: Report) -> list[str]:
@@ -16,8 +16,14 @@ def summarise(report: Report) -> list[str]:
         requested, done = at("d", "counts", "requested"), at("d", "counts", "done")
         return [f"No recommendation: {done} of {requested} runs finished, and none has a speed that can be compared."]
     answer = [quality_sentence(report, advice), speed_sentence(report, advice), reason_not_to_use_more(report, advice)]
-    phrases = [" ".join(filter(None, answer)), *doubts(report, advice), *_resumed(report), *scaling_sentences(report)]
-    phrases += [*_parity(report), *_float64(report)]
+    phrases = [" ".join(filter(None, answer)), *tie_sentence(report, advice), *lower_quality(report, advice)]
+    phrases += [
+        *doubts(report, advice),
+        *_resumed(report),
+        *scaling_sentences(report),
+        *_parity(report),
+        *_float64(report),
+    ]
     missing = report.counts.missing
     if missing:
         words = "run has" if missing == 1 else "runs have"

@@ -52,17 +52,21 @@ def labels_of(report: Report, keys: Iterable[str]) -> str:
     return listed(report.groups[key].label for key in keys)
 
 
-def _best(report: Report, advice: Recommendation, best: Group) -> str:
-    """Return a sentence about the best group, the groups that are as good, and those that are not."""
+def lower_quality(report: Report, advice: Recommendation) -> list[str]:
+    """Return which groups are as good as the best group, and which are not."""
+    if not advice.worse:
+        return []
     others = [key for key in advice.equal_quality if key != advice.best]
-    also = f" ({labels_of(report, others)}: equally good, given the uncertainty)" if others else ""
-    test = _test_value(report, best)
-    start = f"**{best.label}** reaches the best {_metric(report)}, {_plain_value(report, best)}{test}{also}"
-    if not advice.several_seeds:
-        start = f"The best {_metric(report)} observed is {_plain_value(report, best)} (**{best.label}**){test}{also}"
-    assert advice.worse is not None
-    verb = "significantly worse, given the spread over seeds" if advice.several_seeds else "behind the best"
-    return f"{start}; {verb}: {_worse(report, advice.worse)}."
+    phrases = [f"As good as the best, given the uncertainty: {labels_of(report, others)}."] if others else []
+    verb = "Significantly worse, given the spread over seeds" if advice.several_seeds else "Behind the best"
+    return [" ".join([*phrases, f"{verb}: {_worse(report, advice.worse)}."])]
+
+
+def _best(report: Report, advice: Recommendation, best: Group) -> str:
+    value, test = _plain_value(report, best), _test_value(report, best)
+    if advice.several_seeds:
+        return f"**{best.label}** reaches the best {_metric(report)}: {value}{test}."
+    return f"**{best.label}** reaches the best {_metric(report)} observed: {value}{test}."
 
 
 def _worse(report: Report, worse: Mapping[str, WorseGroup]) -> str:
@@ -92,7 +96,7 @@ def _ends(groups: Sequence[Group]) -> list[Group]:
 
 
 def _everyone(subject: str, count: int) -> str:
-    noun = PLURALS.get(subject, "rows")
+    noun = PLURALS.get(subject, "combinations")
     return f"Both {noun}" if count == 2 else f"All {NUMBER_WORDS.get(count, count)} {noun}"
 
 

@@ -22,7 +22,7 @@ def speed_sentence(report: Report, advice: Recommendation) -> str:
     if chosen.scaling and chosen.devices > 1:
         speed += f", {at('.2f', 'groups', chosen.id, 'scaling', 'speedup')}× the speed of one device"
     use = "Based on speed alone, use" if advice.best is None else "Use"
-    return f"{use} **{chosen.label}**: it trains at {speed}{_tie(report, advice)}."
+    return f"{use} **{chosen.label}**: it trains at {speed}{_rank(advice)}."
 
 
 def reason_not_to_use_more(report: Report, advice: Recommendation) -> str:
@@ -30,6 +30,7 @@ def reason_not_to_use_more(report: Report, advice: Recommendation) -> str:
     chosen = report.groups[advice.group]
     slower = [group for group in _scaled(report) if group.scaling and group.scaling.baseline == chosen.id]
     slower = [group for group in slower if group.scaling and group.scaling.speedup < 1 - SAME_SPEED]
+    slower = [group for group in slower if group.id not in advice.tied]
     if chosen.devices > 1 or not slower:
         return ""
     speeds = [at(".2f", "groups", group.id, "scaling", "speedup") + "×" for group in slower]
@@ -84,20 +85,23 @@ def _cost(report: Report, group: Group) -> str:
     return COSTS[ladder.largest_cost][0] if ladder and ladder.largest_cost else ""
 
 
-def _tie(report: Report, advice: Recommendation) -> str:
-    """Describe how the speed of the recommended group compares with that of the other candidates."""
+def tie_sentence(report: Report, advice: Recommendation) -> list[str]:
+    """Return which groups are as fast as the recommended one, and why it is recommended nevertheless."""
     groups = report.groups
     chosen, others = groups[advice.group], [key for key in advice.tied if key != advice.group]
     if not others:
-        if advice.best is None:
-            return ", the fastest"
-        if len(advice.equal_quality) == 1:
-            return ""
-        faster = any(one.relative_speed > 1 for one in (advice.worse or {}).values())
-        return ", the fastest of those with equal quality" if faster else ", the fastest"
+        return []
     over = dict.fromkeys(groups[key].speed_spread.over for key in advice.tied)
     known = " and ".join(filter(None, over))
     limit = f"their spread over {known}" if known else "5 %, the spread assumed for a single log interval"
     simplest = any(complexity(groups[key]) != complexity(chosen) for key in others)
-    end = ", and it is the simplest of these" if simplest else ""
-    return f", a tie with {labels_of(report, others)} (the speeds differ by less than {limit}){end}"
+    end = f" **{chosen.label}** is recommended because it is the simplest of these." if simplest else ""
+    return [f"Its speed is a tie with {labels_of(report, others)}: the speeds differ by less than {limit}.{end}"]
+
+
+def _rank(advice: Recommendation) -> str:
+    """Return whether the recommended group is the fastest of all or only of those with equal quality."""
+    if len(advice.tied) > 1 or (advice.best is not None and len(advice.equal_quality) == 1):
+        return ""
+    faster = any(one.relative_speed > 1 for one in (advice.worse or {}).values())
+    return ", the fastest of those with equal quality" if faster else ", the fastest"

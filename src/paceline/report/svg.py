@@ -76,7 +76,8 @@ def lines(title: str, x: Axis, y: Axis, series: Sequence[Series]) -> Markup:
         body.append(_line(one, path, len(places), places.index(number)))
     # The dots come last, so that no line covers them and their tooltips.
     body += [_dots(one, path, x.unit or x.name, y.unit) for one, path in zip(drawn, paths, strict=True)]
-    body.append(_coincidence_note([drawn[n].label for n in max(alike, key=len)]))
+    sets = list(dict.fromkeys(tuple(places) for places in alike if len(places) > 1))
+    body.append(_coincidence_note([[drawn[n].label for n in places] for places in sets]))
     return _svg(title, body)
 
 
@@ -115,11 +116,13 @@ def _dots(one: Series, path: Points, x_unit: str, y_unit: str) -> str:
     return "".join(made)
 
 
-def _coincidence_note(labels: Sequence[str]) -> str:
-    if len(labels) < 2:
+def _coincidence_note(sets: Sequence[Sequence[str]]) -> str:
+    """Return a note about curves that coincide, with their names as a tooltip."""
+    if not sets:
         return ""
-    names = escape(", ".join(labels))
-    return f'<text class="tick" x="8" y="{HEIGHT - 6}">{len(labels)} curves coincide<title>{names}</title></text>'
+    names = escape("; ".join(", ".join(labels) for labels in sets))
+    words = f"{len(sets[0])} curves coincide" if len(sets) == 1 else f"{len(sets)} sets of curves coincide"
+    return f'<text class="tick" x="8" y="{HEIGHT - 6}">{words} (alternating colours)<title>{names}</title></text>'
 
 
 def bars(title: str, axis: str, unit: str, rows: Sequence[Bar], spec: str) -> Markup:
