@@ -21,7 +21,7 @@ from paceline.report.run import Run
 from paceline.report.run_reader import read_run
 from paceline.runs.stages import stages_of
 
-SECONDS = 6.0  # approximate duration of the measured training
+SECONDS = 5.0  # approximate duration of the measured training
 MIN_STEPS = 32
 LOG_INTERVALS = 8
 NEVER = "1000000 epochs"
@@ -82,7 +82,7 @@ def _measure(words: str, one: PlannedRun, options: Options, out: Path, console: 
 
 def _length(run: Run) -> tuple[int, int]:
     """Return the number of images for a measurement of about SECONDS, and the number of images per log line."""
-    wanted = SECONDS * run.speed.images_per_second if run.speed else 0.0
+    wanted = min(SECONDS * run.speed.images_per_second, run.images) if run.speed else 0.0
     steps = max(MIN_STEPS, round(wanted / run.batch))
     return steps * run.batch, max(1, steps // LOG_INTERVALS) * run.batch
 

@@ -7,7 +7,14 @@ from collections.abc import Sequence
 from paceline.report.content_runs import runs_section
 from paceline.report.content_speed import gpu_section, scaling_costs_section, speed_section, time_section
 from paceline.report.labels import RUN
-from paceline.report.metric_names import format_for, metric_heading, metric_in_text, quality_of, with_spread
+from paceline.report.metric_names import (
+    format_for,
+    metric_heading,
+    metric_in_text,
+    metrics_in_order,
+    quality_of,
+    with_spread,
+)
 from paceline.report.model import Parity, Report
 from paceline.report.parts import Images, Part, Plots, Section, Table
 from paceline.report.phrases import NO_VALUE, at
@@ -36,7 +43,7 @@ def sections(report: Report, summary: Sequence[str], plots: Sequence[str]) -> li
 
 def _quality(report: Report) -> Section:
     groups = report.groups
-    names = list(dict.fromkeys(name for group in groups.values() for name in group.quality))
+    names = metrics_in_order((group.quality for group in groups.values()), report.metric.reported)
     if not names:
         return Section("Quality", [])
     selection = report.metric.name

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.report.metric_names import format_for, metric_heading
+from paceline.report.metric_names import format_for, metric_heading, metrics_in_order
 from paceline.report.model import Report, Summary
 from paceline.report.parts import Command, Commands, Part, Section, Table
 from paceline.report.phrases import NO_VALUE, at
@@ -15,7 +15,7 @@ def runs_section(report: Report) -> Section:
     """Return the section with one row per run, and the commands that repeat the runs."""
     groups = {folder: group for group in report.groups.values() for folder in group.runs}
     done = [(cell, cell.run) for cell in report.cells if cell.run is not None and cell.run.folder in groups]
-    names = list(dict.fromkeys(name for _, run in done for name in run.quality))
+    names = metrics_in_order((run.quality for _, run in done), report.metric.reported)
     commands = [Command(WHOLE_COMPARISON, report.command)] if report.command else []
     parts: list[Part] = []
     if done:
