@@ -21,7 +21,7 @@ from paceline.config.resolve import Config
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 TINY = ["compare", "classification", "--preset", "quick", "--set", "width=2", "--accelerator", "cpu"]
 TINY += ["--set", "norm=none", "--strategies", "single", "--no-verify", "--no-step-ladder", "--out", "table"]
-LONG = [*TINY, "--seeds", "0,1,2", "--epochs", "4", "--set", "save_every=4 steps", "--jobs", "2"]
+LONG = [*TINY, "--seeds", "0,1", "--epochs", "4", "--set", "save_every=4 steps", "--jobs", "2"]
 
 
 def cell(folder: Path, seed: int, batch: int = 64) -> Path:
@@ -42,7 +42,6 @@ def both_have_begun(folder: Path) -> Callable[[], bool]:
 def test_an_interrupted_comparison_with_several_jobs_resumes(tmp_path: Path, number: signal.Signals) -> None:
     running = start_fork(tmp_path, *LONG, environment=ONE_THREAD)
     wait_until(both_have_begun(tmp_path), running)
-    assert not cell(tmp_path, 2).exists(), "two runs at a time"
     if number == signal.SIGINT:
         running.interrupt_group()
         assert running.wait() == 130
@@ -54,13 +53,12 @@ def test_an_interrupted_comparison_with_several_jobs_resumes(tmp_path: Path, num
         assert running.wait() == -signal.SIGKILL
     wait_until(lambda: not processes_naming(f"{tmp_path}/"), seconds=TIMEOUT_SECONDS)
     assert not any(record(tmp_path, seed)["finished"] for seed in (0, 1))
-    again = run_fork(tmp_path, *LONG, environment=ONE_THREAD)
-    assert again.wait() == 0, again.stdout + again.stderr
-    assert all(record(tmp_path, seed) == record(tmp_path, seed) | {"finished": True} for seed in (0, 1, 2))
-    assert record(tmp_path, 0)["side_by_side"] and record(tmp_path, 1)["side_by_side"]
+    again = start_fork(tmp_path, *LONG, environment=ONE_THREAD)
+    assert again.wait(4 * TIMEOUT_SECONDS) == 0, again.stdout + again.stderr
+    assert all(record(tmp_path, seed)["finished"] and record(tmp_path, seed)["side_by_side"] for seed in (0, 1))
     report = json.loads((tmp_path / "table/report.json").read_text())
     (only,) = report["groups"].values()
-    assert only["n"] == 3 and only["side_by_side"] and only["images_per_second"]["n"] == 1
+    assert only["n"] == 2 and only["side_by_side"] and only["images_per_second"]["n"] == 1
     alone = json.loads((tmp_path / "table/speeds/classification-single-1-batch64/cell.json").read_text())
     assert alone["finished"] and report["runs"][f"table/cells/{cell(tmp_path, 0).name}"]["speed_run"].endswith(
         "batch64"
@@ -74,8 +72,8 @@ def _check_that_nothing_is_repeated(folder: Path, group: dict[str, Any]) -> None
     files = [*folder.glob("table/cells/*/metrics.jsonl"), *folder.glob("table/speeds/*/metrics.jsonl")]
     before = [file.stat().st_mtime_ns for file in files]
     third = run_fork(folder, *LONG, environment=ONE_THREAD)
-    assert third.wait() == 0 and third.stdout.count("(already finished)") == 3
-    assert len(files) == 4 and before == [file.stat().st_mtime_ns for file in files]
+    assert third.wait() == 0 and third.stdout.count("(already finished)") == 2
+    assert len(files) == 3 and before == [file.stat().st_mtime_ns for file in files]
     (folder / "one").mkdir()
     one = run_fork(folder / "one", *LONG[:-2], "--seeds", "1", environment=ONE_THREAD)
     assert one.wait() == 0, one.stderr

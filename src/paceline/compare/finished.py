@@ -105,5 +105,5 @@ def _check_copies(cells: Sequence[Cell]) -> None:
         by_seed: dict[int, str] = {}
         for seed, folder in zip(group.seeds, group.runs, strict=True):
             if by_seed.setdefault(seed, folder) != folder:
-                which = f"{group.label}, seed {seed}"
+                which = f"{group.strategy}, seed {seed}"
                 raise UserError(f"{by_seed[seed]} and {folder}: the same run twice ({which}); leave one out")

@@ -19,8 +19,12 @@ def runs_section(report: Report) -> Section:
     commands = [Command(WHOLE_COMPARISON, report.command)] if report.command else []
     parts: list[Part] = []
     if done:
-        head = [report.subject, "seed", *map(metric_heading, names), "checkpoint, images", "images/s", "seconds"]
-        rows = [[groups[run.folder].label if not cell.label else cell.label, *_row(run, names)] for cell, run in done]
+        alone = not all(run.side_by_side for _, run in done)
+        head = [report.subject, "seed", *map(metric_heading, names), "checkpoint, images"]
+        head += ["images/s", "seconds"] if alone else ["seconds"]
+        rows = [
+            [groups[run.folder].label if not cell.label else cell.label, *_row(run, names, alone)] for cell, run in done
+        ]
         parts.append(Table(head, rows, note=_note(report), anchors=[cell.name for cell, _ in done]))
     commands += [Command(cell.name, cell.command) for cell in report.cells if cell.command]
     if commands:
@@ -28,18 +32,19 @@ def runs_section(report: Report) -> Section:
     return Section("Every run", parts)
 
 
-def _row(run: Run, names: list[str]) -> list[str]:
+def _row(run: Run, names: list[str], alone: bool) -> list[str]:
     where = ("runs", run.folder)
     values = []
     for name in names:
         value = run.quality.get(name)
         summary = None if value is None else Summary(value, None, 1, [value])
         values.append(NO_VALUE if value is None else at(format_for(name, summary), *where, "quality", name))
+    speed = at(",.0f", *where, "speed", "images_per_second") if run.speed and not run.side_by_side else NO_VALUE
     return [
         at("d", *where, "seed"),
         *values,
         at(",d", *where, "selection_metric", "images") if run.selection_metric else NO_VALUE,
-        at(",.0f", *where, "speed", "images_per_second") if run.speed and not run.side_by_side else NO_VALUE,
+        *([speed] if alone else []),
         at(".1f", *where, "seconds"),
     ]
 
@@ -48,7 +53,7 @@ def _note(report: Report) -> str:
     note = "“Checkpoint” is the number of training images after which the evaluated checkpoint was saved."
     if any(run.side_by_side for run in report.runs.values()):
         note += (
-            " Runs without images/s were trained at the same time as other runs, which made them slower. "
+            " The seconds include the time lost to other runs that were trained at the same time. "
             "“Speed” shows speeds that were measured separately."
         )
     return note
