@@ -15,8 +15,9 @@ import pytest
 from running import run_fork, run_ranks
 
 from paceline.cli.app import run
+from paceline.report.axes import ticks
 from paceline.report.phrases import at, fill, look_up
-from paceline.report.svg import Series, lines, ticks
+from paceline.report.svg import Axis, Series, lines
 
 TINY_GAN = str(Path(__file__).parent.parent / "tiny_gan.py")
 TINY = ["train", "classification", "--preset", "quick", "--set", "width=2", "--set", "log_every=8 steps"]
@@ -123,7 +124,7 @@ def test_the_time_of_an_epoch_includes_evaluation(runs: Path, report: dict[str, 
 def test_the_html_report_loads_nothing_from_other_files_or_the_network(runs: Path) -> None:
     text = (runs / "compared/report.html").read_text()
     page = Page(text)
-    assert page.fetched and all(address.startswith("data:") for address in page.fetched)
+    assert page.fetched and all(address.startswith(("data:", "#")) for address in page.fetched)
     assert "script" not in page.tags and "http" not in re.sub(r"data:[^\"]*", "", text)
     assert "prefers-color-scheme: dark" in text and "@media print" in text and "svg" in page.tags
 
@@ -133,7 +134,7 @@ def test_a_report_lists_what_was_not_measured(report: dict[str, Any]) -> None:
     assert (
         "GPU utilisation" in expected
         and "step-time breakdown and parity" in expected
-        and "communication time for ddp × 2" in expected
+        and "communication time for ddp-2" in expected
     )
 
 
@@ -202,7 +203,8 @@ def test_a_run_from_another_machine_has_a_separate_row(runs: Path, monkeypatch: 
     assert run(["compare", "single-2", "elsewhere", "ddp-2", "--out", "of-two"]) == 0
     groups = json.loads(Path("of-two/report.json").read_text())["groups"]
     assert [group["n"] for group in groups.values()] == [1, 1, 1]
-    assert [group["label"] for group in groups.values()][1] == "single, cpu=another | <one>::two"
+    assert [group["label"] for group in groups.values()] == ["single-2", "elsewhere", "ddp-2"]
+    assert list(groups.values())[1]["differences"] == {"strategy": "single", "cpu": "another | <one>::two"}
     assert list(groups.values())[2]["scaling"]["baseline"] == next(iter(groups))
 
 
@@ -216,7 +218,7 @@ def test_the_speed_of_a_run_resumed_with_changes_is_measured_over_its_last_part(
     assert run(["compare", "resumed", "single-2", "--out", "of-resumed"]) == 0
     report = json.loads(Path("of-resumed/report.json").read_text())
     (only,) = report["groups"].values()
-    assert only["label"] == "single" and only["n"] == 2
+    assert only["label"] == "resumed, single-2" and only["strategy"] == "single" and only["n"] == 2
     logged = [line for line in lines_of(Path("resumed")) if "time/step_seconds" in line]
     since = next(line["images"] for line in logged if line["epoch"] >= 1)
     later = [line for line in logged if line["images"] > since][1:]
@@ -232,7 +234,7 @@ def test_dp_on_a_cpu_is_reported_as_single(runs: Path, monkeypatch: pytest.Monke
     assert done.wait() == 0, done.stderr
     assert run(["compare", "dp-2", "single-4", "--out", "of-dp"]) == 0
     (only,) = json.loads(Path("of-dp/report.json").read_text())["groups"].values()
-    assert only["label"] == "single" and only["devices"] == 1 and only["n"] == 2
+    assert only["strategy"] == "single" and only["devices"] == 1 and only["n"] == 2
 
 
 def test_a_report_includes_runs_with_a_strategy_that_is_not_installed(
@@ -244,7 +246,7 @@ def test_a_report_includes_runs_with_a_strategy_that_is_not_installed(
     Path("elsewhere-2/config.toml").write_text(text.replace('strategy = "single"', 'strategy = "from-a-plugin"'))
     assert run(["compare", "elsewhere-2", "single-4", "--out", "of-plugin"]) == 0
     report = json.loads(Path("of-plugin/report.json").read_text())
-    assert [group["label"] for group in report["groups"].values()] == ["from-a-plugin", "single"]
+    assert [group["strategy"] for group in report["groups"].values()] == ["from-a-plugin", "single"]
     assert report["groups"]["classification-from-a-plugin-1-64"]["scaling"]["baseline"] == "classification-single-1-64"
 
 
@@ -294,11 +296,15 @@ def test_generative_runs_are_compared_only_if_they_were_evaluated_in_the_same_wa
         assert done.wait() == 0, done.stderr
     assert run_fork(tmp_path, "compare", "0", "1", "--trust", "--out", "both").wait() == 0
     page = Page((tmp_path / "both/report.html").read_text())
-    assert (
-        sum(address.startswith("data:image/png;base64,") for address in page.fetched) == 1
-    )  # the page shows samples of the first seed only
-    (image,) = re.findall(r"!\[single, seed 0\]\((.+)\)", (tmp_path / "both/report.md").read_text())
-    assert (tmp_path / "both" / image).resolve() == tmp_path / "0/samples/samples-000000000640.png"
+    # Real images, the last samples, and two stages of training, all for the first seed only.
+    assert sum(address.startswith("data:image/png;base64,") for address in page.fetched) == 4
+    linked = re.findall(r"!\[(.+?)\]\((.+)\)", (tmp_path / "both/report.md").read_text())
+    assert [(caption, (tmp_path / "both" / path).resolve()) for caption, path in linked] == [
+        ("real images", tmp_path / "0/samples/real-000000000000.png"),
+        ("0, 1, seed 0, after 640 images", tmp_path / "0/samples/samples-000000000640.png"),
+        ("0 images", tmp_path / "0/samples/samples-000000000000.png"),
+        ("640 images", tmp_path / "0/samples/samples-000000000640.png"),
+    ]
     report = json.loads((tmp_path / "both/report.json").read_text())
     (only,) = report["groups"].values()
     best = [min(x["train/FID[pixels-8x8]"] for x in lines_of(tmp_path / s) if "train/count" in x) for s in ("0", "1")]
@@ -314,6 +320,25 @@ def test_generative_runs_are_compared_only_if_they_were_evaluated_in_the_same_wa
     assert "0 and 1 were measured differently and cannot be compared (resize: area to 8 ≠ none)" in rejected.stderr
 
 
+def test_every_run_has_a_row_and_a_command_that_repeats_it(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(runs)
+    page = (runs / "compared/report.html").read_text()
+    for name in ("single-2", "single-4", "ddp-2"):
+        assert f'<a href="#command-{name}">{name}</a>' in page and f'<div id="command-{name}">' in page
+    command = "paceline train classification --config single-4/config.toml --out single-4-again"
+    spans = "".join(f"<span>{word}</span> " for word in command.split())
+    assert f"<code>{spans}</code>" in page
+    assert run_fork(runs, *command.split()[1:]).wait() == 0
+    again, before = ([x for x in lines_of(runs / name) if "test/top1" in x] for name in ("single-4-again", "single-4"))
+    assert [x["test/top1"] for x in again] == [x["test/top1"] for x in before]
+
+
+def test_runs_keep_the_names_that_the_user_gave_them(runs: Path) -> None:
+    words = (runs / "compared/report.md").read_text()
+    assert "| run | strategy | seeds | test top-1, % |" in words
+    assert "| single-2, single-4 | single | 2 |" in words and "| ddp-2 | ddp × 2 | 1 |" in words.replace("**", "")
+
+
 def test_a_number_inside_a_sentence_is_formatted() -> None:
     report = {"a": {"b/c": [1.5, None]}}
     assert fill(f"x {at('.2f', 'a', 'b/c', 0)} y {at('d', 'a', 'b/c', 1)}", report) == "x 1.50 y –"
@@ -326,5 +351,5 @@ def test_a_plot_has_few_tick_marks_and_they_cover_the_range(low: float, high: fl
 
 
 def test_labels_in_a_plot_are_escaped() -> None:
-    drawn = lines("<b>", "x", "y", [Series('"<script>', [(0, 1), (1, 2)], 0)])
+    drawn = lines("<b>", Axis("x"), Axis("y"), [Series('"<script>', [(0, 1), (1, 2)], "c0")])
     assert "<b>" not in drawn and "<script>" not in drawn

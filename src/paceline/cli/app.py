@@ -151,6 +151,10 @@ def compare(
     scaling: Annotated[
         str | None, typer.Option(help="strong: --batch-size is global (default); weak: --batch-size is per device")
     ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="train up to N runs at a time, on separate GPUs or CPU cores (default: 1)"),
+    ] = None,
     verify: Annotated[
         bool | None,
         typer.Option("--verify/--no-verify", help="also check that all strategies produce the same weights"),
@@ -178,7 +182,7 @@ def compare(
     from paceline.compare.finished import are_runs
     from paceline.compare.options import Options
 
-    options = Options(strategies, seeds, scaling, verify, step_ladder, config, tuple(with_vgg(set_, vgg)))
+    options = Options(strategies, seeds, scaling, verify, step_ladder, config, tuple(with_vgg(set_, vgg)), jobs)
     if are_runs(what):
         raise typer.Exit(compare_runs(what, flags, options, across_recipes))
     raise typer.Exit(compare_recipes([name for word in what for name in word.split(",")], flags, options))

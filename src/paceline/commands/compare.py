@@ -8,13 +8,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paceline.commands.configure import configure
-from paceline.compare.cells import PlannedRun, check_kept, train_cell
+from paceline.compare.cells import PlannedRun, check_kept
 from paceline.compare.finished import finished_cells
 from paceline.compare.grid import Grid, GridCell
+from paceline.compare.jobs import train_cells
 from paceline.compare.measured import Measured
 from paceline.compare.options import LISTS, Flags, Options, check_new, check_options, check_recipes
 from paceline.compare.outcome import finish, has_report, only_writer, title_of
-from paceline.compare.progress import announced
+from paceline.compare.places import Places
+from paceline.compare.speeds import measure_speeds
 from paceline.config.resolve import Config
 from paceline.core.errors import UserError
 from paceline.core.printable import print_line
@@ -32,13 +34,15 @@ def compare_runs(folders: Sequence[str], flags: Flags, options: Options, across_
     data = next(cell.run.data for cell in cells if cell.run is not None)
     folder = Path(str(flags.get("out") or f"runs/compare-finished-{'-'.join(stems)}-{Path(data).stem}"))
     missing = ["step-time breakdown and parity (only `paceline compare RECIPE` measures them)"]
+    apart = [cell.label for cell in cells if cell.run is not None and cell.run.side_by_side]
+    missing += [f"speed of {label} (the run was trained at the same time as other runs)" for label in apart]
     with only_writer(folder):
         finish(make_report(title_of(stems, data), cells, not_measured=missing), folder)
     return 0
 
 
 def compare_recipes(recipes: Sequence[str], flags: Flags, options: Options) -> int:
-    """Train the missing runs in the grid one at a time and write the report; return 1 if any run failed."""
+    """Train the missing runs in the grid and write the report; return 1 if any run failed."""
     check_options(flags, options)
     shared = {name: value for name, value in flags.items() if name not in LISTS and name != "out"}
     configs = {name: _configure_recipe(name, shared, options) for name in recipes if name}
@@ -58,12 +62,12 @@ def _compare(configs: dict[str, Config], shared: Flags, options: Options, grid: 
     check_kept(folder, planned)
     measured = Measured(folder, console)
     try:
-        for number, one in enumerate(planned, start=1):
-            with announced(console, f"[{number}/{len(planned)}] {one.cell.name}", one.cell) as spinner:
-                train_cell(one, options, folder / "logs" / f"{one.cell.name}.txt", spinner)
+        places = Places(options.jobs or 1, str(shared.get("gpus", "")))
+        train_cells(planned, options, folder, places, console)
         runs = [cell.run for cell in cells if cell.run is not None]
         if runs:
             check_comparable(runs, across_recipes=len(configs) > 1)
+        measured.missing += measure_speeds(planned, options, folder, console)
         if options.verify is not False:
             measured.verify(configs, shared, grid, options)
         if options.step_ladder is not False:

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
-from rich.status import Status as Spinner
-
 from paceline.compare.finished import read_finished
 from paceline.compare.options import Flags, Options
-from paceline.compare.progress import show_progress
+from paceline.compare.record import CellRecord
 from paceline.config.files import PROVENANCE
 from paceline.config.resolve import Config
 from paceline.core.errors import UserError
-from paceline.core.files import write_json
 from paceline.core.registry import is_path
-from paceline.core.small_files import parse_toml, read_bounded, read_json
+from paceline.core.small_files import parse_toml, read_bounded
 from paceline.data.fingerprint import describe_samples
 from paceline.data.open_sources import open_sources
-from paceline.launch.child import failure_reason, run_paceline, to_arguments
+from paceline.launch.child import failure_reason, to_arguments
 from paceline.report.model import Cell
 from paceline.report.run import Run
 from paceline.runs.finished_run import stages_in
@@ -30,7 +27,6 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.stages import stages_of
 from paceline.runs.status import Status
 
-RECORD = "cell.json"  # name of a file in each run's folder
 # Settings that do not affect a run's results.
 IGNORED_SETTINGS = {"out", "preset", "gpus", "keep", "timeout", "join_timeout", "start_timeout"}
 IGNORED_SETTINGS |= {"loggers", "logger_wait"}
@@ -43,25 +39,6 @@ class PlannedRun(NamedTuple):
     recipe: str
     flags: Flags
     config: Config | None
-
-
-@dataclass(frozen=True)
-class CellRecord:
-    """The inputs that determine a run in the grid, and whether the run has finished."""
-
-    made_from: dict[str, str]
-    finished: bool
-
-    @classmethod
-    def read(cls, folder: Path) -> CellRecord | None:
-        """Return the record in a run's folder, or None if it is missing or cannot be read."""
-        content = read_json(folder / RECORD)
-        made_from, finished = content.get("made_from"), content.get("finished")
-        return cls(made_from, finished) if isinstance(made_from, dict) and isinstance(finished, bool) else None
-
-    def write(self, folder: Path) -> None:
-        """Save the record in a run's folder."""
-        write_json(folder / RECORD, asdict(self))
 
 
 def made_from(config: Config) -> dict[str, str]:
@@ -105,30 +82,61 @@ def _check_data(folder: Path, cell: Cell, config: Config, known: dict[str, str])
         raise UserError(f"--out {folder}: {problem}; use the same data to resume, or choose a different --out")
 
 
-def train_cell(planned: PlannedRun, options: Options, log: Path, spinner: Spinner | None) -> None:
-    """Train a cell's run unless it has already finished, then read its results."""
-    cell, recipe, flags, config = planned
+def needs_training(planned: PlannedRun) -> bool:
+    """Return whether a run still has to be trained; if not, its cell has the reason."""
+    cell, _, _, config = planned
+    if config is None:
+        return False
+    record = CellRecord.read(Path(config.run.out))
+    if record and record.finished and record.made_from == made_from(config):
+        cell.reason = "already finished"
+        return False
+    return True
+
+
+def training_arguments(planned: PlannedRun, options: Options) -> list[str]:
+    """Return the arguments of the `paceline` command that trains a run."""
+    assert planned.config is not None
+    arguments = ["train", planned.recipe, "--out", planned.config.run.out]
+    return arguments + to_arguments(planned.flags, options.config_file, options.assignments)
+
+
+def start_record(planned: PlannedRun) -> None:
+    """Record the inputs of a run that is about to be trained."""
+    assert planned.config is not None
+    folder = Path(planned.config.run.out)
+    if not _has_trained(folder):  # do not add a record to a run that has already been trained
+        CellRecord(made_from(planned.config), finished=False).write(folder)
+
+
+def record_side_by_side(planned: PlannedRun) -> None:
+    """Record that a run is being trained at the same time as others."""
+    assert planned.config is not None
+    folder = Path(planned.config.run.out)
+    record = CellRecord.read(folder)
+    if record and not record.side_by_side:
+        replace(record, side_by_side=True).write(folder)
+
+
+def read_results(planned: PlannedRun, log: Path, exit_code: int = 0) -> None:
+    """Read the results of a run whose command has ended, or the reason for its failure."""
+    cell, _, _, config = planned
     if config is None:
         return
-    folder, made = Path(config.run.out), made_from(config)
-    if CellRecord.read(folder) == CellRecord(made, finished=True):
-        cell.reason = "already finished"
-    else:
-        if not _has_trained(folder):  # do not add a record to a run that has already been trained
-            CellRecord(made, finished=False).write(folder)
-        arguments = ["train", recipe, "--out", config.run.out]
-        arguments += to_arguments(flags, options.config_file, options.assignments)
-        if run_paceline(arguments, log, lambda: show_progress(spinner, cell.name, config)):
-            cell.state, cell.reason = "failed", failure_reason(log)
-            return
+    if exit_code:
+        cell.state, cell.reason = "failed", failure_reason(log)
+        return
     try:
-        cell.run = _read_as_planned(config)
+        run = _read_as_planned(config)
     except (OSError, ValueError, LookupError, TypeError) as error:
         known = isinstance(error, UserError)
         cell.state = "failed"
         cell.reason = str(error) if known else f"the run cannot be read: {type(error).__name__}: {error}"
         return
-    CellRecord(made, finished=True).write(folder)
+    record = CellRecord.read(Path(config.run.out))
+    side_by_side = record is not None and record.side_by_side
+    cell.run = replace(run, side_by_side=side_by_side)
+    CellRecord(made_from(config), finished=True, side_by_side=side_by_side).write(Path(config.run.out))
     cell.state = "done"
 
 

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from paceline.compare.record import CellRecord
 from paceline.core.errors import UserError
 from paceline.core.registry import names
 from paceline.report.comparable import check_comparable
 from paceline.report.groups import make_groups
+from paceline.report.labels import short_names
 from paceline.report.model import Cell
 from paceline.report.run import Run
 from paceline.report.run_reader import read_run
 from paceline.runs.config import find_recipe
 from paceline.runs.folder import RunFolder
+from paceline.runs.record import CONFIG
 from paceline.runs.stages import last_finished
 from paceline.runs.weights_file import is_weights_file
 
@@ -44,9 +48,10 @@ def finished_cells(folders: Sequence[str], across_recipes: bool) -> list[Cell]:
     found: dict[Path, str] = {}  # the given paths, by resolved path
     for path in map(last_finished, folders):
         found.setdefault(Path(path).resolve(), path)
-    runs = [read_finished(path) for path in found.values()]
+    runs = [_without_wrong_speed(read_finished(path)) for path in found.values()]
     check_comparable(runs, across_recipes)
-    cells = [_cell_of(run) for run in runs]
+    labels = short_names([run.folder for run in runs])
+    cells = [_cell_of(run, label) for run, label in zip(runs, labels, strict=True)]
     _check_copies(cells)
     return cells
 
@@ -64,7 +69,20 @@ def read_finished(path: str) -> Run:
     return run
 
 
-def _cell_of(run: Run) -> Cell:
+def without_speed(run: Run) -> Run:
+    """Return a run without its speed, because other runs slowed it down."""
+    return replace(run, side_by_side=True, speed=None, seconds_per_epoch={}, gpu={})
+
+
+def _without_wrong_speed(run: Run) -> Run:
+    """Return a run without its speed if `compare --jobs` trained it at the same time as other runs."""
+    folder = Path(run.folder)
+    records = [CellRecord.read(place) for place in (folder, folder.parent)]  # the record of a stage is in its parent
+    return without_speed(run) if any(record and record.side_by_side for record in records) else run
+
+
+def _cell_of(run: Run, label: str) -> Cell:
+    again = f"{run.folder.rstrip('/')}-again"
     has_numbers = bool(run.quality) or run.speed is not None
     return Cell(
         run.folder,
@@ -75,6 +93,8 @@ def _cell_of(run: Run) -> Cell:
         run.seed,
         state="done" if has_numbers and run.finished else "unfinished",
         reason="" if run.finished else f"stopped at {run.images:,} images",
+        command=f"paceline {shlex.join(['train', run.recipe, '--config', f'{run.folder}/{CONFIG}', '--out', again])}",
+        label=label,
         run=run,
     )
 
@@ -85,5 +105,5 @@ def _check_copies(cells: Sequence[Cell]) -> None:
         by_seed: dict[int, str] = {}
         for seed, folder in zip(group.seeds, group.runs, strict=True):
             if by_seed.setdefault(seed, folder) != folder:
-                which = f"{group.label}, seed {seed}"
+                which = f"{group.strategy}, seed {seed}"
                 raise UserError(f"{by_seed[seed]} and {folder}: the same run twice ({which}); leave one out")

@@ -80,15 +80,15 @@ class Measured:
     def measure_ladders(self, planned: Sequence[PlannedRun]) -> None:
         """Measure the step-time breakdown of each multi-device run, once for all seeds."""
         for cell, _, _, config in planned:
-            if cell.state != "done" or config is None or cell.devices == 1 or _kind(cell) in self._ladders:
+            if cell.state != "done" or config is None or cell.devices == 1 or cell.kind in self._ladders:
                 continue
             obstacle = _ladder_obstacle(cell)
             if obstacle:
                 self.missing += [obstacle] if obstacle not in self.missing else []
                 continue
-            ladder = self._ladder(_kind(cell), stages_of(config)[-1])
+            ladder = self._ladder(cell.kind, stages_of(config)[-1])
             if ladder:
-                self._ladders[_kind(cell)] = ladder
+                self._ladders[cell.kind] = ladder
 
     def _ladder(self, kind: str, config: Config) -> StepLadder | None:
         def measure(result: Path) -> str:
@@ -144,9 +144,9 @@ class Measured:
     def ladders_by_group(self, cells: Sequence[Cell]) -> dict[str, StepLadder]:
         """Return the step-time breakdowns, keyed by the group's name in the report."""
         return {
-            group_name(cell.run): self._ladders[_kind(cell)]
+            group_name(cell.run): self._ladders[cell.kind]
             for cell in cells
-            if cell.run is not None and _kind(cell) in self._ladders
+            if cell.run is not None and cell.kind in self._ladders
         }
 
 
@@ -156,7 +156,3 @@ def _ladder_obstacle(cell: Cell) -> str:
         return "step-time breakdown for several processes on one GPU (runs like this test correctness, not speed)"
     obstacle = load_class("strategy", cell.strategy, Strategy).ladder_obstacle
     return f"step-time breakdown for {cell.strategy} × {cell.devices} ({obstacle})" if obstacle else ""
-
-
-def _kind(cell: Cell) -> str:
-    return cell.name.partition("-seed")[0]

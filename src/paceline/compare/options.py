@@ -29,6 +29,7 @@ class Options:
     step_ladder: bool | None = None
     config_file: str = ""
     assignments: tuple[str, ...] = ()
+    jobs: int | None = None  # maximum number of runs to train at the same time
 
     def given(self) -> list[str]:
         """Return the flags given by the user that apply only to new runs or measurements."""
@@ -36,6 +37,7 @@ class Options:
             "--strategies": self.strategies,
             "--seeds": self.seeds,
             "--scaling": self.scaling,
+            "--jobs": self.jobs,
             "--verify": self.verify or None,
             "--step-ladder": self.step_ladder or None,
             "--config": self.config_file or None,
@@ -58,6 +60,8 @@ def check_options(flags: Flags, options: Options) -> None:
             raise UserError(
                 f"--{name} {flags[name]}: cannot be combined with {LISTS[name]}; add the value to that list"
             )
+    if options.jobs is not None and options.jobs < 1:
+        raise UserError(f"--jobs {options.jobs}: must be at least 1")
     for name in parse_assignments(options.assignments):
         flag = PER_RUN.get(name.replace("-", "_"))
         if flag:

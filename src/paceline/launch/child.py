@@ -8,7 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
@@ -43,45 +44,88 @@ def to_arguments(flags: Mapping[str, SettingValue], config_file: str, assignment
     return arguments + [word for one in assignments for word in ("--set", one)]
 
 
+class Child:
+    """A `paceline` command that runs in a child process and writes its output to a log file."""
+
+    def __init__(self, arguments: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> None:
+        self.stopping = False  # whether a stop signal was sent to the command
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with os.fdopen(open_append(log, truncate=True), "wb") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "paceline", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # otherwise the command would receive a terminal's Ctrl-C twice
+                preexec_fn=die_with_parent,
+                env={**os.environ, **environment} if environment else None,
+            )
+
+    def poll(self) -> int | None:
+        """Return the command's exit code, or None while the command is running."""
+        return self._process.poll()
+
+    def send(self, number: int) -> None:
+        """Send a stop signal to the command."""
+        self.stopping = True
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """Kill the command and the processes that it started, unless the command has exited."""
+        if self.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+
+@contextmanager
+def forwarded_signals(children: Collection[Child]) -> Iterator[list[int]]:
+    """Forward Ctrl-C and other stop signals to the children, and yield a list of the signals received so far.
+
+    `children` may change inside the `with` block. Children that are still running at the end of the block are killed.
+    """
+    received: list[int] = []
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        if number == signal.SIGHUP:
+            leave_terminal()
+        for child in children:
+            child.send(number)
+
+    here = threading.current_thread() is threading.main_thread()
+    before = {n: signal.signal(n, forward) for n in signals_to_handle()} if here else {}
+    try:
+        yield received
+    finally:
+        for child in children:
+            child.kill()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def stop_late(children: Iterable[Child], received: Sequence[int]) -> None:
+    """Stop children that were being started when a stop signal arrived."""
+    for child in children:
+        if received and not child.stopping:
+            child.send(received[0])
+
+
 def run_paceline(arguments: Sequence[str], log: Path, on_poll: Callable[[], None] | None = None) -> int:
     """Run a command and write its output to `log`; return the exit code. Ctrl-C is forwarded to the command.
 
-    `look` is called several times per second while the command runs.
+    `on_poll` is called several times per second while the command runs.
     """
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with os.fdopen(open_append(log, truncate=True), "wb") as output:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "paceline", *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # otherwise the command would receive a terminal's Ctrl-C twice
-            preexec_fn=die_with_parent,
-        )
-        signals: list[int] = []
-
-        def forward(number: int, frame: FrameType | None) -> None:
-            signals.append(number)
-            if number == signal.SIGHUP:
-                leave_terminal()
-            child.send_signal(number)
-
-        here = threading.current_thread() is threading.main_thread()
-        before = {n: signal.signal(n, forward) for n in signals_to_handle()} if here else {}
-        try:
-            while child.poll() is None:
-                if on_poll:
-                    on_poll()
-                time.sleep(POLL_SECONDS)
-        finally:
-            if child.poll() is None:
-                os.killpg(child.pid, signal.SIGKILL)
-                child.wait()
-            for number, handler in before.items():
-                signal.signal(number, handler)
-    if signals:
-        raise Stopped(signals[0])
-    return child.returncode
+    children: list[Child] = []
+    with forwarded_signals(children) as received:
+        children.append(Child(arguments, log))
+        stop_late(children, received)
+        while (code := children[0].poll()) is None:
+            if on_poll:
+                on_poll()
+            time.sleep(POLL_SECONDS)
+    if received:
+        raise Stopped(received[0])
+    return code
 
 
 def failure_reason(log: Path) -> str:

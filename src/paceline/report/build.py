@@ -10,9 +10,11 @@ from paceline.core.files import write_file, write_json
 from paceline.core.types import SettingValue
 from paceline.report.advice import recommend
 from paceline.report.document import document_of
+from paceline.report.galleries import progress_of, samples_of
 from paceline.report.groups import make_groups
+from paceline.report.labels import BATCH, RECIPE, STRATEGY, heading_of
 from paceline.report.markdown import to_markdown
-from paceline.report.model import Cell, Counts, Group, Metric, Parity, Report, ResumedRun, Sample
+from paceline.report.model import Cell, Counts, Group, Metric, Parity, Report, ResumedRun
 from paceline.report.page import to_html
 from paceline.report.run import Run
 from paceline.report.step_ladder import explain
@@ -51,7 +53,7 @@ def make_report(
     time_split, missing = split_time(groups, ladders, on_gpu)
     return Report(
         title=title,
-        subtitle=_subtitle(cells, runs),
+        subtitle=_subtitle(cells, runs, groups),
         command=command,
         metric=metric,
         groups=groups,
@@ -64,7 +66,9 @@ def make_report(
         scaling_costs={key: explain(one, weak=_is_weak(groups[key])) for key, one in ladders.items()},
         scaling_costs_note=LADDER_NOTE,
         parity=dict(parity or {}),
-        samples=_samples(groups, runs),
+        subject=heading_of([group.differences for group in groups.values()], any(cell.label for cell in cells)),
+        samples=samples_of(groups, runs),
+        progress=progress_of(groups, runs),
         provenance=_provenance(runs),
         settings=_same_settings(runs),
         best_group=_best_group(groups, mode),
@@ -110,18 +114,32 @@ def _broken(runs: Sequence[Run]) -> list[str]:
     ]
 
 
-def _subtitle(cells: Sequence[Cell], runs: Sequence[Run]) -> list[str]:
+def _subtitle(cells: Sequence[Cell], runs: Sequence[Run], groups: Mapping[str, Group]) -> list[str]:
+    """Return what all runs have in common, and how many of them finished."""
     parts = []
     if runs:
         made = runs[0].provenance
-        seeds = sorted({run.seed for run in runs})
         samples = runs[0].fingerprint.rpartition(", ")[0]
         parts.append(f"data {runs[0].data}" + (f" ({samples} for training)" if samples else ""))
-        parts.append(f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}")
+        parts += _constants(list(groups.values()))
         parts += _hardware(runs) if made else ["versions and hardware unknown"]
         parts.append(made.get("started", "")[:10])
     parts.append(f"{len(runs)} of {len(cells)} runs finished")
     return [part for part in parts if part]
+
+
+def _constants(groups: Sequence[Group]) -> list[str]:
+    """Return the recipe, strategy, batch size, precision and seeds, as far as they are the same in all groups."""
+    first, differing = groups[0], {name for group in groups for name in group.differences}
+    strategy = first.strategy if first.devices == 1 else f"{first.strategy} × {first.devices}"
+    constants = {RECIPE: f"recipe {first.recipe}", STRATEGY: f"strategy {strategy}", BATCH: f"batch {first.batch}"}
+    found = [text for name, text in constants.items() if name not in differing]
+    if len({group.precision for group in groups}) == 1:
+        found.append(f"precision {first.precision}")
+    seeds = {tuple(group.seeds) for group in groups}
+    if len(seeds) == 1:
+        found.append(f"seed{'s' if first.n > 1 else ''} {', '.join(map(str, first.seeds))}")
+    return found
 
 
 def _hardware(runs: Sequence[Run]) -> list[str]:
@@ -149,12 +167,6 @@ def _best_group(groups: Mapping[str, Group], mode: str) -> str | None:
     means = {key: group.selection_metric.mean for key, group in groups.items() if group.selection_metric}
     choose = max if mode == "max" else min
     return choose(means, key=lambda key: means[key]) if means else None
-
-
-def _samples(groups: Mapping[str, Group], runs: Sequence[Run]) -> list[Sample]:
-    by_folder = {run.folder: run for run in runs}
-    firsts = [(group, by_folder[group.runs[0]]) for group in groups.values()]
-    return [Sample(f"{group.label}, seed {run.seed}", run.samples) for group, run in firsts if run.samples]
 
 
 def _provenance(runs: Sequence[Run]) -> dict[str, str]:

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from paceline.report.content_runs import runs_section
 from paceline.report.content_speed import gpu_section, scaling_costs_section, speed_section, time_section
-from paceline.report.metric_names import format_for, metric_heading, metric_in_text, quality_of, with_spread
+from paceline.report.labels import RUN
+from paceline.report.metric_names import (
+    format_for,
+    metric_heading,
+    metric_in_text,
+    metrics_in_order,
+    quality_of,
+    with_spread,
+)
 from paceline.report.model import Parity, Report
 from paceline.report.parts import Images, Part, Plots, Section, Table
 from paceline.report.phrases import NO_VALUE, at
@@ -25,6 +34,7 @@ def sections(report: Report, summary: Sequence[str], plots: Sequence[str]) -> li
         scaling_costs_section(report),
         gpu_section(report),
         _parity(report),
+        runs_section(report),
         _not_measured(report),
         _settings(report),
     ]
@@ -33,33 +43,55 @@ def sections(report: Report, summary: Sequence[str], plots: Sequence[str]) -> li
 
 def _quality(report: Report) -> Section:
     groups = report.groups
-    names = list(dict.fromkeys(name for group in groups.values() for name in group.quality))
+    names = metrics_in_order((group.quality for group in groups.values()), report.metric.reported)
     if not names:
         return Section("Quality", [])
     selection = report.metric.name
-    head = ["data", "recipe", *map(metric_heading, names), "strategy", "batch", "n"]
     show_selection = selection not in names and any(group.selection_metric for group in groups.values())
+    several_seeds = len({group.n for group in groups.values()}) > 1
+    # The label of a run that the user named does not contain the differences, so that they need their own columns.
+    differences = list(dict.fromkeys(name for group in groups.values() for name in group.differences))
+    differences = differences if report.subject == RUN and len(groups) > 1 else []
+    head = [report.subject, *differences, *(["seeds"] if several_seeds else []), *map(metric_heading, names)]
     head += [metric_heading(selection)] if show_selection else []
     rows = []
     for key, group in groups.items():
-        values = [quality_of(group, name) for name in names]
-        method = group.label.removeprefix(f"{group.recipe} ")
-        row = [group.data, group.recipe, *values, method, at("d", "groups", key, "batch")]
-        row.append(at("d", "groups", key, "n"))
+        row = [group.label, *(group.differences.get(name, NO_VALUE) for name in differences)]
+        row += [at("d", "groups", key, "n")] if several_seeds else []
+        row += [quality_of(group, name) for name in names]
         if show_selection:
             spec = format_for(selection, group.selection_metric)
             row.append(with_spread(spec, group.selection_metric, "groups", key, "selection_metric"))
         rows.append(row)
-    strong = {number for number, key in enumerate(groups) if key == report.best_group}
-    note = "Mean ± sample standard deviation over n seeds."
-    if selection:
-        best = f"the best {metric_in_text(selection)}"
-        note += f" Each run is evaluated at its checkpoint with {best}. The highlighted row has {best} of all rows."
+    best = _best_groups(report)
+    strong = {number for number, key in enumerate(groups) if key in best}
+    return Section("Quality", [Table(head, rows, strong, _quality_note(report))])
+
+
+def _best_groups(report: Report) -> set[str]:
+    """Return the groups whose selection metric looks as good as the best; none if this is true of all groups."""
+    name, groups = report.metric.name, report.groups
+    if report.best_group is None:
+        return set()
+    spec = format_for(name, groups[report.best_group].selection_metric)
+    shown = {key: format(one.selection_metric.mean, spec) for key, one in groups.items() if one.selection_metric}
+    alike = {key for key, text in shown.items() if text == shown[report.best_group]}
+    return alike if len(alike) < len(groups) else set()
+
+
+def _quality_note(report: Report) -> str:
+    groups = report.groups.values()
+    averaged = any(group.n > 1 for group in groups)
+    notes = ["Mean ± sample standard deviation over the seeds."] if averaged else []
+    if report.metric.name:
+        best = f"the best {metric_in_text(report.metric.name)}"
+        notes.append(f"Each run is evaluated at its checkpoint with {best}.")
+        notes += [f"Highlighted: {best} of all rows."] if _best_groups(report) else []
     else:
-        note += " The recipe declares no metric for selecting checkpoints, or its code was not loaded (see --trust)."
-    if any(group.n == 1 for group in groups.values()):
-        note += " With a single seed, the spread is unknown, and differences may be due to chance."
-    return Section("Quality", [Table(head, rows, strong, note)])
+        notes.append("The recipe has no metric for selecting checkpoints, or its code was not loaded (see --trust).")
+    if any(group.n == 1 for group in groups):
+        notes.append("With a single seed, the spread is unknown, and differences may be due to chance.")
+    return " ".join(notes)
 
 
 def _curves(plots: Sequence[str]) -> Section:
@@ -70,10 +102,13 @@ def _curves(plots: Sequence[str]) -> Section:
 def _samples(report: Report) -> Section:
     if not report.samples:
         return Section("Samples", [])
-    words = (
-        "Samples from the end of training with the first seed. All groups use the same noise or the same input images."
-    )
-    return Section("Samples", [words, Images(report.samples)])
+    inputs = "All groups use the same noise or the same input images." if len(report.groups) > 1 else ""
+    parts: list[Part] = [f"Samples from the end of training. {inputs} Click an image to enlarge it."]
+    parts.append(Images(report.samples))
+    for gallery in report.progress:
+        parts += [f"**Progress of {gallery.label}**, by the number of training images seen:"]
+        parts.append(Images(gallery.progress, small=True))
+    return Section("Samples", parts)
 
 
 def _parity(report: Report) -> Section:
@@ -110,7 +145,7 @@ def _not_measured(report: Report) -> Section:
 
 
 def _settings(report: Report) -> Section:
-    parts: list[Part] = [f"Command: `{report.command}`"] if report.command else []
+    parts: list[Part] = []
     parts.append(Table(["versions and hardware", ""], [list(one) for one in report.provenance.items()]))
     settings = [[name, str(value)] for name, value in report.settings.items()]
     parts.append(Table(["settings common to all runs", ""], settings))

@@ -22,11 +22,14 @@ GPU_COLUMNS = {
 
 def speed_section(report: Report, plots: Sequence[str]) -> Section:
     """Return the section with the throughput and scaling of each group."""
-    head = ["strategy", "images/s", "without loading", "seconds per run", "× one device", "efficiency"]
     measured = {key: group for key, group in report.groups.items() if group.images_per_second}
     if not measured:
         return Section("Speed", [])
-    rows = [_speed_row(key, group) for key, group in measured.items()]
+    scaled = any(group.scaling for group in measured.values())
+    timed = not all(group.side_by_side for group in measured.values())
+    head = [report.subject, "images/s", "without loading", *(["seconds per run"] if timed else [])]
+    head += ["× one device", "efficiency"] if scaled else []
+    rows = [_speed_row(key, group, timed, scaled) for key, group in measured.items()]
     advice = report.recommendation
     strong = {number for number, key in enumerate(measured) if advice and key == advice.group}
     own = [name for name in ("speed", "scaling") if name in plots]
@@ -34,17 +37,20 @@ def speed_section(report: Report, plots: Sequence[str]) -> Section:
     return Section("Speed", [table, *([Plots(own)] if own else [])])
 
 
-def _speed_row(key: str, group: Group) -> list[str]:
+def _speed_row(key: str, group: Group, timed: bool, scaled: bool) -> list[str]:
     where = ("groups", key)
     without_loading = group.images_per_second_without_loading
-    return [
+    row = [
         group.label,
         with_spread(",.0f", group.images_per_second, *where, "images_per_second"),
         with_spread(",.0f", without_loading, *where, "images_per_second_without_loading"),
-        with_spread(".1f", group.seconds, *where, "seconds"),
-        at(".2f", *where, "scaling", "speedup") if group.scaling else NO_VALUE,
-        at(".0%", *where, "scaling", "efficiency") if group.scaling else NO_VALUE,
     ]
+    if timed:
+        row.append(NO_VALUE if group.side_by_side else with_spread(".1f", group.seconds, *where, "seconds"))
+    if scaled:
+        row.append(at(".2f", *where, "scaling", "speedup") if group.scaling else NO_VALUE)
+        row.append(at(".0%", *where, "scaling", "efficiency") if group.scaling else NO_VALUE)
+    return row
 
 
 def _speed_note(groups: Mapping[str, Group]) -> str:
@@ -53,6 +59,11 @@ def _speed_note(groups: Mapping[str, Group]) -> str:
         "includes warm-up. ± is the standard deviation over seeds. Seconds per run include evaluation and saving, but "
         "not start-up."
     )
+    if apart := _labels(group for group in groups.values() if group.side_by_side):
+        note += (
+            f" Measured separately: {apart}. These runs were trained at the same time as others (--jobs), so their "
+            "speed was measured afterwards, in a short run with the same settings and nothing else running."
+        )
     if unsettled := _labels(group for group in groups.values() if group.includes_warmup):
         note += (
             f" {unsettled}: a run has only one log interval, so its speed includes warm-up and excludes the time "
@@ -97,11 +108,11 @@ def time_section(report: Report, plots: Sequence[str]) -> Section:
     rows = [
         [
             report.groups[key].label,
-            *(at(".3f", "time_split", key, name) if name in row else NO_VALUE for name in columns),
+            *(at(".2f", "time_split", key, name) if name in row else NO_VALUE for name in (*columns, "total")),
         ]
         for key, row in report.time_split.items()
     ]
-    table = Table(["seconds per epoch", *(PARTS[name] for name in columns)], rows, note=report.time_split_note)
+    table = Table([report.subject, *(PARTS[name] for name in columns), "total"], rows, note=report.time_split_note)
     return Section(title, [*([Plots(["time"])] if "time" in plots else []), table])
 
 
@@ -157,4 +168,4 @@ def gpu_section(report: Report) -> Section:
         "Peak memory is measured by PyTorch. "
         "Energy is measured on one GPU and multiplied by the number of GPUs, assuming that all draw the same power."
     )
-    return Section("GPU", [Table(["strategy", *(GPU_COLUMNS[name][0] for name in columns)], rows, note=note)])
+    return Section("GPU", [Table([report.subject, *(GPU_COLUMNS[name][0] for name in columns)], rows, note=note)])

@@ -35,6 +35,8 @@ RUN_KEYS = (
     "provenance",
     "broken_lines",
     "segment_changes",
+    "side_by_side",
+    "speed_run",
 )
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
-from paceline.report.known_strategy import known_strategy
+from paceline.report.group_key import Extras, GroupKey
+from paceline.report.labels import find_differences, join_names, label_of
 from paceline.report.model import Cell, Group, Scaling, SpeedSpread, Summary
 from paceline.report.run import Run
 
@@ -27,54 +27,32 @@ IGNORED_SETTINGS |= {
     "loggers",
     "logger_wait",
 }
-MULTI_DEVICE_SETTINGS = {"nnodes", "compress", "sync_batchnorm"}  # settings that have no effect on one device
-Extras = tuple[tuple[str, str], ...]  # (name, value) pairs of settings and hardware that distinguish groups
-
-
-class _Key(NamedTuple):
-    """The properties that all runs in a group share."""
-
-    recipe: str
-    strategy: str
-    devices: int
-    shares_a_gpu: bool
-    batch: int
-    extras: Extras
-
-    def reference(self, batch: float) -> tuple[str, float, Extras]:
-        """Return the key of the baseline: the runs on one device with this batch size."""
-        return self.recipe, batch, tuple(one for one in self.extras if one[0] not in MULTI_DEVICE_SETTINGS)
-
-    @property
-    def is_reference(self) -> bool:
-        """Whether this group is a baseline for others, because its strategy supports only one device."""
-        strategy = known_strategy(self.strategy)
-        return self.devices == 1 and strategy is not None and strategy.max_devices == 1
 
 
 def make_groups(cells: Sequence[Cell]) -> dict[str, Group]:
     """Return the groups of finished runs, keyed by group ID."""
     runs = [cell.run for cell in cells if cell.run is not None and cell.state == "done"]
     settings, hardware = _differing_settings(runs), _differing_hardware(runs)
-    members: dict[_Key, list[Run]] = {}
+    members: dict[GroupKey, list[Run]] = {}
     for run in runs:
         extras = tuple((name, str(run.settings.get(name))) for name in settings)
         extras += tuple((name, run.hardware[name]) for name in hardware)
-        key = _Key(run.recipe, run.strategy, run.devices, run.shares_a_gpu, run.batch, extras)
+        key = GroupKey(run.recipe, run.strategy, run.devices, run.shares_a_gpu, run.batch, extras)
         members.setdefault(key, []).append(run)
     ids = _unique_ids(members)
     speeds = {key: _speed(group) for key, group in members.items()}
-    references: dict[tuple[str, float, Extras], _Key] = {}
+    references: dict[tuple[str, float, Extras], GroupKey] = {}
     for key in members:
         if key.is_reference:
             references.setdefault(key.reference(key.batch), key)
     per_device = bool(cells) and all(cell.batch.endswith("/device") for cell in cells)
-    several_recipes, several_batches = len({run.recipe for run in runs}) > 1, len({run.batch for run in runs}) > 1
+    chosen = {cell.run.folder: cell.label for cell in cells if cell.run is not None and cell.label}
+    differences = find_differences(list(members))
     groups: dict[str, Group] = {}
     for key, group in members.items():
-        label = _label(key, several_recipes, several_batches)
+        names = [chosen[run.folder] for run in group if run.folder in chosen]
         scaling = _scaling(key, references, speeds, ids, per_device)
-        groups[ids[key]] = _group(key, group, ids[key], label, scaling)
+        groups[ids[key]] = _group(key, group, ids[key], differences[key], join_names(names), scaling)
     return groups
 
 
@@ -111,8 +89,8 @@ def _differing_settings(runs: Sequence[Run]) -> list[str]:
     return found
 
 
-def _unique_ids(members: Mapping[_Key, Sequence[Run]]) -> dict[_Key, str]:
-    ids: dict[_Key, str] = {}
+def _unique_ids(members: Mapping[GroupKey, Sequence[Run]]) -> dict[GroupKey, str]:
+    ids: dict[GroupKey, str] = {}
     for key, runs in members.items():
         name = group_name(runs[0], *(value for _, value in key.extras))
         while name in ids.values():  # recipes in different folders may have the same name
@@ -121,22 +99,22 @@ def _unique_ids(members: Mapping[_Key, Sequence[Run]]) -> dict[_Key, str]:
     return ids
 
 
-def _label(key: _Key, several_recipes: bool, several_batches: bool) -> str:
-    label = f"{Path(key.recipe).stem} " if several_recipes else ""
-    label += key.strategy if key.devices == 1 else f"{key.strategy} × {key.devices}"
-    label += f", batch {key.batch}" if several_batches else ""
-    label += "".join(f", {name}={value}" for name, value in key.extras)
-    return label + (" (on one GPU)" if key.shares_a_gpu else "")
-
-
-def _group(key: _Key, members: Sequence[Run], name: str, label: str, scaling: Scaling | None) -> Group:
+def _group(
+    key: GroupKey,
+    members: Sequence[Run],
+    name: str,
+    differences: Mapping[str, str],
+    label: str,
+    scaling: Scaling | None,
+) -> Group:
     first, speed = members[0], _speed(members)
     return Group(
         id=name,
-        label=label,
+        label=label or label_of(key, differences),
         recipe=Path(first.recipe).stem,
         ladder_name=group_name(first),
         extras=dict(key.extras),
+        differences=differences,
         family="-".join([first.recipe, str(first.batch), *(value for _, value in key.extras)]),
         data=first.data,
         strategy=first.strategy,
@@ -154,9 +132,10 @@ def _group(key: _Key, members: Sequence[Run], name: str, label: str, scaling: Sc
         images_per_second=speed,
         speed_spread=_speed_spread(first, speed),
         includes_warmup=any(run.speed.includes_warmup for run in members if run.speed),
+        side_by_side=any(run.side_by_side for run in members),
         more_processes_than_cores=any(_is_crowded(run) for run in members),
         images_per_second_without_loading=_common(
-            [run.speed.images_per_second_without_loading if run.speed else None for run in members]
+            [run.speed.images_per_second_without_loading if run.speed else None for run in _measured(members)]
         ),
         seconds=summary_of([run.seconds for run in members]),
         seconds_per_epoch=_means([run.seconds_per_epoch for run in members]),
@@ -172,7 +151,12 @@ def _quality(members: Sequence[Run]) -> dict[str, Summary]:
 
 
 def _speed(members: Sequence[Run]) -> Summary | None:
-    return _common([run.speed.images_per_second if run.speed else None for run in members])
+    return _common([run.speed.images_per_second if run.speed else None for run in _measured(members)])
+
+
+def _measured(members: Sequence[Run]) -> list[Run]:
+    """Return one run for each measurement of the speed, because runs trained side by side share a measurement."""
+    return list({run.speed_run or run.folder: run for run in members}.values())
 
 
 def _common(values: Sequence[float | None]) -> Summary | None:
@@ -205,10 +189,10 @@ def _is_crowded(run: Run) -> bool:
 
 
 def _scaling(
-    key: _Key,
-    references: Mapping[tuple[str, float, Extras], _Key],
-    speeds: Mapping[_Key, Summary | None],
-    ids: Mapping[_Key, str],
+    key: GroupKey,
+    references: Mapping[tuple[str, float, Extras], GroupKey],
+    speeds: Mapping[GroupKey, Summary | None],
+    ids: Mapping[GroupKey, str],
     per_device: bool,
 ) -> Scaling | None:
     """Return the speedup over one device with the same global batch or the same batch per device, if known."""

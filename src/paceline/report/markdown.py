@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
+from paceline.core.printable import printable
 from paceline.core.types import JsonObject
 from paceline.report.document import Document
 from paceline.report.model import Sample
-from paceline.report.parts import Images, Part, Plots, Table
+from paceline.report.parts import Command, Commands, Images, Part, Plots, Table
 from paceline.report.phrases import fill
 
 
@@ -29,7 +31,15 @@ def _part(part: Part, content: JsonObject, folder: Path) -> str:
         return _table(part, content)
     if isinstance(part, Images):
         return "\n\n".join(_image(sample, folder) for sample in part.samples)
+    if isinstance(part, Commands):
+        return "\n\n".join(_command(one) for one in part.commands)
     return "" if isinstance(part, Plots) else _plain(fill(part, content))
+
+
+def _command(command: Command) -> str:
+    """Return a command as a code block, with a fence that the command does not contain."""
+    fence = "`" * (3 + max((len(found) for found in re.findall("`+", command.words)), default=0))
+    return f"{_plain(command.name)}:\n\n{fence}bash\n{printable(command.words)}\n{fence}"
 
 
 def _image(sample: Sample, folder: Path) -> str:
@@ -41,7 +51,8 @@ def _image(sample: Sample, folder: Path) -> str:
 def _table(table: Table, content: JsonObject) -> str:
     rows = [[_cell(fill(cell, content)) for cell in row] for row in table.rows]
     rows = [[f"**{cell}**" for cell in row] if n in table.strong else row for n, row in enumerate(rows)]
-    lines = [_row([_cell(title) for title in table.head]), _row(["---"] * len(table.head)), *map(_row, rows)]
+    ruler = ["---:" if number in table.numeric else "---" for number in range(len(table.head))]
+    lines = [_row([_cell(title) for title in table.head]), _row(ruler), *map(_row, rows)]
     return "\n".join(lines) + (f"\n\n{_plain(fill(table.note, content))}" if table.note else "")
 
 

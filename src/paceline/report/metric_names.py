@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from paceline.report.advice import is_share
 from paceline.report.model import Group, Summary
 from paceline.report.phrases import NO_VALUE, at
@@ -18,9 +20,20 @@ def metric_heading(name: str) -> str:
     return f"{split} {DISPLAY_NAMES.get(plain, plain)}{unit}{where}"
 
 
+def metric_unit(name: str) -> str:
+    """Return the label of a plot's axis for a metric: its unit, or else its name without the split."""
+    return "%" if is_share(name) else metric_in_text(name).partition(" ")[2]
+
+
 def metric_in_text(name: str) -> str:
     """Return a metric name such as `test/top1` for use in a sentence: `test top-1`."""
     return metric_heading(name).replace(", %", "")
+
+
+def metrics_in_order(qualities: Iterable[Iterable[str]], first: str) -> list[str]:
+    """Return the names of all metrics without duplicates, starting with the most important one."""
+    names = list(dict.fromkeys(name for quality in qualities for name in quality))
+    return sorted(names, key=lambda name: name != first)
 
 
 def format_for(name: str, summary: Summary | None) -> str:

@@ -27,6 +27,13 @@ class Cell:
     state: str = "done"  # one of "done", "planned", "failed", "unfinished", "not measured"
     reason: str = ""
     run: Run | None = field(default=None, repr=False)
+    command: str = ""  # command that trains the run
+    label: str = ""  # name in the report if the user chose the run by its folder
+
+    @property
+    def kind(self) -> str:
+        """The name without the seed."""
+        return self.name.partition("-seed")[0]
 
 
 @dataclass(frozen=True)
@@ -69,6 +76,7 @@ class Group:
     recipe: str
     ladder_name: str  # key of the group's step-time measurement
     extras: Mapping[str, str]  # settings and hardware that distinguish this group, by name
+    differences: Mapping[str, str]  # everything that distinguishes this group from others, by column heading
     family: str  # identifier shared by all groups that differ only in strategy and devices
     data: str
     strategy: str
@@ -85,6 +93,7 @@ class Group:
     images_per_second: Summary | None
     speed_spread: SpeedSpread
     includes_warmup: bool
+    side_by_side: bool  # whether other runs were trained at the same time; the speed was then measured separately
     more_processes_than_cores: bool
     images_per_second_without_loading: Summary | None
     seconds: Summary
@@ -192,6 +201,14 @@ class Sample:
     path: str
 
 
+@dataclass(frozen=True)
+class Gallery:
+    """Sample images of one group over the course of training."""
+
+    label: str
+    progress: Sequence[Sample]
+
+
 TimeSplit = Mapping[str, float]  # seconds per epoch for each activity, and their total
 
 
@@ -213,7 +230,9 @@ class Report:
     scaling_costs: Mapping[str, Explanation]
     scaling_costs_note: str
     parity: Mapping[str, Parity]
-    samples: Sequence[Sample]
+    subject: str  # what the groups differ in, as a column heading
+    samples: Sequence[Sample]  # real images if there are any, then the last samples of each group
+    progress: Sequence[Gallery]
     provenance: Mapping[str, str]
     settings: Mapping[str, SettingValue]  # settings with the same value in all runs
     best_group: str | None  # group with the best selection metric

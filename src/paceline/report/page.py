@@ -5,23 +5,25 @@ from __future__ import annotations
 import base64
 import io
 import re
+from collections.abc import Callable
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from paceline.core.printable import printable
 from paceline.core.types import Json, JsonObject
 from paceline.images.decode import BadImage, decode
 from paceline.report.document import Document
 from paceline.report.model import Sample
-from paceline.report.parts import Images, Plots, Table
+from paceline.report.parts import Commands, Images, Plots, Table
 from paceline.report.phrases import fill, has_number, pieces
-from paceline.report.plots import draw, legend_of, scaling_legend
-from paceline.report.svg import colour_class
+from paceline.report.plots import draw, legend_of
 
-LARGEST_IMAGE_PX = 560
+LARGEST_IMAGE_PX = 1024
 LONG_CELL = 28  # text longer than this (in characters) may wrap in a table cell
 TEMPLATES = Path(__file__).with_name("templates")
 
@@ -42,7 +44,7 @@ def to_html(document: Document) -> str:
         sections=document.sections,
         draw=partial(draw, report=document.report, content=document.content),
         legend_of=partial(legend_of, report=document.report),
-        scaling_legend=partial(scaling_legend, document.report),
+        next_id=_ids(),
     )
 
 
@@ -60,19 +62,26 @@ def _environment(content: JsonObject) -> Environment:
         "is_long": _is_long,
         "embedded": _embedded,
         "anchor": _anchor,
-        "colour_class": colour_class,
+        "printable": printable,
     }
     environment.tests |= {
         "table": lambda part: isinstance(part, Table),
         "plots": lambda part: isinstance(part, Plots),
         "images": lambda part: isinstance(part, Images),
+        "commands": lambda part: isinstance(part, Commands),
     }
     return environment
 
 
+def _ids() -> Callable[[str], str]:
+    """Return a function that returns a new HTML id at every call."""
+    numbers = count(1)
+    return lambda start: f"{start}-{next(numbers)}"
+
+
 def _anchor(title: str) -> str:
-    """Return the HTML id of a section."""
-    return re.sub(r"[^a-z]+", "-", title.lower()).strip("-")
+    """Return a title or name as an HTML id."""
+    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
 
 
 def _is_long(cell: str) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from paceline.report.model import Sample
+from paceline.report.phrases import NO_VALUE, has_number
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,13 @@ class Table:
     rows: Sequence[Sequence[str]]
     strong: set[int] = field(default_factory=set)
     note: str = ""
+    anchors: Sequence[str] = ()  # for each row, the name of the command that its first cell links to; may be empty
+
+    @property
+    def numeric(self) -> set[int]:
+        """The columns that contain numbers, which are right-aligned."""
+        columns = zip(*self.rows, strict=True)
+        return {n for n, cells in enumerate(columns) if all(map(_is_number, cells)) and any(map(has_number, cells))}
 
 
 @dataclass(frozen=True)
@@ -28,12 +36,32 @@ class Plots:
 
 @dataclass(frozen=True)
 class Images:
-    """Sample images shown side by side."""
+    """Sample images shown side by side, which can be enlarged."""
 
     samples: Sequence[Sample]
+    small: bool = False
 
 
-Part: TypeAlias = str | Table | Plots | Images  # a string is a paragraph of text
+@dataclass(frozen=True)
+class Command:
+    """A command that the reader can copy, and the name of the run that it trains."""
+
+    name: str
+    words: str
+
+
+@dataclass(frozen=True)
+class Commands:
+    """A list of commands."""
+
+    commands: Sequence[Command]
+
+
+Part: TypeAlias = str | Table | Plots | Images | Commands  # a string is a paragraph of text
+
+
+def _is_number(cell: str) -> bool:
+    return has_number(cell) or cell == NO_VALUE
 
 
 @dataclass(frozen=True)

@@ -12,19 +12,20 @@ from paceline.core.types import Json, JsonObject
 # Delimiters of a placeholder. They are Unicode private-use characters, which `as_words` escapes in other text.
 _OPEN, _SPEC, _CLOSE = "\ue000", "\ue001", "\ue002"
 _NUMBER = re.compile(f"{_OPEN}(.+?){_SPEC}(.*?){_CLOSE}")
-_BETWEEN = "::"
+_BETWEEN, _NOT_BETWEEN = "::", "\ue003"  # the latter replaces "::" in a component of a path
 NO_VALUE = "–"
 
 
 @lru_cache(maxsize=4096)  # cached, because all lines of metrics.jsonl contain the same names
 def as_words(text: str) -> str:
     """Return text from a run's files for use in a phrase, with placeholder delimiters escaped."""
-    return re.sub(f"[{_OPEN}-{_CLOSE}]", lambda found: f"\\u{ord(found[0]):04x}", printable(text))
+    return re.sub(f"[{_OPEN}-{_NOT_BETWEEN}]", lambda found: f"\\u{ord(found[0]):04x}", printable(text))
 
 
 def at(spec: str, *path: str | int) -> str:
     """Return a placeholder for the number at a path in report.json, with its format specification."""
-    return f"{_OPEN}{_BETWEEN.join(map(str, path))}{_SPEC}{spec}{_CLOSE}"
+    words = (str(word).replace(_BETWEEN, _NOT_BETWEEN) for word in path)
+    return f"{_OPEN}{_BETWEEN.join(words)}{_SPEC}{spec}{_CLOSE}"
 
 
 def look_up(content: JsonObject, path: str) -> Json:
@@ -34,7 +35,7 @@ def look_up(content: JsonObject, path: str) -> Json:
         if isinstance(value, list):
             value = value[int(word)]
         elif isinstance(value, dict):
-            value = value[word]
+            value = value[word.replace(_NOT_BETWEEN, _BETWEEN)]
         else:
             raise KeyError(path)
     return value

@@ -7,15 +7,19 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from paceline.core.types import Json, JsonObject
-from paceline.report.metric_names import metric_heading
-from paceline.report.model import Group, Report, Scaling
+from paceline.report.advice import is_share
+from paceline.report.metric_names import metric_in_text, metric_unit
+from paceline.report.model import Group, Report
 from paceline.report.phrases import at, fill
-from paceline.report.run import Curve, Run
-from paceline.report.svg import Bar, Series, bars, lines
+from paceline.report.run import Curve, Point, Run
+from paceline.report.scaling_plot import draw_scaling
+from paceline.report.svg import Axis, Bar, Series, activity_colour, bars, group_colour, lines
 from paceline.report.time_split import PARTS
 
 MAX_LOSSES = 2  # maximum number of loss terms to plot; more would add little
-AXES = ("images", "seconds")
+MAX_POINTS = 120  # maximum number of points per curve in a plot
+AXES = {"images": Axis("training images", "images"), "seconds": Axis("training time, s", "s")}
+OVER = {"images": "over training images", "seconds": "over time"}
 
 
 def plot_names(report: Report) -> list[str]:
@@ -39,20 +43,23 @@ def draw(name: str, report: Report, content: JsonObject) -> Markup:
     if kind == "speed":
         return _speed(report, content)
     if kind == "scaling":
-        return _scaling(report)
+        return draw_scaling(report)
     if kind == "time":
         return _time(report, content)
     axis, _, loss = rest.partition("-")
-    title = f"{loss or metric_heading(report.metric.name)} against {axis}"
-    return lines(title, axis, "", _curves(report, loss, axis))
+    metric = report.metric.name
+    what = loss or metric_in_text(metric)
+    unit = "" if loss or not is_share(metric) else " %"
+    y_axis = Axis("loss" if loss else metric_unit(metric), unit)
+    return lines(f"{what} {OVER[axis]}", AXES[axis], y_axis, _curves(report, loss, axis))
 
 
-def legend_of(names: Sequence[str], report: Report) -> list[tuple[int, str]]:
+def legend_of(names: Sequence[str], report: Report) -> list[tuple[str, str]]:
     """Return the colours and labels of a legend: activities for the time plot, groups for all other plots."""
     if list(names) == ["time"]:
         present = {name for split in report.time_split.values() for name in split}
-        return [(number, words) for number, (name, words) in enumerate(PARTS.items()) if name in present]
-    return [(number, group.label) for number, group in enumerate(report.groups.values())]
+        return [(activity_colour(n), words) for n, (name, words) in enumerate(PARTS.items()) if name in present]
+    return [(group_colour(number), group.label) for number, group in enumerate(report.groups.values())]
 
 
 def _losses(report: Report) -> list[str]:
@@ -69,20 +76,35 @@ def _curves(report: Report, loss: str, axis: str) -> list[Series]:
     """Return a thin line per seed and a thick line for their mean, or one thick line for a single seed."""
     drawn = []
     for number, group in enumerate(report.groups.values()):
-        found = [_points(_curve(report.runs[run], loss), axis) for run in group.runs]
-        curves = [points for points in found if points]
-        drawn += [Series(group.label, points, number, thin=len(curves) > 1) for points in curves]
-        if len(curves) > 1:
-            drawn.append(Series(f"{group.label}, mean", _mean(curves), number))
+        runs = [report.runs[folder] for folder in group.runs]
+        found = [(run, _points(_curve(run, loss), axis, group)) for run in runs]
+        curves = {run.seed: points for run, points in found if points}
+        colour, several = group_colour(number), len(curves) > 1
+        drawn += [
+            Series(f"{group.label}, seed {seed}" if several else group.label, points, colour, thin=several)
+            for seed, points in curves.items()
+        ]
+        if several:
+            drawn.append(Series(f"{group.label}, mean", _mean(list(curves.values())), colour))
     return drawn
 
 
 def _curve(run: Run, loss: str) -> Curve:
-    return run.losses[loss] if loss else run.selection_curve
+    curve = run.losses[loss] if loss else run.selection_curve
+    step = -(-len(curve) // MAX_POINTS) or 1
+    return curve[::-1][::step][::-1]
 
 
-def _points(curve: Curve, axis: str) -> list[tuple[float, float]]:
-    return [(point.images if axis == "images" else point.seconds, point.value) for point in curve]
+def _points(curve: Curve, axis: str, group: Group) -> list[tuple[float, float]]:
+    """Return the points of a curve. If runs were trained side by side, the time follows from the measured speed."""
+    speed = group.images_per_second
+
+    def place(point: Point) -> float:
+        if axis == "images":
+            return point.images
+        return point.images / speed.mean if group.side_by_side and speed else point.seconds
+
+    return [(place(point), point.value) for point in curve]
 
 
 def _mean(curves: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, float]]:
@@ -107,55 +129,17 @@ def _speed(report: Report, content: JsonObject) -> Markup:
     for number, (key, group) in enumerate(report.groups.items()):
         if speed := group.images_per_second:
             total = _number(content, ",.0f", "groups", key, "images_per_second", "mean")
-            rows.append(Bar(group.label, [("images/s", speed.mean, number)], total))
-    return bars("Training speed, images/s", "images/s", rows, ",.0f")
-
-
-def _scaling(report: Report) -> Markup:
-    """Plot the speedup over one device against the number of devices, with the ideal line."""
-    found = _scaling_lines(report)
-    largest = max(x for _, points in found.values() for x, _ in points)
-    ideal = Series("ideal", [(1.0, 1.0), (largest, largest)], 0, thin=True, dashed=True)
-    series = [Series(name, sorted(points), colour, dots=True) for name, (colour, points) in found.items()]
-    return lines("Speedup over one device (dashed: ideal)", "devices", "", [ideal, *series], zero=True)
-
-
-def scaling_legend(report: Report) -> list[tuple[int, str]]:
-    """Return the colour and label of each line in the scaling plot."""
-    return [(colour, name) for name, (colour, _) in _scaling_lines(report).items()]
-
-
-def _scaling_lines(report: Report) -> dict[str, tuple[int, list[tuple[float, float]]]]:
-    """Return the colour and points of each line; a line joins groups that differ only in the number of devices."""
-    found: dict[str, tuple[int, list[tuple[float, float]]]] = {}
-    scaled = [
-        (number, group, group.scaling)
-        for number, group in enumerate(report.groups.values())
-        if group.scaling is not None
-    ]
-    several_recipes = len({group.recipe for _, group, _ in scaled}) > 1
-    several_batches = len({_batch_of_line(group, scaling) for _, group, scaling in scaled}) > 1
-    for number, group, scaling in scaled:
-        name = f"{group.recipe} {group.strategy}" if several_recipes else group.strategy
-        name += f", {_batch_of_line(group, scaling)}" if several_batches else ""
-        name += "".join(f", {extra}={value}" for extra, value in group.extras.items() if extra != "nnodes")
-        name += " (on one GPU)" if group.shares_a_gpu else ""
-        start = [(1.0, 1.0)] if group.devices > 1 else []
-        _, points = found.setdefault(name, (number, start))
-        points.append((float(group.devices), scaling.speedup))
-    return found
-
-
-def _batch_of_line(group: Group, scaling: Scaling) -> str:
-    """Return the batch size that is constant along a line: global, or per device for weak scaling."""
-    if scaling.kind == "strong":
-        return f"batch {group.batch}"
-    return f"batch {group.batch / group.devices:g} per device"
+            rows.append(Bar(group.label, [("speed", speed.mean, group_colour(number))], total))
+    return bars("Training speed", "images per second", "images/s", rows, ",.0f")
 
 
 def _time(report: Report, content: JsonObject) -> Markup:
     rows = []
     for key, split in report.time_split.items():
-        parts = [(words, split[name], number) for number, (name, words) in enumerate(PARTS.items()) if name in split]
+        parts = [
+            (words, split[name], activity_colour(number))
+            for number, (name, words) in enumerate(PARTS.items())
+            if name in split
+        ]
         rows.append(Bar(report.groups[key].label, parts, _number(content, ".2f", "time_split", key, "total")))
-    return bars("Seconds per epoch", "s", rows, ".3f")
+    return bars("Time per epoch", "seconds", "s", rows, ".3f")

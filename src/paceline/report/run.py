@@ -50,6 +50,13 @@ class Point(NamedTuple):
 Curve = Sequence[Point]
 
 
+class SampleFile(NamedTuple):
+    """A file with sample images that were generated after `images` training images."""
+
+    images: int
+    path: str
+
+
 @dataclass(frozen=True)
 class Run:
     """The data that a report uses from one run."""
@@ -79,6 +86,9 @@ class Run:
     losses: Mapping[str, Curve] = field(repr=False)
     selection_curve: Curve = field(repr=False)  # values of the selection metric
     protocols: Mapping[str, Protocol] = field(repr=False)
-    samples: str = ""  # path of the last grid of sample images
+    samples: Sequence[SampleFile] = ()
+    real_images: str = ""  # path of a grid of training images, for comparison with generated ones
     broken_lines: int = 0  # number of damaged lines in metrics.jsonl, which are skipped
     segment_changes: Sequence[SegmentChange] = ()
+    side_by_side: bool = False  # whether other runs were trained at the same time
+    speed_run: str = ""  # folder of a separate run in which the speed was measured

@@ -13,10 +13,10 @@ from paceline.core.types import Scalar, SettingValue
 from paceline.evaluation.protocol import Protocol
 from paceline.report.log_intervals import Line, log_intervals, seconds_per_epoch, speed_of
 from paceline.report.phrases import as_words
-from paceline.report.run import Point, Run, SegmentChange, SelectionMetric
+from paceline.report.run import Point, Run, SampleFile, SegmentChange, SelectionMetric
 from paceline.runs.finished_run import readable_config_of
 from paceline.runs.folder import RunFolder
-from paceline.runs.metrics import METRICS, parse_line, read_metrics_file
+from paceline.runs.metrics import METRICS, REAL_IMAGES, SAMPLES, parse_line, read_metrics_file
 from paceline.runs.record import RunRecord
 from paceline.runs.segments import HARDWARE, changes
 
@@ -43,7 +43,7 @@ def read_run(path: str) -> Run:
     quality = _quality(lines, recipe, selected)
     run = config.run
     gpus = run.gpus.split(",") if run.gpus else []
-    samples = sorted((folder.path / "samples").glob("*.png"))
+    real_images = folder.path / SAMPLES / f"{REAL_IMAGES}-{0:012}.png"
     return Run(
         folder=as_words(path),
         recipe=as_words(config.recipe_name),
@@ -70,10 +70,17 @@ def read_run(path: str) -> Run:
         losses=_losses(lines),
         selection_curve=_selection_curve(lines, recipe.best[0]),
         protocols={name: protocol for name in quality if (protocol := _protocol(folder, name))},
-        samples=str(samples[-1]) if samples else "",
+        samples=_sample_files(folder.path / SAMPLES),
+        real_images=str(real_images) if real_images.is_file() else "",
         broken_lines=broken,
         segment_changes=segment_changes,
     )
+
+
+def _sample_files(folder: Path) -> list[SampleFile]:
+    """Return a run's sample images in the order in which they were generated."""
+    found = [(path.stem.removeprefix(f"{SAMPLES}-"), path) for path in folder.glob(f"{SAMPLES}-*.png")]
+    return sorted(SampleFile(int(number), str(path)) for number, path in found if number.isdecimal())
 
 
 def _settings(record: RunRecord) -> dict[str, SettingValue]:

@@ -2,102 +2,146 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from markupsafe import Markup, escape
 
+from paceline.report.axes import short, ticks
+
 WIDTH, HEIGHT = 460, 290
-LEFT, RIGHT, TOP, BOTTOM = 54, 14, 30, 40
+LEFT, RIGHT, TOP, BOTTOM = 66, 16, 32, 44
 NUM_COLOURS = 8
+MAX_MARKED = 24  # curves with at most this many points have a visible dot at every point
+DASH_PX = 8  # length of the dashes of curves that coincide
+NEUTRAL = "neutral"  # CSS class of lines that belong to no group
+
+Points = Sequence[tuple[float, float]]
 
 
 class Series(NamedTuple):
-    """One line in a plot; `colour` is an index into the page's palette."""
+    """One line in a plot; `colour` is a CSS class."""
 
     label: str
-    points: Sequence[tuple[float, float]]
-    colour: int
+    points: Points
+    colour: str
     thin: bool = False
     dashed: bool = False
-    dots: bool = False
+    dots: Sequence[tuple[str, str]] = ()  # label and colour of each point, if they differ along the line
 
 
-def colour_class(place: int) -> str:
-    """Return the CSS class for a palette index; the palette repeats after its last colour."""
+class Axis(NamedTuple):
+    """The name of an axis, the unit in tooltips, and the tick values (default: round values)."""
+
+    name: str
+    unit: str = ""
+    ticks: Sequence[float] = ()
+    from_zero: bool = False
+
+
+class Bar(NamedTuple):
+    """A stacked bar of (name, value, CSS class) parts; `total` is the text shown at its end."""
+
+    label: str
+    parts: Sequence[tuple[str, float, str]]
+    total: Markup
+
+
+def group_colour(place: int) -> str:
+    """Return the CSS class for the group at this place; the palette repeats after its last colour."""
     return f"c{place % NUM_COLOURS}"
 
 
-def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
-    """Return round tick values that cover a range."""
-    if not math.isfinite(low) or not math.isfinite(high) or high <= low:
-        high = low + (abs(low) or 1.0)
-    raw = (high - low) / max(1, wanted - 1)
-    size = 10 ** math.floor(math.log10(raw))
-    step = next(m * size for m in (1, 2, 2.5, 5, 10) if m * size >= raw * 0.999)
-    first = math.floor(low / step)
-    last = math.ceil(high / step - 1e-9)
-    return [round(number * step, 12) for number in range(first, last + 1)]
+def activity_colour(place: int) -> str:
+    """Return the CSS class for an activity. No activity has the colour of a group."""
+    return f"t{place % NUM_COLOURS}"
 
 
-def short(value: float) -> str:
-    """Return a short label for a tick, such as 20k."""
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size * 10 or (abs(value) >= size and value % (size / 10) == 0):
-            return f"{value / size:g}{letter}"
-    return f"{value:g}"
-
-
-def lines(title: str, x_name: str, y_name: str, series: Sequence[Series], zero: bool = False) -> Markup:
+def lines(title: str, x: Axis, y: Axis, series: Sequence[Series]) -> Markup:
     """Return a line plot as SVG, without a legend, which the page adds."""
     drawn = [one for one in series if one.points]
     if not drawn:
         return Markup()
-    xs = [x for one in drawn for x, _ in one.points]
-    ys = [y for one in drawn for _, y in one.points]
-    x_ticks = ticks(0 if min(xs) >= 0 else min(xs), max(xs))
-    y_ticks = ticks(0 if zero else min(ys), max(ys))
-    to_x = _scale(x_ticks[0], max(x_ticks[-1], max(xs)), LEFT, WIDTH - RIGHT)
+    xs = [place for one in drawn for place, _ in one.points]
+    ys = [place for one in drawn for _, place in one.points]
+    x_ticks = list(x.ticks) or ticks(0 if x.from_zero or min(xs) >= 0 else min(xs), max(xs))
+    y_ticks = list(y.ticks) or ticks(0 if y.from_zero else min(ys), max(ys))
+    to_x = _scale(min(x_ticks[0], min(xs)), max(xs), LEFT, WIDTH - RIGHT)
     to_y = _scale(y_ticks[0], y_ticks[-1], HEIGHT - BOTTOM, TOP)
-    body = [_frame(title, x_name, y_name, x_ticks, y_ticks, to_x, to_y)]
-    for one in drawn:
-        kind = " ".join(["line", colour_class(one.colour), *(["thin"] if one.thin else [])])
-        kind += " dashed" if one.dashed else ""
-        path = " ".join(f"{'L' if n else 'M'}{to_x(x):.1f} {to_y(y):.1f}" for n, (x, y) in enumerate(one.points))
-        body.append(f'<path class="{kind}" d="{path}"/>')
-        marked = one.points if one.dots or len(one.points) == 1 else [] if one.thin else one.points[-1:]
-        for x, y in marked:
-            text = f"{escape(one.label)}: {y:.5g} at {x:,.5g}"
-            body.append(
-                f'<circle class="dot {colour_class(one.colour)}" cx="{to_x(x):.1f}" cy="{to_y(y):.1f}" r="3.2">'
-            )
-            body.append(f"<title>{text}</title></circle>")
+    paths = [[(to_x(a), to_y(b)) for a, b in one.points] for one in drawn]
+    alike = _coinciding(paths)
+    body = [_frame(title, x.name, y.name, x_ticks, y_ticks, to_x, to_y)]
+    for number, (one, path) in enumerate(zip(drawn, paths, strict=True)):
+        places = alike[number]
+        body.append(_line(one, path, len(places), places.index(number)))
+    # The dots come last, so that no line covers them and their tooltips.
+    body += [_dots(one, path, x.unit or x.name, y.unit) for one, path in zip(drawn, paths, strict=True)]
+    sets = list(dict.fromkeys(tuple(places) for places in alike if len(places) > 1))
+    body.append(_coincidence_note([[drawn[n].label for n in places] for places in sets]))
     return _svg(title, body)
 
 
-class Bar(NamedTuple):
-    """A stacked bar of (name, value, colour) parts; `total` is the text shown at its end."""
+def _coinciding(paths: Sequence[Points]) -> list[list[int]]:
+    """Return, for each path, the numbers of all paths that look the same: none is more than a pixel away."""
 
-    label: str
-    parts: Sequence[tuple[str, float, int]]
-    total: Markup
+    def same(one: Points, other: Points) -> bool:
+        if len(one) != len(other) or len(one) < 2:
+            return False
+        return all(abs(a - c) < 1 and abs(b - d) < 1 for (a, b), (c, d) in zip(one, other, strict=True))
+
+    return [[n for n, other in enumerate(paths) if other is path or same(path, other)] for path in paths]
 
 
-def bars(title: str, unit: str, rows: Sequence[Bar], spec: str) -> Markup:
+def _line(one: Series, path: Points, num_alike: int, place: int) -> str:
+    """Return a line; lines that coincide have dashes of different phases, so that all of them are visible."""
+    kind = " ".join(["line", one.colour, *(["thin"] if one.thin else []), *(["dashed"] if one.dashed else [])])
+    moves = " ".join(f"{'L' if n else 'M'}{a:.1f} {b:.1f}" for n, (a, b) in enumerate(path))
+    phase = ""
+    if num_alike > 1 and place:  # the first line is drawn in full, so that there are no gaps
+        phase = f' stroke-dasharray="{DASH_PX} {DASH_PX * (num_alike - 1)}" stroke-dashoffset="{-DASH_PX * place}"'
+    return f'<path class="{kind}" d="{moves}"{phase}/>'
+
+
+def _dots(one: Series, path: Points, x_unit: str, y_unit: str) -> str:
+    """Return a dot with a tooltip at every point; the dots of long or thin lines are invisible until hovered over."""
+    if one.dashed:
+        return ""
+    visible = not one.thin and len(path) <= MAX_MARKED
+    made = []
+    for number, ((a, b), (x, y)) in enumerate(zip(path, one.points, strict=True)):
+        label, colour = one.dots[number] if one.dots else (one.label, one.colour)
+        kind = "dot" if visible or (number == len(path) - 1 and not one.thin) else "dot hidden"
+        text = f"{escape(label)}: {y:.4g}{escape(y_unit)} at {x:,.5g} {escape(x_unit)}"
+        made.append(f'<circle class="{kind} {colour}" cx="{a:.1f}" cy="{b:.1f}" r="3.2"><title>{text}</title></circle>')
+    return "".join(made)
+
+
+def _coincidence_note(sets: Sequence[Sequence[str]]) -> str:
+    """Return a note about curves that coincide, with their names as a tooltip."""
+    if not sets:
+        return ""
+    names = escape("; ".join(", ".join(labels) for labels in sets))
+    words = f"{len(sets[0])} curves coincide" if len(sets) == 1 else f"{len(sets)} sets of curves coincide"
+    return f'<text class="tick" x="8" y="{HEIGHT - 6}">{words} (alternating colours)<title>{names}</title></text>'
+
+
+def bars(title: str, axis: str, unit: str, rows: Sequence[Bar], spec: str) -> Markup:
     """Return a horizontal bar chart as SVG."""
     if not rows:
         return Markup()
     bar, gap = 18, 24
-    height = TOP + len(rows) * (bar + gap) + 26
+    height = TOP + len(rows) * (bar + gap) + 44
     largest = max(sum(value for _, value, _ in row.parts) for row in rows) or 1.0
     marks = ticks(0, largest)
     to_x = _scale(0, marks[-1], 8, WIDTH - 60)
     body = [f'<text class="title" x="8" y="16">{escape(title)}</text>']
     for mark in marks:
         x = to_x(mark)
-        body.append(f'<line class="grid" x1="{x:.1f}" y1="{TOP - 4}" x2="{x:.1f}" y2="{height - 22}"/>')
-        body.append(f'<text class="tick" x="{x:.1f}" y="{height - 8}" text-anchor="middle">{short(mark)}</text>')
+        anchor = "start" if mark == marks[0] else "middle"
+        body.append(f'<line class="grid" x1="{x:.1f}" y1="{TOP - 4}" x2="{x:.1f}" y2="{height - 40}"/>')
+        body.append(f'<text class="tick" x="{x:.1f}" y="{height - 26}" text-anchor="{anchor}">{short(mark)}</text>')
+    end = to_x(marks[-1])
+    body.append(f'<text class="tick" x="{end:.1f}" y="{height - 8}" text-anchor="end">{escape(axis)}</text>')
     for number, (label, parts, total) in enumerate(rows):
         top = TOP + number * (bar + gap) + 14
         body.append(f'<text class="name" x="8" y="{top - 4}">{escape(label)}</text>')
@@ -105,7 +149,7 @@ def bars(title: str, unit: str, rows: Sequence[Bar], spec: str) -> Markup:
         for name, value, colour in parts:
             x, width = to_x(start), to_x(start + value) - to_x(start)
             text = f"{escape(label)}, {escape(name)}: {value:{spec}} {escape(unit)}"
-            body.append(f'<rect class="bar {colour_class(colour)}" x="{x:.1f}" y="{top}" width="{max(width, 0.5):.1f}"')
+            body.append(f'<rect class="bar {colour}" x="{x:.1f}" y="{top}" width="{max(width, 0.5):.1f}"')
             body.append(f' height="{bar}"><title>{text}</title></rect>')
             start += value
         body.append(f'<text class="value" x="{to_x(start) + 5:.1f}" y="{top + 13}">{total}</text>')
@@ -123,6 +167,7 @@ def _scale(low: float, high: float, start: float, end: float) -> Place:
 def _frame(
     title: str, x_name: str, y_name: str, x_ticks: list[float], y_ticks: list[float], to_x: Place, to_y: Place
 ) -> str:
+    """Return the title, the grid and the labelled axes."""
     parts = [f'<text class="title" x="8" y="16">{escape(title)}</text>']
     for y in y_ticks:
         parts.append(f'<line class="grid" x1="{LEFT}" y1="{to_y(y):.1f}" x2="{WIDTH - RIGHT}" y2="{to_y(y):.1f}"/>')
@@ -132,7 +177,9 @@ def _frame(
             parts.append(f'<text class="tick" x="{to_x(x):.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">')
             parts.append(f"{short(x)}</text>")
     parts.append(f'<text class="tick" x="{WIDTH - RIGHT}" y="{HEIGHT - 6}" text-anchor="end">{escape(x_name)}</text>')
-    parts.append(f'<text class="tick" x="{WIDTH - RIGHT}" y="16" text-anchor="end">{escape(y_name)}</text>')
+    middle = (TOP + HEIGHT - BOTTOM) / 2
+    turned = f'transform="rotate(-90 14 {middle:.0f})"'
+    parts.append(f'<text class="tick" x="14" y="{middle:.0f}" text-anchor="middle" {turned}>{escape(y_name)}</text>')
     return "".join(parts)
 
 

@@ -19,6 +19,7 @@ PARTS = {
     "saving": "samples and saving",
 }
 NOTE = (
+    "Seconds per epoch. "
     "The times for data wait, steps, evaluation and saving were measured during the runs with the host's clock. "
     "The step time is split into communication and compute according to the step-time breakdown. "
     "“Between steps” is the time that the training loop, such as Lightning's Trainer, spends outside the steps. "

@@ -15,7 +15,7 @@ from paceline.runs.display import Display
 from paceline.runs.folder import RunFolder
 from paceline.runs.gpu import GpuReadings
 from paceline.runs.host import HostReadings
-from paceline.runs.metrics import EVALUATION_SECONDS, MetricsWriter
+from paceline.runs.metrics import EVALUATION_SECONDS, REAL_IMAGES, MetricsWriter
 from paceline.runs.saver import Saver
 from paceline.runs.snapshot import Best, Snapshot
 from paceline.training.build import Parts
@@ -96,6 +96,7 @@ class Loop:
             if self.images == 0:
                 with explained(f"{type(self.recipe).__name__}: generating the sample images"):
                     self._sample()
+                    self._show_real_images()
             self.parts.strategy.drive(self._steps(), self.advance)
             if not self.stopped:
                 self._log()
@@ -230,6 +231,14 @@ class Loop:
             with self.stopwatch("sample"), evaluated_weights(self.recipe, self.step.learners):
                 self.outputs.writer.image("samples", self.images, self.previews.render())
         self._sampled_at = self.images
+
+    def _show_real_images(self) -> None:
+        """Write real images, with which generated images can be compared."""
+        if self.outputs.writer and self.previews:
+            with self.stopwatch("sample"):
+                real = self.previews.real()
+                if real is not None:
+                    self.outputs.writer.image(REAL_IMAGES, 0, real)
 
     def _save(self) -> None:
         if self._saved_at == self.images:

@@ -19,6 +19,8 @@ from paceline.parallel.precision import Precision
 from paceline.training.compile import eager
 
 NUM_SAMPLES = 64  # images per grid
+NUM_LARGE_REAL = 16  # number of real images if they are large, because decoding them takes long
+LARGE_PX = 128
 IMAGES_AT_ONCE = 64
 NUM_STRIPS = 4
 LARGEST_SIDE_PX = 256
@@ -29,8 +31,9 @@ class Previews:
     """The sample images of a run, always computed from the same noise or samples."""
 
     def __init__(self, recipe: Recipe, drawer: Drawer, source: Source, precision: Precision) -> None:
-        self._recipe, self._precision = recipe, precision
+        self._recipe, self._precision, self._source = recipe, precision, source
         self._draws = fixed_draws(recipe, drawer, NUM_SAMPLES) if recipe.generates else {}
+        self._generated_shape: tuple[int, ...] | None = None  # height, width and channels of generated images
         strips = not recipe.generates and has_strips(recipe)
         self._samples = strip_samples(source, drawer.generator.device, precision) if strips else []
 
@@ -41,8 +44,17 @@ class Previews:
     def render(self) -> np.ndarray:
         """Return the recipe's current images as a single uint8 [h, w, c] image."""
         if self._recipe.generates:
-            return grid(make_images(self._recipe, self._draws, self._precision))
+            images = make_images(self._recipe, self._draws, self._precision)
+            self._generated_shape = images.shape[1:]
+            return grid(images)
         return np.asarray(make_strips(self._recipe, self._samples, self._precision))
+
+    def real(self) -> np.ndarray | None:
+        """Return real images of the size that `render` has generated, as a grid; None if there are none."""
+        if self._generated_shape is None:
+            return None
+        crops = real_crops(self._source, *self._generated_shape)
+        return None if crops is None else grid(crops)
 
 
 @torch.no_grad()
@@ -64,6 +76,28 @@ def fixed_draws(recipe: Recipe, drawer: Drawer, count: int) -> Batch:
     if not recipe.generates:
         raise UserError(f"{type(recipe).__name__} has no generator: it cannot generate images from noise")
     return drawer.rows("samples", 0, count)
+
+
+def real_crops(source: Source, height: int, width: int, channels: int) -> np.ndarray | None:
+    """Return centre crops of samples from all parts of a source, as a uint8 [n, h, w, c] array.
+
+    Return None if the samples are smaller, have a different number of channels, or cannot be read.
+    """
+    count = min(len(source), NUM_SAMPLES if max(height, width) <= LARGE_PX else NUM_LARGE_REAL)
+    indices = np.linspace(0, len(source) - 1, count).astype(int).tolist()
+    sizes, crops = sizes_of(source), []
+    for index in indices:
+        top, left = ((int(side) - inner) // 2 for side, inner in zip(sizes[index], (height, width), strict=True))
+        if min(top, left) < 0:
+            return None
+        try:
+            image = source.read_window(index, Window(top, left, height, width)).get("image")
+        except (UserError, OSError):  # training reports damaged files
+            return None
+        if image is None or image.dtype != np.uint8 or image.shape != (height, width, channels):
+            return None
+        crops.append(image)
+    return np.stack(crops) if crops else None
 
 
 def has_strips(recipe: Recipe) -> bool:

@@ -1,0 +1,99 @@
+"""Measures the speed of runs that were trained side by side: a short run of each kind, with nothing else running."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from paceline.compare.cells import PlannedRun, made_from
+from paceline.compare.finished import without_speed
+from paceline.compare.options import Options
+from paceline.compare.progress import measuring
+from paceline.compare.record import CellRecord
+from paceline.config.resolve import Config
+from paceline.core.errors import UserError
+from paceline.launch.child import failure_reason, run_paceline, to_arguments
+from paceline.report.run import Run
+from paceline.report.run_reader import read_run
+from paceline.runs.stages import stages_of
+
+SECONDS = 5.0  # approximate duration of the measured training
+MIN_STEPS = 32
+LOG_INTERVALS = 8
+NEVER = "1000000 epochs"
+KEPT_TIMES = ("data", "step", "between_steps")  # a short run spends too much of its time on evaluation and saving
+
+
+def measure_speeds(planned: Sequence[PlannedRun], options: Options, folder: Path, console: Console) -> list[str]:
+    """Replace the speeds of runs that were trained side by side; return descriptions of what could not be measured."""
+    kinds: dict[str, list[PlannedRun]] = {}
+    for one in planned:
+        if one.cell.run is not None and one.cell.run.side_by_side:
+            kinds.setdefault(one.cell.kind, []).append(one)
+    missing = []
+    for kind, members in kinds.items():
+        words = f"speed of {kind}"
+        try:
+            alone = _measure(words, members[0], options, folder / "speeds" / kind, console)
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+            missing.append(f"{words}: {reason}")
+            console.print(f"{words}: not measured: {reason}", soft_wrap=True)
+            alone = None
+        for one in members:
+            assert one.cell.run is not None
+            one.cell.run = _with_speed(one.cell.run, alone)
+    return missing
+
+
+def _measure(words: str, one: PlannedRun, options: Options, out: Path, console: Console) -> Run:
+    """Return a short run with the same settings, trained while nothing else runs; raise UserError if it fails."""
+    assert one.config is not None and one.cell.run is not None
+    last = stages_of(one.config)[-1]
+    images, per_log = _length(one.cell.run)
+    flags = {**one.flags, "images": images, "out": str(out)}
+    flags |= {"init_from": last.run.init_from} if last.run.init_from else {}
+    stage = [f"stage={last.recipe.stage}"] if last.recipe != one.config.recipe else []
+    rarely = [f"{name}={NEVER}" for name in ("evaluate_every", "sample_every", "save_every")]
+    assignments = [*options.assignments, *stage, *rarely, f"log_every={per_log} images"]
+    made = _made_from(last, images)
+    record = CellRecord.read(out)
+    if record is None or record.made_from != made:
+        shutil.rmtree(out, ignore_errors=True)
+        CellRecord(made, finished=False).write(out)
+    elif record.finished:
+        return read_run(str(out))
+    log = out.parent.parent / "logs" / f"speed-{out.name}.txt"
+    with measuring(console, words):
+        code = run_paceline(["train", one.recipe, *to_arguments(flags, options.config_file, assignments)], log)
+    if code:
+        raise UserError(failure_reason(log))
+    run = read_run(str(out))
+    if run.speed is None:
+        raise UserError("the run has no log interval to measure")
+    CellRecord(made, finished=True).write(out)
+    console.print(f"{words}: {run.speed.images_per_second:,.0f} images/s", soft_wrap=True)
+    return run
+
+
+def _length(run: Run) -> tuple[int, int]:
+    """Return the number of images for a measurement of about SECONDS, and the number of images per log line."""
+    wanted = min(SECONDS * run.speed.images_per_second, run.images) if run.speed else 0.0
+    steps = max(MIN_STEPS, round(wanted / run.batch))
+    return steps * run.batch, max(1, steps // LOG_INTERVALS) * run.batch
+
+
+def _made_from(config: Config, images: int) -> dict[str, str]:
+    return made_from(config.with_run(images=images))
+
+
+def _with_speed(run: Run, alone: Run | None) -> Run:
+    """Return a run with the speed of a run that was trained alone, or without a speed."""
+    if alone is None:
+        return without_speed(run)
+    times = {name: value for name, value in alone.seconds_per_epoch.items() if name in KEPT_TIMES}
+    return replace(run, speed=alone.speed, speed_run=alone.folder, seconds_per_epoch=times, gpu=alone.gpu)
