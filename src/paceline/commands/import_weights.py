@@ -58,7 +58,7 @@ def _importer_of(recipe: str) -> type[Importer]:
 def _check_recognised(importer: Importer, config: Config, file: str) -> None:
     """Raise UserError if the user's settings contradict those recognised in the files."""
     for name, value in importer.recognised.items():
-        chosen = getattr(config.recipe, name)
+        chosen = config.values()[name]
         if str(chosen) != str(value):
             raise UserError(f"{name}={chosen}: {file} has {name}={value}; leave --set {name} out")
 
@@ -66,4 +66,4 @@ def _check_recognised(importer: Importer, config: Config, file: str) -> None:
 def _print_settings(importer: Importer, config: Config) -> None:
     for verb, settings in (("recognised", importer.recognised), ("assumed (not stored in the file)", importer.assumed)):
         if settings:
-            print(f"{verb}: {', '.join(f'{name}={getattr(config.recipe, name)}' for name in settings)}")
+            print(f"{verb}: {', '.join(f'{name}={config.values()[name]}' for name in settings)}")

@@ -9,13 +9,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
 
+from paceline.config.arguments import Text
 from paceline.config.named_code import TRUSTING_SETTING
 from paceline.config.resolve import Config, Inherited, Layer, flatten, plain_name
 from paceline.config.run_format import FORMAT, check_format
 from paceline.core.checksums import checksum_of_content
 from paceline.core.errors import UserError
 from paceline.core.small_files import MAX_TOML_BYTES, parse_toml, read_bounded, why
-from paceline.core.types import SettingValue, SettingValues
+from paceline.core.types import Scalar, SettingValue, SettingValues
 
 PROVENANCE = "provenance"  # table in a run's config.toml with format, versions and hardware instead of settings
 # Locations that a new run must not reuse, and the setting that allows code in a file to run.
@@ -38,7 +39,7 @@ def read_file(path: str) -> Layer:
         if file.suffix == ".ini":
             parser = configparser.ConfigParser()
             parser.read_string(content.decode())
-            return {name: value for section in parser.sections() for name, value in parser.items(section)}
+            return {name: Text(value) for section in parser.sections() for name, value in parser.items(section)}
         settings: dict[str, SettingValue | Table] = parse_toml(content)
     except UnicodeDecodeError:
         raise UserError(f"--config {path}: not a TOML or INI file; use the config.toml of a run, or your own") from None
@@ -58,16 +59,16 @@ def inherited(settings: SettingValues) -> Inherited:
 
 def parse_assignments(assignments: Iterable[str]) -> dict[str, str]:
     """Parse `name=value` arguments into a dict of settings."""
-    pairs = {}
+    pairs: dict[str, str] = {}
     for word in assignments:
         name, equals, value = word.partition("=")
         if not equals or not name:
             raise UserError(f"--set {word}: expected name=value")
-        pairs[name.strip()] = value.strip()
+        pairs[name.strip()] = Text(value.strip())
     return pairs
 
 
-def to_toml(settings: Table, provenance: Mapping[str, SettingValue | list[Table]]) -> str:
+def to_toml(settings: Table, provenance: Mapping[str, Scalar | list[Table]]) -> str:
     """Return settings as TOML that `--config` can read; a list in `provenance` becomes an array of tables."""
     tables: dict[str, dict[str, SettingValue]] = {"": {}}
     for full_name, value in settings.items():

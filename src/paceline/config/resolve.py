@@ -2,7 +2,8 @@
 
 Each layer overrides the ones before it: the settings' defaults, the recipe's defaults, the preset, a file (TOML or
 INI), flags, and `--set name=value`. All settings share one namespace. Learner settings can be set for a single network
-(`discriminator.lr`). A run's recipe and source add settings. The resolved settings are saved with the run.
+(`discriminator.lr`). A run's recipe and source add settings. A setting can be a table (`network_args.depths`); layers
+then override its entries one by one. The resolved settings are saved with the run.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
+from paceline.config.arguments import Arguments, argument_value
 from paceline.config.other_names import COMMON
 from paceline.config.setting import BOUNDS
 from paceline.config.settings import COMMON_ALIASES, SHARED_SETTINGS, LearnerSettings, RunSettings
@@ -50,7 +52,7 @@ class Config:
         """Return every setting by its full name, in declaration order."""
         flat: dict[str, SettingValue] = {"recipe": self.recipe_name}
         for group in (self.run, self.learner, self.recipe):
-            flat |= dataclasses.asdict(group)
+            flat |= _by_full_name(dataclasses.asdict(group))
         for network, chosen in self.networks.items():
             flat |= {f"{network}.{name}": value for name, value in chosen.items()}
         return flat
@@ -103,12 +105,16 @@ def resolve(
         has_unknown_source=any(is_path(one) and (one != source or is_left_out) for one in named),
     )
     chosen: dict[str, SettingValue] = {}
+    tables: dict[str, dict[str, SettingValue]] = {}
     networks: dict[str, dict[str, SettingValue]] = {}
     for origin, layer in layers:
         for full_name, value in flatten(layer).items():
             network, _, name = full_name.rpartition(".")
             name = plain_name(name)
             shown = f"--{full_name.replace('_', '-')}" if origin == "flag" else f"{origin} {full_name}"
+            if namespace.is_table(network):
+                tables.setdefault(plain_name(network), {})[name] = argument_value(value, shown)
+                continue
             if not namespace.has(name, origin, shown, inherited=isinstance(layer, Inherited)):
                 continue
             converted = convert(value, namespace.hints[name], shown)
@@ -124,13 +130,14 @@ def resolve(
                 )
             else:
                 networks.setdefault(network, {})[name] = converted
+    every = {**chosen, **{name: Arguments(entries) for name, entries in tables.items()}}
     config = Config(
         recipe_name,
         recipe_class,
-        namespace.make(namespace.run, chosen),
-        namespace.make(LearnerSettings, chosen),
+        namespace.make(namespace.run, every),
+        namespace.make(LearnerSettings, every),
         {network: values for network, values in networks.items() if values},
-        namespace.make(namespace.recipe, chosen),
+        namespace.make(namespace.recipe, every),
     )
     _check(config)
     return config
@@ -188,7 +195,11 @@ class _Namespace:
             f"{where}{unknown('setting', name, every, meant=COMMON_ALIASES.get(name), listed_by=listed_by)}"
         )
 
-    def make(self, group: Callable[..., Group], chosen: Mapping[str, SettingValue]) -> Group:
+    def is_table(self, name: str) -> bool:
+        """Return whether a setting is a table, whose entries are set as `name.entry`."""
+        return self.hints.get(plain_name(name)) is Arguments
+
+    def make(self, group: Callable[..., Group], chosen: Mapping[str, object]) -> Group:
         """Construct a group of settings from the chosen values that belong to it."""
         return group(**{name: value for name, value in chosen.items() if self.owner[name] is group})
 
@@ -205,18 +216,23 @@ def plain_name(name: str) -> str:
 
 def flatten(layer: SettingValues) -> dict[str, SettingValue]:
     """Return the settings in a layer by full name; a setting in a network's table becomes `network.name`."""
-    flat: dict[str, SettingValue] = {}
-    for name, value in layer.items():
-        if isinstance(value, Mapping):
-            flat |= {f"{name}.{inner}": v for inner, v in value.items()}
-        elif name != "recipe":
-            flat[name] = value
+    flat = _by_full_name({name: value for name, value in layer.items() if name != "recipe"})
     # Settings for a single network come last, because they override settings for all networks.
     return dict(sorted(flat.items(), key=lambda item: "." in item[0]))
 
 
-def convert(value: SettingValue, hint: Any, where: str) -> SettingValue:
+def _by_full_name(values: SettingValues) -> dict[str, SettingValue]:
+    """Return values by name; the entries of a nested mapping are named `outer.inner`."""
+    flat: dict[str, SettingValue] = {}
+    for name, value in values.items():
+        flat |= {f"{name}.{inner}": v for inner, v in value.items()} if isinstance(value, Mapping) else {name: value}
+    return flat
+
+
+def convert(value: Any, hint: Any, where: str) -> SettingValue:
     """Convert a value or text to the type of its setting; raise UserError if this is not possible."""
+    if hint is Arguments:
+        raise UserError(f"{where}: is a table; set its entries one by one: NAME.ENTRY=VALUE")
     if get_origin(hint) is Literal:
         text = ("on" if value else "off") if isinstance(value, bool) else str(value)
         if text not in get_args(hint):
@@ -235,7 +251,7 @@ def convert(value: SettingValue, hint: Any, where: str) -> SettingValue:
     return converted
 
 
-def _whole(value: SettingValue) -> int:
+def _whole(value: Any) -> int:
     """Parse a whole number exactly; scientific notation such as 5e4 is allowed."""
     try:
         return int(str(value))

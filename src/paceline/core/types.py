@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import TypeAlias
 
 StrPath: TypeAlias = str | os.PathLike[str]
-SettingValue: TypeAlias = str | int | float | bool
-# Values of settings by name. A nested mapping contains the settings of one network.
+Scalar: TypeAlias = str | int | float | bool
+SettingValue: TypeAlias = Scalar | list[Scalar]
+# Values of settings by name. A nested mapping contains the settings of one network, or the values of a table.
 SettingValues: TypeAlias = Mapping[str, "SettingValue | Mapping[str, SettingValue]"]
 
 Json: TypeAlias = "str | int | float | bool | list[Json] | dict[str, Json] | None"

@@ -12,7 +12,7 @@ from paceline.config.run_format import FORMAT, RUN_FORMAT, check_format
 from paceline.core.errors import UserError
 from paceline.core.files import write_file
 from paceline.core.small_files import MAX_TOML_BYTES, parse_toml, read_bounded, why
-from paceline.core.types import SettingValue, SettingValues
+from paceline.core.types import Scalar, SettingValue, SettingValues
 from paceline.runs.segments import Choices, Segment, segment_of
 
 CONFIG = "config.toml"
@@ -29,9 +29,9 @@ class Provenance:
     versions_and_hardware: Mapping[str, str] = field(default_factory=dict)
     earlier: tuple[Segment, ...] = ()
 
-    def to_table(self) -> dict[str, SettingValue | list[Table]]:
+    def to_table(self) -> dict[str, Scalar | list[Table]]:
         """Return the content of the [provenance] table."""
-        table: dict[str, SettingValue | list[Table]] = {FORMAT: RUN_FORMAT, DATA: self.data, **asdict(self.choices)}
+        table: dict[str, Scalar | list[Table]] = {FORMAT: RUN_FORMAT, DATA: self.data, **asdict(self.choices)}
         table |= self.versions_and_hardware
         return table | ({EARLIER: [segment.to_table() for segment in self.earlier]} if self.earlier else {})
 

@@ -16,7 +16,7 @@ import safetensors.torch
 from torch import Tensor
 
 from paceline.config.named_code import check_named_code
-from paceline.config.resolve import Config, Inherited
+from paceline.config.resolve import Config, Inherited, flatten
 from paceline.config.run_format import RUN_FORMAT, check_format
 from paceline.config.settings import SHARED_SETTINGS
 from paceline.config.source_flags import FOLDERS
@@ -63,16 +63,18 @@ def check_checkpoint(path: str, checkpoint: str) -> None:
 def weights_metadata(recipe: str, settings: SettingValues, spec: DataSpec) -> dict[str, str]:
     """Return the metadata for a weights file; `settings` are all settings of the run, by name."""
     own = {field.name for field in fields(load_recipe(recipe).Settings)}
-    of_source = settings.keys() - own - SHARED_SETTINGS - {*FOLDERS, "recipe"}
-    names = {*DATA_SETTINGS, *of_source}
+    # The name of an entry in a table setting is TABLE.ENTRY. Settings of single networks look alike, but are left out.
+    of_recipe = {name: value for name, value in flatten(settings).items() if name.partition(".")[0] in own}
     plain = {name: value for name, value in settings.items() if not isinstance(value, Mapping) and "." not in name}
+    of_source = plain.keys() - own - SHARED_SETTINGS - {*FOLDERS, "recipe"}
+    names = {*DATA_SETTINGS, *of_source}
     if is_path(str(plain.get("data", ""))):  # a source in the user's own file is not stored
         names -= {"data", *of_source}
     return {
         "format": "pt",
         FORMAT: str(RUN_FORMAT),
         RECIPE: recipe,
-        SETTINGS: json.dumps({name: value for name, value in plain.items() if name in own}),
+        SETTINGS: json.dumps(of_recipe),
         PROTOCOL: str(plain.get("protocol", "")),
         DATA: json.dumps({name: value for name, value in plain.items() if name in names}),
         DATA_SPEC: to_json(spec),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -11,10 +12,12 @@ from typing import Any, get_type_hints
 import torch
 from torch import Tensor, nn
 
-from paceline.config.resolve import Config, convert
+from paceline.config.arguments import Arguments, argument_value
+from paceline.config.resolve import Config, convert, flatten
 from paceline.contracts.recipe import DataSpec, Recipe
 from paceline.core.errors import UserError
 from paceline.core.small_files import parse_json, why
+from paceline.core.types import SettingValue
 from paceline.data.crop import cropped
 from paceline.runs.checkpoint import choose_checkpoint
 from paceline.runs.finished_run import name_stages
@@ -130,8 +133,18 @@ def _misfits(network: nn.Module, weights: Mapping[str, Tensor]) -> list[str]:
 def _differing_settings(config: Config, initial: InitialWeights, path: str) -> dict[str, Any]:
     """Return the settings used to train the weights, if they differ from the settings of this run."""
     now, hints = asdict(config.recipe), get_type_hints(type(config.recipe))
-    before = {name: value for name, value in initial.settings.items() if name in now and str(value) != str(now[name])}
-    return {name: convert(value, hints[name], f"--init-from {path}: {name}") for name, value in before.items()}
+    stored = flatten(initial.settings)
+    before: dict[str, Any] = {}
+    for name in now:
+        shown = f"--init-from {path}: {name}"
+        if hints[name] is Arguments and initial.settings:
+            entries = {
+                key.removeprefix(f"{name}."): value for key, value in stored.items() if key.startswith(f"{name}.")
+            }
+            before[name] = Arguments({entry: argument_value(value, shown) for entry, value in entries.items()})
+        elif name in stored:
+            before[name] = convert(stored[name], hints[name], shown)
+    return {name: value for name, value in before.items() if str(value) != str(now[name])}
 
 
 def _affecting_networks(
@@ -155,5 +168,11 @@ def _affecting_networks(
 def _reject_settings(others: Mapping[str, Any], config: Config, path: str) -> None:
     if others:
         values = ", ".join(f"{name}={value} (not {getattr(config.recipe, name)})" for name, value in others.items())
-        flags = " ".join(f"--set {name}={value}" for name, value in others.items())
-        raise UserError(f"--init-from {path}: its weights were trained with {values}: use {flags}")
+        flags = " ".join(f"--set {name}={_as_text(value)}" for name, value in flatten(others).items())
+        advice = f"use {flags}" if flags else f"leave out {', '.join(others)}"
+        raise UserError(f"--init-from {path}: its weights were trained with {values}: {advice}")
+
+
+def _as_text(value: SettingValue) -> str:
+    """Return a value as it is written on the command line."""
+    return json.dumps(value, separators=(",", ":")) if isinstance(value, list) else str(value)

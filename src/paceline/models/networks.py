@@ -1,0 +1,62 @@
+"""Networks from other libraries, selected by name: `timm:convnext_tiny` or `spandrel:NAFNet`.
+
+A provider is one module in this package with a function `make_network`. It is imported only when one of its networks
+is used, since it needs an optional package.
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from paceline.core.errors import UserError, missing, unknown
+from paceline.core.installed import is_installed
+from paceline.models.network_choice import NetworkChoice, NetworkTask
+
+
+class Provider(NamedTuple):
+    """A library with networks, and the module that creates them for Paceline."""
+
+    module: str  # defines `make_network(choice, task)`, and `make_pretrained(choice, task, weights)` if it has weights
+    package: str
+    extra: str
+
+
+PROVIDERS = {
+    "timm": Provider("paceline.models.timm_networks", "timm", "timm"),
+    "spandrel": Provider("paceline.models.spandrel_networks", "spandrel", "spandrel"),
+}
+
+
+def make_network(choice: NetworkChoice, task: NetworkTask) -> nn.Module:
+    """Return a network with random weights; raise UserError if it does not exist or does not fit the task."""
+    network: nn.Module = _load(choice.name).make_network(choice, task)
+    return network
+
+
+def make_pretrained(choice: NetworkChoice, task: NetworkTask, weights: dict[str, Tensor] | None = None) -> nn.Module:
+    """Return a network with the provider's published weights, or with `weights` from a file for that network.
+
+    Layers whose shape depends on the data, such as the last layer of a classifier, are adapted or newly initialised.
+    """
+    provider = _load(choice.name)
+    if not hasattr(provider, "make_pretrained"):
+        raise UserError(f"network={choice.name}: its provider has no published weights; use random initial weights")
+    network: nn.Module = provider.make_pretrained(choice, task, weights)
+    return network
+
+
+def _load(name: str) -> ModuleType:
+    """Import the provider of a network."""
+    prefix, _, architecture = name.partition(":")
+    if not architecture:
+        raise UserError(f"network={name}: expected PROVIDER:NAME; providers: {', '.join(PROVIDERS)}")
+    if prefix not in PROVIDERS:
+        raise UserError(f"network={name}: {unknown('provider', prefix, PROVIDERS)}")
+    provider = PROVIDERS[prefix]
+    if not is_installed(provider.package):
+        raise UserError(f"network={name}: {missing(provider.package, provider.extra)}")
+    return importlib.import_module(provider.module)

@@ -1,0 +1,149 @@
+"""Classifiers from timm (PyTorch Image Models): `network=timm:NAME`.
+
+The data determines the number of classes, the channels and, if the architecture has a fixed input size, the image size.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+
+import timm
+import torch
+from timm.models import get_pretrained_cfg
+from torch import Tensor, nn
+
+from paceline.core.errors import UserError
+from paceline.core.types import SettingValue
+from paceline.models.network_choice import NetworkChoice, NetworkTask
+
+PRETRAINED = "pretrained"  # requests timm's published weights; see `make_pretrained`
+_FROM_DATA = "the data determines it"
+_FROM_FILE = "use --init-from FILE"
+RESERVED = {
+    "num_classes": _FROM_DATA,
+    "in_chans": _FROM_DATA,
+    "img_size": f"{_FROM_DATA}; use --set size=PIXELS",
+    "checkpoint_path": _FROM_FILE,
+    "pretrained_cfg": "use --set network=timm:NAME.TAG to choose published weights",
+    "pretrained_cfg_overlay": _FROM_FILE,
+    "cache_dir": "set the environment variable HF_HOME",
+    **dict.fromkeys(("features_only", "scriptable", "exportable", "no_jit"), "leave it out"),
+}
+
+
+def make_network(choice: NetworkChoice, task: NetworkTask) -> nn.Module:
+    """Return a classifier with random weights."""
+    arguments = _checked(choice, task)
+    network = _create(choice, {**arguments, "num_classes": task.num_classes, **_input(choice, task)})
+    _check_input(network, choice, task)
+    return network
+
+
+def make_pretrained(choice: NetworkChoice, task: NetworkTask, weights: dict[str, Tensor] | None) -> nn.Module:
+    """Return a classifier with timm's published weights, or with `weights` from a file that timm or a user wrote.
+
+    timm adapts the first layer to the channels and the position embeddings to the image size. If the number of classes
+    differs, the last layer is new.
+    """
+    arguments = {**_checked(choice, task), **_input(choice, task), PRETRAINED: True}
+    if weights is None:
+        network = _download(choice, arguments)
+    else:
+        network = _load(choice, arguments, weights)
+    if network.num_classes != task.num_classes:
+        network.reset_classifier(task.num_classes)  # type: ignore[operator]
+    return network
+
+
+def _checked(choice: NetworkChoice, task: NetworkTask) -> dict[str, SettingValue]:
+    """Return the arguments for the architecture; raise UserError for unknown names and unsuitable tasks."""
+    if not task.num_classes:
+        raise UserError(f"network={choice.name}: is a classifier; this recipe needs a network from images to images")
+    architecture, _, tag = choice.architecture.partition(".")
+    if not timm.is_model(architecture):  # also rejects names such as local-dir:PATH, which would load files
+        raise choice.unknown(timm.list_models())
+    tags = [name.partition(".")[2] for name in timm.list_pretrained(f"{architecture}.*")]
+    if tag and tag not in tags:
+        known = f"tags with published weights: {', '.join(tags)}" if tags else "leave the tag out"
+        raise UserError(f"network={choice.name}: timm has no weights {tag!r} for {architecture}; {known}")
+    choice.check_reserved(RESERVED)
+    if not isinstance(choice.arguments.get(PRETRAINED, False), bool):
+        raise UserError(f"network_args.{PRETRAINED}={choice.arguments[PRETRAINED]}: is not true or false")
+    return {name: value for name, value in choice.arguments.items() if name != PRETRAINED}
+
+
+def _input(choice: NetworkChoice, task: NetworkTask) -> dict[str, object]:
+    """Return the arguments for the channels and, for an architecture with a fixed input size, the image size."""
+    is_fixed = get_pretrained_cfg(choice.architecture).fixed_input_size
+    return {"in_chans": task.in_channels, **({"img_size": (task.height, task.width)} if is_fixed else {})}
+
+
+def _create(choice: NetworkChoice, arguments: Mapping[str, object]) -> nn.Module:
+    def make() -> nn.Module:
+        network: nn.Module = timm.create_model(choice.architecture, **arguments)
+        return network
+
+    return choice.build(make, lambda: _argument_names(choice))
+
+
+def _argument_names(choice: NetworkChoice) -> set[str]:
+    """Return the arguments of an architecture's class, or an empty set if it accepts any argument."""
+    with torch.random.fork_rng(devices=[]):
+        parameters = inspect.signature(type(timm.create_model(choice.architecture)).__init__).parameters.values()
+    accepts_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    names = {parameter.name for parameter in parameters} - {"self", *RESERVED}
+    return set() if accepts_any else names | {PRETRAINED}
+
+
+def _download(choice: NetworkChoice, arguments: Mapping[str, object]) -> nn.Module:
+    if not timm.is_model_pretrained(choice.architecture):
+        raise UserError(f"network_args.{PRETRAINED}=true: timm has no published weights for {choice.architecture}")
+    try:
+        network: nn.Module = timm.create_model(choice.architecture, **arguments)
+    except Exception as error:
+        _create(choice, {**arguments, PRETRAINED: False})  # raises if the arguments are the problem
+        raise choice.failed("its published weights cannot be downloaded or do not fit", error) from None
+    return network
+
+
+def _load(choice: NetworkChoice, arguments: Mapping[str, object], weights: dict[str, Tensor]) -> nn.Module:
+    heads = get_pretrained_cfg(choice.architecture).classifier
+    head = heads if isinstance(heads, str) or not heads else heads[0]
+    num_classes = len(weights[f"{head}.weight"]) if f"{head}.weight" in weights else 0
+    # With equal numbers of classes here and in the file, timm loads the weights strictly.
+    overlay = {"state_dict": weights, "num_classes": num_classes, "custom_load": False, "label_offset": 0}
+    try:
+        network: nn.Module = timm.create_model(
+            choice.architecture, pretrained_cfg_overlay=overlay, **{**arguments, "num_classes": num_classes}
+        )
+    except Exception as error:
+        _create(choice, {**arguments, PRETRAINED: False})
+        raise choice.failed("the weights belong to a different network", error) from None
+    return network
+
+
+def _check_input(network: nn.Module, choice: NetworkChoice, task: NetworkTask) -> None:
+    """Raise UserError if the network cannot process images of this size, for example because it downsamples too far."""
+    try:
+        _run(network, task, "meta")  # computes shapes only, which takes little time
+    except Exception:  # a network may not support meta tensors
+        try:
+            _run(network, task, "cpu")
+        except Exception as error:
+            size = f"{task.width}×{task.height}"
+            raise choice.failed(f"cannot process images of {size} pixels", error) from None
+
+
+def _run(network: nn.Module, task: NetworkTask, device: str) -> None:
+    tensors = {**dict(network.named_parameters()), **dict(network.named_buffers())}
+    moved = {name: tensor.to(device) for name, tensor in tensors.items()}
+    images = torch.zeros(1, task.in_channels, task.height, task.width, device=device)
+    was_training = network.training
+    try:
+        with torch.no_grad():
+            logits = torch.func.functional_call(network.eval(), moved, (images,))
+    finally:
+        network.train(was_training)
+    if logits.shape != (1, task.num_classes):
+        raise ValueError(f"the output has shape {tuple(logits.shape)}, not {(1, task.num_classes)}")
