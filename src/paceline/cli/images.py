@@ -124,15 +124,22 @@ def import_weights(
     files: Annotated[
         list[str],
         typer.Argument(
-            metavar="FILE…", help="a .pth file; for translation, all .pth files or the folder that contains them"
+            metavar="FILE…",
+            help="a .pth or .safetensors file; for translation, all .pth files or the folder that contains them",
         ),
     ],
-    recipe: Annotated[str, typer.Option(help="recipe that the weights belong to: super_resolution or translation")],
     out: Annotated[str, typer.Option(help="the .safetensors file to write", metavar="FILE")],
+    recipe: Annotated[
+        str,
+        typer.Option(
+            help="recipe that the weights belong to: super_resolution for SRGAN, translation for pix2pix and DeepLIIF; "
+            "without it, the network is recognised by spandrel"
+        ),
+    ] = "",
     preset: Annotated[str, typer.Option(help="named set of settings defined by the recipe")] = "",
     set_: Assignments = [],  # noqa: B006
 ) -> None:
-    """Import weights from other projects: SRGAN generators, pix2pix and DeepLIIF networks."""
+    """Import weights from other projects, for example ESRGAN, SwinIR, NAFNet, SRGAN, pix2pix and DeepLIIF."""
     from paceline.commands.import_weights import import_weights as job
 
     raise typer.Exit(job(files, recipe, out, preset, set_))

@@ -7,6 +7,7 @@ is used, since it needs an optional package.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from types import ModuleType
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from paceline.core.errors import UserError, missing, unknown
 from paceline.core.installed import is_installed
 from paceline.models.network_choice import NetworkChoice, NetworkTask
+from paceline.models.recognised import RecognisedNetwork
 
 
 class Provider(NamedTuple):
@@ -23,11 +25,12 @@ class Provider(NamedTuple):
     module: str  # defines `make_network(choice, task)`, and `make_pretrained(choice, task, weights)` if it has weights
     package: str
     extra: str
+    recognises_weights: bool = False  # whether the module defines `recognise(state, path)`
 
 
 PROVIDERS = {
     "timm": Provider("paceline.models.timm_networks", "timm", "timm"),
-    "spandrel": Provider("paceline.models.spandrel_networks", "spandrel", "spandrel"),
+    "spandrel": Provider("paceline.models.spandrel_networks", "spandrel", "spandrel", recognises_weights=True),
 }
 
 
@@ -47,6 +50,18 @@ def make_pretrained(choice: NetworkChoice, task: NetworkTask, weights: dict[str,
         raise UserError(f"network={choice.name}: its provider has no published weights; use random initial weights")
     network: nn.Module = provider.make_pretrained(choice, task, weights)
     return network
+
+
+def recognise(state: Mapping[str, Tensor], path: str) -> RecognisedNetwork | None:
+    """Return the network that weights from a file belong to, or None if no provider has such a network."""
+    for provider in PROVIDERS.values():
+        if provider.recognises_weights:
+            if not is_installed(provider.package):
+                raise UserError(f"{path}: to recognise its network, {missing(provider.package, provider.extra)}")
+            found: RecognisedNetwork | None = importlib.import_module(provider.module).recognise(state, path)
+            if found is not None:
+                return found
+    return None
 
 
 def _load(name: str) -> ModuleType:
