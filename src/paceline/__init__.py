@@ -128,7 +128,7 @@ def train(
         batch_size: The number of images per step across all devices; "32/device" means 32 per device.
         lr: The peak learning rate.
         seed: The seed for initial weights, sample order, augmentation and noise.
-        init_from: A run folder or .safetensors file with initial weights.
+        init_from: A run folder or a file (.safetensors, .pth) with initial weights.
         strategy: "single", "dp", "ddp", "lightning" or the path to your own .py file.
         accelerator: The type of device to run on; "auto" selects "cuda" if there is a GPU.
         devices: The number of devices to train on.

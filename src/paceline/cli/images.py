@@ -128,6 +128,7 @@ def import_weights(
             help="a .pth or .safetensors file; for translation, all .pth files or the folder that contains them",
         ),
     ],
+    recipe: Annotated[str, typer.Option(help="recipe of the weights: classification, super_resolution or translation")],
     out: Annotated[str, typer.Option(help="the .safetensors file to write", metavar="FILE")],
     recipe: Annotated[
         str,
@@ -139,7 +140,7 @@ def import_weights(
     preset: Annotated[str, typer.Option(help="named set of settings defined by the recipe")] = "",
     set_: Assignments = [],  # noqa: B006
 ) -> None:
-    """Import weights from other projects, for example ESRGAN, SwinIR, NAFNet, SRGAN, pix2pix and DeepLIIF."""
+    """Import weights from other projects: timm classifiers, SRGAN generators, pix2pix and DeepLIIF."""
     from paceline.commands.import_weights import import_weights as job
 
     raise typer.Exit(job(files, recipe, out, preset, set_))

@@ -10,8 +10,9 @@ from paceline.contracts.importer import Importer
 from paceline.contracts.recipe import Recipe
 from paceline.core.errors import UserError
 from paceline.core.registry import load_class, load_classes
-from paceline.inference.image_model import make_image_model
+from paceline.inference.image_model import open_recipe
 from paceline.inference.trained import StoredModel, build
+from paceline.inference.uses import main_use
 from paceline.runs.config import load_recipe
 from paceline.runs.tensors import SUFFIX
 from paceline.runs.weights_file import write_weights
@@ -20,7 +21,7 @@ ANY_NETWORK = "recognised"  # the importer that is used if the user names no rec
 
 
 def import_weights(files: list[str], recipe: str, out: str, preset: str, assignments: list[str]) -> int:
-    """Write a weights file that `apply`, `export` and `--init-from` accept; `recipe` may be empty."""
+    """Write a weights file that `apply` or `predict`, `export` and `--init-from` accept; `recipe` may be empty."""
     importer_class = _importer_of(recipe) if recipe else load_class("importer", ANY_NETWORK, Importer)
     target = Path(out).expanduser()
     if target.suffix != SUFFIX:
@@ -41,15 +42,15 @@ def import_weights(files: list[str], recipe: str, out: str, preset: str, assignm
     spec = importer.data_spec(config.values())
     built = build(config, spec)
     tensors = importer.tensors(built.state_dict())
-    make_image_model(StoredModel(config, spec, tensors, out), files[0])  # raises if a tensor is missing or does not fit
+    stored = StoredModel(config, spec, tensors, out)
+    open_recipe(stored, files[0])  # raises if a tensor is missing or does not fit
     write_weights(target, config, spec, tensors)
     networks = [name for name in built.single_networks if any(key.startswith(f"{name}.") for key in tensors)]
     count = sum(tensor.numel() for tensor in tensors.values())
     print(f"{', '.join(networks)}: {len(tensors)} tensors, {count:,} values → {target}")
     _print_settings(importer, config)
-    if importer.note:
-        print(importer.note)
-    print(f"try: paceline apply {target} IMAGES --out results")
+    use = main_use(stored, "import", out)
+    print(f"try: paceline {use} {target} IMAGES{' --out results' if use == 'apply' else ''}")
     return 0
 
 

@@ -28,7 +28,7 @@ from paceline.parallel.strategy import Strategy, strategy_class
 from paceline.parallel.torch_internals import AnyDropout
 from paceline.parallel.world import uses_cuda
 from paceline.training.build import Parts, assemble
-from paceline.training.initial_weights import start_from
+from paceline.training.initial_weights import initialise
 from paceline.training.learner import Learner
 from paceline.training.stop import INTERRUPTED
 
@@ -173,8 +173,7 @@ def trace_strategy(config: Config, path: str, control: str, num_steps: int) -> N
     if os.environ.get("RANK", "0") != "0":
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     parts = assemble(config)
-    if config.run.init_from:
-        start_from(parts, config.run.init_from)
+    initialise(parts)
     if control == "repeated-part":
         parts.feed.cut = parts.feed.cut._replace(rank=0)
     for module in parts.recipe.modules():

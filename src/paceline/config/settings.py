@@ -106,7 +106,7 @@ class RunSettings:
         0, "seed for initial weights, sample order, augmentation and noise", flag=True, at_least=0, below=SEEDS
     )
     init_from: str = setting(
-        "", "run folder or .safetensors file with initial weights for some or all networks", flag=True
+        "", "run folder or file (.safetensors, .pth) with initial weights for some or all networks", flag=True
     )
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp64"] = setting(
         "auto", "numerical precision; auto: bf16 on GPUs that support it, else fp32", flag=True
@@ -255,6 +255,12 @@ class LearnerSettings:
     beta1: float = setting(0.9, "decay rate of the first moment, for adam and adamw", at_least=0, below=1)
     beta2: float = setting(0.999, "decay rate of the second moment, for adam and adamw", at_least=0, below=1)
     weight_decay: float = setting(0.0, "weight decay", at_least=0)
+    layer_decay: float = setting(
+        1.0,
+        "factor by which the learning rate falls from each layer to the one before it, towards the input",
+        above=0,
+        at_most=1,
+    )
     decay_norms: bool = setting(True, "also apply weight decay to biases and normalisation layers")
     schedule: Literal["constant", "step", "cosine", "linear"] = setting("constant", "learning rate schedule")
     warmup: str = setting("0 images", "length of the warm-up, during which the learning rate rises linearly from zero")

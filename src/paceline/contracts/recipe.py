@@ -125,6 +125,8 @@ class Recipe(nn.Module):
     """Scalars that a phase passes to later phases as fields of the batch, with their initial values."""
     ema: tuple[str, ...] = ()
     """Networks that are evaluated with the EMA of their weights."""
+    starts_from_published: bool = False
+    """Whether a new run starts from the weights that `published_weights` returns, unless `--init-from` is set."""
     double_backward: tuple[str, ...] = ()
     """Networks that need second-order gradients, for example for R1."""
 
@@ -184,6 +186,21 @@ class Recipe(nn.Module):
                 children = [child for child, _ in self.named_children()]
                 problem = unknown("network", phase.network, children)
                 raise UserError(f"recipe {name!r}: phase {phase.name!r} refers to an {problem}")
+
+    def published_weights(self) -> dict[str, Tensor]:
+        """Return weights that another project published, by tensor name; they may have to be downloaded.
+
+        Training calls this method for a new run if `starts_from_published` is true.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no published_weights()")
+
+    def adopt_weights(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Convert the tensors in another project's file to the recipe's tensor names.
+
+        Training calls this method for an `--init-from` file without any of the recipe's names. By default, it returns
+        no tensors, which means that such files are not supported.
+        """
+        return {}
 
     @property
     def networks(self) -> dict[str, nn.Module]:

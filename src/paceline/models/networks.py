@@ -7,7 +7,7 @@ is used, since it needs an optional package.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import NamedTuple
 
@@ -22,7 +22,9 @@ from paceline.models.recognised import RecognisedNetwork
 class Provider(NamedTuple):
     """A library with networks, and the module that creates them for Paceline."""
 
-    module: str  # defines `make_network(choice, task)`, and `make_pretrained(choice, task, weights)` if it has weights
+    # Defines `make_network(choice, task)`. A provider of classifiers also defines `make_pretrained`, `describe_weights`
+    # and `input_statistics`, with the arguments of the functions below.
+    module: str
     package: str
     extra: str
     recognises_weights: bool = False  # whether the module defines `recognise(state, path)`
@@ -45,23 +47,20 @@ def make_pretrained(choice: NetworkChoice, task: NetworkTask, weights: dict[str,
 
     Layers whose shape depends on the data, such as the last layer of a classifier, are adapted or newly initialised.
     """
-    provider = _load(choice.name)
-    if not hasattr(provider, "make_pretrained"):
-        raise UserError(f"network={choice.name}: its provider has no published weights; use random initial weights")
-    network: nn.Module = provider.make_pretrained(choice, task, weights)
+    network: nn.Module = _load(choice.name).make_pretrained(choice, task, weights)
     return network
 
 
-def recognise(state: Mapping[str, Tensor], path: str) -> RecognisedNetwork | None:
-    """Return the network that weights from a file belong to, or None if no provider has such a network."""
-    for provider in PROVIDERS.values():
-        if provider.recognises_weights:
-            if not is_installed(provider.package):
-                raise UserError(f"{path}: to recognise its network, {missing(provider.package, provider.extra)}")
-            found: RecognisedNetwork | None = importlib.import_module(provider.module).recognise(state, path)
-            if found is not None:
-                return found
-    return None
+def describe_weights(choice: NetworkChoice, weights: Mapping[str, Tensor], size_px: int) -> NetworkTask:
+    """Return the task that a classifier's weights are for; `size_px` is the image size, or 0 for the usual one."""
+    task: NetworkTask = _load(choice.name).describe_weights(choice, weights, size_px)
+    return task
+
+
+def input_statistics(choice: NetworkChoice) -> tuple[Sequence[float], Sequence[float]]:
+    """Return the mean and standard deviation per channel of a classifier's training images, as values in [0, 1]."""
+    mean, std = _load(choice.name).input_statistics(choice)
+    return mean, std
 
 
 def _load(name: str) -> ModuleType:

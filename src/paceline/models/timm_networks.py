@@ -6,7 +6,7 @@ The data determines the number of classes, the channels and, if the architecture
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import timm
 import torch
@@ -56,10 +56,40 @@ def make_pretrained(choice: NetworkChoice, task: NetworkTask, weights: dict[str,
     return network
 
 
+def describe_weights(choice: NetworkChoice, weights: Mapping[str, Tensor], size_px: int) -> NetworkTask:
+    """Return the task that weights are for; `size_px` is the image size in pixels, or 0 for the one timm uses."""
+    _check_architecture(choice)
+    config = get_pretrained_cfg(choice.architecture)
+    channels, height, width = config.input_size
+    first = _first(config.first_conv)
+    if f"{first}.weight" in weights:
+        channels = weights[f"{first}.weight"].shape[1]
+    num_classes = _num_classes(choice, weights)
+    if not num_classes:
+        raise UserError(f"network={choice.name}: the file has no weights for the last layer; use it with --init-from")
+    return NetworkTask(channels, size_px or height, size_px or width, num_classes=num_classes)
+
+
+def input_statistics(choice: NetworkChoice) -> tuple[Sequence[float], Sequence[float]]:
+    """Return the mean and standard deviation that timm normalises images with."""
+    _check_architecture(choice)
+    config = get_pretrained_cfg(choice.architecture)
+    return config.mean, config.std
+
+
 def _checked(choice: NetworkChoice, task: NetworkTask) -> dict[str, SettingValue]:
     """Return the arguments for the architecture; raise UserError for unknown names and unsuitable tasks."""
     if not task.num_classes:
         raise UserError(f"network={choice.name}: is a classifier; this recipe needs a network from images to images")
+    _check_architecture(choice)
+    choice.check_reserved(RESERVED)
+    if not isinstance(choice.arguments.get(PRETRAINED, False), bool):
+        raise UserError(f"network_args.{PRETRAINED}={choice.arguments[PRETRAINED]}: is not true or false")
+    return {name: value for name, value in choice.arguments.items() if name != PRETRAINED}
+
+
+def _check_architecture(choice: NetworkChoice) -> None:
+    """Raise UserError if timm has no such architecture, or no weights for the tag after the dot."""
     architecture, _, tag = choice.architecture.partition(".")
     if not timm.is_model(architecture):  # also rejects names such as local-dir:PATH, which would load files
         raise choice.unknown(timm.list_models())
@@ -67,10 +97,6 @@ def _checked(choice: NetworkChoice, task: NetworkTask) -> dict[str, SettingValue
     if tag and tag not in tags:
         known = f"tags with published weights: {', '.join(tags)}" if tags else "leave the tag out"
         raise UserError(f"network={choice.name}: timm has no weights {tag!r} for {architecture}; {known}")
-    choice.check_reserved(RESERVED)
-    if not isinstance(choice.arguments.get(PRETRAINED, False), bool):
-        raise UserError(f"network_args.{PRETRAINED}={choice.arguments[PRETRAINED]}: is not true or false")
-    return {name: value for name, value in choice.arguments.items() if name != PRETRAINED}
 
 
 def _input(choice: NetworkChoice, task: NetworkTask) -> dict[str, object]:
@@ -108,9 +134,7 @@ def _download(choice: NetworkChoice, arguments: Mapping[str, object]) -> nn.Modu
 
 
 def _load(choice: NetworkChoice, arguments: Mapping[str, object], weights: dict[str, Tensor]) -> nn.Module:
-    heads = get_pretrained_cfg(choice.architecture).classifier
-    head = heads if isinstance(heads, str) or not heads else heads[0]
-    num_classes = len(weights[f"{head}.weight"]) if f"{head}.weight" in weights else 0
+    num_classes = _num_classes(choice, weights)
     # With equal numbers of classes here and in the file, timm loads the weights strictly.
     overlay = {"state_dict": weights, "num_classes": num_classes, "custom_load": False, "label_offset": 0}
     try:
@@ -121,6 +145,17 @@ def _load(choice: NetworkChoice, arguments: Mapping[str, object], weights: dict[
         _create(choice, {**arguments, PRETRAINED: False})
         raise choice.failed("the weights belong to a different network", error) from None
     return network
+
+
+def _num_classes(choice: NetworkChoice, weights: Mapping[str, Tensor]) -> int:
+    """Return the number of logits of the last layer in a file, or 0 if the file does not have this layer."""
+    name = f"{_first(get_pretrained_cfg(choice.architecture).classifier)}.weight"
+    return len(weights[name]) if name in weights else 0
+
+
+def _first(names: str | Sequence[str] | None) -> str:
+    """Return the first of one or several names; timm uses tuples for networks with two classifiers or inputs."""
+    return names if isinstance(names, str) else next(iter(names or ()), "")
 
 
 def _check_input(network: nn.Module, choice: NetworkChoice, task: NetworkTask) -> None:

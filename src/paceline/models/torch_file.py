@@ -1,4 +1,4 @@
-"""Reads files that other projects wrote with torch.save or safetensors, without executing any code in them."""
+"""Reads weights that other projects wrote with torch.save or safetensors, without executing any code in them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import pickle
 import warnings
 from pathlib import Path
 
-import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor
@@ -16,7 +15,7 @@ from paceline.core.errors import UserError
 # The first bytes of a zip archive, and of the pickle that older torch versions write.
 MAGIC_BYTES = (b"PK\x03\x04", b"\x80")
 # Keys under which checkpoints store a network, possibly nested. If a level has several of them, the first is used.
-WRAPPERS = ("params_ema", "params-ema", "params", "generator", "model_state_dict", "state_dict", "model")
+WRAPPERS = ("params_ema", "state_dict_ema", "params-ema", "params", "generator", "model_state_dict", "state_dict", "model")
 SAFETENSORS = ".safetensors"
 PREFIX = "generator."  # prefix of the generator's tensors in a checkpoint with several networks
 OUTER_MODULES = ("module.", "_orig_mod.")  # added to every name by DataParallel and by torch.compile
@@ -50,7 +49,7 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
     """Return the tensors in a state_dict, or a checkpoint's generator; raise UserError if any value is not finite."""
     if not path.is_file():
         raise UserError(f"{path}: no such file")
-    content = _unwrap(_read_safetensors(path) if path.suffix == SAFETENSORS else read_torch_file(path, str(path)))
+    content = _read_safetensors(path) if path.suffix == SAFETENSORS else _unwrap(_read_safetensors(path) if path.suffix == SAFETENSORS else read_torch_file(path, str(path)))
     if not isinstance(content, dict) or not content:
         raise UserError(f"{path}: contains no state_dict")
     tensors: dict[str, Tensor] = {}
@@ -65,12 +64,11 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _read_safetensors(path: Path) -> dict[str, Tensor]:
+def _read_safetensors(path: Path) -> object:
     try:
-        return safetensors.torch.load_file(path)
-    except (OSError, safetensors.SafetensorError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"{path}: cannot be read; the file may be truncated ({reason})") from None
+        return _without_prefixes({**safetensors.torch.load_file(path)})
+    except Exception as error:
+        raise UserError(f"{path}: cannot be read; the file may be truncated ({error})") from None
 
 
 def _unwrap(content: object) -> object:

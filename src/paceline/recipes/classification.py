@@ -1,30 +1,40 @@
-"""Classification: a residual network predicts the class of an image.
+"""Classification: a network predicts the class of an image.
 
-The preset `reference` has the settings from a published comparison of strategies on CIFAR-100 (ResNet-18, up to 71.9%
-top-1). `accurate` reaches a higher accuracy with the same network and data.
+By default, the network is a residual network; `network=timm:NAME` selects any classifier from timm. The preset
+`reference` has the settings from a published comparison of strategies on CIFAR-100 (ResNet-18, up to 71.9% top-1).
+`accurate` reaches a higher accuracy with the same network and data.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from paceline.config.arguments import Arguments
 from paceline.config.settings import setting
-from paceline.contracts.recipe import Batch, Best, DataSpec, Loss, Phase, Recipe
+from paceline.contracts.recipe import Batch, Best, DataSpec, Draw, Loss, Phase, Recipe
 from paceline.core.errors import UserError
+from paceline.models import mixing, trivial_augment
 from paceline.models.resnet import ResNet
+from paceline.recipes.parts.classification_presets import PRESETS
 from paceline.recipes.parts.other_names import CLASSIFICATION
+from paceline.recipes.parts.selected_classifier import SelectedClassifier
 
 SMALL_STEM_UP_TO_PX = 64  # the plain stem downsamples by 4, which is too much for small images
 
 
 @dataclass(frozen=True)
 class ClassificationSettings:
-    """The network and its loss."""
+    """The network, its loss and the augmentation that uses other images or the labels."""
 
+    network: str = setting("", "network from another library: timm:NAME, e.g. timm:convnext_tiny; empty for a ResNet")
+    network_args: Arguments = setting(
+        Arguments(), "arguments of that network, e.g. network_args.drop_path_rate=0.1 or network_args.pretrained=true"
+    )
     depth: Literal["18", "34", "50"] = setting("18", "number of layers in the residual network")
     stem: Literal["auto", "small", "plain"] = setting(
         "auto",
@@ -36,12 +46,23 @@ class ClassificationSettings:
         0.0, "label smoothing: fraction of the target probability spread over all classes", at_least=0, below=1
     )
     dropout: float = setting(0.0, "dropout probability before the last layer", at_least=0, below=1)
+    mixup: float = setting(
+        0.0, "mixup: α of the Beta(α, α) distribution of the mixing ratio; 0 disables it", at_least=0
+    )
+    cutmix: float = setting(0.0, "CutMix: α of the Beta(α, α) distribution of the area; 0 disables it", at_least=0)
+    mix_probability: float = setting(
+        1.0, "fraction of the training images that mixup and CutMix change", at_least=0, at_most=1
+    )
+    trivial_augment: bool = setting(
+        False, "change each training image with one random operation of random strength (TrivialAugment)"
+    )
 
 
 class Classification(Recipe):
     """Trains one network with cross-entropy, in a single phase."""
 
     Settings = ClassificationSettings
+    importer = "timm_classifier"
     evaluator = "accuracy"
     best = Best("validation/top1", "max")
     defaults = {
@@ -56,62 +77,7 @@ class Classification(Recipe):
         "warmup": "5%",
         "pad_crop": 4,
     }
-    presets = {
-        # For a first run on a CPU: a narrow network, and the digits at their original size of 8 pixels.
-        "quick": {
-            "data": "digits",
-            "size": 8,
-            "width": 16,
-            "epochs": 12,
-            "batch_size": "64",
-            "reference_batch": 64,
-            "pad_crop": 1,
-            "flip": "off",
-        },
-        # The settings from the published comparison, including its fp16 mixed precision: bf16 rounds differently.
-        "reference": {
-            "data": "cifar100",
-            "depth": "18",
-            "stem": "small",
-            "epochs": 50,
-            "batch_size": "128",
-            "lr": 0.1,
-            "momentum": 0.9,
-            "nesterov": True,
-            "weight_decay": 1e-4,
-            "schedule": "step",
-            "milestones": "25 epochs",
-            "gamma": 0.1,
-            "warmup": "0 images",
-            "pad_crop": 4,
-            "flip": "on",
-            "validation": 0.1,
-            "precision": "fp16",
-            "save_every": "10 epochs",
-        },
-        # Chosen for accuracy on CIFAR-100. The learning rate falls to zero, so an EMA of the weights would add little,
-        # and a small validation split is enough, since the last checkpoints hardly differ.
-        "accurate": {
-            "data": "cifar100",
-            "depth": "18",
-            "stem": "small",
-            "epochs": 100,
-            "batch_size": "512",
-            "reference_batch": 512,
-            "lr": 0.4,
-            "weight_decay": 5e-4,
-            "schedule": "cosine",
-            "warmup": "5 epochs",
-            "label_smoothing": 0.1,
-            "pad_crop": 4,
-            "flip": "on",
-            "cutout": 8,
-            "validation": 0.02,
-            # Epochs are short on a large GPU, so evaluating and saving after each one would take too long.
-            "evaluate_every": "4 epochs",
-            "save_every": "20 epochs",
-        },
-    }
+    presets = PRESETS
     small = {"width": 8, "size": 16, "pad_crop": 2, "batch_size": "32"}
     phases = (Phase("classifier", "classifier"),)
     ema = ("classifier",)
@@ -121,25 +87,55 @@ class Classification(Recipe):
         super().__init__(settings, spec)
         if spec.num_classes < 2:
             raise UserError("classification needs data with at least two classes: choose a different --data")
-        stem = settings.stem
-        if stem == "auto":
-            stem = "small" if max(spec.height, spec.width) <= SMALL_STEM_UP_TO_PX else "plain"
-        self.label_smoothing = settings.label_smoothing
-        self.classifier = ResNet(
-            depth=int(settings.depth),
-            num_classes=spec.num_classes,
-            in_channels=spec.channels,
-            stem=stem,
-            norm=settings.norm,
-            width=settings.width,
-            dropout=settings.dropout,
-        )
+        self.settings = settings
+        self.selected = SelectedClassifier(settings.network, settings.network_args, spec) if settings.network else None
+        self.normalise = self.selected.make_input_scaling() if self.selected else nn.Identity()
+        self.classifier = self.selected.make_network() if self.selected else _make_resnet(settings, spec)
+        self.starts_from_published = bool(self.selected and self.selected.is_pretrained)
+        self.mixes = bool(settings.mixup or settings.cutmix)
+        self.draws = {
+            **({"mix": Draw((mixing.NUM_UNIFORMS,), "uniform")} if self.mixes else {}),
+            **({"operation": Draw((trivial_augment.NUM_UNIFORMS,), "uniform")} if settings.trivial_augment else {}),
+        }
 
     def classifier_loss(self, batch: Batch) -> Loss:
-        """Return the cross-entropy of the logits, with label smoothing."""
-        logits = self.classifier(batch["image"])
-        return Loss({"cross_entropy": F.cross_entropy(logits, batch["label"], label_smoothing=self.label_smoothing)})
+        """Return the cross-entropy of the logits, with label smoothing. A mixed image has two labels."""
+        settings, images, labels = self.settings, batch["image"], batch["label"]
+        if settings.trivial_augment:
+            images = trivial_augment.augment(images, batch["operation"])
+        if not self.mixes:
+            logits = self.classifier(self.normalise(images))
+            return Loss({"cross_entropy": F.cross_entropy(logits, labels, label_smoothing=settings.label_smoothing)})
+        images, own = mixing.mix(images, batch["mix"], settings.mixup, settings.cutmix, settings.mix_probability)
+        logits = self.classifier(self.normalise(images))
+        error = partial(F.cross_entropy, logits, reduction="none", label_smoothing=settings.label_smoothing)
+        mixed = own * error(labels) + (1 - own) * error(mixing.neighbours(labels))
+        return Loss({"cross_entropy": mixed.mean()})
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
         """Return one logit per class."""
-        return {"logits": self.classifier(batch["image"])}
+        return {"logits": self.classifier(self.normalise(batch["image"]))}
+
+    def published_weights(self) -> dict[str, Tensor]:
+        """Return the weights that timm published for the network."""
+        assert self.selected
+        return self.selected.published_weights()
+
+    def adopt_weights(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the weights in a file that timm, or a user of timm, wrote for the network."""
+        return self.selected.adopt_weights(tensors) if self.selected else {}
+
+
+def _make_resnet(settings: ClassificationSettings, spec: DataSpec) -> ResNet:
+    stem = settings.stem
+    if stem == "auto":
+        stem = "small" if max(spec.height, spec.width) <= SMALL_STEM_UP_TO_PX else "plain"
+    return ResNet(
+        depth=int(settings.depth),
+        num_classes=spec.num_classes,
+        in_channels=spec.channels,
+        stem=stem,
+        norm=settings.norm,
+        width=settings.width,
+        dropout=settings.dropout,
+    )

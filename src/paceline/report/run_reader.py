@@ -9,7 +9,7 @@ from pathlib import Path
 
 from paceline.config.resolve import flatten
 from paceline.contracts.recipe import Recipe
-from paceline.core.types import SettingValue
+from paceline.core.types import Scalar, SettingValue
 from paceline.evaluation.protocol import Protocol
 from paceline.report.log_intervals import Line, log_intervals, seconds_per_epoch, speed_of
 from paceline.report.phrases import as_words
@@ -84,10 +84,11 @@ def _protocol(folder: RunFolder, metric: str) -> Protocol:
     return {as_words(name): _shown(value) for name, value in folder.protocol_of(metric).items()}
 
 
-def _shown(value: SettingValue) -> SettingValue:
+def _shown(value: SettingValue) -> Scalar:
     """Return a finite number unchanged, and any other value as text."""
-    is_number = isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value))
-    return value if is_number else as_words(str(value))
+    if isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    return as_words(str(value))
 
 
 def _read_lines(metrics: Path) -> tuple[list[Line], set[int], int]:

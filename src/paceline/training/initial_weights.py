@@ -19,6 +19,7 @@ from paceline.core.errors import UserError
 from paceline.core.small_files import parse_json, why
 from paceline.core.types import SettingValue
 from paceline.data.crop import cropped
+from paceline.models.torch_file import read_state_dict
 from paceline.runs.checkpoint import choose_checkpoint
 from paceline.runs.finished_run import name_stages
 from paceline.runs.folder import RunFolder
@@ -27,6 +28,9 @@ from paceline.runs.weights import evaluated_values
 from paceline.runs.weights_file import SETTINGS, check_weights_format, read_tensors
 from paceline.training.agreement import raise_on_all, share_newest
 from paceline.training.build import Parts
+
+TORCH_SUFFIXES = (".pth", ".pt", ".bin")  # files written by torch.save
+PUBLISHED = "published weights"
 
 
 @dataclass(frozen=True)
@@ -39,17 +43,24 @@ class InitialWeights:
     images: int = 0  # images seen at the run's newest checkpoint
 
 
-def start_from(parts: Parts, path: str) -> str:
-    """Load the best weights of a run or the weights in a file; return a line that lists the loaded networks.
+def initialise(parts: Parts) -> str:
+    """Load the weights that a new run starts from, if there are any; return a line that lists the loaded networks.
 
-    A host that has the weights sends them to the others. If several hosts have the run, the newest copy is used.
+    These are the best weights of a run or the weights in a file (`--init-from`), or published weights that the recipe's
+    settings request. A host that has the weights sends them to the others. If several hosts have the run, the newest
+    copy is used.
     """
+    path = parts.config.run.init_from
+    if not path and not parts.recipe.starts_from_published:
+        return ""
     own, message = None, ""
     if parts.world.place.local_rank == 0:
         try:
-            own = read_initial_weights(path)
+            own = (
+                read_initial_weights(path) if path else InitialWeights(parts.recipe.published_weights(), {}, PUBLISHED)
+            )
         except UserError as error:
-            message = f"--init-from {path}: {error}"
+            message = f"--init-from {path}: {error}" if path else str(error)
     initial, _ = share_newest(parts.world, own, own.images if own else -1)
     if initial is None:
         raise_on_all(parts.world, message)
@@ -68,7 +79,9 @@ def read_initial_weights(path: str) -> InitialWeights:
         return _of_run(RunFolder(place), path)
     if place.suffix == SUFFIX and place.is_file():
         return _of_file(place, path)
-    raise UserError(f"expected a run folder or a {SUFFIX} file")
+    if place.suffix in TORCH_SUFFIXES and place.is_file():
+        return InitialWeights(read_state_dict(place), {}, path)
+    raise UserError(f"expected a run folder, or a file ending in {', '.join((SUFFIX, *TORCH_SUFFIXES))}")
 
 
 def _of_run(folder: RunFolder, name: str) -> InitialWeights:
@@ -98,8 +111,12 @@ def _of_file(file: Path, name: str) -> InitialWeights:
 
 def _fill(recipe: Recipe, config: Config, spec: DataSpec, initial: InitialWeights, path: str) -> list[str]:
     """Load the weights into their networks and return the networks' names; raise UserError if they do not fit."""
-    by_network = {name: _with_prefix(f"{name}.", initial.weights) for name in recipe.networks}
-    found = {name: weights for name, weights in by_network.items() if weights}
+    found = _by_network(recipe, initial.weights)
+    if not found and path:
+        try:
+            found = _by_network(recipe, recipe.adopt_weights(initial.weights))
+        except UserError as error:
+            raise UserError(f"--init-from {path}: {error}") from None
     if not found:
         raise UserError(f"--init-from {path}: contains none of the networks {', '.join(recipe.networks)}")
     others = _differing_settings(config, initial, path)
@@ -117,6 +134,12 @@ def _fill(recipe: Recipe, config: Config, spec: DataSpec, initial: InitialWeight
     for name, weights in found.items():
         recipe.networks[name].load_state_dict(weights)
     return list(found)
+
+
+def _by_network(recipe: Recipe, weights: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """Return the weights of each network that has any, without the network's name."""
+    by_network = {name: _with_prefix(f"{name}.", weights) for name in recipe.networks}
+    return {name: own for name, own in by_network.items() if own}
 
 
 def _with_prefix(prefix: str, weights: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +12,11 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from paceline.config.settings import LearnerSettings
 from paceline.core.errors import UserError
+from paceline.models.layer_rates import relative_rates
 from paceline.parallel.precision import Precision
 from paceline.parallel.torch_internals import lerp_all, norms_of
+
+RELATIVE_RATE = "relative_rate"  # key of a parameter group: its learning rate divided by the learner's
 
 
 class Learner:
@@ -33,7 +37,8 @@ class Learner:
         self.parameters = list(self.named.values())
         if not self.parameters:
             raise UserError(f"network {name!r} has no parameter that requires grad: there is nothing to train")
-        self.optimizer = make_optimizer(self.parameters, settings, precision)
+        rates = relative_rates(network, settings.layer_decay)
+        self.optimizer = make_optimizer(self.named, settings, precision, rates)
         self.scaler = torch.amp.GradScaler(precision.device_type, enabled=precision.scaled)
         self.ema_half_life = ema_half_life
         self.ema = [p.detach().clone() for p in self.parameters] if ema_half_life else []
@@ -44,11 +49,13 @@ class Learner:
 
     def set_rate(self, images: int) -> None:
         """Set the learning rate of the next step, given the images seen so far."""
+        rate = self.learning_rate(images)
         for group in self.optimizer.param_groups:
+            own = rate * group[RELATIVE_RATE]
             if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(self.learning_rate(images))
+                group["lr"].fill_(own)
             else:
-                group["lr"] = self.learning_rate(images)
+                group["lr"] = own
 
     def step(self) -> None:
         """Update the weights from their gradients."""
@@ -97,24 +104,37 @@ class Learner:
             self.ema[position], parameter.data = parameter.data, ema_tensor
 
 
-def make_optimizer(parameters: list[Tensor], settings: LearnerSettings, precision: Precision) -> Optimizer:
-    """Return the optimizer chosen by the settings, in its fused implementation."""
-    decayed = [p for p in parameters if settings.decay_norms or p.ndim > 1]
-    not_decayed = [p for p in parameters if not settings.decay_norms and p.ndim <= 1]
-    groups = [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": not_decayed, "weight_decay": 0.0}]
-    groups = [group for group in groups if group["params"]]
+def make_optimizer(
+    named: dict[str, Tensor], settings: LearnerSettings, precision: Precision, rates: Mapping[str, float]
+) -> Optimizer:
+    """Return the optimizer chosen by the settings, in its fused implementation.
+
+    `rates` are the learning rates of single parameters relative to the learner's rate, if they differ from 1.
+    """
+    parameters = list(named.values())
     # On a GPU the learning rate is a device tensor, so that it can change in a captured step.
     cuda = precision.device_type == "cuda"
-    rate = torch.tensor(settings.lr, device=parameters[0].device) if cuda else settings.lr
+    groups: dict[tuple[float, bool], dict[str, Any]] = {}
+    for name, parameter in named.items():
+        rate, is_decayed = rates.get(name, 1.0), settings.decay_norms or parameter.ndim > 1
+        if (rate, not is_decayed) not in groups:
+            groups[rate, not is_decayed] = {
+                "params": [],
+                "weight_decay": settings.weight_decay if is_decayed else 0.0,
+                "lr": torch.tensor(settings.lr * rate, device=parameter.device) if cuda else settings.lr * rate,
+                RELATIVE_RATE: rate,
+            }
+        groups[rate, not is_decayed]["params"].append(parameter)
+    ordered = [groups[key] for key in sorted(groups)]
     betas = (settings.beta1, settings.beta2)
     match settings.optimizer:
         case "sgd":
             nesterov = settings.nesterov and settings.momentum > 0
-            sgd = SGD(groups, lr=rate, momentum=settings.momentum, nesterov=nesterov, fused=True)
+            sgd = SGD(ordered, lr=settings.lr, momentum=settings.momentum, nesterov=nesterov, fused=True)
             if settings.momentum:  # torch leaves the buffer uninitialised if the fp16 scaler skips the first step
                 for parameter in parameters:
                     sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
             return sgd
         case "adam":
-            return Adam(groups, lr=rate, betas=betas, fused=True, capturable=cuda)
-    return AdamW(groups, lr=rate, betas=betas, fused=True, capturable=cuda)
+            return Adam(ordered, lr=settings.lr, betas=betas, fused=True, capturable=cuda)
+    return AdamW(ordered, lr=settings.lr, betas=betas, fused=True, capturable=cuda)

@@ -29,7 +29,7 @@ from paceline.runs.weights import load_weights
 from paceline.training.agreement import checkpoint_at, claim_folder, newest_snapshot
 from paceline.training.build import Parts
 from paceline.training.evaluate import SplitEvaluator, final_evaluator, training_evaluator
-from paceline.training.initial_weights import start_from
+from paceline.training.initial_weights import initialise
 from paceline.training.loop import Loop, Outputs, describe
 from paceline.training.rehearsal import rehearse
 from paceline.training.snapshot import check_fits, restore_snapshot
@@ -51,14 +51,14 @@ class Session:
     describe_data: Callable[[], str]  # returns a fingerprint of the training samples
 
     def resume(self) -> Snapshot | None:
-        """Print the notes, then restore and return the newest snapshot; if there is none, load `--init-from`."""
+        """Print the notes, then restore and return the newest snapshot; if there is none, load initial weights."""
         parts = self.parts
         listed = write_not_used(self.folder.path / NOT_USED, parts.not_used) if self.folder.is_mine else ()
         for note in (*listed, *parts.notes):
             print_line(note)
         snapshot = newest_snapshot(self.folder, parts.world, print_line, partial(check_fits, step=parts.step))
-        if parts.config.run.init_from and not snapshot:
-            print_line(start_from(parts, parts.config.run.init_from))
+        if not snapshot and (note := initialise(parts)):
+            print_line(note)
         if snapshot:
             restore_snapshot(snapshot, parts.step)
         if snapshot and parts.world.is_first:

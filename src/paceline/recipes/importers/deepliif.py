@@ -52,8 +52,8 @@ class DeepliifFiles(Importer):
             raise UserError(
                 "--set panels: list the input and the generated panels, e.g. --set panels=image,dapi,segmentation"
             )
-        side = int(settings["crop"]) or CROP_PX
-        return DataSpec(int(settings["channels"]) or 3, side, side, panels=panels)
+        side = int(str(settings["crop"])) or CROP_PX
+        return DataSpec(int(str(settings["channels"])) or 3, side, side, panels=panels)
 
     def tensors(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}

@@ -71,4 +71,15 @@ GENERATIVE = {
     "lambda_gp": "use --set r1=WEIGHT, the gradient penalty on real images",
     "n_critic": "leave it out: each step updates every network once",
 }
-CLASSIFICATION = dict.fromkeys(("arch", "model", "backbone", "model_name", "net"), "use --set depth=18, 34 or 50")
+CLASSIFICATION = {
+    **dict.fromkeys(
+        ("arch", "model", "backbone", "model_name", "net"), "use --set depth=18, 34 or 50, or --set network=timm:NAME"
+    ),
+    **dict.fromkeys(("drop_path", "drop_path_rate"), "use --set network_args.drop_path_rate=0.1"),
+    "drop": "use --set dropout=0.1, or --set network_args.drop_rate=0.1 for networks from timm",
+    "smoothing": "use --set label_smoothing=0.1",
+    "model_ema": "use --set 'ema_half_life=1 epochs'",
+    "aa": "use --set trivial_augment=true",
+    **dict.fromkeys(("mixup_alpha", "mixup_prob"), "use --set mixup=0.8 and --set mix_probability=1"),
+    **dict.fromkeys(("cutmix_alpha", "cutmix_prob"), "use --set cutmix=1 and --set mix_probability=1"),
+}
