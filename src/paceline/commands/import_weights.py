@@ -33,9 +33,8 @@ def import_weights(files: list[str], recipe: str, out: str, preset: str, assignm
     found = {**importer.recognised, **importer.assumed}
     config = configure(
         recipe,
-        {"preset": preset} if preset else {},
-        # The user's values come last, so they override those found in the files.
-        assignments=[*(f"{name}={value}" for name, value in found.items()), *assignments],
+        found | ({"preset": preset} if preset else {}),
+        assignments=assignments,  # the user's values override those found in the files
         elsewhere=True,
     )
     _check_recognised(importer, config, files[0])
@@ -49,6 +48,8 @@ def import_weights(files: list[str], recipe: str, out: str, preset: str, assignm
     count = sum(tensor.numel() for tensor in tensors.values())
     print(f"{', '.join(networks)}: {len(tensors)} tensors, {count:,} values → {target}")
     _print_settings(importer, config)
+    if importer.note:
+        print(importer.note)
     use = main_use(stored, "import", out)
     print(f"try: paceline {use} {target} IMAGES{' --out results' if use == 'apply' else ''}")
     return 0

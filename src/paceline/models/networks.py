@@ -63,6 +63,18 @@ def input_statistics(choice: NetworkChoice) -> tuple[Sequence[float], Sequence[f
     return mean, std
 
 
+def recognise(state: Mapping[str, Tensor], path: str) -> RecognisedNetwork | None:
+    """Return the network that weights from a file belong to, or None if no provider has such a network."""
+    for provider in PROVIDERS.values():
+        if provider.recognises_weights:
+            if not is_installed(provider.package):
+                raise UserError(f"{path}: to recognise its network, {missing(provider.package, provider.extra)}")
+            found: RecognisedNetwork | None = importlib.import_module(provider.module).recognise(state, path)
+            if found is not None:
+                return found
+    return None
+
+
 def _load(name: str) -> ModuleType:
     """Import the provider of a network."""
     prefix, _, architecture = name.partition(":")
