@@ -25,9 +25,9 @@ NETWORKS: dict[str, tuple[dict[str, Any], int]] = {
     "Compact": ({"num_feat": 8, "num_conv": 2}, 4),
     "Swin2SR": (WINDOWED, 2),
     "HAT": ({**WINDOWED, "compress_ratio": 2, "squeeze_factor": 4}, 2),
-    "DAT": ({"embed_dim": 16, "depth": [2], "num_heads": [2], "split_size": [4, 8], "expansion_factor": 2.0}, 2),
-    "FBCNN": ({"nc": [4, 4, 8, 8], "nb": 1}, 1),
-    "DRUNet": ({"nc": [4, 4, 8, 8], "nb": 1}, 1),
+    "DAT": ({"embed_dim": 32, "depth": [2], "num_heads": [2], "split_size": [4, 8], "expansion_factor": 2.0}, 2),
+    "FBCNN": ({"nc": [4, 4, 8, 8], "nb": 2}, 1),
+    "DRUNet": ({"nc": [4, 4, 8, 8], "nb": 2}, 1),
     "SCUNet": ({"config": [1, 1, 1, 1, 1, 1, 1], "dim": 64}, 1),
 }
 MORE_ARGUMENTS = [

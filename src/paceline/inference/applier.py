@@ -189,8 +189,14 @@ class Applier:
 
     def _tile_error(self, pixels: Pixels, tiling: Tiling) -> str:
         """Return how much tiles change the result, measured on the first image that needs them."""
-        if not self._measured_error:
-            self._measured_error = describe_tile_error(self.image_model, self.field, pixels, tiling, self.device)
+        try:
+            self._measured_error = self._measured_error or describe_tile_error(
+                self.image_model, self.field, pixels, tiling, self.device
+            )
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return "the change could not be measured, because memory ran out"
         return self._measured_error
 
     def _paste_on(

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import math
+import warnings
 from collections.abc import Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -29,6 +31,7 @@ MORE_IN_CHANNELS = ("dd_in",)  # Uformer's second name for the number of input c
 OUT_CHANNELS = ("out_nc", "num_out_ch", "out_channels", "out_ch")
 SCALES = ("scale", "upscale", "upscale_factor", "up_scale", "upscaling_factor")
 SIZES = ("img_size", "input_resolution")
+WINDOWS = ("window_size", "win_size", "split_size")  # the training size is rounded up to a multiple of them
 UNSHUFFLES = ("shuffle_factor", "start_unshuffle")  # the network first reduces the image by this factor
 UPSAMPLER = "upsampler"
 RESERVED = {
@@ -36,14 +39,18 @@ RESERVED = {
     **dict.fromkeys(SCALES, "use --set scale=N"),
     **dict.fromkeys(SIZES, "the size of the training images determines it; use --crop PIXELS"),
 }
-# Defaults where the class has none, or where its default is unsuitable: a NAFNet without blocks, and random depth,
-# which makes the result depend on the number of devices.
+# Defaults where the class has none, or where its default is unsuitable: a NAFNet without blocks, and windows of 7
+# pixels, which do not fit common crops.
 DEFAULTS: dict[str, dict[str, SettingValue]] = {
     "NAFNet": {"width": 32, "enc_blk_nums": [2, 2, 4, 8], "middle_blk_num": 12, "dec_blk_nums": [2, 2, 2, 2]},
+    "SwinIR": {"window_size": 8},
+    "Swin2SR": {"window_size": 8},
+    "HAT": {"window_size": 16},
     "SAFMN": {"dim": 36},
-    "SAFMNBCIE": {"dim": 32},
+    "SAFMN_BCIE": {"dim": 32},
 }
-NOT_IN_FILES = {"drop_path_rate": 0.0}  # serves training only, so a file does not determine it
+# Random depth makes the result depend on the number of devices. A file does not determine it: it serves training only.
+NOT_IN_FILES = {"drop_path_rate": 0.0}
 _FACES = "restores aligned photographs of faces in several stages"
 UNSUPPORTED = {
     "GFPGAN": _FACES,
@@ -79,7 +86,7 @@ def make_network(choice: NetworkChoice, task: NetworkTask) -> nn.Module:
     choice.check_reserved({name: advice for name, advice in RESERVED.items() if name in entry.parameters})
     network = _build(choice, entry, task)
     try:
-        used = used_parameters(network, (1, task.in_channels, task.height, task.width))
+        used = used_parameters(network, (2, task.in_channels, task.height, task.width))
     except Exception as error:
         raise choice.failed(f"cannot process images of {task.width}×{task.height} pixels", error) from None
     network.freeze_unused(used)
@@ -153,22 +160,39 @@ def _find(choice: NetworkChoice, task: NetworkTask) -> _Entry:
 
 def _build(choice: NetworkChoice, entry: _Entry, task: NetworkTask) -> UnitRangeNetwork:
     """Return the network with the task's channels and scale, whatever the architecture calls these arguments."""
-    mismatch = ""
+    problem: UserError | None = None
     for fixed in _fitted(choice, entry, task):
-        arguments = {**entry.defaults(), **choice.arguments, **fixed}
-        network = choice.build(lambda arguments=arguments: entry.network_class(**arguments), lambda: entry.parameters)  # type: ignore[misc]
+        try:
+            network, descriptor = _described(choice, entry, {**entry.defaults(), **choice.arguments, **fixed})
+        except UserError as error:
+            problem = problem or error
+            continue
+        made = descriptor.input_channels, descriptor.output_channels, descriptor.scale
+        if made == (task.in_channels, task.out_channels, task.scale):
+            return UnitRangeNetwork(network, descriptor._call_fn, _size_rule(descriptor))
+        problem = problem or UserError(
+            f"network={choice.name}: maps {made[0]} to {made[1]} channels and enlarges images {made[2]} times, but this "
+            f"run needs {task.in_channels} to {task.out_channels} channels and scale {task.scale}; choose another "
+            "network or other network_args"
+        )
+    assert problem is not None
+    raise problem
+
+
+def _described(
+    choice: NetworkChoice, entry: _Entry, arguments: Mapping[str, Any]
+) -> tuple[nn.Module, ImageModelDescriptor[nn.Module]]:
+    """Return a network with these arguments, and spandrel's description of a network with such weights."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some constructors call functions of torch that are deprecated
+        network = choice.build(partial(entry.network_class, **arguments), lambda: entry.parameters)
         try:
             with torch.random.fork_rng(devices=[]):
                 descriptor = entry.architecture.load(dict(network.state_dict()))
         except Exception as error:
             raise choice.failed("spandrel does not recognise this network", error) from None
-        assert isinstance(descriptor, ImageModelDescriptor)
-        made = descriptor.input_channels, descriptor.output_channels, descriptor.scale
-        if made == (task.in_channels, task.out_channels, task.scale):
-            return UnitRangeNetwork(network, descriptor._call_fn, _size_rule(descriptor))
-        mismatch = mismatch or f"maps {made[0]} to {made[1]} channels and enlarges images {made[2]} times"
-    wanted = f"this run needs {task.in_channels} to {task.out_channels} channels and scale {task.scale}"
-    raise UserError(f"network={choice.name}: {mismatch}, but {wanted}; choose another network or other network_args")
+    assert isinstance(descriptor, ImageModelDescriptor)
+    return network, descriptor
 
 
 def _fitted(choice: NetworkChoice, entry: _Entry, task: NetworkTask) -> Iterator[dict[str, Any]]:
@@ -178,12 +202,21 @@ def _fitted(choice: NetworkChoice, entry: _Entry, task: NetworkTask) -> Iterator
     own = entry.parameters
     fixed: dict[str, Any] = {name: task.out_channels for name in OUT_CHANNELS if name in own}
     fixed |= {name: task.scale * factor for name in SCALES if name in own}
-    fixed |= {name: max(task.height, task.width) for name in SIZES if name in own}
+    side = _rounded_up(max(task.height, task.width), {**entry.defaults(), **choice.arguments})
+    fixed |= {name: side for name in SIZES if name in own}
     if UPSAMPLER in own and UPSAMPLER not in choice.arguments and own[UPSAMPLER].default in ("", "pixelshuffle"):
         fixed[UPSAMPLER] = "pixelshuffle" if task.scale * factor > 1 else ""
     # Pixels that are moved to channels, and a map of the noise level, are extra input channels for some networks.
     for in_channels in dict.fromkeys((task.in_channels, task.in_channels * factor**2, task.in_channels + 1)):
         yield fixed | {name: in_channels for name in (*IN_CHANNELS, *MORE_IN_CHANNELS) if name in own}
+
+
+def _rounded_up(side: int, arguments: Mapping[str, Any]) -> int:
+    """Return a side length rounded up to a multiple of each window into which a network divides images."""
+    given = [arguments[name] for name in WINDOWS if name in arguments]
+    sizes = [size for one in given for size in (one if isinstance(one, list | tuple) else [one])]
+    multiple = math.lcm(*(size for size in sizes if isinstance(size, int) and size > 0))
+    return math.ceil(side / multiple) * multiple
 
 
 def _size_rule(descriptor: ImageModelDescriptor[nn.Module]) -> SizeRule:

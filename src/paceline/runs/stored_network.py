@@ -23,7 +23,7 @@ def stored_network(recipe: str, names: Sequence[str], layers: Iterable[SettingVa
     given: dict[str, SettingValue] = {}
     for layer in layers:
         given |= flatten(layer)
-    if not names or INIT_FROM not in given or names[0] in given:
+    if not names or not given.get(INIT_FROM) or names[0] in given:
         return {}
     stored: dict[str, SettingValue] = {}
     for place in (given[INIT_FROM], given.get(OUT, "")):
