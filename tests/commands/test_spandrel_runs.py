@@ -33,8 +33,8 @@ def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Image.fromarray(photograph("astronaut")[100:141, 100:153]).save("small.png")
     Path("photos").mkdir()
-    for number in range(6):
-        Image.fromarray(photograph("astronaut")[:96, 16 * number : 96 + 16 * number]).save(f"photos/{number}.png")
+    for number in range(12):
+        Image.fromarray(photograph("astronaut")[:96, 8 * number : 96 + 8 * number]).save(f"photos/{number}.png")
 
 
 def public_file(name: str, path: str, seed: int = 0, **arguments: Any) -> torch.nn.Module:

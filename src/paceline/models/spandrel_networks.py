@@ -171,9 +171,9 @@ def _build(choice: NetworkChoice, entry: _Entry, task: NetworkTask) -> UnitRange
         if made == (task.in_channels, task.out_channels, task.scale):
             return UnitRangeNetwork(network, descriptor._call_fn, _size_rule(descriptor))
         problem = problem or UserError(
-            f"network={choice.name}: maps {made[0]} to {made[1]} channels and enlarges images {made[2]} times, but this "
-            f"run needs {task.in_channels} to {task.out_channels} channels and scale {task.scale}; choose another "
-            "network or other network_args"
+            f"network={choice.name}: maps {made[0]} to {made[1]} channels and enlarges images {made[2]} times, "
+            f"but this run needs {task.in_channels} to {task.out_channels} channels and scale {task.scale}; "
+            "choose another network or other network_args"
         )
     assert problem is not None
     raise problem
