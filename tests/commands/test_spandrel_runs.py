@@ -124,7 +124,9 @@ def test_tiles_of_windowed_attention_give_the_result_for_the_whole_image(capsys)
     printed = capsys.readouterr().out
     assert "tiles of 32 pixels, halo " in printed and "seams" not in printed
     with Image.open("whole/large.png") as whole, Image.open("tiled/large.png") as tiled:
-        assert np.array_equal(np.asarray(whole), np.asarray(tiled))
+        differences_in_levels = np.abs(np.asarray(whole, float) - np.asarray(tiled, float))
+    # In float32, a value may be rounded to the next level. tests/inference compares results in float64.
+    assert differences_in_levels.max() <= 1 and differences_in_levels.mean() < 0.01
 
 
 def test_apply_reports_how_much_tiles_change_the_result_of_a_network_that_pools(capsys):
