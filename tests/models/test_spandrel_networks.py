@@ -87,9 +87,6 @@ def test_the_result_equals_that_of_spandrel_for_images_of_any_size(
 
 def _full_state(network: Any) -> dict[str, torch.Tensor]:
     """Return a state_dict as in a public file, with the tensors that Paceline leaves out."""
-    from spandrel import MAIN_REGISTRY
-
-    del MAIN_REGISTRY
     state = {key.removeprefix("network."): value.clone() for key, value in network.state_dict().items()}
     for name in network._merged:
         weight = network.network.get_submodule(name).sk.weight
