@@ -26,8 +26,6 @@ NETWORKS: dict[str, tuple[dict[str, Any], int]] = {
     "Swin2SR": (WINDOWED, 2),
     "HAT": ({**WINDOWED, "compress_ratio": 2, "squeeze_factor": 4}, 2),
     "DAT": ({"embed_dim": 32, "depth": [2], "num_heads": [2], "split_size": [4, 8], "expansion_factor": 2.0}, 2),
-    "FBCNN": ({"nc": [4, 4, 8, 8], "nb": 2}, 1),
-    "DRUNet": ({"nc": [4, 4, 8, 8], "nb": 2}, 1),
     "SCUNet": ({"config": [1, 1, 1, 1, 1, 1, 1], "dim": 64}, 1),
 }
 MORE_ARGUMENTS = [
@@ -120,6 +118,7 @@ BAD_INPUT: list[tuple[str, dict[str, Any], int, str]] = [
     ("NAFNet", {}, 4, "enlarges images 1 times, but this run needs 3 to 3 channels and scale 4"),
     ("GFPGAN", {}, 1, "faces"),
     ("LaMa", {}, 1, "needs a mask"),
+    ("DRUNet", {}, 1, "needs a map of the noise level"),
     ("Restormer", {}, 1, "licences restrict"),
 ]
 

@@ -55,6 +55,7 @@ _FACES = "restores aligned photographs of faces in several stages"
 UNSUPPORTED = {
     "GFPGAN": _FACES,
     "RestoreFormer": _FACES,
+    "DRUNet": "needs a map of the noise level in addition to the image",
     "LaMa": "needs a mask in addition to the image",
     "AuraSR": "needs random noise in addition to the image",
     "IPT": "divides images into patches of a fixed size itself",
@@ -206,8 +207,8 @@ def _fitted(choice: NetworkChoice, entry: _Entry, task: NetworkTask) -> Iterator
     fixed |= {name: side for name in SIZES if name in own}
     if UPSAMPLER in own and UPSAMPLER not in choice.arguments and own[UPSAMPLER].default in ("", "pixelshuffle"):
         fixed[UPSAMPLER] = "pixelshuffle" if task.scale * factor > 1 else ""
-    # Pixels that are moved to channels, and a map of the noise level, are extra input channels for some networks.
-    for in_channels in dict.fromkeys((task.in_channels, task.in_channels * factor**2, task.in_channels + 1)):
+    # Some networks count the pixels that are moved to channels as input channels.
+    for in_channels in dict.fromkeys((task.in_channels, task.in_channels * factor**2)):
         yield fixed | {name: in_channels for name in (*IN_CHANNELS, *MORE_IN_CHANNELS) if name in own}
 
 
