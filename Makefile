@@ -76,7 +76,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 # processor, the tests that need it are skipped.
 $(EXTRAS): constraints.txt | $(INSTALLED)
 	-@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps -c constraints.txt nvidia-dali-cuda130 \
-		nvidia-nvimgcodec-cu13 optree gast astunparse six packaging makefun timm && \
+		nvidia-nvimgcodec-cu13 optree gast astunparse six packaging makefun timm spandrel einops && \
 		$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt mlflow wandb && touch $@
 
 $(DOCS): pyproject.toml constraints.txt | $(INSTALLED)

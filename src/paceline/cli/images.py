@@ -130,12 +130,21 @@ def import_weights(
             help="a .pth or .safetensors file; for translation, all .pth files or the folder that contains them",
         ),
     ],
-    recipe: Annotated[str, typer.Option(help="recipe of the weights: classification, super_resolution or translation")],
     out: Annotated[str, typer.Option(help="the .safetensors file to write", metavar="FILE")],
+    recipe: Annotated[
+        str,
+        typer.Option(
+            help="recipe of the weights: classification for timm, super_resolution for SRGAN, translation for pix2pix "
+            "and DeepLIIF; without it, the file is searched for a network that spandrel recognises"
+        ),
+    ] = "",
     preset: Annotated[str, typer.Option(help="named set of settings defined by the recipe")] = "",
     set_: Assignments = [],  # noqa: B006
 ) -> None:
-    """Import weights from other projects: timm classifiers, SRGAN generators, pix2pix and DeepLIIF."""
+    """Import weights from other projects: networks for restoration and super-resolution, timm classifiers, and others.
+
+    Networks such as ESRGAN, SwinIR and NAFNet are recognised by spandrel. For other files, --recipe is needed.
+    """
     from paceline.commands.import_weights import import_weights as job
 
     raise typer.Exit(job(files, recipe, out, preset, set_))

@@ -18,6 +18,7 @@ from paceline.data.source import Source
 from paceline.parallel.strategy import Strategy
 from paceline.parallel.world import check_devices, gpu_ids, place_of
 from paceline.runs.config import load_recipe, resolve_config
+from paceline.runs.stored_network import stored_network
 
 
 def configure(
@@ -31,9 +32,9 @@ def configure(
 ) -> Config:
     """Return a run's checked settings.
 
-    Each of these overrides the ones before it: the recipe's defaults, its `small` settings if requested, the preset,
-    the settings file, flags and `--set`. If `elsewhere` is true, the run is for other machines, so this machine is not
-    checked for the requested devices.
+    Each of these overrides the ones before it: the recipe's defaults, its `small` settings if requested, the network of
+    the `--init-from` weights if it comes from another library, the preset, the settings file, flags and `--set`. If
+    `elsewhere` is true, the run is for other machines, so this machine is not checked for the requested devices.
     """
     recipe_class = load_recipe(recipe)
     from_file = _renamed(read_file(config_file), recipe_class.aliases) if config_file else {}
@@ -43,9 +44,12 @@ def configure(
     preset = str(from_sets.get("preset") or flags.get("preset") or from_file.get("preset") or "")
     if preset and preset not in recipe_class.presets:
         raise unknown("preset", preset, recipe_class.presets)
+    user_layers = (recipe_class.presets.get(preset, {}), from_file, flags, from_sets)
+    stored = stored_network(recipe, recipe_class.from_weights, user_layers)
     layers: list[tuple[str, SettingValues]] = [
         (f"recipe {recipe}", Inherited(recipe_class.defaults)),
         (f"recipe {recipe}", Inherited(recipe_class.small if small else {})),
+        ("--init-from", Inherited(stored)),
         (f"preset {preset}", Inherited(recipe_class.presets.get(preset, {}))),
         (f"--config {config_file}", from_file),
         ("flag", flags),

@@ -17,20 +17,24 @@ from paceline.runs.config import load_recipe
 from paceline.runs.tensors import SUFFIX
 from paceline.runs.weights_file import write_weights
 
+ANY_NETWORK = "recognised"  # the importer that is used if the user names no recipe
+
 
 def import_weights(files: list[str], recipe: str, out: str, preset: str, assignments: list[str]) -> int:
-    """Write a weights file that `apply` or `predict`, `export` and `--init-from` accept."""
-    importer_class = _importer_of(recipe)
+    """Write a weights file that `apply` or `predict`, `export` and `--init-from` accept; `recipe` may be empty."""
+    importer_class = _importer_of(recipe) if recipe else load_class("importer", ANY_NETWORK, Importer)
     target = Path(out).expanduser()
     if target.suffix != SUFFIX:
         raise UserError(f"--out {out}: expected a file name ending in {SUFFIX}")
     importer = importer_class([Path(file).expanduser() for file in files])
+    if recipe and importer.recipe not in ("", recipe):
+        raise UserError(f"--recipe {recipe}: {files[0]} belongs to the recipe {importer.recipe}; leave --recipe out")
+    recipe = recipe or importer.recipe
     found = {**importer.recognised, **importer.assumed}
     config = configure(
         recipe,
-        {"preset": preset} if preset else {},
-        # The user's values come last, so they override those found in the files.
-        assignments=[*(f"{name}={value}" for name, value in found.items()), *assignments],
+        found | ({"preset": preset} if preset else {}),
+        assignments=assignments,  # the user's values override those found in the files
         elsewhere=True,
     )
     _check_recognised(importer, config, files[0])
@@ -44,6 +48,8 @@ def import_weights(files: list[str], recipe: str, out: str, preset: str, assignm
     count = sum(tensor.numel() for tensor in tensors.values())
     print(f"{', '.join(networks)}: {len(tensors)} tensors, {count:,} values → {target}")
     _print_settings(importer, config)
+    if importer.note:
+        print(importer.note)
     use = main_use(stored, "import", out)
     print(f"try: paceline {use} {target} IMAGES{' --out results' if use == 'apply' else ''}")
     return 0

@@ -1,6 +1,7 @@
 """The base class for importers, which convert weight files from other projects to a recipe's weights.
 
-An importer is one file in `paceline.recipes.importers`; a recipe selects it with `Recipe.importer`.
+An importer is one file in `paceline.recipes.importers`; a recipe selects it with `Recipe.importer`. The importer
+`recognised` is used if the user names no recipe.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from paceline.core.types import SettingValue
 class Importer:
     """Reads weight files from another project. The constructor raises UserError if the files cannot be used."""
 
+    recipe: str = ""  # the recipe that the files belong to; empty if they belong to each recipe with this importer
     recognised: Mapping[str, SettingValue] = {}  # settings determined by the files; users cannot change them
     assumed: Mapping[str, SettingValue] = {}  # settings not stored in the files; users can change them
+    note: str = ""  # a line about the files, to be printed
 
     def __init__(self, paths: Sequence[Path]) -> None:
         raise NotImplementedError

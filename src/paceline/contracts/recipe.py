@@ -83,6 +83,11 @@ class Recipe(nn.Module):
     """Maps setting names from other projects to advice on what to use instead, shown for an unknown setting."""
     must_match_weights: ClassVar[tuple[str, ...]] = ()
     """Settings that must have the same values as in the `--init-from` run, even if its weights fit either way."""
+    from_weights: ClassVar[tuple[str, ...]] = ()
+    """Settings that a run takes from its `--init-from` weights if they contain a network from another library.
+
+    The first is the name of the network. Settings that the user sets have precedence.
+    """
     stages: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Maps each value of the `stage` setting that stands for several stages to the names of those stages."""
 

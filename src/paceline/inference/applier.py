@@ -20,6 +20,7 @@ from paceline.images.image_file import Canvas, ImageData, read_image, save_image
 from paceline.inference.downsampled import compare, shrink
 from paceline.inference.image_model import ImageModel, open_image_model
 from paceline.inference.skipped import SkippedImage
+from paceline.inference.tile_error import describe_tile_error
 from paceline.inference.tiling import (
     Advance,
     Pixels,
@@ -79,6 +80,7 @@ class Applier:
         self.settings, self.device, self.share = settings, device, share
         self.image_model = image_model or open_image_model(settings.path, settings.checkpoint)
         self.field = self.image_model.receptive_field  # traced on the CPU, before the weights move to the device
+        self._measured_error = ""
         choose_precision("fp32", device).apply(deterministic=True)  # otherwise, tiles might not match the whole image
         self.image_model.recipe.to(device)
 
@@ -154,14 +156,9 @@ class Applier:
         if self.image_model.recipe.window_px and not self.settings.tile:
             tiling = tiles_of_training_size(self.image_model.recipe.window_px, (height, width))
         else:
-            tiling = choose_tiling(
-                self.field,
-                (height, width),
-                self.device,
-                share=self.share * at_once,
-                side=self.settings.tile,
-                result_bytes=self._result_bytes(height, width, deep),
-            )
+            tiling = self._choose_tiling(height, width, self.share * at_once, self._result_bytes(height, width, deep))
+            if tiling.side_px < max(height, width) and self.field.obstacles:
+                tiling = replace(tiling, note=f"{tiling.note}; {self._tile_error(pixels, tiling)}")
         while True:
             canvases: dict[str, Canvas] = {}
             try:
@@ -175,6 +172,33 @@ class Applier:
             torch.cuda.empty_cache()
             tiling = self._smaller(tiling, height, width)
 
+    def _choose_tiling(self, height: int, width: int, share: int, result_bytes: int) -> Tiling:
+        """Return the tiles for an image. If it needs several and their halo is not known yet, measure the halo."""
+        while True:
+            tiling = choose_tiling(
+                self.field,
+                (height, width),
+                self.device,
+                share=share,
+                side=self.settings.tile,
+                result_bytes=result_bytes,
+            )
+            if tiling.side_px >= max(height, width) or not self.field.is_measurable:
+                return tiling
+            self.field = self.image_model.tiled_field
+
+    def _tile_error(self, pixels: Pixels, tiling: Tiling) -> str:
+        """Return how much tiles change the result, measured on the first image that needs them."""
+        try:
+            self._measured_error = self._measured_error or describe_tile_error(
+                self.image_model, self.field, pixels, tiling, self.device
+            )
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return "the change could not be measured, because memory ran out"
+        return self._measured_error
+
     def _paste_on(
         self, canvases: dict[str, Canvas], pixels: Pixels, deep: bool
     ) -> Callable[[str, int, int, npt.NDArray[np.float32]], None]:
@@ -187,6 +211,7 @@ class Applier:
 
     def _smaller(self, tiling: Tiling, height: int, width: int) -> Tiling:
         """Return tiles half as large; raise UserError if they cannot be smaller."""
+        self.field = self.image_model.tiled_field
         side = min(tiling.side_px, max(height, width))
         exact = Tiling(side, self.field.tiled_halo_px, tiling_warning(self.field) or tiling.note)
         halved = exact.halved(self.field.multiple_px)

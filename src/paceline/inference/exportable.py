@@ -49,26 +49,43 @@ def make_exportable(stored: StoredModel, path: str) -> Exportable:
 
 
 def _image_to_image(image_model: ImageModel) -> Exportable:
-    """Return an Exportable that maps images to images, of any size that the networks accept."""
-    channels, multiple = image_model.spec.channels, image_model.receptive_field.multiple_px
-    side = max(multiple, 64 // multiple * multiple) * 2
-    dims = {name: torch.export.Dim(name, min=1, max=2**16 // multiple) for name in SIDES}
-    height, width = (dim if multiple == 1 else multiple * dim for dim in dims.values())
+    """Return an Exportable that maps images to images, of any size that the networks accept.
+
+    Networks that divide images into windows are exported for the training size: their masks depend on the size.
+    """
+    channels, field = image_model.spec.channels, image_model.receptive_field
+    multiple = field.multiple_px
     generator = torch.Generator().manual_seed(0)
-    checks = []
-    for px in CHECKED_PX:
-        size = [max(multiple, side // multiple * multiple) * (1 + (multiple > side)) for side in px]
-        checks.append({"images": torch.rand(1, channels, *size, generator=generator) * 2 - 1})
-    sides = f"sides that are multiples of {multiple}" if multiple > 1 else "any size"
+    if field.is_traced:
+        side = max(multiple, 64 // multiple * multiple) * 2
+        example_px = (side, side)
+        dims = {name: torch.export.Dim(name, min=1, max=2**16 // multiple) for name in SIDES}
+        sides = {at: dim if multiple == 1 else multiple * dim for at, dim in enumerate(dims.values(), start=2)}
+        sizes = [
+            [max(multiple, px // multiple * multiple) * (1 + (multiple > px)) for px in size] for size in CHECKED_PX
+        ]
+        checked_on, counts = f"for {len(sizes)} other image sizes", (1, 1)
+        accepted = (
+            f"height, width] in [-1, 1], {f'sides that are multiples of {multiple}' if multiple > 1 else 'any size'}"
+        )
+    else:
+        scale, spec = image_model.output_scale, image_model.spec
+        height, width = (-(-side // scale // multiple) * multiple for side in (spec.height, spec.width))
+        example_px, sides = (height, width), {}
+        sizes, counts, checked_on = [[height, width]] * 2, CHECKED_COUNTS, BATCHES
+        accepted = f"{height}, {width}] in [-1, 1]"
+    checks = [
+        {"images": torch.rand(count, channels, *size, generator=generator) * 2 - 1}
+        for count, size in zip(counts, sizes, strict=True)
+    ]
     return Exportable(
         _ImageToImage(image_model.recipe),
-        {"images": torch.zeros(2, channels, side, side)},
-        ({0: torch.export.Dim("n"), 2: height, 3: width},),
+        {"images": torch.zeros(2, channels, *example_px)},
+        ({0: torch.export.Dim("n"), **sides},),
         tuple(image_model.results),
         checks,
-        f"for {len(checks)} other image sizes",
-        f"input `images` [n, {channels}, height, width] in [-1, 1], {sides}; "
-        f"output {', '.join(image_model.results)}, in [-1, 1]",
+        checked_on,
+        f"input `images` [n, {channels}, {accepted}; output {', '.join(image_model.results)}, in [-1, 1]",
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from paceline.contracts.recipe import Recipe
+from paceline.inference.measured_field import measured_field, window_multiple
 from paceline.inference.receptive_field import ReceptiveField, receptive_field
 from paceline.inference.trained import StoredModel, TrainedModel, build, load_into, read_stored
 from paceline.inference.uses import check_use, uses_of
@@ -29,7 +30,14 @@ class ImageModel(TrainedModel):
     @cached_property
     def receptive_field(self) -> ReceptiveField:
         """The halo and alignment that tiles need to produce the same result as the whole image."""
-        return receptive_field(self.recipe.image_to_image, self.spec.channels, self.output_scale)
+        window_px = window_multiple(self.recipe)
+        return receptive_field(self.recipe.image_to_image, self.spec.channels, self.output_scale, window_px)
+
+    @cached_property
+    def tiled_field(self) -> ReceptiveField:
+        """The receptive field for tiles. If it cannot be traced, it is measured, which takes several seconds."""
+        field = self.receptive_field
+        return measured_field(self.recipe, self.spec.channels, field) if field.is_measurable else field
 
 
 def open_image_model(path: str, checkpoint: str = "best") -> ImageModel:

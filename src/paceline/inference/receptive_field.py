@@ -4,7 +4,8 @@ A forward pass without data (only shapes are computed) traces every operation, s
 tensor is described by an index mapping: its element i is computed from the input's elements `step·i + before` to
 `step·i + after`. Convolutions, pooling, padding, pixel shuffles and upsampling change the mapping; operations on single
 pixels do not. Operations that read the whole image (instance normalisation, global pooling) and unknown operations
-are recorded as obstacles: with them, tiles do not produce exactly the same result as the whole image.
+are recorded as obstacles: with them, tiles do not produce exactly the same result as the whole image. Attention in
+windows cannot be traced in this way; `measured_field` measures its receptive field instead.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 from paceline.parallel.torch_internals import FakeTensorMode, TorchDispatchMode, is_view
 
 TRACED_SIDE_PX = 512  # side of the traced image; divisible by common downsampling factors
+WHOLE_IMAGE_SIDE_PX = 64  # smaller feature maps may be windows: even 1/8 of the traced image is not smaller
 
 # Operations on single pixels, or on the channels of one pixel. In-place versions have a trailing underscore.
 POINTWISE = frozenset(
@@ -61,6 +63,13 @@ class ReceptiveField:
     obstacles: tuple[str, ...]  # why tiles change the result; empty if they do not
     results: tuple[str, ...]  # the names of the output images
     used: frozenset[int] = field(repr=False)  # id() of each network tensor that was used
+    reads_all: bool = False  # whether an operation reads the whole image, so that no halo is sufficient
+    is_traced: bool = True  # whether halo_px is known; if not, it can be measured
+
+    @property
+    def is_measurable(self) -> bool:
+        """Whether the halo is unknown, but may be finite and can be measured."""
+        return not self.is_traced and not self.reads_all
 
     @property
     def tiled_halo_px(self) -> int:
@@ -69,9 +78,12 @@ class ReceptiveField:
 
 
 def receptive_field(
-    image_to_image: Callable[[Tensor], dict[str, Tensor]], channels: int, output_scale: int = 1
+    image_to_image: Callable[[Tensor], dict[str, Tensor]], channels: int, output_scale: int = 1, window_px: int = 1
 ) -> ReceptiveField:
-    """Return the receptive field of a function that maps images to images `output_scale` times as large."""
+    """Return the receptive field of a function that maps images to images `output_scale` times as large.
+
+    If the networks divide images into windows, `window_px` is the size to which tiles must be aligned.
+    """
     with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
         images = torch.empty(1, channels, TRACED_SIDE_PX, TRACED_SIDE_PX)
         with _Follower(images) as follower:
@@ -87,7 +99,19 @@ def receptive_field(
     halo_px = math.ceil(halo) + (1 if output_scale > 1 else 0)
     bytes_per_px = follower.most_bytes / TRACED_SIDE_PX**2
     used = frozenset(follower.used)
-    return ReceptiveField(halo_px, follower.multiple, bytes_per_px, tuple(obstacles), tuple(results), used)
+    is_traced = not follower.untraced
+    multiple_px = follower.multiple if is_traced else math.lcm(follower.multiple, window_px)
+    reasons = sorted(obstacles, key=lambda why: why not in follower.reading_all)  # the more important obstacles first
+    return ReceptiveField(
+        halo_px,
+        multiple_px,
+        bytes_per_px,
+        tuple(reasons),
+        tuple(results),
+        used,
+        reads_all=bool(follower.reading_all),
+        is_traced=is_traced,
+    )
 
 
 class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
@@ -97,6 +121,8 @@ class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-igno
         super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
         self._axes: dict[int, Axes] = {}
         self.obstacles: list[str] = []
+        self.reading_all: set[str] = set()  # the obstacles of operations that read the whole image
+        self.untraced = False  # whether rows and columns could not be followed through an operation
         self.used: set[int] = set()
         self.multiple = 1
         self.most_bytes = self._bytes = 0
@@ -132,9 +158,12 @@ class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-igno
         self._axes.pop(number, None)
         self._bytes -= size
 
-    def _obstruct(self, why: str) -> None:
+    def _obstruct(self, why: str, *, reads_all: bool = False, untraced: bool = False) -> None:
         if why not in self.obstacles:
             self.obstacles.append(why)
+        if reads_all:
+            self.reading_all.add(why)
+        self.untraced |= untraced
 
     def _rule(self, name: str, func: Any, args: Sequence[Any], axes: Axes) -> Axes:
         """Return the index mapping of an operation's result, given the mapping of its input."""
@@ -142,7 +171,7 @@ class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-igno
             return axes
         if name == "cat":
             if (args[1] if len(args) > 1 else 0) % args[0][0].dim() >= args[0][0].dim() - 2:
-                self._obstruct("the network concatenates features along rows or columns")
+                self._obstruct("the network concatenates features along rows or columns", untraced=True)
             return axes
         if name == "convolution":
             weight, stride, padding, dilation, transposed = args[1], args[3], args[4], args[5], args[6]
@@ -171,17 +200,18 @@ class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-igno
             return _sliced(args, axes)
         if name in ("view", "_unsafe_view", "reshape"):
             if tuple(args[1])[-2:] != tuple(args[0].shape[-2:]):
-                self._obstruct("the network rearranges rows and columns")
+                self._obstruct("the network rearranges rows and columns", untraced=True)
             return axes
         if name in ("mean", "sum", "amax", "amin"):
             dims = args[1] if len(args) > 1 and args[1] else range(args[0].dim())
             if any(dim % args[0].dim() >= args[0].dim() - 2 for dim in dims):
-                self._obstruct("the network pools over the whole image")
+                is_image = args[0].dim() == 4 and min(args[0].shape[-2:]) >= WHOLE_IMAGE_SIDE_PX
+                self._obstruct("the network pools over the whole image", reads_all=is_image)
             return axes
-        if "pool" in name or "norm" in name:
-            self._obstruct(f"the network reads the whole image ({name})")
+        if "pool" in name or ("norm" in name and name != "native_layer_norm"):
+            self._obstruct(f"the network reads the whole image ({name})", reads_all=True)
         else:
-            self._obstruct(f"the receptive field of the operation {name!r} is not known")
+            self._obstruct(f"the receptive field of the operation {name!r} is not known", untraced=True)
         return axes
 
     def _enlarged(self, name: str, args: Sequence[Any], axes: Axes) -> Axes:

@@ -74,7 +74,7 @@ def choose_tiling(
     if side:
         tiling = Tiling(_rounded_up(side, field.multiple_px), field.tiled_halo_px if exact else _inexact_halo(field))
         return replace(tiling, note=warning if tiling.side_px < max(size) else "")
-    if _bytes(field, size[0] * size[1]) <= (usual if exact else free):
+    if needed_bytes(field, size[0] * size[1]) <= (usual if exact or field.is_measurable else free):
         return Tiling(_rounded_up(max(size), field.multiple_px), 0)
     for budget in (usual, free) if exact else ():
         fitting = _largest_side(field, budget, field.tiled_halo_px)
@@ -153,17 +153,19 @@ def transform(image_model: ImageModel, image: Tensor) -> dict[str, Tensor]:
     return found
 
 
-def _bytes(field: ReceptiveField, pixels: float) -> float:
+def needed_bytes(field: ReceptiveField, pixels: float) -> float:
+    """Return the memory that a network needs for an image with this number of pixels."""
     return pixels * field.bytes_per_px * WORKSPACE
 
 
 def _largest_side(field: ReceptiveField, budget: float, halo: int) -> int:
-    side = math.isqrt(int(budget / max(_bytes(field, 1), 1))) - 2 * halo
+    side = math.isqrt(int(budget / max(needed_bytes(field, 1), 1))) - 2 * halo
     return side // field.multiple_px * field.multiple_px
 
 
 def _inexact_halo(field: ReceptiveField) -> int:
-    return min(_rounded_up(INEXACT_HALO_PX, field.multiple_px), field.tiled_halo_px)
+    usual = _rounded_up(INEXACT_HALO_PX, field.multiple_px)
+    return min(usual, field.tiled_halo_px) if field.is_traced else usual
 
 
 def _rounded_up(side: int, multiple: int) -> int:

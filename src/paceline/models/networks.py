@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from paceline.core.errors import UserError, missing, unknown
 from paceline.core.installed import is_installed
 from paceline.models.network_choice import NetworkChoice, NetworkTask
+from paceline.models.recognised import RecognisedNetwork
 
 
 class Provider(NamedTuple):
@@ -26,11 +27,12 @@ class Provider(NamedTuple):
     module: str
     package: str
     extra: str
+    recognises_weights: bool = False  # whether the module defines `recognise(state, path)`
 
 
 PROVIDERS = {
     "timm": Provider("paceline.models.timm_networks", "timm", "timm"),
-    "spandrel": Provider("paceline.models.spandrel_networks", "spandrel", "spandrel"),
+    "spandrel": Provider("paceline.models.spandrel_networks", "spandrel", "spandrel", recognises_weights=True),
 }
 
 
@@ -64,6 +66,18 @@ def input_statistics(choice: NetworkChoice) -> tuple[Sequence[float], Sequence[f
     """Return the mean and standard deviation per channel of a classifier's training images, as values in [0, 1]."""
     mean, std = _load(choice.name).input_statistics(choice)
     return mean, std
+
+
+def recognise(state: Mapping[str, Tensor], path: str) -> RecognisedNetwork | None:
+    """Return the network that weights from a file belong to, or None if no provider has such a network."""
+    for provider in PROVIDERS.values():
+        if provider.recognises_weights:
+            if not is_installed(provider.package):
+                raise UserError(f"{path}: to recognise its network, {missing(provider.package, provider.extra)}")
+            found: RecognisedNetwork | None = importlib.import_module(provider.module).recognise(state, path)
+            if found is not None:
+                return found
+    return None
 
 
 def _load(name: str) -> ModuleType:

@@ -15,7 +15,10 @@ from paceline.core.errors import UserError
 # The first bytes of a zip archive, and of the pickle that older torch versions write.
 MAGIC_BYTES = (b"PK\x03\x04", b"\x80")
 # Keys under which checkpoints store a network, possibly nested. If a level has several of them, the first is used.
-WRAPPERS = ("params_ema", "state_dict_ema", "params", "generator", "model_state_dict", "state_dict", "model")
+WRAPPERS = (
+    *("params_ema", "params-ema", "state_dict_ema", "params"),
+    *("generator", "model_state_dict", "state_dict", "model"),
+)
 SAFETENSORS = ".safetensors"
 PREFIX = "generator."  # prefix of the generator's tensors in a checkpoint with several networks
 OUTER_MODULES = ("module.", "_orig_mod.")  # added to every name by DataParallel and by torch.compile

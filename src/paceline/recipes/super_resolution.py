@@ -14,14 +14,17 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor
 
+from paceline.config.arguments import Arguments
 from paceline.config.settings import setting
 from paceline.contracts.recipe import Batch, Best, DataSpec, Loss, Phase
 from paceline.core.errors import UserError
 from paceline.images.resample import bicubic, bicubic_as_saved, cut_to_multiple
 from paceline.models.layers import normalise_by_image
 from paceline.models.losses import OBJECTIVES, score
-from paceline.models.srresnet import Discriminator, SRResNet
+from paceline.models.network_choice import NetworkTask
+from paceline.models.srresnet import SCALES, Discriminator, SRResNet
 from paceline.models.windows import in_windows
+from paceline.recipes.parts.image_networks import make_image_network
 from paceline.recipes.parts.other_names import SUPER_RESOLUTION
 from paceline.recipes.parts.restoration import ContentLoss, RestorationLossSettings, RestorationRecipe, check_weights
 
@@ -34,7 +37,11 @@ class SuperResolutionSettings(RestorationLossSettings):
         "pretrain",
         "pretrain: pixel loss only; adversarial: also a discriminator and VGG19; both: pretrain, then adversarial",
     )
-    scale: Literal["2", "4", "8"] = setting("4", "upscaling factor for height and width")
+    scale: Literal["2", "3", "4", "8"] = setting("4", "upscaling factor for height and width")
+    network: str = setting("srresnet", "architecture of the generator: srresnet or spandrel:NAME")
+    network_args: Arguments = setting(
+        Arguments(), "arguments of a network from spandrel, e.g. network_args.embed_dim=60"
+    )
     blocks: Literal["separate", "shared"] = setting(
         "separate", "shared: all residual blocks use the same weights, and so do all upsampling blocks"
     )
@@ -61,6 +68,7 @@ class SuperResolution(RestorationRecipe):
     stages = {"both": ("pretrain", "adversarial")}
     rejected_fields = {"target": "restoration"}
     importer = "srgan"
+    from_weights = ("network", "network_args", "scale")
     ema = ("generator",)
     other_names = SUPER_RESOLUTION
     must_match_weights = ("scale", "blocks", "num_blocks", "output", "batchnorm")
@@ -116,6 +124,24 @@ class SuperResolution(RestorationRecipe):
             "images": 3_000_000,
             "validation": 0.02,
         },
+        # The same data and loss with residual groups and channel attention (RCAN), half as deep as in the paper.
+        "rcan291": {
+            "network": "spandrel:RCAN",
+            "network_args": {"n_resgroups": 5, "n_resblocks": 10, "norm": False},
+            "content": "l1",
+            "tv": 0.0,
+            "crop": 192,
+            "rot90": "on",
+            "flip": "on",
+            "batch_size": "32",
+            "reference_batch": 32,
+            "lr": 4e-4,
+            "schedule": "cosine",
+            "warmup": "1%",
+            "ema_half_life": "20000 images",
+            "images": 1_000_000,
+            "validation": 0.02,
+        },
     }
     small = {**RestorationRecipe.small, "scale": "2"}
 
@@ -130,18 +156,15 @@ class SuperResolution(RestorationRecipe):
         super().__init__(settings, spec)
         self.output_scale = int(settings.scale)
         self._check(settings, spec)
-        self.generator = SRResNet(
-            scale=self.output_scale,
-            channels=spec.channels,
-            width=settings.width,
-            num_blocks=settings.num_blocks,
-            shared=settings.blocks == "shared",
-            norm=settings.norm,
-            output=settings.output,
-            prelu=settings.prelu,
+        low_px = spec.height // self.output_scale, spec.width // self.output_scale
+        self.generator = make_image_network(
+            settings.network,
+            settings.network_args,
+            NetworkTask(spec.channels, *low_px, out_channels=spec.channels, scale=self.output_scale),
+            {"srresnet": lambda: _make_srresnet(settings, spec.channels)},
         )
-        if settings.norm == "batch" and settings.batchnorm == "instance":
-            self.window_px = spec.height // self.output_scale, spec.width // self.output_scale
+        if isinstance(self.generator, SRResNet) and settings.norm == "batch" and settings.batchnorm == "instance":
+            self.window_px = low_px
             normalise_by_image(self.generator)
         is_adversarial = settings.stage == "adversarial"
         self.content_loss = ContentLoss(settings, perceptual=is_adversarial)
@@ -213,3 +236,19 @@ class SuperResolution(RestorationRecipe):
         high = cut_to_multiple(batch["image"], self.output_scale)
         height, width = high.shape[-2:]
         return bicubic_as_saved(high, height // self.output_scale, width // self.output_scale)
+
+
+def _make_srresnet(settings: SuperResolutionSettings, channels: int) -> SRResNet:
+    scale = int(settings.scale)
+    if scale not in SCALES:
+        raise UserError(f"scale={scale}: not supported by network=srresnet; use 2, 4 or 8, or a network from spandrel")
+    return SRResNet(
+        scale=scale,
+        channels=channels,
+        width=settings.width,
+        num_blocks=settings.num_blocks,
+        shared=settings.blocks == "shared",
+        norm=settings.norm,
+        output=settings.output,
+        prelu=settings.prelu,
+    )

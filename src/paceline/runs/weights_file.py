@@ -112,6 +112,16 @@ def config_of_file(path: Path, layers: Layers, *, load_source: bool, trust: bool
     return _config(path, metadata, layers, load_source=load_source, trust=trust)
 
 
+def stored_settings(path: Path) -> tuple[str, SettingValues]:
+    """Return the recipe's name and its settings from a file; the name is empty if the file has no such metadata."""
+    try:
+        metadata = _read_metadata(path)
+        settings = parse_json(metadata.get(SETTINGS, "{}"))
+    except UNREADABLE as error:
+        raise UserError(f"{path}: cannot be read ({why(error)})") from None
+    return metadata.get(RECIPE, ""), settings if isinstance(settings, dict) else {}
+
+
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return the tensors and metadata of any safetensors file; raise one of `UNREADABLE` if that fails."""
     metadata, tensors = _read_metadata(path), safetensors.torch.load_file(path)

@@ -23,7 +23,7 @@ from paceline.models.torch_file import read_state_dict
 
 Layer = dict[str, Tensor]  # a layer's tensors: weight, bias, running_mean, …
 SCALES = {1: "2", 2: "4", 3: "8"}  # the scale for each number of doubling blocks
-SUPPORTED = "--recipe super_resolution imports only SRGAN generators"
+SUPPORTED = "--recipe super_resolution imports only SRGAN generators; leave --recipe out for networks from spandrel"
 CROP_PX = 96  # image size in the data spec; the network accepts images of any size
 
 

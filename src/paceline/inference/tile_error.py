@@ -1,0 +1,76 @@
+"""Measures how much tiles change the result of a network that reads the whole image, for example by pooling."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from paceline.data.memory import free_bytes
+from paceline.inference.image_model import ImageModel
+from paceline.inference.receptive_field import ReceptiveField
+from paceline.inference.tiling import SHARE_OF_FREE, Pixels, Tiling, needed_bytes, to_unit_range, transform
+
+LEVELS = 255 / 2  # 8-bit levels per unit of the value range [-1, 1]
+
+
+class _Area(NamedTuple):
+    """A rectangle of pixels: the rows top … bottom and the columns left … right."""
+
+    top: int
+    bottom: int
+    left: int
+    right: int
+
+    def grown(self, margin: int, size: tuple[int, int]) -> _Area:
+        """Return the area with a margin, as far as the image reaches."""
+        height, width = size
+        return _Area(
+            max(0, self.top - margin),
+            min(height, self.bottom + margin),
+            max(0, self.left - margin),
+            min(width, self.right + margin),
+        )
+
+    @property
+    def num_pixels(self) -> int:
+        return (self.bottom - self.top) * (self.right - self.left)
+
+
+def describe_tile_error(
+    image_model: ImageModel, field: ReceptiveField, pixels: Pixels, tiling: Tiling, device: torch.device
+) -> str:
+    """Return a phrase with the largest and the mean change at the image's centre, in 8-bit levels.
+
+    A tile is compared with the same pixels computed with twice the context. If the larger area does not fit in memory,
+    a tile half as large is compared with a tile, so that the change is overestimated.
+    """
+    size, side = (pixels.shape[0], pixels.shape[1]), tiling.side_px
+    tile = _central(size, side, field.multiple_px)
+    larger = tile.grown(tiling.halo_px + max(side // 2, field.multiple_px), size)
+    what = "tiles change"
+    if needed_bytes(field, larger.num_pixels) > free_bytes(device) * SHARE_OF_FREE:
+        larger = tile.grown(tiling.halo_px, size)
+        side = max(field.multiple_px, side // 2 // field.multiple_px * field.multiple_px)
+        tile, what = _central(size, side, field.multiple_px), "tiles half as large change"
+    near = _result(image_model, pixels, tile.grown(tiling.halo_px, size), tile)
+    far = _result(image_model, pixels, larger, tile)
+    change = (near - far).abs() * LEVELS
+    return f"{what} the centre by at most {float(change.max()):.2g} of 255 levels (mean {float(change.mean()):.2g})"
+
+
+def _central(size: tuple[int, int], side: int, multiple: int) -> _Area:
+    """Return a tile near the centre of the image, aligned to a multiple."""
+    starts = [max(0, (length - side) // 2 // multiple * multiple) for length in size]
+    (top, left), (height, width) = starts, size
+    return _Area(top, min(height, top + side), left, min(width, left + side))
+
+
+def _result(image_model: ImageModel, pixels: Pixels, context: _Area, tile: _Area) -> Tensor:
+    """Return the results for a tile, computed from a larger area."""
+    scale = image_model.output_scale
+    seen = pixels[context.top : context.bottom, context.left : context.right]
+    rows = slice((tile.top - context.top) * scale, (tile.bottom - context.top) * scale)
+    columns = slice((tile.left - context.left) * scale, (tile.right - context.left) * scale)
+    return torch.stack([made[rows, columns] for made in transform(image_model, to_unit_range(seen)).values()])

@@ -1,0 +1,54 @@
+"""Importer for networks that another library recognises from the names and shapes of their tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from paceline.contracts.data_spec import DataSpec
+from paceline.contracts.importer import Importer
+from paceline.core.errors import UserError
+from paceline.core.types import SettingValue
+from paceline.models.known_architectures import check_architecture, first_keys
+from paceline.models.networks import recognise
+from paceline.models.torch_file import read_state_dict
+
+CROP_PX = 64  # size of the network's input in the data spec; the network accepts images of any size
+OTHERS = "use --recipe super_resolution for an SRGAN generator, and --recipe translation for pix2pix and DeepLIIF"
+
+
+class RecognisedFile(Importer):
+    """A restoration or super-resolution network. Its architecture and its settings are inferred from its tensors."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        if len(paths) != 1:
+            raise UserError(f"import: expected one file with one network, got {len(paths)}; import them one at a time")
+        (path,) = paths
+        state = read_state_dict(path)
+        found = recognise(state, str(path))
+        if found is None:
+            check_architecture(state, path, OTHERS)
+            raise UserError(f"{path}: its network is not recognised {first_keys(state)}; {OTHERS}")
+        self.network = found
+        self.recipe, part = ("super_resolution", "generator") if found.scale > 1 else ("restoration", "restorer")
+        arguments = {f"network_args.{name}": value for name, value in found.arguments.items()}
+        self.recognised = {
+            "network": found.network,
+            **arguments,
+            **({"scale": str(found.scale)} if found.scale > 1 else {}),
+        }
+        self.imported = {f"{part}.{name}": tensor for name, tensor in found.tensors.items()}
+        if found.num_left_out:
+            self.note = (
+                f"left out: {found.num_left_out} tensors that serve inference only and are computed when needed "
+                "(masks for one image size, merged convolutions)"
+            )
+
+    def data_spec(self, settings: Mapping[str, SettingValue]) -> DataSpec:
+        side = CROP_PX * self.network.scale
+        return DataSpec(self.network.channels, side, side)
+
+    def tensors(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return self.imported
