@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.flags import Accelerator, Assignments, Checkpoint, Trust, Weights
+from paceline.cli.flags import Accelerator, Assignments, Checkpoint, Interpolate, InterpolateWith, Trust, Weights
 
 
 def sample(
@@ -61,19 +61,26 @@ def apply(
     ] = 0,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace existing results")] = False,
     skip_existing: Annotated[bool, typer.Option("--skip-existing", help="skip images with existing results")] = False,
+    interpolate: Interpolate = 1.0,
+    interpolate_with: InterpolateWith = "",
     trust: Trust = False,
 ) -> None:
     """Super-resolve, restore or translate images of any size."""
     from paceline.commands.apply import Options
     from paceline.commands.apply import apply as job
+    from paceline.inference.blending import Blend
 
-    options = Options(checkpoint, accelerator, devices, gpus, tile, downsample, overwrite, skip_existing, panel)
+    blend = Blend(interpolate, interpolate_with)
+    options = Options(checkpoint, accelerator, devices, gpus, tile, downsample, overwrite, skip_existing, panel, blend)
     raise typer.Exit(job(run, images, out, options))
 
 
 def measure(
     results: Annotated[str, typer.Argument(metavar="RESULTS", help="a folder of images, or one image")],
-    targets: Annotated[str, typer.Argument(metavar="TARGETS", help="a folder with the target images, or one image")],
+    targets: Annotated[
+        str,
+        typer.Argument(metavar="TARGETS", help="a folder with the target images, or one image; optional with --niqe"),
+    ] = "",
     protocol: Annotated[str, typer.Option(help="what to compare: rgb (all channels) or y (luma only)")] = "rgb",
     border: Annotated[
         int,
@@ -90,12 +97,15 @@ def measure(
     inception: Annotated[str, typer.Option(help="file with the 2015 Inception network for FID")] = "",
     inception_sha256: Annotated[str, typer.Option(help="SHA-256 of an --inception file that you trust")] = "",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace existing files")] = False,
+    niqe: Annotated[
+        bool, typer.Option("--niqe", help="also measure NIQE, the quality of each result without a reference")
+    ] = False,
 ) -> None:
-    """Compare images from any program with their targets: PSNR, SSIM, LPIPS, FID, IoU and Dice."""
+    """Compare images from any program with their targets: PSNR, SSIM, LPIPS, NIQE, FID, IoU and Dice."""
     from paceline.commands.measure import Options
     from paceline.commands.measure import measure as job
 
-    options = Options(protocol, border, masks, suffix, json, per_image, inception, inception_sha256, overwrite)
+    options = Options(protocol, border, masks, suffix, json, per_image, inception, inception_sha256, overwrite, niqe)
     raise typer.Exit(job(results, targets, options))
 
 
@@ -127,12 +137,14 @@ def import_weights(
             metavar="FILE…", help="a .pth file; for translation, all .pth files or the folder that contains them"
         ),
     ],
-    recipe: Annotated[str, typer.Option(help="recipe that the weights belong to: super_resolution or translation")],
+    recipe: Annotated[
+        str, typer.Option(help="recipe that the weights belong to: super_resolution, esrgan or translation")
+    ],
     out: Annotated[str, typer.Option(help="the .safetensors file to write", metavar="FILE")],
     preset: Annotated[str, typer.Option(help="named set of settings defined by the recipe")] = "",
     set_: Assignments = [],  # noqa: B006
 ) -> None:
-    """Import weights from other projects: SRGAN generators, pix2pix and DeepLIIF networks."""
+    """Import weights from other projects: SRGAN and ESRGAN generators, pix2pix and DeepLIIF networks."""
     from paceline.commands.import_weights import import_weights as job
 
     raise typer.Exit(job(files, recipe, out, preset, set_))
@@ -143,6 +155,8 @@ def export(
     out: Annotated[str, typer.Option(help="the .onnx file to write", metavar="FILE")],
     checkpoint: Checkpoint = "best",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace the file if it exists")] = False,
+    interpolate: Interpolate = 1.0,
+    interpolate_with: InterpolateWith = "",
     trust: Trust = False,
 ) -> None:
     """Export a trained model to ONNX and compare its results with PyTorch's.
@@ -152,5 +166,6 @@ def export(
     values in [-1, 1].
     """
     from paceline.commands.export import export as job
+    from paceline.inference.blending import Blend
 
-    raise typer.Exit(job(run, out, checkpoint, overwrite=overwrite))
+    raise typer.Exit(job(run, out, checkpoint, overwrite=overwrite, blend=Blend(interpolate, interpolate_with)))

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from paceline.contracts.recipe import Recipe
+from paceline.inference.blending import NO_BLEND, Blend, read_blended
 from paceline.inference.receptive_field import ReceptiveField, receptive_field
-from paceline.inference.trained import StoredModel, TrainedModel, build, load_into, read_stored
+from paceline.inference.trained import StoredModel, TrainedModel, build, load_into
 from paceline.inference.uses import check_use, uses_of
 from paceline.runs.weights import evaluated_values
 
@@ -32,9 +33,9 @@ class ImageModel(TrainedModel):
         return receptive_field(self.recipe.image_to_image, self.spec.channels, self.output_scale)
 
 
-def open_image_model(path: str, checkpoint: str = "best") -> ImageModel:
+def open_image_model(path: str, checkpoint: str = "best", blend: Blend = NO_BLEND) -> ImageModel:
     """Open a run folder or weights file whose recipe transforms images."""
-    stored = read_stored(path, checkpoint)
+    stored = read_blended(path, checkpoint, blend)
     check_use(stored, "apply", path)
     return make_image_model(stored, path)
 
