@@ -27,6 +27,7 @@ def photo() -> torch.Tensor:
     return levels_of("chelsea")[None, :, :288, :384]
 
 
+@pytest.mark.slow
 def test_the_shipped_model_is_the_fit_to_bundled_photographs():
     found, shipped = fit(levels_of(name) for name in FITTED_TO), load_model()
     torch.testing.assert_close(found.mean, shipped.mean, rtol=1e-3, atol=1e-3)
