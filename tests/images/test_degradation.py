@@ -25,7 +25,7 @@ from paceline.images.degradation.kernels import (
     random_blur_kernels,
     sinc_kernels,
 )
-from paceline.images.degradation.noise import gaussian_noise, poisson_noise
+from paceline.images.degradation.noise import random_noise
 from paceline.images.degradation.numbers import Numbers, to_normal, to_poisson, uniform_field
 from paceline.images.degradation.resizing import AREA, BICUBIC, BILINEAR, resize
 from paceline.images.degradation.second_order import FIRST, NUM_NUMBERS, SECOND, degrade, random_scale
@@ -198,7 +198,7 @@ def test_noise_fields_are_uniform_independent_and_depend_only_on_their_seeds():
 @pytest.mark.parametrize("mean", [0.0, 0.3, 2.0, 4.9, 5.1, 20.0, 200.0])
 def test_poisson_numbers_follow_the_distribution_of_scipy(mean):
     uniform = (torch.arange(50_000, dtype=torch.float64) + 0.5) / 50_000
-    found = to_poisson(uniform, torch.full_like(uniform, mean))
+    found = to_poisson(uniform, to_normal(uniform), torch.full_like(uniform, mean))
     wanted = scipy.stats.poisson.ppf(uniform.numpy(), mean)
     assert np.abs(found.numpy() - wanted).max() <= (1 if mean >= 5 else 0)
     assert (found.numpy() != wanted).mean() < 0.03
@@ -210,16 +210,15 @@ def test_normal_numbers_are_the_quantiles_of_scipy():
     np.testing.assert_allclose(to_normal(uniform), scipy.stats.norm.ppf(uniform.numpy()), atol=1e-12)
 
 
-def test_grey_noise_is_equal_in_all_channels_and_colour_noise_is_not():
-    uniform = uniform_field((uniforms(2, 1)[:, 0], uniforms(2, 1, 1)[:, 0]), (3, 40, 40))
-    grey = torch.tensor([True, False])
-    levels = photographs(40, 40)[:2]
-    for noise in (
-        gaussian_noise(uniform, torch.tensor([20.0, 20.0]), grey),
-        poisson_noise(levels, uniform, torch.tensor([2.0, 2.0]), grey),
-    ):
-        assert torch.equal(noise[0, 0], noise[0, 2]) and not torch.equal(noise[1, 0], noise[1, 2])
-    assert gaussian_noise(uniform, torch.tensor([20.0, 20.0]), grey).std().item() == pytest.approx(20, rel=0.05)
+@pytest.mark.parametrize("kind", [0.0, 0.9])
+def test_grey_noise_is_equal_in_all_channels_and_colour_noise_is_not(kind):
+    numbers = torch.tensor([[kind, 0.99, 0.0, 0.3, 0.4], [kind, 0.99, 0.9, 0.5, 0.6]])
+    levels = torch.full((2, 3, 64, 64), 100.0)
+    grey, coloured = random_noise(full_canvas(levels), Numbers(numbers), 20.0, 2.0).pixels - 100
+    assert torch.equal(grey[0], grey[2]) and not torch.equal(coloured[0], coloured[2])
+    for noise in (grey, coloured):
+        assert noise.std().item() == pytest.approx(20, rel=0.1)  # a Poisson number with mean 100 deviates by 10
+        assert abs(noise.mean().item()) < 1
 
 
 def test_scales_have_the_probabilities_and_ranges_of_the_paper():

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from degraded_inputs import REAL, TINY, write_inputs
+from PIL import Image
 from running import run_fork, start_function_in_ranks
 
 from paceline.contracts.recipe import DataSpec
@@ -16,8 +17,10 @@ from paceline.images.degradation.second_order import NUM_NUMBERS, degrade
 from paceline.images.resample import bicubic_as_saved
 from paceline.models.features import Features
 from paceline.models.losses import OBJECTIVES
+from paceline.models.rrdbnet import RRDBNet
 from paceline.models.unet_discriminator import UNetDiscriminator
 from paceline.recipes.esrgan import Esrgan, EsrganSettings
+from paceline.recipes.importers.esrgan import EsrganFile
 
 DATA_SPEC = DataSpec(channels=3, height=32, width=32)
 ADVERSARIAL = {"stage": "adversarial", "perceptual_distance": "l1", "d_norm": "none"}
@@ -137,3 +140,69 @@ def test_two_processes_train_the_same_weights_as_one(tmp_path: Path, settings: d
     command = ("verify", "esrgan", "--strategies", "single,ddp", "--devices", "2", "--steps", "3", *words)
     done = run_fork(tmp_path, *command, "--set", "ema_half_life=20 images")
     assert done.wait() == 0, done.stdout + done.stderr
+
+
+def older(key: str) -> str:
+    """Return a tensor's name in ESRGAN's first public checkpoints."""
+    names = {"conv_first": "model.0", "conv_body": "model.1.sub.2", "conv_up1": "model.3", "conv_up2": "model.6"}
+    names |= {"conv_hr": "model.8", "conv_last": "model.10"}
+    layer, _, part = key.rpartition(".")
+    if layer in names:
+        return f"{names[layer]}.{part}"
+    return f"{layer.replace('body.', 'model.1.sub.').replace('rdb', 'RDB')}.0.{part}"
+
+
+def old(key: str) -> str:
+    """Return a tensor's name in ESRGAN's second public layout."""
+    names = {"conv_body": "trunk_conv", "conv_up1": "upconv1", "conv_up2": "upconv2", "conv_hr": "HRconv"}
+    layer, _, part = key.rpartition(".")
+    return f"{names.get(layer, layer)}.{part}".replace("body.", "RRDB_trunk.").replace("rdb", "RDB")
+
+
+@pytest.mark.parametrize("rename", [str, old, older])
+@pytest.mark.parametrize("scale", [2, 4])
+def test_public_checkpoints_are_imported_under_any_public_names(tmp_path: Path, rename: Any, scale: int) -> None:
+    network = RRDBNet(scale, width=6, num_blocks=2, growth=3)
+    state = network.state_dict()
+    torch.save({"params_ema": {rename(key): tensor for key, tensor in state.items()}}, tmp_path / "theirs.pth")
+    found = EsrganFile([tmp_path / "theirs.pth"])
+    assert found.recognised == {"scale": str(scale), "num_blocks": 2, "width": 6, "growth": 3}
+    tensors = found.tensors({})
+    assert tensors.keys() == {f"generator.{key}" for key in state}
+    assert all(torch.equal(tensors[f"generator.{key}"], tensor) for key, tensor in state.items())
+
+
+def test_files_with_other_networks_are_rejected(tmp_path: Path) -> None:
+    file = tmp_path / "theirs.pth"
+    state = RRDBNet(width=4, num_blocks=1, growth=2).state_dict()
+    for content, message in (
+        ({"head.0.weight": torch.zeros(4, 3, 9, 9)}, "a tensor is missing"),
+        ({**state, "extra.weight": torch.zeros(1)}, "'extra.weight' does not belong"),
+        ({**state, "conv_first.weight": torch.zeros(4, 48, 3, 3)}, "use a generator for ×2 or ×4"),
+    ):
+        torch.save(content, file)
+        with pytest.raises(UserError, match=message):
+            EsrganFile([file])
+
+
+def test_a_network_is_trained_interpolated_imported_and_applied(tmp_path: Path) -> None:
+    words = [word for name, value in TINY.items() for word in ("--set", f"{name}={value}")]
+    length = ("--images", "8", "--batch-size", "4", "--crop", "32", "--accelerator", "cpu", "--set", "validation=0")
+    for out, more in (("psnr", ()), ("gan", ("--set", "stage=adversarial", "--init-from", "psnr"))):
+        trained = run_fork(tmp_path, "train", "esrgan", *words, *length, *more, "--out", out)
+        assert trained.wait() == 0, trained.stdout + trained.stderr
+    photo = np.random.default_rng(0).integers(0, 255, (21, 30, 3), dtype=np.uint8)
+    Image.fromarray(photo).save(tmp_path / "photo.png")
+    made = {}
+    for share in ("1", "0.5", "0"):
+        done = run_fork(tmp_path, "apply", "gan", "photo.png", "--out", share, "--interpolate", share)
+        assert done.wait() == 0, done.stderr
+        made[share] = np.array(Image.open(next((tmp_path / share).iterdir()))).astype(int)
+    assert made["1"].shape == (42, 60, 3)
+    done = run_fork(tmp_path, "apply", "psnr", "photo.png", "--out", "psnr-alone")
+    assert np.array_equal(made["0"], np.array(Image.open(next((tmp_path / "psnr-alone").iterdir()))))
+    assert "0.5 × gan" in run_fork(tmp_path, "evaluate", "gan", "--interpolate", "0.5").stdout
+    refused = run_fork(tmp_path, "apply", "psnr", "photo.png", "--out", "no", "--interpolate", "0.5")
+    assert refused.wait() == 2 and "was not initialised from another model" in refused.stderr
+    refused = run_fork(tmp_path, "evaluate", "gan", "--interpolate", "2")
+    assert refused.wait() == 2 and "--interpolate 2: expected a number from 0 to 1" in refused.stderr

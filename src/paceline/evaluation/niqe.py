@@ -104,7 +104,7 @@ def _luma(image: Tensor) -> Tensor:
     """Return the luma of an image [c, h, w] as [1, 1, h, w]."""
     if image.shape[0] == 1:
         return image[None]
-    red, green, blue = image
+    red, green, blue = image.unbind(0)
     return (LUMA[0] * red + LUMA[1] * green + LUMA[2] * blue)[None, None]
 
 

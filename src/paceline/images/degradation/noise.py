@@ -18,22 +18,17 @@ NUM_NOISE_NUMBERS = 5
 def random_noise(canvas: Canvas, numbers: Numbers, max_sigma: float, max_poisson: float) -> Canvas:
     """Add Gaussian or Poisson noise of random strength to each image, and clip the result to 0…255."""
     kind, strength, grey, *seeds = numbers.take(NUM_NOISE_NUMBERS)
-    uniform = uniform_field((seeds[0], seeds[1]), canvas.pixels.shape[1:])
     is_grey = grey < GREY_PROBABILITY
-    gaussian = gaussian_noise(uniform, between(strength, min(SMALLEST_SIGMA, max_sigma), max_sigma), is_grey)
-    poisson = poisson_noise(
-        canvas.pixels, uniform, between(strength, min(SMALLEST_POISSON, max_poisson), max_poisson), is_grey
-    )
-    noise = torch.where(_column(kind < GAUSSIAN_PROBABILITY), gaussian, poisson)
+    uniform = _shared(uniform_field((seeds[0], seeds[1]), canvas.pixels.shape[1:]), is_grey)
+    normal = to_normal(uniform)
+    sigma = between(strength, min(SMALLEST_SIGMA, max_sigma), max_sigma)
+    scale = between(strength, min(SMALLEST_POISSON, max_poisson), max_poisson)
+    poisson = poisson_noise(canvas.pixels, uniform, normal, scale, is_grey)
+    noise = torch.where(_column(kind < GAUSSIAN_PROBABILITY), _column(sigma) * normal, poisson)
     return canvas.replaced((canvas.pixels + noise).clamp(0, 255))
 
 
-def gaussian_noise(uniform: Tensor, sigma: Tensor, is_grey: Tensor) -> Tensor:
-    """Return normal noise with a standard deviation per image, in levels."""
-    return _column(sigma) * to_normal(_shared(uniform, is_grey))
-
-
-def poisson_noise(levels: Tensor, uniform: Tensor, scale: Tensor, is_grey: Tensor) -> Tensor:
+def poisson_noise(levels: Tensor, uniform: Tensor, normal: Tensor, scale: Tensor, is_grey: Tensor) -> Tensor:
     """Return scale · (k - x), where k is a Poisson number whose mean is the level x.
 
     Grey noise is computed from the luma of the image, and is the same in all channels.
@@ -43,7 +38,7 @@ def poisson_noise(levels: Tensor, uniform: Tensor, scale: Tensor, is_grey: Tenso
         red, green, blue = levels.split(1, dim=1)
         luma = (LUMA[0] * red + LUMA[1] * green + LUMA[2] * blue).expand_as(levels)
         levels = torch.where(_column(is_grey), luma, levels)
-    return _column(scale) * (to_poisson(_shared(uniform, is_grey), levels) - levels)
+    return _column(scale) * (to_poisson(uniform, normal, levels) - levels)
 
 
 def _shared(uniform: Tensor, is_grey: Tensor) -> Tensor:

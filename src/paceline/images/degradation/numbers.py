@@ -55,10 +55,11 @@ def to_normal(uniform: Tensor) -> Tensor:
     return math.sqrt(2) * torch.erfinv(2 * uniform - 1)
 
 
-def to_poisson(uniform: Tensor, mean: Tensor) -> Tensor:
+def to_poisson(uniform: Tensor, normal: Tensor, mean: Tensor) -> Tensor:
     """Return Poisson quantiles of numbers in (0, 1): exact for small means, otherwise within about one count.
 
-    For larger means, a Cornish-Fisher expansion corrects the normal approximation for skewness.
+    `normal` contains the standard normal quantiles of the same numbers. For larger means, a
+    Cornish-Fisher expansion corrects the normal approximation for skewness.
     """
     small = mean.clamp(0, POISSON_INVERSION_BELOW)
     term = (-small).exp()
@@ -67,7 +68,6 @@ def to_poisson(uniform: Tensor, mean: Tensor) -> Tensor:
         count = count + (uniform > total).to(count.dtype)
         term = term * small / number
         total = total + term
-    normal = to_normal(uniform)
     large = (mean + mean.clamp(min=0).sqrt() * normal + (normal.square() - 1) / 6).round().clamp(min=0)
     return torch.where(mean < POISSON_INVERSION_BELOW, count, large)
 
