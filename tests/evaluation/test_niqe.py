@@ -19,7 +19,7 @@ FITTED_TO = ("astronaut", "brick", "camera", "coins", "grass", "gravel", "motorc
 
 
 def levels_of(name: str) -> torch.Tensor:
-    return torch.from_numpy(photograph(name)).permute(2, 0, 1).double()
+    return torch.from_numpy(np.atleast_3d(photograph(name))).permute(2, 0, 1).double()
 
 
 @pytest.fixture(scope="module")
