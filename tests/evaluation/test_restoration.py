@@ -13,10 +13,10 @@ from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
 from paceline.core.registry import load_class
 from paceline.data.source import ArraySource, Subset
-from paceline.evaluation import perceptual
 from paceline.evaluation.contract import Case
 from paceline.evaluation.evaluators.restoration import Restoration
 from paceline.evaluation.image_metrics import PSNR_OF_IDENTICAL, luma, psnr, ssim, to_levels
+from paceline.models import lpips_network
 
 IMAGE = torch.from_numpy(photograph("astronaut")[100:196, 180:300].copy()).permute(2, 0, 1)[None].float() / 127.5 - 1
 NOISY = (IMAGE + 0.1 * torch.randn(IMAGE.shape, generator=torch.Generator().manual_seed(0))).clamp(-1, 1)
@@ -166,9 +166,9 @@ def perceptual_package(tmp_path, monkeypatch):
     """Install a stand-in for the lpips package, because the real one downloads its weights."""
     (tmp_path / "lpips.py").write_text(STAND_IN)
     monkeypatch.syspath_prepend(tmp_path)
-    perceptual._lpips_network.cache_clear()
+    lpips_network.load_lpips.cache_clear()
     yield tmp_path / "lpips.py"
-    perceptual._lpips_network.cache_clear()
+    lpips_network.load_lpips.cache_clear()
     sys.modules.pop("lpips", None)
 
 

@@ -17,6 +17,8 @@ from paceline.cli.flags import (
     Checkpoint,
     ConfigFile,
     Flags,
+    Interpolate,
+    InterpolateWith,
     LowRoot,
     ParserError,
     RecipeName,
@@ -93,17 +95,20 @@ def evaluate(
     accelerator: Accelerator = "",
     inception: Annotated[str, typer.Option(help="file with the 2015 Inception network for FID")] = "",
     inception_sha256: Annotated[str, typer.Option(help="SHA-256 of an --inception file that you trust")] = "",
+    interpolate: Interpolate = 1.0,
+    interpolate_with: InterpolateWith = "",
     trust: Trust = False,
     set_: Assignments = [],  # noqa: B006
 ) -> None:
     """Evaluate a trained model on any data."""
     from paceline.commands.evaluate import evaluate as job
     from paceline.config.files import parse_assignments
+    from paceline.inference.blending import Blend
 
     flags: dict[str, SettingValue] = {"data": data, "data_root": data_root, "devices": devices}
     flags |= {"accelerator": accelerator, "low_root": low_root, "test_root": test_root, "test_low_root": test_low_root}
     flags |= {"inception": inception, "inception_sha256": inception_sha256}
-    raise typer.Exit(job(run, split, flags, parse_assignments(set_), checkpoint))
+    raise typer.Exit(job(run, split, flags, parse_assignments(set_), checkpoint, Blend(interpolate, interpolate_with)))
 
 
 @app.command(cls=Command, epilog=EXAMPLES["verify"])

@@ -74,6 +74,19 @@ Vgg = Annotated[
         rich_help_panel="Evaluation and logging",
     ),
 ]
+Interpolate = Annotated[
+    float,
+    typer.Option(
+        help="share of this model, from 0 to 1, if its weights are interpolated with those of --interpolate-with"
+    ),
+]
+InterpolateWith = Annotated[
+    str,
+    typer.Option(
+        help="second model for --interpolate: a run or a .safetensors file (default: the --init-from of the run)",
+        metavar="RUN|WEIGHTS",
+    ),
+]
 Trust = Annotated[
     bool,
     typer.Option("--trust", help="run code from .py files that a run or a --config file refers to", callback=set_trust),

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.flags import Accelerator, Assignments, Checkpoint, Trust, Weights
+from paceline.cli.flags import Accelerator, Assignments, Checkpoint, Interpolate, InterpolateWith, Trust, Weights
 
 
 def sample(
@@ -63,19 +63,26 @@ def apply(
     skip_existing: Annotated[
         bool, typer.Option("--skip-existing", help="skip images that already have results")
     ] = False,
+    interpolate: Interpolate = 1.0,
+    interpolate_with: InterpolateWith = "",
     trust: Trust = False,
 ) -> None:
     """Super-resolve, restore or translate images of any size."""
     from paceline.commands.apply import Options
     from paceline.commands.apply import apply as job
+    from paceline.inference.blending import Blend
 
-    options = Options(checkpoint, accelerator, devices, gpus, tile, downsample, overwrite, skip_existing, panel)
+    blend = Blend(interpolate, interpolate_with)
+    options = Options(checkpoint, accelerator, devices, gpus, tile, downsample, overwrite, skip_existing, panel, blend)
     raise typer.Exit(job(run, images, out, options))
 
 
 def measure(
     results: Annotated[str, typer.Argument(metavar="RESULTS", help="a folder of images, or one image")],
-    targets: Annotated[str, typer.Argument(metavar="TARGETS", help="a folder of target images, or one image")],
+    targets: Annotated[
+        str,
+        typer.Argument(metavar="TARGETS", help="a folder of target images, or one image; optional with --niqe"),
+    ] = "",
     protocol: Annotated[str, typer.Option(help="what to compare: rgb (all channels) or y (luma only)")] = "rgb",
     border: Annotated[
         int,
@@ -92,12 +99,15 @@ def measure(
     inception: Annotated[str, typer.Option(help="file with the 2015 Inception network for FID")] = "",
     inception_sha256: Annotated[str, typer.Option(help="SHA-256 of an --inception file that you trust")] = "",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace existing files")] = False,
+    niqe: Annotated[
+        bool, typer.Option("--niqe", help="also measure NIQE, the quality of each result without a reference")
+    ] = False,
 ) -> None:
-    """Compare images from any program with their targets: PSNR, SSIM, LPIPS, FID, IoU and Dice."""
+    """Compare images from any program with their targets: PSNR, SSIM, LPIPS, NIQE, FID, IoU and Dice."""
     from paceline.commands.measure import Options
     from paceline.commands.measure import measure as job
 
-    options = Options(protocol, border, masks, suffix, json, per_image, inception, inception_sha256, overwrite)
+    options = Options(protocol, border, masks, suffix, json, per_image, inception, inception_sha256, overwrite, niqe)
     raise typer.Exit(job(results, targets, options))
 
 
@@ -134,7 +144,8 @@ def import_weights(
     recipe: Annotated[
         str,
         typer.Option(
-            help="recipe of the weights: classification for timm, super_resolution for SRGAN, translation for pix2pix "
+            help="recipe of the weights: classification for timm, super_resolution for SRGAN, esrgan for RRDBNet with "
+            "a discriminator, translation for pix2pix "
             "and DeepLIIF; without it, the file is searched for a network that spandrel recognises"
         ),
     ] = "",
@@ -155,6 +166,8 @@ def export(
     out: Annotated[str, typer.Option(help="the .onnx file to write", metavar="FILE")],
     checkpoint: Checkpoint = "best",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace the file if it exists")] = False,
+    interpolate: Interpolate = 1.0,
+    interpolate_with: InterpolateWith = "",
     trust: Trust = False,
 ) -> None:
     """Export a trained model to ONNX and compare its results with PyTorch's.
@@ -164,5 +177,6 @@ def export(
     values in [-1, 1].
     """
     from paceline.commands.export import export as job
+    from paceline.inference.blending import Blend
 
-    raise typer.Exit(job(run, out, checkpoint, overwrite=overwrite))
+    raise typer.Exit(job(run, out, checkpoint, overwrite=overwrite, blend=Blend(interpolate, interpolate_with)))

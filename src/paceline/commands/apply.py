@@ -18,6 +18,7 @@ from paceline.inference.applier import AppliedImage, Applier, ApplierSettings, I
 from paceline.inference.applier_processes import Outcome, apply_in_processes
 from paceline.inference.apply_plan import plan_results, read_headers
 from paceline.inference.apply_progress import ApplyProgress, show_progress
+from paceline.inference.blending import NO_BLEND, Blend
 from paceline.inference.image_model import ImageModel, open_image_model
 from paceline.inference.skipped import count_images, report_skipped
 from paceline.parallel.world import check_devices, gpu_ids, uses_cuda
@@ -40,6 +41,7 @@ class Options:
     overwrite: bool = False
     skip_existing: bool = False
     panel: int = 0
+    blend: Blend = NO_BLEND
 
 
 def apply(path: str, arguments: list[str], out: str, options: Options) -> int:
@@ -47,7 +49,7 @@ def apply(path: str, arguments: list[str], out: str, options: Options) -> int:
     _check_options(options)
     devices = _devices(options)
     path, folder = last_finished(path), Path(out).expanduser()
-    image_model = open_image_model(path, options.checkpoint)
+    image_model = open_image_model(path, options.checkpoint, options.blend)
     results = _result_names(image_model, path, options)
     plan = plan_results(arguments, folder, results, overwrite=options.overwrite, skip_existing=options.skip_existing)
     lines = [_describe(image_model, len(plan.tasks), devices), *plan.notes]
@@ -55,7 +57,9 @@ def apply(path: str, arguments: list[str], out: str, options: Options) -> int:
     num_images, num_pixels = plan.num_images, read_headers(plan)
     if num_pixels:
         _make_folder(folder)
-    settings = ApplierSettings(path, options.checkpoint, options.tile, options.downsample, options.panel)
+    settings = ApplierSettings(
+        path, options.checkpoint, options.tile, options.downsample, options.panel, *options.blend
+    )
     applied: list[AppliedImage] = []
     try:
         with show_progress(sum(num_pixels.values())) as progress:

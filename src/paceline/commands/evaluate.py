@@ -22,8 +22,9 @@ from paceline.data.open_sources import open_sources
 from paceline.data.source import Source, sizes_of
 from paceline.data.worker_pool import reporting_dead_workers
 from paceline.evaluation.contract import is_classifier
+from paceline.inference.blending import NO_BLEND, Blend, read_blended
 from paceline.inference.image_model import load_usable
-from paceline.inference.trained import StoredModel, read_stored
+from paceline.inference.trained import StoredModel
 from paceline.inference.uses import uses_of
 from paceline.launch.tasks import Task, run_in_processes
 from paceline.parallel.precision import choose_precision
@@ -39,7 +40,12 @@ from paceline.training.evaluate import SplitEvaluator
 
 
 def evaluate(
-    run: str, split: str, flags: Mapping[str, SettingValue], assignments: Mapping[str, str], checkpoint: str
+    run: str,
+    split: str,
+    flags: Mapping[str, SettingValue],
+    assignments: Mapping[str, str],
+    checkpoint: str,
+    blend: Blend = NO_BLEND,
 ) -> int:
     """Print the metrics of a checkpoint or a weights file, on the run's data or on a different source."""
     given, run = {name: value for name, value in flags.items() if value}, last_finished(run)
@@ -56,8 +62,8 @@ def evaluate(
     check_checkpoint(run, checkpoint)
     at = "" if is_weights_file(run) else str(choose_checkpoint(RunFolder(Path(run)).checkpoints, checkpoint).images)
     if config.run.devices > 1 and place_from(os.environ) is None:
-        return run_in_processes(Task.of(evaluate_here, run, split, at), config)
-    evaluate_here(config, run, split, at)
+        return run_in_processes(Task.of(evaluate_here, run, split, at, *blend), config)
+    evaluate_here(config, run, split, at, *blend)
     return 0
 
 
@@ -67,22 +73,22 @@ def _for_whole_folder(config: Config) -> Config:
     return dataclasses.replace(config, run=source_class.measure_whole(config.run))
 
 
-def evaluate_here(config: Config, run: str, split: str, at: str) -> None:
+def evaluate_here(config: Config, run: str, split: str, at: str, share: float = 1.0, other: str = "") -> None:
     """Evaluate in this process, alone or as one of several ranks; rank 0 prints the metrics."""
     world = join(config.run, distributed=config.run.devices > 1)
     with world.reporting(), reporting_dead_workers():
-        _evaluate(config, world, run, split, at)
+        _evaluate(config, world, run, split, at, Blend(share, other))
     world.leave()
 
 
-def _evaluate(config: Config, world: World, run: str, split: str, at: str) -> None:
+def _evaluate(config: Config, world: World, run: str, split: str, at: str, blend: Blend) -> None:
     precision = choose_precision(config.run.precision, world.device)
     precision.apply(deterministic=config.run.deterministic)
     activity(f"opening the data source {config.run.data}")
     sources = open_sources(config, split)
     if split not in sources:
         raise unknown("split", split, sources)
-    stored = read_stored(run, at or "best")
+    stored = read_blended(run, at or "best", blend)
     _check_class_names(stored, run, split, config.run.data, sources[split].spec)
     # A network that transforms images of any size is built for the size of the training images, not the evaluated ones.
     transforms = "apply" in uses_of(config.recipe_class)

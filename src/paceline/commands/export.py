@@ -8,23 +8,23 @@ from paceline.core.activity import activity
 from paceline.core.errors import UserError, install_extra
 from paceline.core.files import check_new_file, new_file
 from paceline.core.printable import print_line
+from paceline.inference.blending import NO_BLEND, Blend, read_blended
 from paceline.inference.exportable import make_exportable
 from paceline.inference.onnx_file import largest_difference, write_onnx
-from paceline.inference.trained import read_stored
 from paceline.runs.stages import last_finished
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 TOLERANCE = 1e-4  # largest allowed difference for values in [-1, 1]; about 1/78 of an 8-bit level
 
 
-def export(path: str, out: str, checkpoint: str, *, overwrite: bool = False) -> int:
+def export(path: str, out: str, checkpoint: str, *, overwrite: bool = False, blend: Blend = NO_BLEND) -> int:
     """Write the ONNX file, run the exported model, and print how much its results differ from PyTorch's."""
     target = check_new_file(out, (".onnx",), overwrite=overwrite)
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise UserError(f"export needs {', '.join(missing)}; install with: {install_extra('export')}")
     path = last_finished(path)
-    stored = read_stored(path, checkpoint)
+    stored = read_blended(path, checkpoint, blend)
     exportable = make_exportable(stored, path)
     with new_file(target) as temporary:
         activity("exporting the network to ONNX")

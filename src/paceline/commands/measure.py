@@ -1,4 +1,7 @@
-"""`paceline measure`: compare images from any program with their targets, using the same metrics as `evaluate`."""
+"""`paceline measure`: compare images from any program with their targets, using the same metrics as `evaluate`.
+
+Without targets, only NIQE is measured, which needs no reference.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,8 @@ from paceline.data.file_lists import images_under
 from paceline.evaluation.features.inception import load_inception
 from paceline.evaluation.features.network import FeatureNetwork
 from paceline.evaluation.image_metrics import PSNR_OF_IDENTICAL, SIGMA, WINDOW, luma, psnr, ssim
+from paceline.evaluation.niqe import PROTOCOL as NIQE_PROTOCOL
+from paceline.evaluation.niqe import check_niqe_size, niqe
 from paceline.evaluation.overlap import CLASSES, MIDDLE, overlaps, pixel_counts
 from paceline.evaluation.perceptual import Distance, perceptual_distance
 from paceline.evaluation.protocol import Protocol
@@ -48,10 +53,14 @@ class Options:
     inception: str = ""
     inception_sha256: str = ""
     overwrite: bool = False
+    niqe: bool = False
 
 
 def measure(results: str, targets: str, options: Options) -> int:
-    """Compare images with their targets and print the metrics; return 1 if any file was left out."""
+    """Compare images with their targets and print the metrics; return 1 if any file was left out.
+
+    If `targets` is empty, measure NIQE alone.
+    """
     if options.protocol not in PROTOCOLS:
         raise UserError(f"--protocol {options.protocol}: expected {' or '.join(PROTOCOLS)}")
     if options.border < 0:
@@ -60,6 +69,8 @@ def measure(results: str, targets: str, options: Options) -> int:
         check_new_file(out, (suffix,), overwrite=options.overwrite) if out else None
         for out, suffix in ((options.per_image, ".csv"), (options.json_file, ".json"))
     )
+    if not targets:
+        return _measure_alone(results, options, table, report)
     pairs, problems = match_files(_images(results), _images(targets), options.suffix)
     # Loaded first, so that a wrong file is reported before anything is measured.
     network = _inception(len(pairs), options) if options.inception else None
@@ -85,7 +96,7 @@ def measure(results: str, targets: str, options: Options) -> int:
     metrics = {
         name: sum(row[name] for row in rows.values()) / len(rows)
         for name in next(iter(rows.values()))
-        if name.startswith(("psnr", "ssim", "lpips"))
+        if name.startswith(("psnr", "ssim", "lpips", "niqe"))
     }
     metrics |= overlaps(counts) if options.masks else {}
     metrics |= _fid(used, network) if network else {}
@@ -98,8 +109,40 @@ def measure(results: str, targets: str, options: Options) -> int:
     identical = [name for name, row in rows.items() if np.isclose(row[f"psnr[{options.protocol}]"], PSNR_OF_IDENTICAL)]
     if identical:
         print_line(f"images identical to their targets ({len(identical)} of {len(rows)}): {_listed(identical)}")
+    content = {"results": results, "targets": targets, "metrics": metrics, "protocol": dict(protocol)}
+    return _write(content, rows, problems, table, report)
+
+
+def _measure_alone(results: str, options: Options, table: Path | None, report: Path | None) -> int:
+    """Measure images that have no targets."""
+    if not options.niqe:
+        raise UserError(f"{results}: no TARGETS to compare with; add them, or use --niqe, which needs no reference")
+    if options.masks or options.inception:
+        flag = "--masks" if options.masks else "--inception"
+        raise UserError(f"{flag}: needs TARGETS to compare with; add them, or omit {flag}")
+    rows: dict[str, Row] = {}
+    problems: list[str] = []
+    for file in _images(results):
+        try:
+            levels = torch.from_numpy(np.array(decode(file).convert("RGB"), dtype=np.float64)).permute(2, 0, 1)
+            check_niqe_size(levels.shape[-2], levels.shape[-1], "the image")
+            rows[str(file)] = {"niqe": niqe(levels[None]).item()}
+        except (BadImage, UserError) as error:
+            problems.append(f"{file}: {error}")
+    if not rows:
+        raise UserError(f"{results}: no images could be measured: {_listed(problems)}")
+    metrics = {"niqe": sum(row["niqe"] for row in rows.values()) / len(rows), "count": float(len(rows))}
+    protocol: Protocol = {"niqe": NIQE_PROTOCOL}
+    print_line(f"{results}: {len(rows):,} image{'s' * (len(rows) != 1)}")
+    print_metrics(metrics, protocol, ())
+    return _write({"results": results, "metrics": metrics, "protocol": dict(protocol)}, rows, problems, table, report)
+
+
+def _write(
+    content: Mapping[str, object], rows: Mapping[str, Row], problems: list[str], table: Path | None, report: Path | None
+) -> int:
+    """Write the requested files and print which images were left out; return 1 if there are any."""
     if report:
-        content = {"results": results, "targets": targets, "metrics": metrics, "protocol": dict(protocol)}
         with new_file(report) as temporary:
             temporary.write_text(json_text({**content, "left_out": problems}, indent=1))
     if table:
@@ -151,6 +194,7 @@ def _measured(made: Tensor, real: Tensor, options: Options, distance: Distance |
     one, other = (luma(levels) for levels in cut) if options.protocol == "y" else cut
     row = {"psnr": psnr(one, other).item(), "ssim": ssim(one, other).item()}
     row |= {"lpips": distance(made, real).item()} if distance else {}
+    row |= {"niqe": niqe(made).item()} if options.niqe else {}
     return {f"{name}[{options.protocol}]": value for name, value in row.items()}
 
 
@@ -180,6 +224,7 @@ def _protocol(options: Options, distance: Distance | None, network: FeatureNetwo
     found: dict[str, str | int | float] = {"protocol": options.protocol, "border": options.border}
     found |= {"rounded": "to 8 bits", "ssim": f"gaussian window {WINDOW}, sigma {SIGMA}"}
     found |= {"lpips": "alex" if distance else "not measured"}
+    found |= {"niqe": NIQE_PROTOCOL} if options.niqe else {}
     found |= {"segmentation": f"brightest channel above {MIDDLE}"} if options.masks else {}
     return {**found, **(network.protocol() if network else {})}
 

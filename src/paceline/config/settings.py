@@ -192,6 +192,11 @@ class RunSettings:
         "channels used to compare restored images: y (luma only, as in MATLAB) or rgb (all)",
         mutable_on_resume=True,
     )
+    niqe: bool = setting(
+        False,
+        "also measure NIQE of restored images, a quality metric that needs no reference image",
+        mutable_on_resume=True,
+    )
     few_images: Literal["fail", "allow"] = setting(
         "fail",
         "what to do if there are too few images for reliable metrics (fewer images than features): fail or allow",

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
-from functools import lru_cache
 from typing import cast
 
 import torch
 from torch import Tensor
+
+from paceline.models.lpips_network import has_lpips, load_lpips
 
 Distance = Callable[[Tensor, Tensor], Tensor]
 
 
 def perceptual_distance(device: torch.device) -> tuple[Distance | None, tuple[str, ...]]:
     """Return a function that computes LPIPS for images in 0…255 (None if unavailable), and a note if loading failed."""
-    if importlib.util.find_spec("lpips") is None:
+    if not has_lpips():
         return None, ()
     try:
-        network = _lpips_network().to(device)
+        network = load_lpips().to(device)
     except Exception as error:
         return None, (f"LPIPS will not be measured: {str(error).splitlines()[0]}",)
 
@@ -28,11 +28,3 @@ def perceptual_distance(device: torch.device) -> tuple[Distance | None, tuple[st
             return cast(Tensor, network(one, other)).flatten().double()
 
     return distance, ()
-
-
-@lru_cache(maxsize=1)
-def _lpips_network() -> torch.nn.Module:
-    import lpips
-
-    network: torch.nn.Module = lpips.LPIPS(net="alex", verbose=False)
-    return network.eval().requires_grad_(False)

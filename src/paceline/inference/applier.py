@@ -17,6 +17,7 @@ from paceline.core.printable import printable
 from paceline.data.memory import free_bytes
 from paceline.images.decode import BadImage
 from paceline.images.image_file import Canvas, ImageData, read_image, save_image
+from paceline.inference.blending import Blend
 from paceline.inference.downsampled import compare, shrink
 from paceline.inference.image_model import ImageModel, open_image_model
 from paceline.inference.skipped import SkippedImage
@@ -46,6 +47,8 @@ class ApplierSettings:
     tile: int = 0
     downsample: str = ""
     panel: int = 0  # number of the square panel to process, counted from 1; 0 for the whole image
+    share: float = 1.0  # the model's share in an interpolation with `other`, see `inference.blending`
+    other: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +81,9 @@ class Applier:
         self, settings: ApplierSettings, image_model: ImageModel | None, device: torch.device, share: int = 1
     ) -> None:
         self.settings, self.device, self.share = settings, device, share
-        self.image_model = image_model or open_image_model(settings.path, settings.checkpoint)
+        self.image_model = image_model or open_image_model(
+            settings.path, settings.checkpoint, Blend(settings.share, settings.other)
+        )
         self.field = self.image_model.receptive_field  # traced on the CPU, before the weights move to the device
         self._measured_error = ""
         choose_precision("fp32", device).apply(deterministic=True)  # otherwise, tiles might not match the whole image

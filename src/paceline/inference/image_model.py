@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from paceline.contracts.recipe import Recipe
+from paceline.inference.blending import NO_BLEND, Blend, read_blended
 from paceline.inference.measured_field import measured_field, window_multiple
 from paceline.inference.receptive_field import ReceptiveField, receptive_field
-from paceline.inference.trained import StoredModel, TrainedModel, build, load_into, read_stored
+from paceline.inference.trained import StoredModel, TrainedModel, build, load_into
 from paceline.inference.uses import check_use, uses_of
 from paceline.runs.weights import evaluated_values
 
@@ -40,9 +41,9 @@ class ImageModel(TrainedModel):
         return measured_field(self.recipe, self.spec.channels, field) if field.is_measurable else field
 
 
-def open_image_model(path: str, checkpoint: str = "best") -> ImageModel:
+def open_image_model(path: str, checkpoint: str = "best", blend: Blend = NO_BLEND) -> ImageModel:
     """Open a run folder or weights file whose recipe transforms images."""
-    stored = read_stored(path, checkpoint)
+    stored = read_blended(path, checkpoint, blend)
     check_use(stored, "apply", path)
     return make_image_model(stored, path)
 

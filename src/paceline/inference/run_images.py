@@ -53,12 +53,12 @@ def show_run(run: str, config: Config, checkpoint: str, options: GridOptions) ->
         load_weights(recipe, snapshot.weights, ema=True)
         caption = f"{Path(run).name} at {snapshot.images:,} images"
     recipe.to(device=world.device, dtype=precision.weights)
+    drawer = Drawer(recipe.draws, config.run.seed, world.device, precision.weights)
     if has_strips(recipe):
         if options.flag:
             raise UserError(f"{options.flag}: only for generators, but {type(recipe).__name__} transforms images")
-        samples = strip_samples(sources.get(recipe.evaluated_on, sources["train"]), world.device, precision)
+        samples = strip_samples(sources.get(recipe.evaluated_on, sources["train"]), drawer, precision)
         return make_strips(recipe, samples, precision), caption
-    drawer = Drawer(recipe.draws, config.run.seed, world.device, precision.weights)
     if options.interpolate:
         draws = interpolate_draws(recipe, fixed_draws(recipe, drawer, 2 * options.rows), options.columns)
     else:

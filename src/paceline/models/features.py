@@ -39,17 +39,24 @@ _lock = Lock()  # needed because DataParallel uses several threads
 
 
 class Features:
-    """Computes the output of a VGG19 layer for images in [-1, 1]; not an nn.Module, so no module tree includes it."""
+    """Computes the outputs of VGG19 layers for images in [-1, 1]; not an nn.Module, so no module tree includes it."""
 
-    def __init__(self, weights: str = "", layer: str = "conv5_4") -> None:
+    def __init__(self, weights: str = "", layer: str = "conv5_4", *others: str) -> None:
         """`weights` is a file, "random" for an untrained, narrow network, or "" for torchvision's weights."""
-        if layer not in LAYERS:
-            raise unknown("layer of VGG19", layer, LAYERS)
-        self.weights, self.layer = weights, layer
-        self.num_convolutions = LAYERS.index(layer) // 2 + 1
+        self.layers = (layer, *others)
+        for name in self.layers:
+            if name not in LAYERS:
+                raise unknown("layer of VGG19", name, LAYERS)
+        self.weights, self.layer = weights, max(self.layers, key=LAYERS.index)
+        self.num_convolutions = LAYERS.index(self.layer) // 2 + 1
         self.smallest_px = 2 ** sum(number < self.num_convolutions for number in _POOLED)
 
     def __call__(self, images: Tensor) -> Tensor:
+        """Return the output of the first layer that was passed to the constructor."""
+        return self.all(images)[0]
+
+    def all(self, images: Tensor) -> list[Tensor]:
+        """Return the outputs of all layers, in the order in which they were passed to the constructor."""
         device, dtype, (height, width) = images.device, images.dtype, images.shape[-2:]
         if min(height, width) < self.smallest_px:
             raise UserError(
@@ -61,19 +68,24 @@ class Features:
         layers = self._copy_on(device, dtype)
         # Disable autocast, which would convert the frozen weights on every call.
         with torch.autocast(device.type, enabled=False):
-            return self._run(layers, images)
+            found = self._run(layers, images)
+        return [found[name] for name in self.layers]
 
-    def _run(self, layers: Layers, images: Tensor) -> Tensor:
+    def _run(self, layers: Layers, images: Tensor) -> dict[str, Tensor]:
         (colours, shift), *convolutions = layers
         seen = F.conv2d(images.to(colours.dtype).expand(-1, 3, -1, -1), colours, shift)
         features = seen.to(convolutions[0][0].dtype)
+        found: dict[str, Tensor] = {}
         for number, (weight, bias) in enumerate(convolutions):
-            if number:
-                features = F.relu(features)
             if number in _POOLED:
                 features = F.max_pool2d(features, 2)
             features = F.conv2d(features, weight, bias, padding=1)
-        return F.relu(features) if self.layer.startswith("relu") else features
+            before, after = LAYERS[2 * number : 2 * number + 2]
+            found |= {before: features} if before in self.layers else {}
+            if number + 1 < len(convolutions) or after in self.layers:
+                features = F.relu(features)
+                found |= {after: features} if after in self.layers else {}
+        return found
 
     def load(self) -> Layers:
         """Return the colour layer and the required convolutions in float32; a file is read only once."""

@@ -10,8 +10,8 @@ from paceline.core.errors import UserError
 
 # A network is recognised if each pattern matches the beginning of a tensor's name. The first match counts.
 ARCHITECTURES: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("RRDBNet (ESRGAN, Real-ESRGAN)", (r"(RRDB_trunk|body)\.0\.(RDB|rdb)1\.conv1\.",)),
-    ("RRDBNet (ESRGAN)", (r"model\.1\.sub\.0\.RDB1\.",)),
+    ("RRDBNet (ESRGAN, Real-ESRGAN; try --recipe esrgan)", (r"(RRDB_trunk|body)\.0\.(RDB|rdb)1\.conv1\.",)),
+    ("RRDBNet (ESRGAN; try --recipe esrgan)", (r"model\.1\.sub\.0\.RDB1\.",)),
     ("HAT", (r"layers\.0\.residual_group\.blocks\.0\.conv_block\.",)),
     ("SwinIR", (r"layers\.0\.residual_group\.blocks\.0\.attn\.",)),
     ("RCAN", (r"body\.0\.body\.0\.body\.0\.", r"body\.0\.body\.0\.body\.3\.")),

@@ -35,7 +35,7 @@ class Previews:
         self._draws = fixed_draws(recipe, drawer, NUM_SAMPLES) if recipe.generates else {}
         self._generated_shape: tuple[int, ...] | None = None  # height, width and channels of generated images
         strips = not recipe.generates and has_strips(recipe)
-        self._samples = strip_samples(source, drawer.generator.device, precision) if strips else []
+        self._samples = strip_samples(source, drawer, precision) if strips else []
 
     def __bool__(self) -> bool:
         """Return whether the recipe has sample images."""
@@ -105,9 +105,10 @@ def has_strips(recipe: Recipe) -> bool:
     return type(recipe).preview is not Recipe.preview
 
 
-def strip_samples(source: Source, device: torch.device, precision: Precision) -> list[Batch]:
-    """Return centre crops of a source's first samples, one per batch, as input for the recipe."""
-    return list(_center_crops(source, device, precision))
+def strip_samples(source: Source, drawer: Drawer, precision: Precision) -> list[Batch]:
+    """Return centre crops of a source's first samples, one per batch, with their random inputs."""
+    crops = _center_crops(source, drawer.generator.device, precision)
+    return [crop | drawer.rows("samples", number, number + 1) for number, crop in enumerate(crops)]
 
 
 def _center_crops(source: Source, device: torch.device, precision: Precision) -> Iterator[Batch]:

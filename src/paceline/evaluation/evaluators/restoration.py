@@ -1,4 +1,4 @@
-"""Restored images compared with the originals: PSNR, SSIM, and LPIPS if its package is installed.
+"""Restored images compared with the originals: PSNR, SSIM, LPIPS if its package is installed, and NIQE on request.
 
 Both images are first rounded to 8 bits, as in image files. Protocol `y` compares luma (16…235, as MATLAB's rgb2ycbcr
 computes it, not rounded again); `rgb` compares all channels. When upscaling, both ignore a border as wide as the scale.
@@ -14,17 +14,19 @@ from torch import Tensor
 
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Batch, DataSpec
+from paceline.data.source import sizes_of
 from paceline.evaluation.contract import Case, Evaluator
 from paceline.evaluation.image_metrics import SIGMA, WINDOW, check_sizes, luma, psnr, ssim, to_levels
+from paceline.evaluation.niqe import PROTOCOL, check_niqe_size, niqe
 from paceline.evaluation.perceptual import perceptual_distance
 from paceline.evaluation.protocol import Protocol
 
 MEASURED = ("image", "bicubic", "input")  # fields of a prediction that are compared with the target
-METRICS = ("psnr", "ssim", "lpips")
+METRICS = ("psnr", "ssim", "lpips", "niqe")
 
 
 class Restoration(Evaluator):
-    """Mean PSNR, SSIM and LPIPS for restored images and baselines."""
+    """Mean PSNR, SSIM, LPIPS and NIQE for restored images and baselines."""
 
     def __init__(self, case: Case, spec: DataSpec, device: torch.device, settings: RunSettings) -> None:
         super().__init__(case, spec, device, settings)
@@ -32,6 +34,11 @@ class Restoration(Evaluator):
         self.border = case.output_scale if case.output_scale > 1 else 0
         check_sizes(case, self.border)
         self.distance, self.notes = perceptual_distance(device)
+        self.measured = {"psnr", "ssim"} | ({"lpips"} if self.distance else set())
+        if settings.niqe:
+            self.measured.add("niqe")
+            for index, (height, width) in enumerate(sizes_of(case.source).tolist()):
+                check_niqe_size(height, width, case.source.name_of(index))
         self._sums = torch.zeros(len(MEASURED), len(METRICS) + 1, dtype=torch.float64, device=device)
 
     def protocol(self) -> Protocol:
@@ -41,6 +48,7 @@ class Restoration(Evaluator):
             "rounded": "to 8 bits",
             "ssim": f"gaussian window {WINDOW}, sigma {SIGMA}",
             "lpips": "alex" if self.distance else "not measured",
+            **({"niqe": PROTOCOL} if "niqe" in self.measured else {}),
         }
 
     def update(self, prediction: dict[str, Tensor], batch: Batch) -> None:
@@ -53,6 +61,7 @@ class Restoration(Evaluator):
             one, other = (self._compared(images) for images in (made, target))
             values = [psnr(one, other), ssim(one, other)]
             values.append(self.distance(made, target) if self.distance else torch.zeros_like(values[0]))
+            values.append(niqe(made) if "niqe" in self.measured else torch.zeros_like(values[0]))
             values.append(torch.ones_like(values[0]))
             self._sums[number] += torch.stack(values).sum(dim=1)
 
@@ -72,6 +81,6 @@ class Restoration(Evaluator):
         for name, (*totals, count) in table.items():
             prefix = "" if name == "image" else f"{name}_"
             for metric, total in zip(METRICS, totals, strict=True):
-                if count and (metric != "lpips" or self.distance):
+                if count and metric in self.measured:
                     results[f"{prefix}{metric}[{self.label}]"] = total / count
         return results | {"count": table["image"][-1]}

@@ -8,15 +8,16 @@ from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from paceline.config.settings import setting
 from paceline.contracts.recipe import Best, Recipe
 from paceline.core.errors import UserError
 from paceline.core.types import SettingValues
 from paceline.models.features import Features
+from paceline.models.image_losses import fft_loss, ssim_loss
 from paceline.models.layers import in_full_precision
-from paceline.models.srresnet import Discriminator
+from paceline.models.lpips_network import check_lpips, lpips_loss
 
 CHARBONNIER_EPSILON = 1e-3  # for differences well below this, the loss is quadratic
 
@@ -28,7 +29,7 @@ class RestorationLossSettings:
     content: Literal["mse", "l1", "charbonnier"] = setting("mse", "pixel loss")
     pixel: float = setting(1.0, "weight of the pixel loss", at_least=0)
     perceptual: float = setting(
-        0.006, "weight of the perceptual loss (MSE between VGG19 features); 0: VGG19 is not needed", at_least=0
+        0.006, "weight of the perceptual loss (distance of VGG19 features); 0: VGG19 is not needed", at_least=0
     )
     adversarial: float = setting(1e-3, "weight of the adversarial loss", at_least=0)
     tv: float = setting(
@@ -38,7 +39,15 @@ class RestorationLossSettings:
     vgg: str = setting(
         "", "file with VGG19 weights, or random for an untrained network; default: download torchvision's weights"
     )
-    vgg_layer: str = setting("conv5_4", "VGG19 layer for the perceptual loss; relu5_4 is conv5_4 after its activation")
+    vgg_layer: str = setting(
+        "conv5_4",
+        "VGG19 layer for the perceptual loss, or several with weights: conv4_4:0.5,conv5_4; relu5_4 is conv5_4 after "
+        "its activation",
+    )
+    perceptual_distance: Literal["mse", "l1"] = setting("mse", "how VGG19 features are compared")
+    fft: float = setting(0.0, "weight of the L1 loss between Fourier coefficients", at_least=0)
+    ssim: float = setting(0.0, "weight of the structural loss, 1 − SSIM; needs images of 11 pixels or more", at_least=0)
+    lpips: float = setting(0.0, "weight of the LPIPS distance; needs the package lpips", at_least=0)
     d_width: int = setting(
         64, "channels in the discriminator's first feature map; the last has 8 times as many", at_least=1
     )
@@ -48,7 +57,7 @@ class RestorationLossSettings:
 class RestorationRecipe(Recipe):
     """A network that restores images, evaluated by PSNR, and an optional discriminator."""
 
-    discriminator: Discriminator | None  # created by the subclass if the weight of the adversarial loss is not 0
+    discriminator: nn.Module | None  # created by the subclass if the weight of the adversarial loss is not 0
 
     evaluator = "restoration"
     best = Best("validation/psnr", "max")
@@ -74,9 +83,11 @@ class RestorationRecipe(Recipe):
 
     @classmethod
     def check(cls, settings: RestorationLossSettings) -> None:
-        """Raise UserError if VGG19 weights are needed but cannot be loaded."""
+        """Raise UserError if the weights of VGG19 or LPIPS are needed but cannot be loaded."""
         if settings.perceptual:
-            Features(settings.vgg, settings.vgg_layer).load()
+            Features(settings.vgg, *parse_layers(settings.vgg_layer)).load()
+        if settings.lpips:
+            check_lpips()
 
 
 def charbonnier(made: Tensor, target: Tensor) -> Tensor:
@@ -97,14 +108,41 @@ def total_variation(images: Tensor) -> Tensor:
     return (rows + columns) / len(images)
 
 
+def parse_layers(text: str) -> dict[str, float]:
+    """Return the weight of each VGG19 layer in a list such as conv4_4:0.5,conv5_4; the default weight is 1."""
+    layers = {}
+    for part in text.split(","):
+        name, _, weight = part.strip().partition(":")
+        try:
+            layers[name] = float(weight) if weight else 1.0
+        except ValueError:
+            raise UserError(f"vgg_layer={text}: {weight!r} is not a number; use for example conv5_4:0.5") from None
+    return layers
+
+
 class ContentLoss:
-    """The terms that compare a restored image with its target: pixel, perceptual and total variation."""
+    """The terms that compare a restored image with its target: pixels, features, frequencies, structure."""
 
     def __init__(self, settings: RestorationLossSettings, *, perceptual: bool = True) -> None:
         self.pixel, self.tv = settings.pixel, settings.tv
         self.perceptual = settings.perceptual if perceptual else 0.0
         self.pixel_loss = PIXEL_LOSSES[settings.content]
-        self.features = Features(settings.vgg, settings.vgg_layer)
+        self.layer_weights = parse_layers(settings.vgg_layer)
+        self.features = Features(settings.vgg, *self.layer_weights)
+        self.feature_loss = PIXEL_LOSSES[settings.perceptual_distance]
+        self.others = {
+            name: (weight, loss)
+            for name, weight, loss in (
+                ("fft", settings.fft, fft_loss),
+                ("ssim", settings.ssim, ssim_loss),
+                ("lpips", settings.lpips, lpips_loss),
+            )
+            if weight
+        }
+
+    def __bool__(self) -> bool:
+        """Return whether a term other than the total variation has a weight."""
+        return bool(self.pixel or self.perceptual or self.others)
 
     def __call__(self, made: Tensor, target: Tensor) -> dict[str, Tensor]:
         """Return the weighted terms; those with weight 0 are not computed."""
@@ -112,15 +150,25 @@ class ContentLoss:
         if self.pixel:
             terms["pixel"] = self.pixel * self.pixel_loss(made, target)
         if self.perceptual:
-            with torch.no_grad():
-                target_features = in_full_precision(self.features(target))
-            terms["perceptual"] = self.perceptual * F.mse_loss(in_full_precision(self.features(made)), target_features)
+            terms["perceptual"] = self.perceptual * self._compare_features(made, target)
+        for name, (weight, loss) in self.others.items():
+            terms[name] = weight * loss(made, target)
         if self.tv:
             terms["tv"] = self.tv * total_variation(made)
         return terms
 
+    def _compare_features(self, made: Tensor, target: Tensor) -> Tensor:
+        with torch.no_grad():
+            wanted = [in_full_precision(features) for features in self.features.all(target)]
+        found = [in_full_precision(features) for features in self.features.all(made)]
+        first, *others = (
+            weight * self.feature_loss(one, other)
+            for weight, one, other in zip(self.layer_weights.values(), found, wanted, strict=True)
+        )
+        return sum(others, first)
+
 
 def check_weights(content: ContentLoss, adversarial: float) -> None:
     """Raise UserError if all loss weights are zero."""
-    if not (content.pixel or content.perceptual or adversarial):
+    if not (content or adversarial):
         raise UserError("pixel=0: all loss weights are zero; make at least one of them positive, e.g. pixel=1")

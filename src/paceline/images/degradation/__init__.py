@@ -1,0 +1,1 @@
+"""Image degradations on the device: blur, resizing, noise and JPEG compression, with parameters drawn per sample."""

@@ -1,0 +1,110 @@
+"""Second-order degradation: low-resolution images as they occur in practice, from high-resolution ones.
+
+Wang et al., Real-ESRGAN: Training Real-World Blind Super-Resolution with Pure Synthetic Data (2021). Each image is
+blurred, resized, made noisy and compressed as JPEG; then the same four steps are repeated with other parameters.
+Finally it is resized to the low resolution, filtered with a sinc kernel, and compressed again, where the compression
+comes first for half of the images. Every parameter is computed from the sample's own uniform random numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paceline.images.degradation.canvas import Canvas, full_canvas
+from paceline.images.degradation.jpeg import jpeg
+from paceline.images.degradation.kernels import (
+    NUM_BLUR_NUMBERS,
+    NUM_SINC_NUMBERS,
+    blur,
+    random_blur_kernels,
+    random_sinc_kernels,
+)
+from paceline.images.degradation.noise import NUM_NOISE_NUMBERS, random_noise
+from paceline.images.degradation.numbers import Numbers, between, pick
+from paceline.images.degradation.resizing import NUM_FILTERS, resize
+
+NUM_RESIZE_NUMBERS = 3
+NUM_JPEG_NUMBERS = 1
+NUM_ROUND_NUMBERS = NUM_BLUR_NUMBERS + NUM_RESIZE_NUMBERS + NUM_NOISE_NUMBERS + NUM_JPEG_NUMBERS
+NUM_FINAL_NUMBERS = 1 + 1 + NUM_SINC_NUMBERS + NUM_JPEG_NUMBERS  # order, filter, sinc kernel, quality
+NUM_NUMBERS = 2 * NUM_ROUND_NUMBERS + NUM_FINAL_NUMBERS
+FINAL_SINC_PROBABILITY = 0.8
+
+
+@dataclass(frozen=True)
+class Round:
+    """The ranges and probabilities of one round of degradation."""
+
+    blur_probability: float
+    sinc_probability: float  # the probability that a blur kernel is a sinc kernel
+    max_blur_sigma: float  # in px
+    up_probability: float
+    down_probability: float  # the size of the remaining images does not change
+    smallest_scale: float
+    largest_scale: float
+    max_noise_sigma: float  # in levels
+    max_poisson: float  # factor of the Poisson noise
+    jpeg_quality: tuple[int, int]
+
+
+# The values in section 4.1 of the paper and in the appendix.
+FIRST = Round(1.0, 0.1, 3.0, 0.2, 0.7, 0.15, 1.5, 30.0, 3.0, (30, 95))
+SECOND = Round(0.8, 0.1, 1.5, 0.3, 0.4, 0.3, 1.2, 25.0, 2.5, (30, 95))
+
+
+def degrade(images: Tensor, uniforms: Tensor, scale: int, first: Round = FIRST, second: Round = SECOND) -> Tensor:
+    """Return low-resolution images in [-1, 1], rounded to 8 bits, from images whose sides are multiples of `scale`.
+
+    `uniforms` are numbers in [0, 1) with the shape [n, NUM_NUMBERS]. An image depends only on its own row.
+    """
+    with torch.no_grad(), torch.autocast(images.device.type, enabled=False):
+        wide = torch.promote_types(images.dtype, torch.float32)
+        numbers = Numbers(uniforms.to(wide))
+        canvas = full_canvas((images.to(wide) + 1) * 127.5)
+        height, width = (side // scale for side in images.shape[-2:])
+        canvas = _round(canvas, numbers, first, *images.shape[-2:])
+        canvas = _round(canvas, numbers, second, height, width)
+        canvas = _final(canvas, numbers, second, height, width)
+        return (canvas.pixels.round().clamp(0, 255) / 127.5 - 1).to(images.dtype)
+
+
+def _round(canvas: Canvas, numbers: Numbers, settings: Round, height: int, width: int) -> Canvas:
+    """Blur, resize relative to `height` × `width`, add noise, and compress."""
+    kernels = random_blur_kernels(
+        numbers, settings.blur_probability, settings.sinc_probability, settings.max_blur_sigma
+    )
+    canvas = blur(canvas, kernels)
+    direction, amount, chosen = numbers.take(NUM_RESIZE_NUMBERS)
+    scale = random_scale(direction, amount, settings)
+    sizes = [(scale * side).long().clamp(min=1) for side in (height, width)]
+    shape = (int(height * settings.largest_scale), int(width * settings.largest_scale))
+    canvas = resize(canvas, sizes[0], sizes[1], pick(chosen, NUM_FILTERS), shape)
+    canvas = random_noise(canvas, numbers, settings.max_noise_sigma, settings.max_poisson)
+    return jpeg(canvas, _quality(numbers, settings))
+
+
+def random_scale(direction: Tensor, amount: Tensor, settings: Round) -> Tensor:
+    """Return a scale above 1, below 1 or equal to 1 for each image."""
+    up, down = between(amount, 1, settings.largest_scale), between(amount, settings.smallest_scale, 1)
+    is_up, is_down = direction < settings.up_probability, direction >= 1 - settings.down_probability
+    return torch.where(is_up, up, torch.where(is_down, down, torch.ones_like(up)))
+
+
+def _final(canvas: Canvas, numbers: Numbers, settings: Round, height: int, width: int) -> Canvas:
+    """Resize to the low resolution, filter with a sinc kernel and compress; half of the images are compressed first."""
+    order, chosen = numbers.take(2)
+    kernels = random_sinc_kernels(numbers, FINAL_SINC_PROBABILITY)
+    quality, jpeg_first = _quality(numbers, settings), (order < 0.5)[:, None, None, None]
+    canvas = canvas.replaced(torch.where(jpeg_first, jpeg(canvas, quality).pixels, canvas.pixels))
+    rows, columns = (torch.full_like(canvas.height, side) for side in (height, width))
+    canvas = blur(resize(canvas, rows, columns, pick(chosen, NUM_FILTERS), (height, width)), kernels)
+    return canvas.replaced(torch.where(jpeg_first, canvas.pixels, jpeg(canvas, quality).pixels))
+
+
+def _quality(numbers: Numbers, settings: Round) -> Tensor:
+    low, high = settings.jpeg_quality
+    (uniform,) = numbers.take(NUM_JPEG_NUMBERS)
+    return low + pick(uniform, high - low + 1)

@@ -1,0 +1,270 @@
+"""ESRGAN and Real-ESRGAN: a deep network upscales photographs 2 or 4 times and is trained to look realistic.
+
+Wang et al., ESRGAN: Enhanced Super-Resolution Generative Adversarial Networks (2018), and Real-ESRGAN: Training
+Real-World Blind Super-Resolution with Pure Synthetic Data (2021). Stage `pretrain` trains RRDBNet with a pixel loss.
+Stage `adversarial` starts from those weights (`--init-from`) and adds a discriminator and VGG19 features. `both` runs
+the two stages in sequence. The low-resolution images are downsampled crops (`degradation=bicubic`), or crops that are
+blurred, resized, made noisy and compressed twice (`degradation=second_order`), computed on the device.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from paceline.config.settings import setting
+from paceline.contracts.recipe import Batch, Best, DataSpec, Draw, Loss, Phase
+from paceline.core.errors import UserError
+from paceline.core.types import SettingValues
+from paceline.images.degradation.second_order import FIRST, NUM_NUMBERS, SECOND, Round, degrade
+from paceline.images.resample import bicubic, bicubic_as_saved, cut_to_multiple
+from paceline.models.losses import OBJECTIVES, score
+from paceline.models.rrdbnet import RRDBNet
+from paceline.models.srresnet import Discriminator
+from paceline.models.unet_discriminator import SIDES_MULTIPLE_OF, UNetDiscriminator
+from paceline.recipes.parts.other_names import SUPER_RESOLUTION
+from paceline.recipes.parts.restoration import ContentLoss, RestorationLossSettings, RestorationRecipe, check_weights
+
+ADVERSARIAL: SettingValues = {  # what the adversarial stages of both papers have in common
+    "stage": "adversarial",
+    "scale": "4",
+    "content": "l1",
+    "perceptual_distance": "l1",
+    "vgg_layer": "conv5_4",
+    "lr": 1e-4,
+    "schedule": "step",
+    "gamma": 0.5,
+}
+
+
+@dataclass(frozen=True)
+class EsrganSettings(RestorationLossSettings):
+    """The stage, the networks, their loss terms and the degradation."""
+
+    stage: Literal["pretrain", "adversarial", "both"] = setting(
+        "pretrain",
+        "pretrain: pixel loss only; adversarial: also a discriminator and VGG19; both: pretrain, then adversarial",
+    )
+    scale: Literal["2", "4"] = setting("4", "upscaling factor for height and width")
+    num_blocks: int = setting(23, "number of residual-in-residual dense blocks in the generator", at_least=1)
+    width: int = setting(64, "feature channels in the generator", at_least=1)
+    growth: int = setting(32, "channels that each convolution adds inside a dense block", at_least=1)
+    relativistic: bool = setting(
+        True,
+        "the discriminator compares each real image with its upscaled version instead of rating them separately",
+    )
+    logits: Literal["image", "pixel"] = setting(
+        "image", "output of the discriminator: one logit per image (as in SRGAN), or one per pixel (a U-Net)"
+    )
+    degradation: Literal["bicubic", "second_order"] = setting(
+        "bicubic",
+        "how low-resolution images are made: bicubic downsampling, or blur, resizing, noise and JPEG, twice",
+    )
+    max_blur: float = setting(3.0, "second_order: largest sigma of the first blur in px; the second has half", above=0)
+    max_noise: float = setting(
+        30.0,
+        "second_order: largest standard deviation of the first Gaussian noise, on a scale from 0 to 255",
+        at_least=0,
+    )
+    max_poisson: float = setting(3.0, "second_order: largest factor of the first Poisson noise", at_least=0)
+    min_jpeg: int = setting(30, "second_order: lowest JPEG quality; the highest is 95", at_least=1, at_most=95)
+
+
+class Esrgan(RestorationRecipe):
+    """RRDBNet and, in the adversarial stage, a discriminator."""
+
+    Settings = EsrganSettings
+    stages = {"both": ("pretrain", "adversarial")}
+    rejected_fields = {"target": "restoration"}
+    importer = "esrgan"
+    ema = ("generator",)
+    other_names = SUPER_RESOLUTION
+    must_match_weights = ("scale",)
+    defaults = {**RestorationRecipe.defaults, "data": "photos", "lr": 1e-4, "content": "l1", "tv": 0.0, "crop": 128}
+    presets = {
+        # For a first run on a CPU, with the bundled photographs.
+        "quick": {
+            "scale": "2",
+            "num_blocks": 1,
+            "width": 16,
+            "growth": 8,
+            "crop": 48,
+            "lr": 1e-3,
+            "schedule": "cosine",
+            "images": 4000,
+            "evaluate_every": "25%",
+            "sample_every": "25%",
+            "save_every": "25%",
+        },
+        # The adversarial stage of ESRGAN. The paper's weight of the pixel loss is 0.01 for images in 0…1.
+        "esrgan": {
+            **ADVERSARIAL,
+            "pixel": 0.005,
+            "perceptual": 1.0,
+            "adversarial": 0.005,
+            "crop": 128,
+            "batch_size": "16",
+            "reference_batch": 16,
+            "images": 6_400_000,
+            "milestones": "12.5%,25%,50%,75%",
+        },
+        # The adversarial stage of Real-ESRGAN. The paper's weight of the pixel loss is 1 for images in 0…1. The EMA's
+        # half-life equals a decay of 0.999 per step.
+        "real_esrgan": {
+            **ADVERSARIAL,
+            "degradation": "second_order",
+            "logits": "pixel",
+            "relativistic": False,
+            "pixel": 0.5,
+            "perceptual": 1.0,
+            "vgg_layer": "conv1_2:0.1,conv2_2:0.1,conv3_4,conv4_4,conv5_4",
+            "adversarial": 0.1,
+            "crop": 256,
+            "batch_size": "48",
+            "reference_batch": 48,
+            "images": 19_200_000,
+            "schedule": "constant",
+            "ema_half_life": "33264 images",
+        },
+    }
+    small = {**RestorationRecipe.small, "scale": "2", "num_blocks": 1, "growth": 2}
+
+    @classmethod
+    def check(cls, settings: RestorationLossSettings) -> None:
+        """Raise UserError if a stage needs weights of VGG19 or LPIPS that cannot be loaded."""
+        assert isinstance(settings, EsrganSettings)
+        if settings.stage != "pretrain":
+            super().check(settings)
+
+    def __init__(self, settings: EsrganSettings, spec: DataSpec) -> None:
+        super().__init__(settings, spec)
+        self.output_scale, self.relativistic = int(settings.scale), settings.relativistic
+        is_adversarial = settings.stage == "adversarial"
+        self.content_loss = ContentLoss(settings, perceptual=is_adversarial)
+        self.objective, self.adversarial = OBJECTIVES[settings.objective], settings.adversarial * is_adversarial
+        check_weights(self.content_loss, self.adversarial)
+        _check(settings, spec, per_pixel=settings.logits == "pixel" and bool(self.adversarial))
+        self.generator = RRDBNet(self.output_scale, spec.channels, settings.width, settings.num_blocks, settings.growth)
+        self.discriminator = None
+        self.phases = (Phase("generator", "generator"),)
+        if is_adversarial:
+            self.best = Best()  # sharper images have a lower PSNR, so the last checkpoint counts as best
+        if self.adversarial:
+            self.discriminator = (
+                UNetDiscriminator(spec.channels, settings.d_width)
+                if settings.logits == "pixel"
+                else Discriminator(spec.channels, settings.d_width, settings.d_norm)
+            )
+            self.phases += (Phase("discriminator", "discriminator"),)
+        self.rounds = _rounds(settings)
+        if settings.degradation == "second_order":
+            self.draws = {"degradation": Draw((NUM_NUMBERS,), "uniform")}
+
+    def generator_loss(self, batch: Batch) -> Loss:
+        """Upscaled images should match the originals and score as real, or as more real than the originals."""
+        upscaled = self.generator(self._low(batch))
+        terms = self.content_loss(upscaled, batch["image"])
+        if self.discriminator is None:
+            return Loss(terms)
+        fake = self.discriminator(upscaled)
+        rating = fake
+        if self.relativistic:
+            with torch.no_grad():
+                real = self.discriminator(batch["image"])
+            rating = fake - real
+        terms["adversarial"] = self.adversarial * self.objective.generator(rating).mean()
+        return Loss(terms, shared={"fake": upscaled}, signals={"fake_score": score(fake)})
+
+    def discriminator_loss(self, batch: Batch) -> Loss:
+        """Real images should score as real and upscaled images as fake, or real ones as more real than upscaled ones.
+
+        The relativistic loss compares pairs (Jolicoeur-Martineau 2018). ESRGAN compares with the mean of a batch
+        instead, which would depend on how the batch is split across devices.
+        """
+        assert self.discriminator is not None
+        # Use two passes, so that real and upscaled images have separate BatchNorm statistics.
+        real, fake = self.discriminator(batch["image"]), self.discriminator(batch["fake"])
+        if self.relativistic:
+            terms = {"relativistic": self.objective.real(real - fake).mean()}
+        else:
+            terms = {"real": self.objective.real(real).mean(), "fake": self.objective.fake(fake).mean()}
+        return Loss(terms, signals={"real_score": score(real), "fake_score": score(fake)})
+
+    def predict(self, batch: Batch) -> dict[str, Tensor]:
+        """Return the upscaled image, the original, and the bicubic upscaling of the same low-resolution image."""
+        low, target = self._low(batch), cut_to_multiple(batch["image"], self.output_scale)
+        return {"image": self.generator(low), "target": target, "bicubic": bicubic(low, *target.shape[-2:])}
+
+    def preview(self, batch: Batch) -> dict[str, Tensor]:
+        """Return the network's input (enlarged), its bicubic upscaling, the restored image and the target."""
+        made = self.predict(batch)
+        low = F.interpolate(self._low(batch), scale_factor=self.output_scale, mode="nearest")
+        return {"low": low, "bicubic": made["bicubic"], "restored": made["image"], "target": made["target"]}
+
+    def image_to_image(self, images: Tensor) -> dict[str, Tensor]:
+        """Return images `output_scale` times as high and wide."""
+        return {"image": self.generator(images).clamp(-1, 1)}
+
+    def _low(self, batch: Batch) -> Tensor:
+        """Return the source's low-resolution images, or degraded images rounded to 8 bits as in a file."""
+        if "low" in batch:
+            return batch["low"]
+        high = cut_to_multiple(batch["image"], self.output_scale)
+        if "degradation" in self.draws:
+            return degrade(high, batch["degradation"], self.output_scale, *self.rounds)
+        height, width = high.shape[-2:]
+        return bicubic_as_saved(high, height // self.output_scale, width // self.output_scale)
+
+
+def _check(settings: EsrganSettings, spec: DataSpec, *, per_pixel: bool) -> None:
+    """Raise UserError if the stage is `both`, which needs two runs, or if the images do not fit the networks."""
+    if settings.stage in Esrgan.stages:
+        raise UserError(
+            f"stage={settings.stage}: consists of several runs; choose {' or '.join(Esrgan.stages[settings.stage])}"
+        )
+    scale = int(settings.scale)
+    if spec.scale and settings.degradation == "second_order":
+        raise UserError(
+            "degradation=second_order: not supported with low-resolution files, which are already degraded; "
+            "use --set degradation=bicubic, or remove --low-root"
+        )
+    if spec.scale not in (0, scale):
+        raise UserError(
+            f"scale={scale}: the low-resolution files are smaller by a factor of {spec.scale}; "
+            "set scale to this factor, or use different files"
+        )
+    multiple = SIDES_MULTIPLE_OF if per_pixel else scale
+    if spec.height % multiple or spec.width % multiple:
+        why = "logits=pixel" if per_pixel else f"scale={scale}"
+        raise UserError(
+            f"the training images are {spec.width}×{spec.height} pixels, but both sides must be multiples of "
+            f"{multiple} for {why}: use --crop 128"
+        )
+
+
+def _rounds(settings: EsrganSettings) -> tuple[Round, Round]:
+    """Return the two rounds of degradation, with the settings' ranges; the second round is weaker, as in the paper."""
+    blur, noise, poisson = (
+        value / getattr(FIRST, name)
+        for name, value in (
+            ("max_blur_sigma", settings.max_blur),
+            ("max_noise_sigma", settings.max_noise),
+            ("max_poisson", settings.max_poisson),
+        )
+    )
+    first, second = (
+        dataclasses.replace(
+            default,
+            max_blur_sigma=default.max_blur_sigma * blur,
+            max_noise_sigma=default.max_noise_sigma * noise,
+            max_poisson=default.max_poisson * poisson,
+            jpeg_quality=(settings.min_jpeg, default.jpeg_quality[1]),
+        )
+        for default in (FIRST, SECOND)
+    )
+    return first, second
