@@ -89,7 +89,8 @@ def make_network(choice: NetworkChoice, task: NetworkTask) -> nn.Module:
     try:
         used = used_parameters(network, (2, task.in_channels, task.height, task.width))
     except Exception as error:
-        raise choice.failed(f"cannot process images of {task.width}×{task.height} pixels", error) from None
+        advice = "use larger images or other network_args"
+        raise choice.failed(f"cannot process images of {task.width}×{task.height} pixels", error, advice) from None
     network.freeze_unused(used)
     return network
 
@@ -191,7 +192,9 @@ def _described(
             with torch.random.fork_rng(devices=[]):
                 descriptor = entry.architecture.load(dict(network.state_dict()))
         except Exception as error:
-            raise choice.failed("spandrel does not recognise this network", error) from None
+            raise choice.failed(
+                "spandrel does not recognise this network", error, "change network_args or choose a different network"
+            ) from None
     assert isinstance(descriptor, ImageModelDescriptor)
     return network, descriptor
 
