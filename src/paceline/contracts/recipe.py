@@ -188,9 +188,9 @@ class Recipe(nn.Module):
                 raise UserError(f"recipe {name!r}: phase {phase.name!r} refers to an {problem}")
 
     def published_weights(self) -> dict[str, Tensor]:
-        """Return weights that another project published, by tensor name; they may have to be downloaded.
+        """Return weights that another project published, by tensor name.
 
-        Training calls this method for a new run if `starts_from_published` is true.
+        The weights may have to be downloaded. Training calls this method for a new run if `starts_from_published` is true.
         """
         raise NotImplementedError(f"{type(self).__name__} has no published_weights()")
 

@@ -164,7 +164,9 @@ class Evaluator:
 
     @classmethod
     def texts(cls, metrics: Mapping[str, float], spec: DataSpec) -> dict[str, str]:
-        """Return the metrics to print during training, with their units; by default, all except "count".
+        """Return the metrics to print during training, with their units.
+
+        By default, these are all metrics except "count".
 
         Examples:
             >>> paceline.Evaluator.texts({"loss": 0.25, "count": 100}, paceline.DataSpec(3, 32, 32))

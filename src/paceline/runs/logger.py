@@ -74,7 +74,10 @@ class Logger:
         """
 
     def connect(self) -> None:
-        """Connect to the logger's server. Called before all methods below, and again after it raised Unreachable."""
+        """Connect to the logger's server.
+
+        Called before all methods below, and again after it raised `Unreachable`.
+        """
 
     def write(self, images: int, values: Mapping[str, float]) -> None:
         """Log values, named `group/name`, after `images` images have been seen.
@@ -84,7 +87,10 @@ class Logger:
         raise NotImplementedError
 
     def write_lines(self, lines: Sequence[LogLine]) -> None:
-        """Log several lines of metrics; override this method if the logger can send them in one request."""
+        """Log several lines of metrics.
+
+        Override this method if the logger can send several lines in one request.
+        """
         for line in lines:
             self.write(line.images, line.values)
 
