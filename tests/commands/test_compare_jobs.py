@@ -89,13 +89,12 @@ def _check_that_one_job_gives_the_same_metrics(folder: Path, group: dict[str, An
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPU cores")
 def test_a_failing_run_does_not_stop_the_run_beside_it(tmp_path: Path) -> None:
-    cell(tmp_path, 0).mkdir(parents=True)
-    (cell(tmp_path, 0) / "config.toml").write_text("damaged")
+    (cell(tmp_path, 0) / "metrics.jsonl").mkdir(parents=True)  # the run cannot write its metrics to a folder
     done = start_fork(tmp_path, *TINY, "--images", "64", "--seeds", "0,1", "--jobs", "2", environment=ONE_THREAD)
     assert done.wait(4 * TIMEOUT_SECONDS) == 1, done.stdout + done.stderr
     report = json.loads((tmp_path / "table/report.json").read_text())
     assert [one["state"] for one in report["cells"]] == ["failed", "done"]
-    assert "config.toml" in report["cells"][0]["reason"]
+    assert "metrics.jsonl" in report["cells"][0]["reason"]
 
 
 @pytest.mark.parametrize("jobs", ["0", "-1"])

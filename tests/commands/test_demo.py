@@ -9,7 +9,7 @@ from running import run_fork
 
 from paceline.commands.demo import COMPARISONS, commands
 
-SHORT = ("--images", "64", "--strategies", "single", "--seeds", "0", "--no-verify", "--no-step-ladder")
+SHORT = ("--images", "64", "--strategies", "single", "--seeds", "0", "--jobs", "1", "--no-verify", "--no-step-ladder")
 
 
 @pytest.mark.parametrize(("folder", "words"), list(zip(COMPARISONS, commands(), strict=True)), ids=list(COMPARISONS))
