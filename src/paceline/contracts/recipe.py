@@ -190,7 +190,8 @@ class Recipe(nn.Module):
     def published_weights(self) -> dict[str, Tensor]:
         """Return weights that another project published, by tensor name.
 
-        The weights may have to be downloaded. Training calls this method for a new run if `starts_from_published` is true.
+        The weights may have to be downloaded. Training calls this method for a new run if
+        `starts_from_published` is true.
         """
         raise NotImplementedError(f"{type(self).__name__} has no published_weights()")
 
