@@ -92,8 +92,7 @@ USER_ERRORS: dict[str, str] = {  # expected part of the error line for each comm
     "train classification --data folder": "--data folder: needs --data-root",
     "train classification --data npz": "--data npz: needs --data-root",
     "train classification --data packed": "--data packed: needs --data-root",
-    "import a.pth --recipe restoration --out a.safetensors": "--recipe restoration: has no importer; recipes "
-    "with an importer: super_resolution, translation",
+    "import a.pth --recipe dcgan --out a.safetensors": "--recipe dcgan: has no importer; recipes with an importer: ",
     "train classification --out a_file": "--out a_file: ",
     "train classification --out full": "--out full: the folder exists and is not a run (it contains diary.txt); "
     "choose a new or empty folder",

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import statistics
+from dataclasses import fields
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +19,7 @@ from paceline.cli.app import run
 from paceline.report.axes import ticks
 from paceline.report.phrases import at, fill, look_up
 from paceline.report.svg import Axis, Series, lines
+from paceline.runs.config import load_recipe
 
 TINY_GAN = str(Path(__file__).parent.parent / "tiny_gan.py")
 TINY = ["train", "classification", "--preset", "quick", "--set", "width=2", "--set", "log_every=8 steps"]
@@ -164,7 +166,7 @@ def test_runs_that_cannot_be_compared_are_rejected(
 
 
 def _as_dcgan(text: str) -> str:
-    own = ("depth", "stem", "width", "norm", "label_smoothing", "dropout")
+    own = {field.name for field in fields(load_recipe("classification").Settings)}
     return "\n".join(line for line in text.splitlines() if line.split(" = ")[0] not in own) + "\n"
 
 
