@@ -7,6 +7,7 @@ TORTURE_JSON ?=
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 EXTRAS := $(VENV)/.extras
+LIBRARIES := $(VENV)/.libraries
 DOCS := $(VENV)/.docs
 S3_SERVER := $(BIN)/weed
 
@@ -25,13 +26,13 @@ demo: $(INSTALLED)  ## compare strategies and two GANs on the CPU and write repo
 test: lint  ## check style and types and run the tests (about twelve minutes on two cores)
 	@$(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 
-test-extras: $(INSTALLED) $(EXTRAS)  ## run the tests of optional parts: DALI, timm, ONNX export, MLflow, W&B, the board in Chromium
+test-extras: $(INSTALLED) $(EXTRAS)  ## run the tests of optional parts: DALI, ONNX export, the board in Chromium
 	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "extras and not slow" -rs $(PYTEST_ARGS)
 
 test-cluster: $(INSTALLED) $(S3_SERVER)  ## run the tests on SLURM, network namespaces and an S3 server, where available (as root)
 	@$(BIN)/python -m pytest -n 2 --dist loadfile -m cluster tests/cluster $(PYTEST_ARGS)
 
-test-all: lint $(EXTRAS)  ## run the tests of `test` and `test-extras` and the slow tests
+test-all: lint $(EXTRAS) $(LIBRARIES)  ## run the tests of `test` and `test-extras`, the slow tests, and those of timm, spandrel, MLflow and W&B
 	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not cluster and not torture" $(PYTEST_ARGS)
 
 torture: $(INSTALLED)  ## kill runs at random moments, damage files, read hostile input (at most 30 minutes on two cores)
@@ -76,7 +77,11 @@ $(INSTALLED): pyproject.toml constraints.txt
 # processor, the tests that need it are skipped.
 $(EXTRAS): constraints.txt | $(INSTALLED)
 	-@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps -c constraints.txt nvidia-dali-cuda130 \
-		nvidia-nvimgcodec-cu13 optree gast astunparse six packaging makefun timm spandrel einops && \
+		nvidia-nvimgcodec-cu13 optree gast astunparse six packaging makefun && touch $@
+
+# Other libraries that Paceline works with. Without them, their tests are skipped.
+$(LIBRARIES): constraints.txt | $(INSTALLED)
+	-@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps -c constraints.txt timm spandrel einops && \
 		$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt mlflow wandb && touch $@
 
 $(DOCS): pyproject.toml constraints.txt | $(INSTALLED)
