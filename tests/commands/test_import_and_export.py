@@ -234,7 +234,7 @@ class Surprise:
         ),
         (without(TheirGenerator().state_dict(), "last.weight"), [], "last.bias does not belong to an SRGAN generator"),
         (nn.Linear(3, 3).state_dict(), [], "weight does not belong to an SRGAN generator"),
-        ({"encoder.weight": torch.zeros(4, 3, 3, 3)}, [], "at least five convolutions, not 1"),
+        ({"encoder.weight": torch.zeros(4, 3, 3, 3)}, [], "at least five convolutions, but this file has 1"),
         (
             {**TheirGenerator().state_dict(), "last.weight": torch.zeros(3, WIDTH, 3, 3)},
             [],
@@ -321,7 +321,7 @@ def test_incompatible_deepliif_networks_are_reported(skip, words, line, capsys):
 
 def test_recipes_without_an_importer_and_unknown_suffixes_are_rejected(capsys):
     assert run(["import", "a.pth", "--recipe", "dcgan", "--out", "ours.safetensors"]) == 2
-    line = "--recipe dcgan: has no importer; recipes with an importer: classification, super_resolution, translation"
+    line = "--recipe dcgan: has no importer; recipes with an importer: classification, esrgan, "
     assert line in capsys.readouterr().err
     assert run(["import", "a.pth", "--recipe", "super_resolution", "--out", "ours.pth"]) == 2
     assert "--out ours.pth: expected a file name ending in .safetensors" in capsys.readouterr().err

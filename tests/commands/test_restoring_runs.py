@@ -228,7 +228,7 @@ def test_the_evaluation_protocol_is_saved_with_the_metrics():
             "use --set blocks=separate --set num_blocks=1 --set width=2",  # only the settings that differ are listed
         ),
         (["--set", "stage=adversarial", "--vgg", "none.pth"], "--vgg none.pth: no such file"),
-        (["--set", "scale=3"], "unknown value '3'"),
+        (["--set", "scale=5"], "unknown value '5'"),
         (["--set", "stage=adversarial", "--set", "vgg_layer=conv9"], "unknown layer of VGG19 'conv9'"),
     ],
 )

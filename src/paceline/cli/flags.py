@@ -143,7 +143,7 @@ def with_settings(
 
 def check_names(recipe: str | None, data: str | None) -> None:
     """Raise UserError for an unknown recipe or source now, because the command itself first loads PyTorch."""
-    if recipe is not None:
+    if recipe is not None and not recipe.endswith(".safetensors"):  # the command explains how to use a weights file
         check_name("recipe", recipe)
     if data is not None:
         check_name("source", data)

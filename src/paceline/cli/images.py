@@ -152,7 +152,7 @@ def import_weights(
     preset: Annotated[str, typer.Option(help="named set of settings defined by the recipe")] = "",
     set_: Assignments = [],  # noqa: B006
 ) -> None:
-    """Import weights from other projects: networks for restoration and super-resolution, timm classifiers, and others.
+    """Import weights from other projects: networks known to spandrel, timm classifiers, SRGAN, pix2pix and others.
 
     Networks such as ESRGAN, SwinIR and NAFNet are recognised by spandrel. For other files, --recipe is needed.
     """

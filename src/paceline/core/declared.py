@@ -28,7 +28,11 @@ def _presets(file: Path, class_name: str) -> set[str]:
     for statement in found.body:
         targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
         value = getattr(statement, "value", None)
-        if isinstance(value, ast.Dict) and any(isinstance(one, ast.Name) and one.id == "presets" for one in targets):
+        if not any(isinstance(one, ast.Name) and one.id == "presets" for one in targets):
+            continue
+        if isinstance(value, ast.Name):
+            return _keys(_imported_from(file, value.id) or file, value.id)
+        if isinstance(value, ast.Dict):
             names = {key.value for key in value.keys if isinstance(key, ast.Constant)}
             others = [one for key, one in zip(value.keys, value.values, strict=True) if key is None]
             bases = [
@@ -37,6 +41,16 @@ def _presets(file: Path, class_name: str) -> set[str]:
             return {str(name) for name in names}.union(*(_presets(file, base) for base in bases))
     bases = [base.id for base in found.bases if isinstance(base, ast.Name)]
     return set[str]().union(*(_presets(file, base) for base in bases))
+
+
+def _keys(file: Path, name: str) -> set[str]:
+    """Return the keys of a dictionary that a module defines."""
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        value = getattr(node, "value", None)
+        if isinstance(value, ast.Dict) and any(isinstance(one, ast.Name) and one.id == name for one in targets):
+            return {str(key.value) for key in value.keys if isinstance(key, ast.Constant)}
+    return set()
 
 
 def _classes(file: Path) -> dict[str, ast.ClassDef]:
