@@ -71,8 +71,9 @@ class Browser:
         self._folder.cleanup()
 
     def open(self, url: str) -> None:
-        """Navigate to a page."""
+        """Navigate to a page, and wait until its elements exist."""
         self._call("Page.navigate", url=url)
+        self.wait_for("document.readyState === 'complete'")
 
     def evaluate(self, expression: str) -> Any:
         """Evaluate a JavaScript expression on the page, await it if it is a promise, and return its value."""

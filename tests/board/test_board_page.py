@@ -46,7 +46,7 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     settings = ["--images", "100000000", "--seed", "3", "--accelerator", "cpu", "--set", "few_images=allow", *every]
     running = start_fork(folder, "train", str(RECIPE), "--out", str(folder / "runs" / "tiny"), *settings)
     try:
-        wait_until(lambda: len(list((folder / "runs" / "tiny" / "samples").glob("*.png"))) > 2, running)
+        wait_until(lambda: len(list((folder / "runs" / "tiny" / "samples").glob("samples-*.png"))) > 2, running)
         yield running
     finally:
         if not running.ended:
@@ -69,6 +69,7 @@ def test_a_curve_grows_without_a_reload_and_the_slider_shows_the_right_image(
         browser.evaluate("document.querySelector('[data-view=samples]').click()")
         slider = "document.querySelector('#samples input[type=range]')"
         browser.wait_for(f"Number({slider}.max) > 1")
+        assert browser.evaluate("document.querySelector('#samples .pane').innerText").startswith("real images")
         for position, images in ((1, 3200), (0, 0), (2, 6400)):
             browser.evaluate(f"{slider}.value = {position}; {slider}.dispatchEvent(new Event('input'))")
             shown = f"document.querySelector('#samples img[data-images=\"{images}\"]')"

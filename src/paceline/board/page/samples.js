@@ -6,12 +6,14 @@ import { whole } from "./numbers.js";
 
 const FRAME_MS = 220;
 const MAX_PANES = 12;
+const REAL = "real"; // the kind of the image that shows real examples; it does not change during training
 
 export class Samples {
   constructor(fail) {
     this.fail = fail;
     this.kept = new Map(); // run ID → {revision, kinds}; kinds: images seen at each sample, by kind
     this.panes = new Map(); // run ID → {pane, name, image, caption}
+    this.real = this.pane();
     this.runs = [];
     this.moments = [];
     this.follow = true; // show the newest image until the user moves the slider
@@ -49,7 +51,7 @@ export class Samples {
       this.fail(error);
     }
     this.arrangePanes();
-    const kinds = [...new Set(this.runs.flatMap((run) => Object.keys(this.kept.get(run.id)?.kinds ?? {})))].sort();
+    const kinds = [...new Set(this.runs.flatMap((run) => Object.keys(this.kept.get(run.id)?.kinds ?? {})))].filter((kind) => kind !== REAL).sort();
     if (kinds.join("\n") !== this.kinds?.join("\n")) {
       const before = this.kind.value;
       this.kind.replaceChildren(...kinds.map((kind) => make("option", { value: kind, selected: kind === before }, kind)));
@@ -66,7 +68,7 @@ export class Samples {
 
   arrangePanes() {
     for (const run of this.runs) if (!this.panes.has(run.id)) this.panes.set(run.id, this.pane());
-    const panes = this.runs.map((run) => this.panes.get(run.id).pane);
+    const panes = [...this.realPanes(), ...this.runs.map((run) => this.panes.get(run.id).pane)];
     const same = this.grid.children.length === panes.length && panes.every((pane, at) => this.grid.children[at] === pane);
     if (!same) this.grid.replaceChildren(...panes);
     for (const run of this.runs) {
@@ -74,6 +76,16 @@ export class Samples {
       name.title = run.name;
       name.replaceChildren(make("span", { class: "dot", color: colorOf(run) }), ` ${run.name}`);
     }
+  }
+
+  realPanes() {
+    const run = this.runs.find((one) => this.kept.get(one.id)?.kinds[REAL]);
+    if (!run) return [];
+    const source = imageUrl(run.id, REAL, this.kept.get(run.id).kinds[REAL][0], 1);
+    if (this.real.image.getAttribute("src") !== source) this.real.image.src = source;
+    this.real.name.textContent = this.real.image.alt = "real images";
+    this.real.caption.textContent = `from the training data of ${run.name}`;
+    return [this.real.pane];
   }
 
   pane() {
