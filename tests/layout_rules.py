@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Collection, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -62,9 +63,15 @@ class Import(NamedTuple):
 def modules(package: Path) -> Iterator[tuple[Path, ast.Module]]:
     """Yield every file in a package with its path and syntax tree."""
     for file in sorted(package.rglob("*.py")):
-        yield file.relative_to(package), ast.parse(file.read_text(), str(file))
+        yield file.relative_to(package), _parse(file.read_text())
 
 
+@cache
+def _parse(text: str) -> ast.Module:
+    return ast.parse(text)
+
+
+@cache  # no test changes a package after its imports were listed
 def imports(package: Path) -> list[Import]:
     """Return all imports in a package, including those inside functions and module names in strings."""
     found = []
