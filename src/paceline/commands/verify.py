@@ -21,7 +21,7 @@ from paceline.config.spans import split_batch
 from paceline.contracts.recipe import Phase
 from paceline.core.activity import activity
 from paceline.core.errors import UserError, unknown
-from paceline.core.files import write_json
+from paceline.core.files import SAFETENSORS, write_json
 from paceline.core.registry import load_class
 from paceline.core.screen import open_screen
 from paceline.data.feed import StepData
@@ -148,7 +148,7 @@ def differences(
             chosen = config.with_run(strategy=name)
             if broken == "unsynced-batchnorm":
                 chosen = chosen.with_run(sync_batchnorm="off")
-            traces[name] = _trace(chosen, Path(folder) / f"{number}.safetensors", broken, steps)
+            traces[name] = _trace(chosen, Path(folder) / f"{number}{SAFETENSORS}", broken, steps)
     return compare(traces, tolerance)
 
 
