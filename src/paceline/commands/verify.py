@@ -199,7 +199,7 @@ def trace_strategy(config: Config, path: str, control: str, num_steps: int) -> N
 
 def _advance(parts: Parts, trace: Trace) -> Callable[[StepData], None]:
     def keep_gradients(phase: Phase, learner: Learner) -> None:
-        for name, parameter in learner.network.named_parameters():
+        for name, parameter in learner.named.items():  # without parameters that are not trained
             assert parameter.grad is not None
             trace[f"gradients/{phase.name}/{phase.network}/{name}"] = parameter.grad.detach().clone()
 
