@@ -16,6 +16,7 @@ from paceline.config.other_names import COMMON
 from paceline.config.settings import COMMON_ALIASES, LearnerSettings
 from paceline.config.source_flags import SourceFlags
 from paceline.core.errors import UserError
+from paceline.core.files import SAFETENSORS
 from paceline.core.registry import check_name, names
 from paceline.core.trust import set_trust
 from paceline.core.types import SettingValue
@@ -56,7 +57,7 @@ RunName = Annotated[
         rich_help_panel="Common",
     ),
 ]
-Weights = Annotated[str, typer.Argument(metavar="RUN|WEIGHTS", help="a run folder or a .safetensors file")]
+Weights = Annotated[str, typer.Argument(metavar="RUN|WEIGHTS", help=f"a run folder or a {SAFETENSORS} file")]
 Checkpoint = Annotated[
     str, typer.Option(help="checkpoint to load: best, last, or the number of images seen at the checkpoint")
 ]
@@ -83,7 +84,7 @@ Interpolate = Annotated[
 InterpolateWith = Annotated[
     str,
     typer.Option(
-        help="second model for --interpolate: a run or a .safetensors file (default: the --init-from of the run)",
+        help=f"second model for --interpolate: a run or a {SAFETENSORS} file (default: the --init-from of the run)",
         metavar="RUN|WEIGHTS",
     ),
 ]
@@ -143,7 +144,7 @@ def with_settings(
 
 def check_names(recipe: str | None, data: str | None) -> None:
     """Raise UserError for an unknown recipe or source now, because the command itself first loads PyTorch."""
-    if recipe is not None and not recipe.endswith(".safetensors"):  # the command explains how to use a weights file
+    if recipe is not None and not recipe.endswith(SAFETENSORS):  # the command explains how to use a weights file
         check_name("recipe", recipe)
     if data is not None:
         check_name("source", data)

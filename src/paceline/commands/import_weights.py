@@ -9,12 +9,12 @@ from paceline.config.resolve import Config
 from paceline.contracts.importer import Importer
 from paceline.contracts.recipe import Recipe
 from paceline.core.errors import UserError
+from paceline.core.files import SAFETENSORS
 from paceline.core.registry import load_class, load_classes
 from paceline.inference.image_model import open_recipe
 from paceline.inference.trained import StoredModel, build
 from paceline.inference.uses import main_use
 from paceline.runs.config import load_recipe
-from paceline.runs.tensors import SUFFIX
 from paceline.runs.weights_file import write_weights
 
 ANY_NETWORK = "recognised"  # the importer that is used if the user names no recipe
@@ -24,8 +24,8 @@ def import_weights(files: list[str], recipe: str, out: str, preset: str, assignm
     """Write a weights file that `apply` or `predict`, `export` and `--init-from` accept; `recipe` may be empty."""
     importer_class = _importer_of(recipe) if recipe else load_class("importer", ANY_NETWORK, Importer)
     target = Path(out).expanduser()
-    if target.suffix != SUFFIX:
-        raise UserError(f"--out {out}: expected a file name ending in {SUFFIX}")
+    if target.suffix != SAFETENSORS:
+        raise UserError(f"--out {out}: expected a file name ending in {SAFETENSORS}")
     importer = importer_class([Path(file).expanduser() for file in files])
     if recipe and importer.recipe not in ("", recipe):
         raise UserError(f"--recipe {recipe}: {files[0]} belongs to the recipe {importer.recipe}; leave --recipe out")

@@ -21,7 +21,7 @@ from paceline.config.spans import split_batch
 from paceline.contracts.recipe import Phase
 from paceline.core.activity import activity
 from paceline.core.errors import UserError, unknown
-from paceline.core.files import write_json
+from paceline.core.files import SAFETENSORS, write_json
 from paceline.core.registry import load_class
 from paceline.core.screen import open_screen
 from paceline.data.feed import StepData
@@ -121,6 +121,8 @@ def verify(config: Config, strategies: list[str], steps: int, tolerance: float, 
     console = open_screen()
     _print_table(console, found, title)
     console.print(_verdict(strategies, found), soft_wrap=True)
+    if explanation := explain(config, found):
+        console.print(explanation, soft_wrap=True)
     if result:
         write_json(Path(result), {"description": title, "differences": [asdict(one) for one in found]}, indent=1)
     return int(not VerifyResult(tuple(found)).ok)
@@ -148,7 +150,7 @@ def differences(
             chosen = config.with_run(strategy=name)
             if broken == "unsynced-batchnorm":
                 chosen = chosen.with_run(sync_batchnorm="off")
-            traces[name] = _trace(chosen, Path(folder) / f"{number}.safetensors", broken, steps)
+            traces[name] = _trace(chosen, Path(folder) / f"{number}{SAFETENSORS}", broken, steps)
     return compare(traces, tolerance)
 
 
@@ -199,7 +201,7 @@ def trace_strategy(config: Config, path: str, control: str, num_steps: int) -> N
 
 def _advance(parts: Parts, trace: Trace) -> Callable[[StepData], None]:
     def keep_gradients(phase: Phase, learner: Learner) -> None:
-        for name, parameter in learner.network.named_parameters():
+        for name, parameter in learner.named.items():  # without parameters that are not trained
             assert parameter.grad is not None
             trace[f"gradients/{phase.name}/{phase.network}/{name}"] = parameter.grad.detach().clone()
 
@@ -254,6 +256,18 @@ def _verdict(strategies: list[str], differences: list[Difference]) -> str:
     weights = [one for one in differences if one.kind == "weights"]
     largest = max(weights, key=lambda one: one.value)
     return f"✓ {', '.join(names)} give the same weights: {largest.value:.1e} ≤ {largest.tolerance:.0e}"
+
+
+def explain(config: Config, differences: list[Difference]) -> str:
+    """Return a likely reason why weights differ although gradients agree, or an empty string."""
+    failed = [one for one in differences if not one.ok]
+    adaptive = [one.network for one in failed if config.learner_of(one.network).optimizer != "sgd"]
+    if not adaptive or any(one.kind != "weights" for one in failed):
+        return ""
+    return (
+        "The gradients agree. Adam and AdamW divide by the size of each gradient, so they enlarge the rounding errors of "
+        f"gradients close to zero. To check {adaptive[0]} without this effect, add --set optimizer=sgd."
+    )
 
 
 def _print_table(console: Console, differences: list[Difference], title: str) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from paceline.core.errors import UserError
 
 WRITING = ".writing"  # suffix of temporary files
+SAFETENSORS = ".safetensors"  # suffix of files with tensors, such as weights
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import safetensors.torch
 import torch
 
 from paceline.core.checksums import checksum_of_content
-from paceline.core.files import write_file, write_json
+from paceline.core.files import SAFETENSORS, write_file, write_json
 from paceline.core.small_files import read_json
 from paceline.evaluation.protocol import Protocol
 from paceline.evaluation.sums import Statistics
@@ -62,4 +62,4 @@ def store_statistics(protocol: Protocol, statistics: Statistics) -> None:
 
 def _path(protocol: Protocol) -> Path:
     key = checksum_of_content(protocol)[:32]
-    return cache_folder() / f"{key}.safetensors"
+    return cache_folder() / f"{key}{SAFETENSORS}"

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from paceline.config.resolve import Config
 from paceline.contracts.recipe import DataSpec, Recipe
 from paceline.core.errors import UserError
+from paceline.core.files import SAFETENSORS
 from paceline.runs.checkpoint import choose_checkpoint
 from paceline.runs.data_spec_file import read_data_spec
 from paceline.runs.finished_run import config_of
 from paceline.runs.folder import RunFolder
-from paceline.runs.tensors import SUFFIX
 from paceline.runs.weights import evaluated_values
 from paceline.runs.weights_file import check_checkpoint, is_weights_file, read_weights
 
@@ -72,7 +72,7 @@ def read_stored(path: str, checkpoint: str = "best", *, trust: bool = False) -> 
         file = read_weights(place, trust=trust)
         return StoredModel(file.config, file.spec, file.weights, path)
     if not place.is_dir():
-        raise UserError(f"{path}: expected a run folder or a {SUFFIX} file")
+        raise UserError(f"{path}: expected a run folder or a {SAFETENSORS} file")
     config = config_of(str(place), load_source=False, trust=trust)
     snapshot = choose_checkpoint(RunFolder(place).checkpoints, checkpoint)
     spec = read_data_spec(place)

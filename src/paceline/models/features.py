@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.core.errors import UserError, unknown
+from paceline.core.files import SAFETENSORS
 from paceline.models.torch_file import read_torch_file
 
 CONVOLUTIONS_PER_STAGE = (2, 2, 4, 4, 4)  # every stage except the first starts with max pooling
@@ -172,7 +173,7 @@ def _torchvision_tensors() -> dict[str, Tensor]:
 def _read(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise UserError(f"--vgg {path}: no such file; pass a file with VGG19's weights, or set perceptual=0")
-    if path.suffix == ".safetensors":
+    if path.suffix == SAFETENSORS:
         import safetensors.torch
 
         try:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import UserError
+from paceline.core.files import SAFETENSORS
 
 # The first bytes of a zip archive, and of the pickle that older torch versions write.
 MAGIC_BYTES = (b"PK\x03\x04", b"\x80")
@@ -19,7 +20,6 @@ WRAPPERS = (
     *("params_ema", "params-ema", "state_dict_ema", "params"),
     *("generator", "model_state_dict", "state_dict", "model"),
 )
-SAFETENSORS = ".safetensors"
 PREFIX = "generator."  # prefix of the generator's tensors in a checkpoint with several networks
 OUTER_MODULES = ("module.", "_orig_mod.")  # added to every name by DataParallel and by torch.compile
 

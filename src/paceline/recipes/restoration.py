@@ -13,7 +13,8 @@ from torch import Tensor
 
 from paceline.config.arguments import Arguments
 from paceline.config.settings import setting
-from paceline.contracts.recipe import Batch, DataSpec, Loss, Phase
+from paceline.contracts.recipe import Batch, DataSpec, Draw, Loss, Phase
+from paceline.images.degradation.noise import add_gaussian_noise
 from paceline.models.losses import OBJECTIVES, score
 from paceline.models.network_choice import NetworkTask
 from paceline.models.srresnet import Discriminator, SRResNet
@@ -41,6 +42,12 @@ class RestorationSettings(RestorationLossSettings):
     adversarial: float = setting(0.0, "weight of the adversarial loss; 0: no discriminator", at_least=0)
     tv: float = setting(
         0.0, "weight of the total variation loss (squared differences between adjacent pixels)", at_least=0
+    )
+    fresh_noise: float = setting(
+        0.0,
+        "train on targets with new Gaussian noise of this standard deviation (on a scale from 0 to 255) at every step, "
+        "instead of on the input images of the data; 0: off",
+        at_least=0,
     )
 
 
@@ -80,6 +87,7 @@ class Restoration(RestorationRecipe):
                 "middle_blk_num": 4,
                 "dec_blk_nums": [2, 2, 2, 2],
             },
+            "fresh_noise": 25.0,
             "crop": 128,
             "batch_size": "32",
             "reference_batch": 32,
@@ -109,6 +117,9 @@ class Restoration(RestorationRecipe):
                 ),
             },
         )
+        self.fresh_noise = settings.fresh_noise
+        if self.fresh_noise:
+            self.draws = {"noise_seeds": Draw((2,), "uniform")}
         self.content_loss = ContentLoss(settings)
         self.objective, self.adversarial = OBJECTIVES[settings.objective], settings.adversarial
         check_weights(self.content_loss, self.adversarial)
@@ -120,7 +131,7 @@ class Restoration(RestorationRecipe):
 
     def restorer_loss(self, batch: Batch) -> Loss:
         """Restored images should match their targets and, with a discriminator, score as real."""
-        restored = self.restorer(batch["image"])
+        restored = self.restorer(self._input(batch))
         terms = self.content_loss(restored, batch["target"])
         if self.discriminator is None:
             return Loss(terms)
@@ -135,6 +146,12 @@ class Restoration(RestorationRecipe):
         real, fake = self.discriminator(batch["target"]), self.discriminator(batch["fake"])
         terms = {"real": self.objective.real(real).mean(), "fake": self.objective.fake(fake).mean()}
         return Loss(terms, signals={"real_score": score(real), "fake_score": score(fake)})
+
+    def _input(self, batch: Batch) -> Tensor:
+        """Return the images to restore during training."""
+        if not self.fresh_noise:
+            return batch["image"]
+        return add_gaussian_noise(batch["target"], batch["noise_seeds"], self.fresh_noise)
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
         """Return the restored image, its target and the input."""

@@ -21,15 +21,15 @@ from torch import Tensor
 from paceline.config.run_format import RUN_FORMAT
 from paceline.core.checksums import checksum_of_content
 from paceline.core.errors import UserError, unknown
-from paceline.core.files import sync
+from paceline.core.files import SAFETENSORS, sync
 from paceline.core.small_files import parse_json, read_bounded, why
 from paceline.runs.snapshot import INVALID, CheckpointNumbers, Snapshot
 from paceline.runs.tensors import TensorNotes, pack, unpack
 
 MANIFEST = "manifest.json"
 NUMBERS = "state.json"
-WEIGHTS = "weights.safetensors"
-TENSORS = (WEIGHTS, "state.safetensors")
+WEIGHTS = f"weights{SAFETENSORS}"
+TENSORS = (WEIGHTS, f"state{SAFETENSORS}")
 MAX_TENSOR_BYTES = 2**40
 NAME = re.compile(r"[0-9]{12,18}")  # name of a checkpoint: the number of images seen
 WRITING = ".writing-"  # prefix of a checkpoint that is still being written

@@ -9,18 +9,18 @@ from paceline.config.resolve import Config, resolve
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Recipe
 from paceline.core.errors import UserError
+from paceline.core.files import SAFETENSORS
 from paceline.core.registry import load_class
 from paceline.core.trust import may_run
 from paceline.core.types import SettingValues
 from paceline.data.source_settings import RegisteredSources
-from paceline.runs.tensors import SUFFIX
 
 Layers: TypeAlias = Iterable[tuple[str, SettingValues]]  # (origin, settings) pairs; an origin may be a file name
 
 
 def load_recipe(name: str) -> type[Recipe]:
     """Return the recipe class for a name or a file path."""
-    if name.endswith(SUFFIX):
+    if name.endswith(SAFETENSORS):
         raise UserError(
             f"{name}: a weights file, not a recipe; to start from its weights, use RECIPE --init-from {name}"
         )

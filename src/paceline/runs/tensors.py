@@ -15,7 +15,6 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-SUFFIX = ".safetensors"
 CHANNELS_LAST = "channels_last"
 ALIASES = "paceline.aliases"  # metadata key; with it, a file can be used without its `TensorNotes`
 LENGTH_BYTES = 8  # size of the header length field at the start of a safetensors file

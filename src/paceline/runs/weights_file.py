@@ -22,14 +22,14 @@ from paceline.config.settings import SHARED_SETTINGS
 from paceline.config.source_flags import FOLDERS
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
-from paceline.core.files import new_file
+from paceline.core.files import SAFETENSORS, new_file
 from paceline.core.registry import is_path
 from paceline.core.small_files import parse_json, why
 from paceline.core.trust import check_may_run
 from paceline.core.types import SettingValue, SettingValues
 from paceline.runs.config import Layers, load_recipe, resolve_config
 from paceline.runs.data_spec_file import from_json, to_json
-from paceline.runs.tensors import SUFFIX, add_aliases, pack
+from paceline.runs.tensors import add_aliases, pack
 
 FORMAT = "paceline.format"
 RECIPE, SETTINGS = "paceline.recipe", "paceline.settings"
@@ -51,7 +51,7 @@ class WeightsFile:
 def is_weights_file(path: str) -> bool:
     """Return whether a path is an existing weights file rather than a run folder."""
     place = Path(path).expanduser()
-    return place.suffix == SUFFIX and place.is_file()
+    return place.suffix == SAFETENSORS and place.is_file()
 
 
 def check_checkpoint(path: str, checkpoint: str) -> None:

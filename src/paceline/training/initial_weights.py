@@ -16,6 +16,7 @@ from paceline.config.arguments import Arguments, argument_value
 from paceline.config.resolve import Config, convert, flatten
 from paceline.contracts.recipe import DataSpec, Recipe
 from paceline.core.errors import UserError
+from paceline.core.files import SAFETENSORS
 from paceline.core.small_files import parse_json, why
 from paceline.core.types import SettingValue
 from paceline.data.crop import cropped
@@ -23,7 +24,6 @@ from paceline.models.torch_file import read_state_dict
 from paceline.runs.checkpoint import choose_checkpoint
 from paceline.runs.finished_run import name_stages
 from paceline.runs.folder import RunFolder
-from paceline.runs.tensors import SUFFIX
 from paceline.runs.weights import evaluated_values
 from paceline.runs.weights_file import SETTINGS, check_weights_format, read_tensors
 from paceline.training.agreement import raise_on_all, share_newest
@@ -77,11 +77,11 @@ def read_initial_weights(path: str) -> InitialWeights:
     place = Path(path).expanduser()
     if place.is_dir():
         return _of_run(RunFolder(place), path)
-    if place.suffix == SUFFIX and place.is_file():
+    if place.suffix == SAFETENSORS and place.is_file():
         return _of_file(place, path)
     if place.suffix in TORCH_SUFFIXES and place.is_file():
         return InitialWeights(read_state_dict(place), {}, path)
-    raise UserError(f"expected a run folder, or a file ending in {', '.join((SUFFIX, *TORCH_SUFFIXES))}")
+    raise UserError(f"expected a run folder, or a file ending in {', '.join((SAFETENSORS, *TORCH_SUFFIXES))}")
 
 
 def _of_run(folder: RunFolder, name: str) -> InitialWeights:

@@ -13,6 +13,7 @@ SMALLEST_SIGMA, SMALLEST_POISSON = 1.0, 0.05
 GAUSSIAN_PROBABILITY = 0.5  # the other images get Poisson noise
 GREY_PROBABILITY = 0.4
 NUM_NOISE_NUMBERS = 5
+HALF = 127.5  # 8-bit levels per unit of images in [-1, 1]
 
 
 def random_noise(canvas: Canvas, numbers: Numbers, max_sigma: float, max_poisson: float) -> Canvas:
@@ -26,6 +27,16 @@ def random_noise(canvas: Canvas, numbers: Numbers, max_sigma: float, max_poisson
     poisson = poisson_noise(canvas.pixels, uniform, normal, scale, is_grey)
     noise = torch.where(_column(kind < GAUSSIAN_PROBABILITY), _column(sigma) * normal, poisson)
     return canvas.replaced((canvas.pixels + noise).clamp(0, 255))
+
+
+def add_gaussian_noise(images: Tensor, seeds: Tensor, sigma: float) -> Tensor:
+    """Return images in [-1, 1] with Gaussian noise, rounded to 8 bits.
+
+    `seeds` are two uniform numbers per image, [n, 2], which determine its noise. `sigma` is on a scale from 0 to 255.
+    """
+    normal = to_normal(uniform_field((seeds[:, 0], seeds[:, 1]), images.shape[1:]))
+    levels = (images + 1) * HALF + sigma * normal
+    return levels.round().clamp(0, 2 * HALF) / HALF - 1
 
 
 def poisson_noise(levels: Tensor, uniform: Tensor, normal: Tensor, scale: Tensor, is_grey: Tensor) -> Tensor:
