@@ -99,4 +99,11 @@ def _with_speed(run: Run, alone: Run | None) -> Run:
     if alone is None:
         return without_speed(run)
     times = {name: value for name, value in alone.seconds_per_epoch.items() if name in KEPT_TIMES}
-    return replace(run, speed=alone.speed, speed_run=alone.folder, seconds_per_epoch=times, gpu=alone.gpu)
+    return replace(
+        run,
+        speed=alone.speed,
+        speed_run=alone.folder,
+        seconds_per_epoch=times,
+        gpu=alone.gpu,
+        load_average=alone.load_average,
+    )

@@ -66,6 +66,7 @@ class ForkServer:
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.exit_codes: dict[int, int] = {}  # exit codes of the commands that have ended, by process ID
         self._pids: list[int] = []  # all commands, in the order in which they were started
+        self._has_ended = False
         self._unread = b""  # the beginning of a message that has not arrived completely
         self._socket, other = socket.socketpair()
         # The modules of Paceline that this process has imported are those that the commands will need.
@@ -95,6 +96,8 @@ class ForkServer:
             self._socket.sendall(json.dumps(request).encode() + b"\n")
         while len(self._pids) == started:
             self.read_messages(wait=True)
+            if self._has_ended:
+                raise UserError("the process that starts the runs ended unexpectedly; run the same command again")
         return ForkedProcess(self._pids[-1], self)
 
     def read_messages(self, *, wait: bool) -> None:
@@ -107,7 +110,9 @@ class ForkServer:
             except ConnectionResetError:
                 received = b""
             if not received:
-                self._end_all()
+                self._has_ended = True
+                for pid in self._pids:  # the commands die with the server
+                    self.exit_codes.setdefault(pid, -signal.SIGKILL)
                 return
             *lines, self._unread = (self._unread + received).split(b"\n")
             for message in map(json.loads, lines):
@@ -115,13 +120,6 @@ class ForkServer:
                     self.exit_codes[message["pid"]] = message["exit_code"]
                 else:
                     self._pids.append(message["pid"])
-
-    def _end_all(self) -> None:
-        """Record that all commands were killed, because they die with the server."""
-        if len(self._pids) == len(self.exit_codes):
-            raise UserError("the process that starts the runs ended unexpectedly; run the same command again")
-        for pid in self._pids:
-            self.exit_codes.setdefault(pid, -signal.SIGKILL)
 
 
 class ForkServers:

@@ -86,12 +86,30 @@ def _quality_note(report: Report) -> str:
     if report.metric.name:
         best = f"the best {metric_in_text(report.metric.name)}"
         notes.append(f"Each run is evaluated at its checkpoint with {best}.")
+        notes += _evaluated_images(report)
         notes += [f"Highlighted: {best} of all rows."] if _best_groups(report) else []
     else:
         notes.append("The recipe has no metric for selecting checkpoints, or its code was not loaded (see --trust).")
     if any(group.n == 1 for group in groups):
         notes.append("With a single seed, the spread is unknown, and differences may be due to chance.")
     return " ".join(notes)
+
+
+def _evaluated_images(report: Report) -> list[str]:
+    """Return how many images each split has, if the numbers are the same for all runs."""
+    counts = {
+        (run.selection_metric.num_evaluated, run.checkpoint.num_tested)
+        for run in report.runs.values()
+        if run.selection_metric and run.checkpoint
+    }
+    first = next(iter(report.runs), "")
+    if len(counts) != 1:
+        return []
+    ((evaluated, tested),) = counts
+    split = report.metric.name.partition("/")[0]
+    parts = [f"{at(',.0f', 'runs', first, 'selection_metric', 'num_evaluated')} {split} images"] if evaluated else []
+    parts += [f"{at(',.0f', 'runs', first, 'checkpoint', 'num_tested')} test images"] if tested else []
+    return [f"The metrics are computed on {' and '.join(parts)}."] if parts else []
 
 
 def _curves(plots: Sequence[str]) -> Section:
