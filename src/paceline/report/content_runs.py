@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from paceline.report.metric_names import format_for, metric_heading, metric_in_text, metrics_in_order
+from collections.abc import Iterable
+
+from paceline.report.metric_names import evaluated_images, format_for, metric_heading, metric_in_text, metrics_in_order
 from paceline.report.model import Report, Summary
 from paceline.report.parts import Command, Commands, Part, Section, Table
 from paceline.report.phrases import NO_VALUE, at
 from paceline.report.run import Checkpoint, Run
 
 WHOLE_COMPARISON = "all runs"
-TEST_IMAGES = "test images"
+TEST_IMAGES = "evaluated on, test images"
 
 
 def runs_section(report: Report) -> Section:
@@ -38,8 +40,14 @@ def _counted(report: Report) -> list[str]:
     runs = report.runs.values()
     selected = any(run.selection_metric and run.selection_metric.num_evaluated for run in runs)
     tested = any(run.checkpoint and run.checkpoint.num_tested for run in runs)
-    split = report.metric.name.partition("/")[0]
-    return [*([f"{split} images"] if selected else []), *([TEST_IMAGES] if tested else [])]
+    evaluated = evaluated_images(report.metric.name)
+    return [*([f"evaluated on, {evaluated}"] if selected else []), *([TEST_IMAGES] if tested else [])]
+
+
+def command_names(report: Report, keys: Iterable[str]) -> list[str]:
+    """Return the name of the command that repeats the first run of each group; empty if it has no command."""
+    names = {cell.run.folder: cell.name for cell in report.cells if cell.run is not None and cell.command}
+    return [names.get(report.groups[key].runs[0], "") for key in keys]
 
 
 def _row(run: Run, names: list[str], counted: list[str], alone: bool) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from paceline.report.content_runs import command_names
 from paceline.report.metric_names import with_spread
 from paceline.report.model import Group, Report
 from paceline.report.parts import Part, Plots, Section, Table
@@ -35,7 +36,7 @@ def speed_section(report: Report, plots: Sequence[str]) -> Section:
     advice = report.recommendation
     strong = {number for number, key in enumerate(measured) if advice and key == advice.group}
     own = [name for name in ("speed", "scaling") if name in plots]
-    table = Table(head, rows, strong, _speed_note(report.groups))
+    table = Table(head, rows, strong, _speed_note(report.groups), command_names(report, measured))
     return Section("Speed", [table, *([Plots(own)] if own else [])])
 
 
