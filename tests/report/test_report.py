@@ -186,6 +186,52 @@ def test_malformed_lines_in_metrics_jsonl_are_skipped_and_counted(runs: Path, mo
     assert report["groups"][name]["images_per_second"] == before["groups"][name]["images_per_second"]
 
 
+def test_every_run_is_listed_with_its_checkpoint_and_the_number_of_evaluated_images(
+    runs: Path, report: dict[str, Any]
+) -> None:
+    lines = lines_of(runs / "ddp-2")
+    best = max((line for line in lines if "validation/top1" in line), key=lambda line: line["validation/top1"])
+    tested = next(line for line in lines if "test/top1" in line)
+    found = report["runs"]["ddp-2"]
+    last = best["images"] == max(line["images"] for line in lines)
+    assert found["checkpoint"] == {
+        "images": best["images"],
+        "is_best": True,
+        "is_last": last,
+        "num_tested": tested["test/count"],
+    }
+    assert found["selection_metric"]["num_evaluated"] == best["validation/count"]
+    words = (runs / "compared/report.md").read_text().partition("## Every run")[2]
+    row = next(line for line in words.splitlines() if line.startswith("| ddp-2 |"))
+    kind, counts = ("best and last" if last else "best"), f"{best['validation/count']:.0f} | {tested['test/count']:.0f}"
+    assert f"| {kind} | {best['images']:,} | {counts} |" in row
+
+
+def test_the_report_warns_if_the_machine_was_busy(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(runs)
+    warnings = []
+    for name, load in (("calm", 0.5), ("busy", 100.0)):
+        shutil.copytree("single-2", name)
+        logged = [line | {"host/load_average": load} for line in lines_of(Path("single-2"))]
+        Path(name, "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in logged))
+        assert run(["compare", name, "--out", f"of-{name}"]) == 0
+        report = json.loads(Path(f"of-{name}/report.json").read_text())
+        assert report["runs"][name]["load_average"] == pytest.approx(load)
+        warnings.append([sentence for sentence in report["summary"] if "The machine was busy" in sentence])
+    assert warnings[0] == [] and "load average up to 100.0" in warnings[1][0]
+
+
+def test_a_speed_is_shown_with_its_spread_and_the_number_of_threads(runs: Path, report: dict[str, Any]) -> None:
+    speed = (runs / "compared/report.md").read_text().partition("## Speed")[2].partition("## ")[0]
+    for group in report["groups"].values():
+        shown = f"{group['images_per_second']['mean']:,.0f} ± {group['speed_spread']['std']:,.0f}"
+        assert f"| {group['label']} | {shown} |" in speed.replace("**", "")
+    assert "± is the standard deviation over seeds or log intervals" in speed
+    assert {run["num_threads"] for run in report["runs"].values()} == {
+        int(run["provenance"]["threads"]) for run in report["runs"].values()
+    }
+
+
 def test_a_run_without_provenance_is_rejected(
     runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,6 +20,7 @@ def write_proc(root: Path, *, busy: int, idle: int, sectors: int, received: int,
     (root / "proc/meminfo").write_text(
         "MemTotal: 8388608 kB\nMemFree: 1 kB\nMemAvailable: 2097152 kB\nHugePages_Total: 0\n"
     )
+    (root / "proc/loadavg").write_text("3.25 1.10 0.50 2/345 6789\n")
     (root / "proc/self/status").write_text("Name:\tpython\nVmRSS:\t 1048576 kB\n")
     disks = [f"8 0 {name} 1 0 {sectors} 0 1 0 {2 * sectors} 0 0 0 0" for name in ("sda", "sda1", "loop0", "dm-0")]
     (root / "proc/diskstats").write_text("\n".join(disks) + "\n")
@@ -48,7 +49,13 @@ def test_rates_are_averages_since_the_last_reading(tmp_path: Path, monkeypatch: 
     counters = {"busy": 1300, "idle": 1100, "sectors": 8 * MIB // 512, "received": 5 + 4 * MIB}
     first, second = read_twice(tmp_path, monkeypatch, **counters)
     assert first["host/memory_gib"] == 6 and first["host/process_memory_gib"] == 1
-    assert first.keys() == {"host/memory_gib", "host/process_memory_gib", "host/disk_free_gib"}
+    assert first.keys() == {
+        "host/memory_gib",
+        "host/process_memory_gib",
+        "host/disk_free_gib",
+        "host/load_average",
+    }
+    assert first["host/load_average"] == 3.25
     assert second["host/cpu_percent"] == 75
     assert second["host/disk_read_mib_per_second"] == 2 and second["host/disk_write_mib_per_second"] == 4
     assert second["host/network_receive_mib_per_second"] == 1 and second["host/network_send_mib_per_second"] == 2

@@ -8,6 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import torch
 
 from paceline.runs.provenance import versions_and_hardware
 
@@ -16,6 +17,7 @@ def test_versions_hardware_and_time_are_recorded(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     spec = versions_and_hardware()
     assert spec["torch"] == version("torch") and spec["lightning"] == version("lightning")
+    assert spec["threads"] == str(torch.get_num_threads())
     assert int(spec["cores"]) >= 1 and spec["memory"].endswith("GiB") and spec["cpu"] and spec["python"]
     assert abs(datetime.fromisoformat(spec["started"]) - datetime.now(UTC)) < timedelta(minutes=1)
     assert all(type(value) is str and value for value in spec.values())

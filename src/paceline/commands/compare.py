@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from paceline.commands.configure import configure
@@ -21,7 +22,9 @@ from paceline.config.resolve import Config
 from paceline.core.errors import UserError
 from paceline.core.printable import print_line
 from paceline.core.screen import open_screen
-from paceline.launch.child import Stopped
+from paceline.launch.child import Start, Stopped, start_process
+from paceline.launch.fork_server import ForkServers
+from paceline.parallel.world import uses_cuda
 from paceline.report.build import make_report
 from paceline.report.comparable import check_comparable
 
@@ -51,23 +54,41 @@ def compare_recipes(recipes: Sequence[str], flags: Flags, options: Options) -> i
     stems = [Path(name).stem for name in configs]
     data = next(iter(configs.values())).run.data
     folder = Path(str(flags.get("out") or f"runs/compare-{'-'.join(stems)}-{Path(data).stem}"))
-    with only_writer(folder):
-        return _compare(configs, shared, options, grid, folder, title_of(stems, data))
+    with only_writer(folder), _command_starter(configs) as start:
+        return _compare(configs, shared, options, grid, folder, title_of(stems, data), start)
 
 
-def _compare(configs: dict[str, Config], shared: Flags, options: Options, grid: Grid, folder: Path, title: str) -> int:
+@contextmanager
+def _command_starter(configs: Mapping[str, Config]) -> Iterator[Start]:
+    """Yield a function that starts the runs: as forks, which start quickly, unless a run uses a GPU."""
+    if sys.platform != "linux" or any(uses_cuda(config.run) for config in configs.values()):
+        yield start_process
+    else:
+        with ForkServers() as servers:
+            yield servers.start
+
+
+def _compare(
+    configs: dict[str, Config],
+    shared: Flags,
+    options: Options,
+    grid: Grid,
+    folder: Path,
+    title: str,
+    start: Start,
+) -> int:
     console = open_screen()
     planned = [_plan(one, shared, options, folder) for one in grid.cells(configs)]
     cells = [one.cell for one in planned]
     check_kept(folder, planned)
-    measured = Measured(folder, console)
+    measured = Measured(folder, console, start)
     try:
         places = Places(options.jobs or 1, str(shared.get("gpus", "")))
-        train_cells(planned, options, folder, places, console)
+        train_cells(planned, options, folder, places, console, start)
         runs = [cell.run for cell in cells if cell.run is not None]
         if runs:
             check_comparable(runs, across_recipes=len(configs) > 1)
-        measured.missing += measure_speeds(planned, options, folder, console)
+        measured.missing += measure_speeds(planned, options, folder, console, start)
         if options.verify is not False:
             measured.verify(configs, shared, grid, options)
         if options.step_ladder is not False:

@@ -71,7 +71,7 @@ def read_finished(path: str) -> Run:
 
 def without_speed(run: Run) -> Run:
     """Return a run without its speed, because other runs slowed it down."""
-    return replace(run, side_by_side=True, speed=None, seconds_per_epoch={}, gpu={})
+    return replace(run, side_by_side=True, speed=None, seconds_per_epoch={}, gpu={}, load_average=None)
 
 
 def _without_wrong_speed(run: Run) -> Run:

@@ -21,7 +21,7 @@ from paceline.compare.cells import (
 from paceline.compare.options import Options
 from paceline.compare.places import Place, Places
 from paceline.compare.progress import Progress
-from paceline.launch.child import POLL_SECONDS, Child, Stopped, forwarded_signals, stop_late
+from paceline.launch.child import POLL_SECONDS, Child, Start, Stopped, forwarded_signals, stop_late
 
 
 class _Job(NamedTuple):
@@ -32,15 +32,15 @@ class _Job(NamedTuple):
 class _PlacedChild(Child):
     """A child process and the part of the machine that it uses."""
 
-    def __init__(self, arguments: Sequence[str], log: Path, place: Place) -> None:
-        super().__init__(arguments, log, place.environment)
+    def __init__(self, arguments: Sequence[str], log: Path, place: Place, start: Start) -> None:
+        super().__init__(arguments, log, place.environment, start)
         self.place = place
 
 
 def train_cells(
-    planned: Sequence[PlannedRun], options: Options, folder: Path, places: Places, console: Console
+    planned: Sequence[PlannedRun], options: Options, folder: Path, places: Places, console: Console, start: Start
 ) -> None:
-    """Train the runs that have not finished, then read the results of all runs.
+    """Train the runs that have not finished, then read the results of all runs; `start` starts their commands.
 
     A run that fails does not stop the others. If the user stops the command, every run that is being trained saves a
     checkpoint, and `Stopped` is raised.
@@ -59,7 +59,7 @@ def train_cells(
                 progress.finish(one)
         while waiting or jobs:
             if not received:
-                waiting = [job for job in waiting if not _begin(job, jobs, options, places)]
+                waiting = [job for job in waiting if not _begin(job, jobs, options, places, start)]
                 stop_late(jobs, received)
                 assert jobs, "no place for any of the runs"
             for child, job in list(jobs.items()):
@@ -80,7 +80,7 @@ def train_cells(
         raise Stopped(received[0])
 
 
-def _begin(job: _Job, jobs: dict[_PlacedChild, _Job], options: Options, places: Places) -> bool:
+def _begin(job: _Job, jobs: dict[_PlacedChild, _Job], options: Options, places: Places, start: Start) -> bool:
     """Start a run if there is a place for it; return whether it was started."""
     assert job.planned.config is not None
     place = places.take(job.planned.config)
@@ -91,5 +91,5 @@ def _begin(job: _Job, jobs: dict[_PlacedChild, _Job], options: Options, places: 
         for other in (job, *jobs.values()):
             record_side_by_side(other.planned)
     arguments = [*training_arguments(job.planned, options), *place.arguments]
-    jobs[_PlacedChild(arguments, job.log, place)] = job
+    jobs[_PlacedChild(arguments, job.log, place, start)] = job
     return True

@@ -23,7 +23,7 @@ from paceline.core.files import write_json
 from paceline.core.registry import load_class
 from paceline.core.small_files import read_json
 from paceline.core.types import JsonObject
-from paceline.launch.child import Stopped, failure_reason, run_paceline, to_arguments
+from paceline.launch.child import Start, Stopped, failure_reason, run_paceline, to_arguments
 from paceline.launch.tasks import Task, run_in_processes
 from paceline.parallel.strategy import Strategy, strategy_name
 from paceline.report.groups import group_name
@@ -38,8 +38,8 @@ Result = TypeVar("Result")
 class Measured:
     """The result of the parity check, and step-time breakdowns (step ladders) of runs on several devices."""
 
-    def __init__(self, folder: Path, console: Console) -> None:
-        self.folder, self.console = folder / "measured", console
+    def __init__(self, folder: Path, console: Console, start: Start) -> None:
+        self.folder, self.console, self._start = folder / "measured", console, start
         self.parity: dict[str, Parity] = {}
         self.missing: list[str] = []
         self._ladders: dict[str, StepLadder] = {}  # keys are run names without the seed
@@ -71,7 +71,7 @@ class Measured:
         log = self.folder.parent / "logs" / f"parity-{recipe}.txt"
 
         def measure(result: Path) -> str:
-            run_paceline([*arguments, "--json", str(result)], log)
+            run_paceline([*arguments, "--json", str(result)], log, self._start)
             return failure_reason(log)
 
         inputs: JsonObject = {"arguments": [*arguments], "made_from": {**made}}

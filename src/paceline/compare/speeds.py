@@ -16,7 +16,7 @@ from paceline.compare.progress import measuring
 from paceline.compare.record import CellRecord
 from paceline.config.resolve import Config
 from paceline.core.errors import UserError
-from paceline.launch.child import failure_reason, run_paceline, to_arguments
+from paceline.launch.child import Start, failure_reason, run_paceline, to_arguments
 from paceline.report.run import Run
 from paceline.report.run_reader import read_run
 from paceline.runs.stages import stages_of
@@ -28,7 +28,9 @@ NEVER = "1000000 epochs"
 KEPT_TIMES = ("data", "step", "between_steps")  # a short run spends too much of its time on evaluation and saving
 
 
-def measure_speeds(planned: Sequence[PlannedRun], options: Options, folder: Path, console: Console) -> list[str]:
+def measure_speeds(
+    planned: Sequence[PlannedRun], options: Options, folder: Path, console: Console, start: Start
+) -> list[str]:
     """Replace the speeds of runs that were trained side by side; return descriptions of what could not be measured."""
     kinds: dict[str, list[PlannedRun]] = {}
     for one in planned:
@@ -38,7 +40,7 @@ def measure_speeds(planned: Sequence[PlannedRun], options: Options, folder: Path
     for kind, members in kinds.items():
         words = f"speed of {kind}"
         try:
-            alone = _measure(words, members[0], options, folder / "speeds" / kind, console)
+            alone = _measure(words, members[0], options, folder / "speeds" / kind, console, start)
         except (OSError, ValueError, LookupError, TypeError) as error:
             reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
             missing.append(f"{words}: {reason}")
@@ -50,7 +52,7 @@ def measure_speeds(planned: Sequence[PlannedRun], options: Options, folder: Path
     return missing
 
 
-def _measure(words: str, one: PlannedRun, options: Options, out: Path, console: Console) -> Run:
+def _measure(words: str, one: PlannedRun, options: Options, out: Path, console: Console, start: Start) -> Run:
     """Return a short run with the same settings, trained while nothing else runs; raise UserError if it fails."""
     assert one.config is not None and one.cell.run is not None
     last = stages_of(one.config)[-1]
@@ -69,7 +71,8 @@ def _measure(words: str, one: PlannedRun, options: Options, out: Path, console: 
         return read_run(str(out))
     log = out.parent.parent / "logs" / f"speed-{out.name}.txt"
     with measuring(console, words):
-        code = run_paceline(["train", one.recipe, *to_arguments(flags, options.config_file, assignments)], log)
+        arguments = ["train", one.recipe, *to_arguments(flags, options.config_file, assignments)]
+        code = run_paceline(arguments, log, start)
     if code:
         raise UserError(failure_reason(log))
     run = read_run(str(out))
@@ -96,4 +99,11 @@ def _with_speed(run: Run, alone: Run | None) -> Run:
     if alone is None:
         return without_speed(run)
     times = {name: value for name, value in alone.seconds_per_epoch.items() if name in KEPT_TIMES}
-    return replace(run, speed=alone.speed, speed_run=alone.folder, seconds_per_epoch=times, gpu=alone.gpu)
+    return replace(
+        run,
+        speed=alone.speed,
+        speed_run=alone.folder,
+        seconds_per_epoch=times,
+        gpu=alone.gpu,
+        load_average=alone.load_average,
+    )

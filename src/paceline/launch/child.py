@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Protocol
 
 from paceline.core.files import open_append
 from paceline.core.heartbeat import die_with_parent
@@ -44,22 +45,48 @@ def to_arguments(flags: Mapping[str, SettingValue], config_file: str, assignment
     return arguments + [word for one in assignments for word in ("--set", one)]
 
 
+class Process(Protocol):
+    """A process that runs a `paceline` command."""
+
+    @property
+    def pid(self) -> int: ...
+    def poll(self) -> int | None: ...
+    def wait(self) -> int: ...
+    def send_signal(self, number: int, /) -> None: ...
+
+
+# Starts a command with these arguments, whose output is appended to a log, with additional environment variables.
+Start = Callable[[Sequence[str], Path, Mapping[str, str]], Process]
+
+
+def start_process(arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> Process:
+    """Start a `paceline` command in a new Python process."""
+    with os.fdopen(open_append(log), "wb") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", "paceline", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # otherwise the command would receive a terminal's Ctrl-C twice
+            preexec_fn=die_with_parent,
+            env={**os.environ, **environment},
+        )
+
+
 class Child:
     """A `paceline` command that runs in a child process and writes its output to a log file."""
 
-    def __init__(self, arguments: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+        start: Start = start_process,
+    ) -> None:
         self.stopping = False  # whether a stop signal was sent to the command
         log.parent.mkdir(parents=True, exist_ok=True)
-        with os.fdopen(open_append(log, truncate=True), "wb") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "paceline", *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # otherwise the command would receive a terminal's Ctrl-C twice
-                preexec_fn=die_with_parent,
-                env={**os.environ, **environment} if environment else None,
-            )
+        os.close(open_append(log, truncate=True))
+        self._process = start(arguments, log, environment or {})
 
     def poll(self) -> int | None:
         """Return the command's exit code, or None while the command is running."""
@@ -110,18 +137,13 @@ def stop_late(children: Iterable[Child], received: Sequence[int]) -> None:
             child.send(received[0])
 
 
-def run_paceline(arguments: Sequence[str], log: Path, on_poll: Callable[[], None] | None = None) -> int:
-    """Run a command and write its output to `log`; return the exit code. Ctrl-C is forwarded to the command.
-
-    `on_poll` is called several times per second while the command runs.
-    """
+def run_paceline(arguments: Sequence[str], log: Path, start: Start = start_process) -> int:
+    """Run a command and write its output to `log`; return the exit code. Ctrl-C is forwarded to the command."""
     children: list[Child] = []
     with forwarded_signals(children) as received:
-        children.append(Child(arguments, log))
+        children.append(Child(arguments, log, start=start))
         stop_late(children, received)
         while (code := children[0].poll()) is None:
-            if on_poll:
-                on_poll()
             time.sleep(POLL_SECONDS)
     if received:
         raise Stopped(received[0])

@@ -149,7 +149,11 @@ def _hardware(runs: Sequence[Run]) -> list[str]:
         return ["different hardware or torch versions (see the tables)"]
     cores = "1 core" if first["cores"] == "1" else f"{first['cores']} cores"
     where = first["gpus"] if first["accelerator"] == "cuda" else f"{first['cpu']}, {cores}"
-    return [where, f"torch {first['torch']}"]
+    threads = {run.num_threads for run in runs}
+    found = [where]
+    if first["accelerator"] == "cpu" and len(threads) == 1 and (number := threads.pop()):
+        found.append("1 thread per process" if number == 1 else f"{number} threads per process")
+    return [*found, f"torch {first['torch']}"]
 
 
 def _full_name(runs: Sequence[Run], name: str) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.report.content_runs import runs_section
+from paceline.report.content_runs import command_names, runs_section
 from paceline.report.content_speed import gpu_section, scaling_costs_section, speed_section, time_section
 from paceline.report.labels import RUN
 from paceline.report.metric_names import (
+    evaluated_images,
     format_for,
     metric_heading,
     metric_in_text,
@@ -16,7 +17,7 @@ from paceline.report.metric_names import (
     with_spread,
 )
 from paceline.report.model import Parity, Report
-from paceline.report.parts import Images, Part, Plots, Section, Table
+from paceline.report.parts import Bullets, Images, Part, Plots, Section, Table
 from paceline.report.phrases import NO_VALUE, at
 
 PARITY = "Do all strategies produce the same weights?"
@@ -65,7 +66,7 @@ def _quality(report: Report) -> Section:
         rows.append(row)
     best = _best_groups(report)
     strong = {number for number, key in enumerate(groups) if key in best}
-    return Section("Quality", [Table(head, rows, strong, _quality_note(report))])
+    return Section("Quality", [Table(head, rows, strong, _quality_note(report), command_names(report, groups))])
 
 
 def _best_groups(report: Report) -> set[str]:
@@ -86,12 +87,30 @@ def _quality_note(report: Report) -> str:
     if report.metric.name:
         best = f"the best {metric_in_text(report.metric.name)}"
         notes.append(f"Each run is evaluated at its checkpoint with {best}.")
+        notes += _evaluated_images(report)
         notes += [f"Highlighted: {best} of all rows."] if _best_groups(report) else []
     else:
         notes.append("The recipe has no metric for selecting checkpoints, or its code was not loaded (see --trust).")
     if any(group.n == 1 for group in groups):
         notes.append("With a single seed, the spread is unknown, and differences may be due to chance.")
     return " ".join(notes)
+
+
+def _evaluated_images(report: Report) -> list[str]:
+    """Return how many images each split has, if the numbers are the same for all runs."""
+    counts = {
+        (run.selection_metric.num_evaluated, run.checkpoint.num_tested)
+        for run in report.runs.values()
+        if run.selection_metric and run.checkpoint
+    }
+    first = next(iter(report.runs), "")
+    if len(counts) != 1:
+        return []
+    ((evaluated, tested),) = counts
+    where = evaluated_images(report.metric.name)
+    parts = [f"{at(',.0f', 'runs', first, 'selection_metric', 'num_evaluated')} {where}"] if evaluated else []
+    parts += [f"{at(',.0f', 'runs', first, 'checkpoint', 'num_tested')} test images"] if tested else []
+    return [f"The metrics are computed on {' and '.join(parts)}."] if parts else []
 
 
 def _curves(plots: Sequence[str]) -> Section:
@@ -140,7 +159,7 @@ def _not_measured(report: Report) -> Section:
     cells = [cell for cell in report.cells if cell.state != "done"]
     if cells:
         parts.append(Table(["run", "state", "reason"], [[cell.name, cell.state, cell.reason] for cell in cells]))
-    parts += [f"Not measured: {line}" for line in report.not_measured]
+    parts += [Bullets([f"{line[:1].upper()}{line[1:]}" for line in report.not_measured])] if report.not_measured else []
     return Section("What was not measured and why", parts)
 
 

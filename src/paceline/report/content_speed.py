@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from paceline.report.content_runs import command_names
 from paceline.report.metric_names import with_spread
 from paceline.report.model import Group, Report
 from paceline.report.parts import Part, Plots, Section, Table
@@ -27,38 +28,49 @@ def speed_section(report: Report, plots: Sequence[str]) -> Section:
         return Section("Speed", [])
     scaled = any(group.scaling for group in measured.values())
     timed = not all(group.side_by_side for group in measured.values())
+    threads = len({group.num_threads for group in measured.values()}) > 1
     head = [report.subject, "images/s", "without loading", *(["seconds per run"] if timed else [])]
+    head += ["threads per process"] if threads else []
     head += ["× one device", "efficiency"] if scaled else []
-    rows = [_speed_row(key, group, timed, scaled) for key, group in measured.items()]
+    rows = [_speed_row(key, group, timed, threads, scaled) for key, group in measured.items()]
     advice = report.recommendation
     strong = {number for number, key in enumerate(measured) if advice and key == advice.group}
     own = [name for name in ("speed", "scaling") if name in plots]
-    table = Table(head, rows, strong, _speed_note(report.groups))
+    table = Table(head, rows, strong, _speed_note(report.groups), command_names(report, measured))
     return Section("Speed", [table, *([Plots(own)] if own else [])])
 
 
-def _speed_row(key: str, group: Group, timed: bool, scaled: bool) -> list[str]:
+def _speed_row(key: str, group: Group, timed: bool, threads: bool, scaled: bool) -> list[str]:
     where = ("groups", key)
     without_loading = group.images_per_second_without_loading
     row = [
         group.label,
-        with_spread(",.0f", group.images_per_second, *where, "images_per_second"),
+        _speed_with_spread(key, group),
         with_spread(",.0f", without_loading, *where, "images_per_second_without_loading"),
     ]
     if timed:
         row.append(NO_VALUE if group.side_by_side else with_spread(".1f", group.seconds, *where, "seconds"))
+    if threads:
+        row.append(at("d", *where, "num_threads") if group.num_threads else NO_VALUE)
     if scaled:
         row.append(at(".2f", *where, "scaling", "speedup") if group.scaling else NO_VALUE)
         row.append(at(".0%", *where, "scaling", "efficiency") if group.scaling else NO_VALUE)
     return row
 
 
+def _speed_with_spread(key: str, group: Group) -> str:
+    """Return the speed ± its standard deviation over seeds or, with a single seed, over log intervals."""
+    mean = at(",.0f", "groups", key, "images_per_second", "mean")
+    return mean if group.speed_spread.std is None else f"{mean} ± {at(',.0f', 'groups', key, 'speed_spread', 'std')}"
+
+
 def _speed_note(groups: Mapping[str, Group]) -> str:
     note = (
         "Training throughput across all devices. The first log interval after each start is left out, because it "
-        "includes warm-up. ± is the standard deviation over seeds. Seconds per run include evaluation and saving, but "
+        f"includes warm-up. {_spread_note(groups)}Seconds per run include evaluation and saving, but "
         "not start-up."
     )
+    note += "".join(f" {sentence}" for sentence in busy_sentences(groups))
     if apart := _labels(group for group in groups.values() if group.side_by_side):
         note += (
             f" Measured separately: {apart}. These runs were trained at the same time as others (--jobs), so their "
@@ -88,6 +100,25 @@ def _speed_note(groups: Mapping[str, Group]) -> str:
     if crowded := _labels(group for group in groups.values() if group.more_processes_than_cores):
         note += f" {crowded}: there were more processes than CPU cores."
     return note
+
+
+def _spread_note(groups: Mapping[str, Group]) -> str:
+    over = [group.speed_spread.over for group in groups.values() if group.speed_spread.over]
+    return f"± is the standard deviation over {' or '.join(dict.fromkeys(over))}. " if over else ""
+
+
+def busy_sentences(groups: Mapping[str, Group]) -> list[str]:
+    """Return a warning if the machine was busy while speeds were measured."""
+    busy = {key: group for key, group in groups.items() if group.was_busy}
+    if not busy:
+        return []
+    highest = max(busy, key=lambda key: busy[key].load_average or 0.0)
+    who = "all rows" if len(busy) == len(groups) else _labels(busy.values())
+    load = at(".1f", "groups", highest, "load_average")
+    return [
+        f"The machine was busy while the speed was measured (load average up to {load}, more than the number of "
+        f"cores), so the speeds may be too low: {who}."
+    ]
 
 
 def _labels(groups: Iterable[Group]) -> str:

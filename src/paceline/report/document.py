@@ -26,6 +26,7 @@ RUN_KEYS = (
     "seconds",
     "quality",
     "selection_metric",
+    "checkpoint",
     "speed",
     "seconds_per_epoch",
     "gpu",
@@ -36,6 +37,8 @@ RUN_KEYS = (
     "broken_lines",
     "segment_changes",
     "side_by_side",
+    "num_threads",
+    "load_average",
     "speed_run",
 )
 

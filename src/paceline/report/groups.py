@@ -27,6 +27,7 @@ IGNORED_SETTINGS |= {
     "loggers",
     "logger_wait",
 }
+BUSY_MARGIN = 1.0  # a load average above the number of cores by more than this shows that processes had to wait
 
 
 def make_groups(cells: Sequence[Cell]) -> dict[str, Group]:
@@ -134,6 +135,9 @@ def _group(
         includes_warmup=any(run.speed.includes_warmup for run in members if run.speed),
         side_by_side=any(run.side_by_side for run in members),
         more_processes_than_cores=any(_is_crowded(run) for run in members),
+        num_threads=first.num_threads if len({run.num_threads for run in members}) == 1 else None,
+        load_average=max((run.load_average for run in members if run.load_average is not None), default=None),
+        was_busy=any(_was_busy(run) for run in members),
         images_per_second_without_loading=_common(
             [run.speed.images_per_second_without_loading if run.speed else None for run in _measured(members)]
         ),
@@ -186,6 +190,12 @@ def _is_crowded(run: Run) -> bool:
     """Return whether a CPU run used more processes than cores; False for several hosts, whose load is unknown."""
     cores, one_host = run.hardware["cores"], str(run.settings.get("nnodes", "1")) == "1"
     return run.hardware["accelerator"] == "cpu" and one_host and cores.isdecimal() and run.devices > int(cores)
+
+
+def _was_busy(run: Run) -> bool:
+    """Return whether more processes than the cores can run at the same time were running or waiting."""
+    cores = run.hardware["cores"]
+    return run.load_average is not None and cores.isdecimal() and run.load_average > int(cores) + BUSY_MARGIN
 
 
 def _scaling(

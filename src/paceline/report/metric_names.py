@@ -30,6 +30,12 @@ def metric_in_text(name: str) -> str:
     return metric_heading(name).replace(", %", "")
 
 
+def evaluated_images(name: str) -> str:
+    """Return a name for the images on which a metric such as `validation/top1` is computed: `validation images`."""
+    split = name.partition("/")[0]
+    return "training images" if split == "train" else f"{split} images"
+
+
 def metrics_in_order(qualities: Iterable[Iterable[str]], first: str) -> list[str]:
     """Return the names of all metrics without duplicates, starting with the most important one."""
     names = list(dict.fromkeys(name for quality in qualities for name in quality))

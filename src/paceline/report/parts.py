@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -24,7 +25,7 @@ class Table:
     def numeric(self) -> set[int]:
         """The columns that contain numbers, which are right-aligned."""
         columns = zip(*self.rows, strict=True)
-        return {n for n, cells in enumerate(columns) if all(map(_is_number, cells)) and any(map(has_number, cells))}
+        return {n for n, cells in enumerate(columns) if all(map(_is_number, cells)) and set(cells) != {NO_VALUE}}
 
 
 @dataclass(frozen=True)
@@ -57,11 +58,18 @@ class Commands:
     commands: Sequence[Command]
 
 
-Part: TypeAlias = str | Table | Plots | Images | Commands  # a string is a paragraph of text
+@dataclass(frozen=True)
+class Bullets:
+    """A list of phrases."""
+
+    lines: Sequence[str]
+
+
+Part: TypeAlias = str | Table | Plots | Images | Commands | Bullets  # a string is a paragraph of text
 
 
 def _is_number(cell: str) -> bool:
-    return has_number(cell) or cell == NO_VALUE
+    return has_number(cell) or cell == NO_VALUE or re.fullmatch(r"-?[\d.,]+(e[-+]?\d+)?", cell) is not None
 
 
 @dataclass(frozen=True)

@@ -55,10 +55,12 @@ def draw(name: str, report: Report, content: JsonObject) -> Markup:
 
 
 def legend_of(names: Sequence[str], report: Report) -> list[tuple[str, str]]:
-    """Return the colours and labels of a legend: activities for the time plot, groups for all other plots."""
+    """Return the colours and labels of a legend: activities for the time plot, groups for plots with curves."""
     if list(names) == ["time"]:
         present = {name for split in report.time_split.values() for name in split}
         return [(activity_colour(n), words) for n, (name, words) in enumerate(PARTS.items()) if name in present]
+    if list(names) == ["speed"]:
+        return []  # each bar has its label
     return [(group_colour(number), group.label) for number, group in enumerate(report.groups.values())]
 
 

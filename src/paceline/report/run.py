@@ -21,6 +21,16 @@ class SelectionMetric:
 
 
 @dataclass(frozen=True)
+class Checkpoint:
+    """The evaluated checkpoint: after how many training images it was saved, and how it was chosen."""
+
+    images: int
+    is_best: bool  # whether it has the best value of the selection metric
+    is_last: bool  # whether it was saved at the end of the run
+    num_tested: float | None  # number of samples in the test split; None if there is no test result
+
+
+@dataclass(frozen=True)
 class Speed:
     """Training throughput, excluding evaluation, samples and saving."""
 
@@ -80,6 +90,7 @@ class Run:
     best: tuple[str, str]  # metric that selects the checkpoint, and its mode: "min" or "max"
     quality: Mapping[str, float | None]  # metrics by name; None for NaN and infinity
     selection_metric: SelectionMetric | None
+    checkpoint: Checkpoint | None
     speed: Speed | None
     seconds_per_epoch: Mapping[str, float]
     gpu: Mapping[str, float]
@@ -91,4 +102,6 @@ class Run:
     broken_lines: int = 0  # number of damaged lines in metrics.jsonl, which are skipped
     segment_changes: Sequence[SegmentChange] = ()
     side_by_side: bool = False  # whether other runs were trained at the same time
+    num_threads: int | None = None  # CPU threads per process; None if the run has not recorded it
+    load_average: float | None = None  # mean load average of the host during the run
     speed_run: str = ""  # folder of a separate run in which the speed was measured

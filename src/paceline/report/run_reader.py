@@ -13,9 +13,10 @@ from paceline.core.types import Scalar, SettingValue
 from paceline.evaluation.protocol import Protocol
 from paceline.report.log_intervals import Line, log_intervals, seconds_per_epoch, speed_of
 from paceline.report.phrases import as_words
-from paceline.report.run import Point, Run, SampleFile, SegmentChange, SelectionMetric
+from paceline.report.run import Checkpoint, Point, Run, SampleFile, SegmentChange, SelectionMetric
 from paceline.runs.finished_run import readable_config_of
 from paceline.runs.folder import RunFolder
+from paceline.runs.host import LOAD_AVERAGE
 from paceline.runs.metrics import METRICS, REAL_IMAGES, SAMPLES, parse_line, read_metrics_file
 from paceline.runs.record import RunRecord
 from paceline.runs.segments import HARDWARE, changes
@@ -23,6 +24,7 @@ from paceline.runs.segments import HARDWARE, changes
 MAX_POINTS = 400  # maximum number of points per curve; more would not be visible
 NOT_LOSSES = {"time", "lr", "spread", "gpu", "host", "train", "validation", "test"}  # groups that are not losses
 LARGEST_VALUE = 1e300  # limit for numbers, because JSON can contain numbers that overflow a float
+TESTED_CHECKPOINT = "test/checkpoint_images"
 NOT_QUALITY = {"count", "checkpoint_images"}  # logged with the metrics, but not measures of quality
 
 
@@ -64,6 +66,7 @@ def read_run(path: str) -> Run:
         best=recipe.best,
         quality=quality,
         selection_metric=selection_metric,
+        checkpoint=_checkpoint(lines, selected),
         speed=speed_of(intervals),
         seconds_per_epoch=seconds_per_epoch(intervals, lines, since),
         gpu=_gpu([line for line in lines if line.images > since], len(set(gpus)) or segment.devices),
@@ -74,6 +77,8 @@ def read_run(path: str) -> Run:
         real_images=str(real_images) if real_images.is_file() else "",
         broken_lines=broken,
         segment_changes=segment_changes,
+        num_threads=int(provenance["threads"]) if provenance.get("threads", "").isdecimal() else None,
+        load_average=_mean_load([line for line in lines if line.images > since]),
     )
 
 
@@ -170,9 +175,25 @@ def _select(lines: Sequence[Line], recipe: type[Recipe]) -> tuple[SelectionMetri
     return SelectionMetric(_full_name(line, metric), value, line.images, count), line
 
 
+def _checkpoint(lines: Sequence[Line], selected: Line | None) -> Checkpoint | None:
+    """Return the checkpoint that was evaluated: on the test split if there is one, or else on the selection split."""
+    tested = _values_of(lines, TESTED_CHECKPOINT)
+    if not tested and selected is None:
+        return None
+    images = int(tested[-1][0]) if tested else selected.images if selected else 0
+    last = max(line.images for line in lines)
+    is_best = selected is not None and selected.images == images
+    return Checkpoint(images, is_best, images == last, tested[-1][1].get("test/count") if tested else None)
+
+
+def _mean_load(lines: Sequence[Line]) -> float | None:
+    loads = [value for value, _ in _values_of(lines, LOAD_AVERAGE)]
+    return sum(loads) / len(loads) if loads else None
+
+
 def _quality(lines: Sequence[Line], recipe: type[Recipe], selected: Line | None) -> dict[str, float | None]:
     """Return the metrics of the selected checkpoint, on the test split if there is one."""
-    tested = [line for line in lines if "test/checkpoint_images" in line.values]
+    tested = [line for line in lines if TESTED_CHECKPOINT in line.values]
     source = tested[-1] if tested else selected
     split = "test" if tested else recipe.evaluated_on
     found = {name: value for name, value in source.values.items() if name.startswith(f"{split}/")} if source else {}

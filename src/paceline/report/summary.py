@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from paceline.report.content import PARITY
+from paceline.report.content_speed import busy_sentences
 from paceline.report.model import Report
 from paceline.report.phrases import at
 from paceline.report.summary_quality import doubts, lower_quality, quality_sentence
@@ -19,6 +20,7 @@ def summarise(report: Report) -> list[str]:
     phrases = [" ".join(filter(None, answer)), *tie_sentence(report, advice), *lower_quality(report, advice)]
     phrases += [
         *doubts(report, advice),
+        *_busy(report),
         *_resumed(report),
         *scaling_sentences(report),
         *_parity(report),
@@ -29,6 +31,12 @@ def summarise(report: Report) -> list[str]:
         words = "run has" if missing == 1 else "runs have"
         phrases.append(f"{at('d', 'counts', 'missing')} {words} no results; see below for the reasons.")
     return phrases
+
+
+def _busy(report: Report) -> list[str]:
+    """Warn that the machine was busy, so that the speeds may change on an idle machine."""
+    sentences = busy_sentences(report.groups)
+    return [f"{sentences[0]} Repeat the comparison on an idle machine before you rely on them."] if sentences else []
 
 
 def _resumed(report: Report) -> list[str]:

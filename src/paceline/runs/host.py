@@ -1,4 +1,4 @@
-"""Readings of the host from /proc and /sys: CPU load, memory, disk and network traffic. Empty outside Linux."""
+"""Readings of the host from /proc and /sys: CPU usage, load, memory, disk and network. Empty outside Linux."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+LOAD_AVERAGE = "host/load_average"
 _GIB = 2**30
 _MIB = 2**20
 _SECTOR_BYTES = 512  # unit of /proc/diskstats on every device
@@ -28,7 +29,7 @@ class _Counters(NamedTuple):
 
 
 class HostReadings:
-    """Reads the CPU load, memory, disk traffic and network traffic of this machine.
+    """Reads the CPU usage, load average, memory, disk traffic and network traffic of this machine.
 
     The readings describe the entire machine, except for `host/process_memory_gib`. `folder` is on the disk whose free
     space is read. `proc` and `sys` are the mount points of the two virtual file systems.
@@ -48,7 +49,7 @@ class HostReadings:
             return {}
         self._next_at = time.monotonic() + _SECONDS_BETWEEN_READINGS
         values: dict[str, float] = {}
-        for part in (self._memory, self._process, self._disk_space, self._rates):
+        for part in (self._memory, self._process, self._disk_space, self._load, self._rates):
             with suppress(OSError, ValueError, KeyError, IndexError):  # not Linux, or a container that hides the file
                 values |= part()
         return values
@@ -63,6 +64,10 @@ class HostReadings:
     def _disk_space(self) -> dict[str, float]:
         disk = os.statvfs(self._folder)
         return {"host/disk_free_gib": disk.f_bavail * disk.f_frsize / _GIB}
+
+    def _load(self) -> dict[str, float]:
+        """Return the average number of processes that were running or waiting for a core during the last minute."""
+        return {LOAD_AVERAGE: float(_lines(self._proc / "loadavg")[0].split()[0])}
 
     def _rates(self) -> dict[str, float]:
         before, now = self._before, self._count()

@@ -20,6 +20,7 @@ def versions_and_hardware() -> dict[str, str]:
         "python": platform.python_version(),
         "cpu": _cpu_model(),
         "cores": str(_num_cores()),
+        "threads": str(torch.get_num_threads()),  # per process
         "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB",
         **describe_gpus(),
         "git_commit": _git_commit(),

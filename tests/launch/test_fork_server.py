@@ -1,0 +1,67 @@
+"""The fork server runs `paceline` commands like new processes do, but without importing PyTorch for each of them."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from running import TIMEOUT_SECONDS, processes_naming, wait_until
+
+from paceline import __version__
+from paceline.core.errors import UserError
+from paceline.launch import fork_server
+from paceline.launch.child import Child, failure_reason
+from paceline.launch.fork_server import ForkServers
+
+
+@pytest.fixture
+def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ForkServers]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(fork_server, "MODULES", ())  # without PyTorch, so that the server starts quickly
+    with ForkServers() as started:
+        yield started
+
+
+def end_of(child: Child) -> int:
+    code = wait_until(lambda: None if child.poll() is None else (child.poll(),), seconds=TIMEOUT_SECONDS)
+    return int(code[0])
+
+
+def test_a_forked_command_writes_a_log_and_returns_its_exit_code(tmp_path: Path, servers: ForkServers) -> None:
+    good = Child(["--version"], tmp_path / "logs/good.txt", start=servers.start)
+    bad = Child(["train", "no-such-recipe"], tmp_path / "logs/bad.txt", start=servers.start)
+    assert (end_of(good), end_of(bad)) == (0, 2)
+    assert __version__ in (tmp_path / "logs/good.txt").read_text()
+    assert "no-such-recipe" in failure_reason(tmp_path / "logs/bad.txt")
+
+
+def test_forked_commands_have_the_environment_variables_of_their_server(tmp_path: Path, servers: ForkServers) -> None:
+    widths = []
+    for columns in ("60", "110"):
+        log = tmp_path / f"{columns}.txt"
+        assert end_of(Child(["--help"], log, {"COLUMNS": columns}, servers.start)) == 0
+        widths.append(max(map(len, log.read_text().splitlines())))
+    assert widths[0] <= 60 < widths[1] <= 110
+
+
+def test_a_forked_command_can_be_interrupted_and_killed(tmp_path: Path, servers: ForkServers) -> None:
+    boards = [Child(["board", ".", "--port", "0"], tmp_path / f"{n}.txt", start=servers.start) for n in range(2)]
+    for n in range(2):
+        wait_until(lambda n=n: "http" in (tmp_path / f"{n}.txt").read_text())
+    boards[0].send(signal.SIGINT)
+    assert end_of(boards[0]) in (0, 130)
+    boards[1].kill()
+    assert boards[1].poll() == -signal.SIGKILL
+
+
+def test_forked_commands_die_with_their_server(tmp_path: Path, servers: ForkServers) -> None:
+    board = servers.start(["board", ".", "--port", "0"], tmp_path / "log.txt", {"MARK": str(tmp_path / "mark")})
+    wait_until(lambda: "http" in (tmp_path / "log.txt").read_text())
+    (server,) = servers._servers.values()
+    server._process.kill()
+    assert board.wait() == -signal.SIGKILL
+    wait_until(lambda: not processes_naming(str(tmp_path / "mark")))
+    with pytest.raises(UserError, match="ended unexpectedly"):
+        server.start(["--version"], tmp_path / "log.txt")
