@@ -19,7 +19,7 @@ def write_inputs(path: str, devices: int, loader: str) -> None:
     found: dict[str, np.ndarray] = {}
     for number, data in enumerate(parts.feed.steps(0, 8)):
         batch = parts.step.finish(data.fetched[0][0])
-        found |= {f"low{number}": parts.recipe._low(batch).numpy(), f"index{number}": batch["index"].numpy()}
+        found |= {f"low{number}": parts.recipe.low_resolution(batch).numpy(), f"index{number}": batch["index"].numpy()}
     np.savez(f"{path}-{parts.world.rank}.npz", **found)
     parts.world.wait_for_all()
     parts.world.leave()

@@ -13,7 +13,7 @@ from running import run_fork, start_function_in_ranks
 
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
-from paceline.images.degradation.second_order import NUM_NUMBERS, degrade
+from paceline.images.degradation.second_order import NUM_NUMBERS, NUM_ORDER_NUMBERS, degrade
 from paceline.images.resample import bicubic_as_saved
 from paceline.models.features import Features
 from paceline.models.losses import OBJECTIVES
@@ -35,7 +35,8 @@ def build(spec: DataSpec = DATA_SPEC, **settings: Any) -> Esrgan:
 def make_batch() -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
     images = torch.rand(3, 3, 32, 32, generator=generator) * 2 - 1
-    return {"image": images, "degradation": torch.rand(3, NUM_NUMBERS, generator=generator)}
+    numbers, orders = (torch.rand(3, count, generator=generator) for count in (NUM_NUMBERS, NUM_ORDER_NUMBERS))
+    return {"image": images, "degradation": numbers, "degradation_order": orders}
 
 
 def after_generator(recipe: Esrgan) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
@@ -90,11 +91,13 @@ def test_fft_and_ssim_losses_are_added_if_they_have_a_weight():
     assert all(term.requires_grad and term > 0 for term in terms.values())
 
 
-def test_the_network_receives_images_from_the_second_order_degradation():
-    recipe = build(**REAL)
-    batch = make_batch()
+@pytest.mark.parametrize("order", ["random", "fixed"])
+def test_the_network_receives_images_from_the_second_order_degradation(order):
+    recipe = build(**REAL, degradation_order=order)
+    batch = {name: rows for name, rows in make_batch().items() if name == "image" or name in recipe.draws}
+    assert ("degradation_order" in batch) == (order == "random")
     shown = recipe.preview(batch)
-    low = degrade(batch["image"], batch["degradation"], 2, *recipe.rounds)
+    low = degrade(batch["image"], batch["degradation"], 2, *recipe.rounds, batch.get("degradation_order"))
     assert torch.equal(shown["low"], F.interpolate(low, scale_factor=2, mode="nearest"))
     assert torch.equal(recipe.predict(batch)["image"], recipe.generator(low))
 
@@ -116,10 +119,28 @@ def test_settings_that_do_not_fit_raise_an_error(settings, spec, message):
         build(spec, **settings)
 
 
-def test_lpips_as_a_loss_needs_its_package(monkeypatch):
+@pytest.mark.parametrize("stage", ["pretrain", "adversarial"])
+def test_lpips_as_a_loss_needs_its_package(monkeypatch, stage):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"lpips: the package is not installed; install with: .*paceline\[lpips\]"):
-        Esrgan.check(EsrganSettings(**TINY | {"stage": "adversarial", "perceptual": 0.0, "lpips": 1.0}))
+        Esrgan.check(EsrganSettings(**TINY | {"stage": stage, "perceptual": 0.0, "lpips": 1.0}))
+
+
+@pytest.mark.parametrize("scale", [2, 4])
+def test_a_residual_output_starts_close_to_bicubic_upscaling(scale):
+    recipe = build(scale=str(scale), output="residual", width=16, growth=8)
+    found = recipe.eval().predict(make_batch())
+    change = (found["image"] - found["bicubic"]).abs().mean()
+    assert 0 < change < 0.02 < (found["image"] - found["target"]).abs().mean()
+    odd = torch.rand(1, 3, 13, 7) * 2 - 1
+    assert recipe.image_to_image(odd)["image"].shape == (1, 3, 13 * scale, 7 * scale)
+
+
+def test_the_degradation_is_a_condition_of_the_metrics():
+    assert build().conditions == {}
+    usual = build(**REAL).conditions
+    assert usual["degradation"] == "second_order" and usual["max_blur"] == 3.0
+    assert build(**REAL, max_noise=10.0).conditions != usual
 
 
 def test_degraded_batches_are_bit_identical_on_one_and_two_processes_and_with_all_loaders(tmp_path: Path) -> None:

@@ -189,12 +189,16 @@ def choices(name: str) -> Iterator[tuple[str, Any]]:
             yield field.name, recipe_class.small.get(field.name, field.default) + 1
 
 
-def compute(recipe: Recipe) -> dict[str, torch.Tensor]:
-    """Return the images from `image_to_image`, whose input does not depend on settings, or else the predictions."""
+def compute(recipe: Recipe) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
+    """Yield results of the recipe's networks, each with the conditions under which the results must be equal.
+
+    Predictions may depend on declared conditions, such as the degradation of the images. The images from
+    `image_to_image` may not, because their input is given.
+    """
     batch = make_batch(recipe)
+    yield f"predictions under {dict(recipe.conditions)}", recipe.predict(batch)
     if type(recipe).image_to_image is not Recipe.image_to_image:
-        return recipe.image_to_image(batch["image"])
-    return recipe.predict(batch)
+        yield "images", recipe.image_to_image(batch["image"])
 
 
 @every_recipe
@@ -204,7 +208,8 @@ def test_settings_that_change_what_the_same_weights_compute_are_declared(name):
     usual = vars(load(name).Settings(**load_small(name)))
     changes = [(setting, value) for setting, value in choices(name) if value != usual[setting]]
     pairs = [{}, *(dict(pair) for pair in itertools.combinations_with_replacement(changes, 2))]
-    computed: dict[str, tuple[dict[str, Any], dict[str, torch.Tensor], dict[str, torch.Tensor]]] = {}
+    weights_of: dict[str, dict[str, torch.Tensor]] = {}
+    computed: dict[tuple[str, str], tuple[dict[str, Any], dict[str, torch.Tensor]]] = {}
     for number, settings in enumerate(pairs):
         if settings in pairs[:number]:
             continue
@@ -214,10 +219,12 @@ def test_settings_that_change_what_the_same_weights_compute_are_declared(name):
             continue
         shapes = {key: tuple(value.shape) for key, value in recipe.state_dict().items()}
         alike = str((shapes, [(usual | settings)[setting] for setting in bound]))
-        before, weights, made = computed.setdefault(alike, (settings, recipe.state_dict(), {}))
-        recipe.load_state_dict(weights)
+        recipe.load_state_dict(weights_of.setdefault(alike, recipe.state_dict()))
         with torch.no_grad():
-            found = compute(recipe)
-        made.update(made or found)
-        same = all(torch.equal(found[key], value) for key, value in made.items())
-        assert same, f"weights trained with {before} fit {settings} but compute differently: declare must_match_weights"
+            for conditions, found in compute(recipe):
+                before, made = computed.setdefault((alike, conditions), (settings, found))
+                same = found.keys() == made.keys() and all(torch.equal(found[key], made[key]) for key in made)
+                assert same, (
+                    f"weights trained with {before} fit {settings} but compute different {conditions}: "
+                    "declare must_match_weights or conditions"
+                )

@@ -160,7 +160,7 @@ def test_restoration_can_use_a_perceptual_loss_and_a_discriminator():
         (
             DataSpec(3, 30, 30),
             {"scale": "4"},
-            "30×30 pixels, but both sides must be multiples of scale=4: use --crop 96",
+            "30×30 pixels, but both sides must be multiples of 4 for scale=4: use --crop 96",
         ),
         (DataSpec(3, 32, 32, scale=4), {}, "scale=2: the low-resolution files are smaller by a factor of 4"),
         (DATA_SPEC, {"stage": "both"}, "stage=both: consists of several runs"),

@@ -110,6 +110,11 @@ class Recipe(nn.Module):
     """Whether `predict` generates an "image" with values in [-1, 1] from random inputs (`draws`) alone."""
     output_scale: int = 1
     """The scale factor of `image_to_image`: output height and width relative to the input."""
+    conditions: Mapping[str, str | int | float] = {}
+    """Settings that change the images on which the recipe is evaluated, such as those of a degradation, by name.
+
+    They are part of the evaluation protocol, so metrics measured under different conditions are not compared.
+    """
     window_px: tuple[int, int] | None = None
     """Height and width of the network's training input, if larger images must be processed in windows of that size.
 

@@ -3,19 +3,28 @@
 Wang et al., ESRGAN: Enhanced Super-Resolution Generative Adversarial Networks (2018). Parameters have the names of the
 public checkpoints, so that their tensors can be loaded unchanged. For ×2, the image is first rearranged to half its
 size with four times the channels, and the network upscales it by 4, as in Real-ESRGAN.
+
+The network of the papers has no connection from its input to its output, so it must first learn to copy the image. That
+takes several thousand steps. With `output="residual"`, the output is added to the bicubically upscaled image instead.
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from paceline.images.resample import bicubic
 from paceline.models.layers import in_full_precision
+
+Output = Literal["image", "residual"]
 
 SLOPE = 0.2  # negative slope of each leaky ReLU
 RESIDUAL_SCALE = 0.2  # factor of each residual, which keeps deep stacks stable
 INITIAL_SCALE = 0.1  # factor of the initial weights in dense blocks (He initialisation)
+INITIAL_RESIDUAL_SCALE = 0.01  # factor of the last layer's initial weights with output="residual"
 NETWORK_SCALE = 4
 SCALES = (1, 2, 4)
 
@@ -61,11 +70,17 @@ class RRDBNet(nn.Module):
     """Maps images in [-1, 1] to images that are `scale` (1, 2 or 4) times as high and wide."""
 
     def __init__(
-        self, scale: int = 4, channels: int = 3, width: int = 64, num_blocks: int = 23, growth: int = 32
+        self,
+        scale: int = 4,
+        channels: int = 3,
+        width: int = 64,
+        num_blocks: int = 23,
+        growth: int = 32,
+        output: Output = "image",
     ) -> None:
         super().__init__()
         assert scale in SCALES, scale
-        self.scale, self.shrink = scale, NETWORK_SCALE // scale
+        self.scale, self.shrink, self.output = scale, NETWORK_SCALE // scale, output
         self.conv_first = nn.Conv2d(channels * self.shrink**2, width, 3, padding=1)
         self.body = nn.Sequential(*(ResidualInResidual(width, growth) for _ in range(num_blocks)))
         self.conv_body = nn.Conv2d(width, width, 3, padding=1)
@@ -73,6 +88,10 @@ class RRDBNet(nn.Module):
         self.conv_up2 = nn.Conv2d(width, width, 3, padding=1)
         self.conv_hr = nn.Conv2d(width, width, 3, padding=1)
         self.conv_last = nn.Conv2d(width, channels, 3, padding=1)
+        if output == "residual":  # makes the initial output close to the bicubic upscaling
+            self.conv_last.weight.data.mul_(INITIAL_RESIDUAL_SCALE)
+            assert self.conv_last.bias is not None
+            nn.init.zeros_(self.conv_last.bias)
 
     def forward(self, low: Tensor) -> Tensor:
         seen = low * 0.5 + 0.5  # public checkpoints take and return values in 0…1
@@ -84,5 +103,9 @@ class RRDBNet(nn.Module):
         features = first + self.conv_body(self.body(first))
         for convolution in (self.conv_up1, self.conv_up2):
             features = F.leaky_relu(convolution(F.interpolate(features, scale_factor=2, mode="nearest")), SLOPE)
-        result = in_full_precision(self.conv_last(F.leaky_relu(self.conv_hr(features), SLOPE))) * 2 - 1
-        return result[..., : height * self.scale, : width * self.scale] if self.shrink > 1 else result
+        result = in_full_precision(self.conv_last(F.leaky_relu(self.conv_hr(features), SLOPE))) * 2
+        if self.shrink > 1:
+            result = result[..., : height * self.scale, : width * self.scale]
+        if self.output == "image":
+            return result - 1
+        return result + (low if self.scale == 1 else bicubic(low, height * self.scale, width * self.scale))

@@ -11,33 +11,36 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import torch.nn.functional as F
-from torch import Tensor
-
 from paceline.config.arguments import Arguments
 from paceline.config.settings import setting
-from paceline.contracts.recipe import Batch, Best, DataSpec, Loss, Phase
+from paceline.contracts.recipe import Batch, DataSpec, Loss
 from paceline.core.errors import UserError
-from paceline.images.resample import bicubic, bicubic_as_saved, cut_to_multiple
+from paceline.core.types import SettingValues
 from paceline.models.layers import normalise_by_image
-from paceline.models.losses import OBJECTIVES, score
+from paceline.models.losses import score
 from paceline.models.network_choice import NetworkTask
 from paceline.models.srresnet import SCALES, Discriminator, SRResNet
-from paceline.models.windows import in_windows
 from paceline.recipes.parts.image_networks import make_image_network
-from paceline.recipes.parts.other_names import SUPER_RESOLUTION
-from paceline.recipes.parts.restoration import ContentLoss, RestorationLossSettings, RestorationRecipe, check_weights
+from paceline.recipes.parts.upscaling import UpscalingRecipe, UpscalingSettings
+
+FEW_HUNDRED_PHOTOGRAPHS: SettingValues = {  # what the presets for training on 291 photographs have in common
+    "content": "l1",
+    "tv": 0.0,
+    "rot90": "on",
+    "flip": "on",
+    "batch_size": "32",
+    "reference_batch": 32,
+    "lr": 4e-4,
+    "schedule": "cosine",
+    "warmup": "1%",
+    "validation": 0.02,
+}
 
 
 @dataclass(frozen=True)
-class SuperResolutionSettings(RestorationLossSettings):
+class SuperResolutionSettings(UpscalingSettings):
     """The stage, the networks and their loss terms."""
 
-    stage: Literal["pretrain", "adversarial", "both"] = setting(
-        "pretrain",
-        "pretrain: pixel loss only; adversarial: also a discriminator and VGG19; both: pretrain, then adversarial",
-    )
-    scale: Literal["2", "3", "4", "8"] = setting("4", "upscaling factor for height and width")
     network: str = setting("srresnet", "architecture of the generator: srresnet or spandrel:NAME")
     network_args: Arguments = setting(
         Arguments(), "arguments of a network from spandrel, e.g. network_args.embed_dim=60"
@@ -61,18 +64,14 @@ class SuperResolutionSettings(RestorationLossSettings):
     )
 
 
-class SuperResolution(RestorationRecipe):
+class SuperResolution(UpscalingRecipe):
     """A generator and, in the adversarial stage, a discriminator."""
 
     Settings = SuperResolutionSettings
-    stages = {"both": ("pretrain", "adversarial")}
-    rejected_fields = {"target": "restoration"}
     importer = "srgan"
     from_weights = ("network", "network_args", "scale")
-    ema = ("generator",)
-    other_names = SUPER_RESOLUTION
     must_match_weights = ("scale", "blocks", "num_blocks", "output", "batchnorm")
-    defaults = {**RestorationRecipe.defaults, "data": "photos", "lr": 1e-4}
+    defaults = {**UpscalingRecipe.defaults, "data": "photos", "lr": 1e-4}
     presets = {
         # For a first run on a CPU, with the bundled photographs.
         "quick": {
@@ -109,53 +108,26 @@ class SuperResolution(RestorationRecipe):
         # Trains a good SRResNet ×4 on a few hundred photographs within minutes on a large GPU: no normalisation, a
         # linear output added to the bicubic upscaling, an L1 loss, and a learning rate that decays to zero.
         "train291": {
+            **FEW_HUNDRED_PHOTOGRAPHS,
             "norm": "none",
             "output": "residual",
-            "content": "l1",
-            "tv": 0.0,
             "crop": 128,
-            "rot90": "on",
-            "flip": "on",
-            "batch_size": "32",
-            "reference_batch": 32,
-            "lr": 4e-4,
-            "schedule": "cosine",
-            "warmup": "1%",
             "images": 3_000_000,
-            "validation": 0.02,
         },
         # The same data and loss with residual groups and channel attention (RCAN), half as deep as in the paper.
         "rcan291": {
+            **FEW_HUNDRED_PHOTOGRAPHS,
             "network": "spandrel:RCAN",
             "network_args": {"n_resgroups": 5, "n_resblocks": 10, "norm": False},
-            "content": "l1",
-            "tv": 0.0,
             "crop": 192,
-            "rot90": "on",
-            "flip": "on",
-            "batch_size": "32",
-            "reference_batch": 32,
-            "lr": 4e-4,
-            "schedule": "cosine",
-            "warmup": "1%",
             "ema_half_life": "20000 images",
             "images": 1_000_000,
-            "validation": 0.02,
         },
     }
-    small = {**RestorationRecipe.small, "scale": "2"}
-
-    @classmethod
-    def check(cls, settings: RestorationLossSettings) -> None:
-        """Raise UserError if a stage needs VGG19 weights that cannot be loaded."""
-        assert isinstance(settings, SuperResolutionSettings)
-        if settings.stage != "pretrain":
-            super().check(settings)
+    small = {**UpscalingRecipe.small, "scale": "2"}
 
     def __init__(self, settings: SuperResolutionSettings, spec: DataSpec) -> None:
         super().__init__(settings, spec)
-        self.output_scale = int(settings.scale)
-        self._check(settings, spec)
         low_px = spec.height // self.output_scale, spec.width // self.output_scale
         self.generator = make_image_network(
             settings.network,
@@ -166,38 +138,12 @@ class SuperResolution(RestorationRecipe):
         if isinstance(self.generator, SRResNet) and settings.norm == "batch" and settings.batchnorm == "instance":
             self.window_px = low_px
             normalise_by_image(self.generator)
-        is_adversarial = settings.stage == "adversarial"
-        self.content_loss = ContentLoss(settings, perceptual=is_adversarial)
-        self.objective, self.adversarial = OBJECTIVES[settings.objective], settings.adversarial * is_adversarial
-        check_weights(self.content_loss, self.adversarial)
-        self.discriminator = None
-        self.phases = (Phase("generator", "generator"),)
-        if is_adversarial:
-            self.best = Best()  # sharper images have a lower PSNR, so the last checkpoint counts as best
         if self.adversarial:
-            self.discriminator = Discriminator(spec.channels, settings.d_width, settings.d_norm)
-            self.phases += (Phase("discriminator", "discriminator"),)
-
-    def _check(self, settings: SuperResolutionSettings, spec: DataSpec) -> None:
-        """Raise UserError if the stage is `both`, which needs two runs, or if the images do not fit the scale."""
-        if settings.stage in self.stages:
-            raise UserError(
-                f"stage={settings.stage}: consists of several runs; choose {' or '.join(self.stages[settings.stage])}"
-            )
-        if spec.scale not in (0, self.output_scale):
-            raise UserError(
-                f"scale={settings.scale}: the low-resolution files are smaller by a factor of {spec.scale}; "
-                "set scale to this factor, or use different files"
-            )
-        if spec.height % self.output_scale or spec.width % self.output_scale:
-            raise UserError(
-                f"the training images are {spec.width}×{spec.height} pixels, but both sides must be multiples of "
-                f"scale={settings.scale}: use --crop 96"
-            )
+            self.add_discriminator(Discriminator(spec.channels, settings.d_width, settings.d_norm))
 
     def generator_loss(self, batch: Batch) -> Loss:
         """Upscaled images should match the originals and, with a discriminator, score as real."""
-        upscaled = self.generator(self._low(batch))
+        upscaled = self.generator(self.low_resolution(batch))
         terms = self.content_loss(upscaled, batch["image"])
         if self.discriminator is None:
             return Loss(terms)
@@ -212,30 +158,6 @@ class SuperResolution(RestorationRecipe):
         real, fake = self.discriminator(batch["image"]), self.discriminator(batch["fake"])
         terms = {"real": self.objective.real(real).mean(), "fake": self.objective.fake(fake).mean()}
         return Loss(terms, signals={"real_score": score(real), "fake_score": score(fake)})
-
-    def predict(self, batch: Batch) -> dict[str, Tensor]:
-        """Return the upscaled image, the original, and the bicubic upscaling of the same low-resolution image."""
-        low, target = self._low(batch), cut_to_multiple(batch["image"], self.output_scale)
-        upscaled = in_windows(lambda part: {"image": self.generator(part)}, low, self.window_px, self.output_scale)
-        return {**upscaled, "target": target, "bicubic": bicubic(low, *target.shape[-2:])}
-
-    def preview(self, batch: Batch) -> dict[str, Tensor]:
-        """Return the low-resolution image (enlarged), the bicubic upscaling, the restored image and the target."""
-        made = self.predict(batch)
-        low = F.interpolate(self._low(batch), scale_factor=self.output_scale, mode="nearest")
-        return {"low": low, "bicubic": made["bicubic"], "restored": made["image"], "target": made["target"]}
-
-    def image_to_image(self, images: Tensor) -> dict[str, Tensor]:
-        """Return images `output_scale` times as high and wide."""
-        return {"image": self.generator(images).clamp(-1, 1)}
-
-    def _low(self, batch: Batch) -> Tensor:
-        """Return the source's low-resolution images, or downsampled images rounded to 8 bits as in a file."""
-        if "low" in batch:
-            return batch["low"]
-        high = cut_to_multiple(batch["image"], self.output_scale)
-        height, width = high.shape[-2:]
-        return bicubic_as_saved(high, height // self.output_scale, width // self.output_scale)
 
 
 def _make_srresnet(settings: SuperResolutionSettings, channels: int) -> SRResNet:

@@ -38,7 +38,8 @@ class SplitEvaluator:
         self.drawer = Drawer(recipe.draws, settings.seed, world.device, precision.weights)
         self.count = (recipe.generates and settings.generated_images) or len(loader.source)
         prepared = self._new_evaluator()
-        self.notes, self.label, self.protocol = prepared.notes, prepared.label, prepared.protocol()
+        self.notes, self.label = prepared.notes, prepared.label
+        self.protocol = {**prepared.protocol(), **recipe.conditions}
         self._prepared: Evaluator | None = prepared
 
     def texts(self, metrics: Mapping[str, float]) -> dict[str, str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -30,6 +31,21 @@ def full_canvas(pixels: Tensor) -> Canvas:
     num, _, height, width = pixels.shape
     return Canvas(
         pixels, *(torch.full((num,), side, dtype=torch.int64, device=pixels.device) for side in (height, width))
+    )
+
+
+def with_shape(canvas: Canvas, shape: tuple[int, int]) -> Canvas:
+    """Return the same images on a canvas of another shape, which must be large enough for them."""
+    height, width = canvas.pixels.shape[-2:]
+    return canvas.replaced(F.pad(canvas.pixels, (0, shape[1] - width, 0, shape[0] - height)))
+
+
+def choose(chosen: Tensor, one: Canvas, other: Canvas) -> Canvas:
+    """Return the image of `one` where `chosen` [n] is true and that of `other` elsewhere; their shapes are equal."""
+    return Canvas(
+        torch.where(chosen[:, None, None, None], one.pixels, other.pixels),
+        torch.where(chosen, one.height, other.height),
+        torch.where(chosen, one.width, other.width),
     )
 
 

@@ -9,12 +9,12 @@ Compared with files written by Pillow, at least 98 % of all values differ by at 
 from __future__ import annotations
 
 import math
-from functools import cache
 
 import torch
 from torch import Tensor
 
 from paceline.images.degradation.canvas import Canvas, pad
+from paceline.images.degradation.numbers import constant
 
 BLOCK = 8
 MCU = 16  # side of the pixel area that one chroma block covers
@@ -57,7 +57,7 @@ def jpeg(canvas: Canvas, quality: Tensor) -> Canvas:
 def quantisation_tables(quality: Tensor, base: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Return libjpeg's quantisation table [n, 8, 8] for each quality."""
     percent = torch.where(quality < 50, 5000 // quality.clamp(min=1), 200 - 2 * quality)
-    scaled = (_constant(base, quality.device, torch.int64) * percent[:, None] + 50) // 100
+    scaled = (constant(base, quality.device, torch.int64) * percent[:, None] + 50) // 100
     return scaled.clamp(1, 255).view(-1, BLOCK, BLOCK).to(dtype)
 
 
@@ -89,7 +89,7 @@ def _coded(planes: Tensor, quality: Tensor, base: tuple[int, ...]) -> Tensor:
     """Transform planes [n, c, h, w] by 8×8 blocks, quantise the coefficients, and transform back to 0…255."""
     num, channels, height, width = planes.shape
     blocks = (planes - 128).view(num, channels, height // BLOCK, BLOCK, width // BLOCK, BLOCK)
-    basis = _constant(DCT, planes.device, planes.dtype).view(BLOCK, BLOCK)
+    basis = constant(DCT, planes.device, planes.dtype).view(BLOCK, BLOCK)
     coefficients = _transformed(blocks, basis)
     steps = quantisation_tables(quality, base, planes.dtype)[:, None, None, :, None, :]
     # libjpeg rounds halves away from zero when it quantises, and up when it restores pixels.
@@ -108,13 +108,6 @@ def _transformed(blocks: Tensor, basis: Tensor) -> Tensor:
             total = torch.addcmul(total, blocks.narrow(dim, number, 1), basis[:, number].view(shape))
         blocks = total
     return blocks
-
-
-# Cached for the life of the process, because a CUDA graph cannot copy values from the CPU.
-@cache
-def _constant(values: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Return numbers as a tensor on a device."""
-    return torch.tensor(values, dtype=dtype, device=device)
 
 
 def _halve(planes: Tensor) -> Tensor:

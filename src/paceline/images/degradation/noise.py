@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -16,17 +18,36 @@ NUM_NOISE_NUMBERS = 5
 HALF = 127.5  # 8-bit levels per unit of images in [-1, 1]
 
 
-def random_noise(canvas: Canvas, numbers: Numbers, max_sigma: float, max_poisson: float) -> Canvas:
-    """Add Gaussian or Poisson noise of random strength to each image, and clip the result to 0…255."""
+class Noise(NamedTuple):
+    """The random numbers of a batch's noise: fields [n, c, h, w], and parameters [n] of each image."""
+
+    uniform: Tensor  # field of numbers in (0, 1)
+    normal: Tensor  # the standard normal quantiles of `uniform`
+    sigma: Tensor  # standard deviation of Gaussian noise, in levels
+    scale: Tensor  # factor of Poisson noise
+    is_gaussian: Tensor  # whether the image gets Gaussian instead of Poisson noise
+    is_grey: Tensor  # whether all channels get the same noise
+
+    def __call__(self, canvas: Canvas) -> Canvas:
+        """Add the noise to each image, and clip the result to 0…255."""
+        poisson = poisson_noise(canvas.pixels, self.uniform, self.normal, self.scale, self.is_grey)
+        noise = torch.where(_column(self.is_gaussian), _column(self.sigma) * self.normal, poisson)
+        return canvas.replaced((canvas.pixels + noise).clamp(0, 255))
+
+
+def random_noise(shape: tuple[int, ...], numbers: Numbers, max_sigma: float, max_poisson: float) -> Noise:
+    """Return Gaussian or Poisson noise of random strength for each image of the shape [c, h, w]."""
     kind, strength, grey, *seeds = numbers.take(NUM_NOISE_NUMBERS)
     is_grey = grey < GREY_PROBABILITY
-    uniform = _shared(uniform_field((seeds[0], seeds[1]), canvas.pixels.shape[1:]), is_grey)
-    normal = to_normal(uniform)
-    sigma = between(strength, min(SMALLEST_SIGMA, max_sigma), max_sigma)
-    scale = between(strength, min(SMALLEST_POISSON, max_poisson), max_poisson)
-    poisson = poisson_noise(canvas.pixels, uniform, normal, scale, is_grey)
-    noise = torch.where(_column(kind < GAUSSIAN_PROBABILITY), _column(sigma) * normal, poisson)
-    return canvas.replaced((canvas.pixels + noise).clamp(0, 255))
+    uniform = _shared(uniform_field((seeds[0], seeds[1]), shape), is_grey)
+    return Noise(
+        uniform,
+        normal=to_normal(uniform),
+        sigma=between(strength, min(SMALLEST_SIGMA, max_sigma), max_sigma),
+        scale=between(strength, min(SMALLEST_POISSON, max_poisson), max_poisson),
+        is_gaussian=kind < GAUSSIAN_PROBABILITY,
+        is_grey=is_grey,
+    )
 
 
 def add_gaussian_noise(images: Tensor, seeds: Tensor, sigma: float) -> Tensor:

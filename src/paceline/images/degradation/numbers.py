@@ -7,6 +7,7 @@ needs no generator, is the same for any batch and any number of devices, and can
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -29,6 +30,13 @@ class Numbers:
         self.used += count
         assert self.used <= self.table.shape[1], f"{self.table.shape[1]} random numbers are too few"
         return self.table[:, self.used - count : self.used].unbind(1)
+
+
+# Cached for the life of the process, because a CUDA graph cannot copy values from the CPU.
+@cache
+def constant(values: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return numbers as a tensor on a device."""
+    return torch.tensor(values, dtype=dtype, device=device)
 
 
 def between(uniform: Tensor, low: float, high: float) -> Tensor:

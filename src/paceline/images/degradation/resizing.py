@@ -6,6 +6,8 @@ that they alias; the area filter averages. Under precisions that allow TF32, the
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -16,13 +18,34 @@ NUM_FILTERS = 3
 BICUBIC_A = -0.75  # the parameter of PyTorch's and OpenCV's bicubic kernel
 
 
+class Resizing(NamedTuple):
+    """How each image of a batch is resized."""
+
+    vertical: Tensor  # resampling matrices [n, rows out, rows in]
+    horizontal: Tensor  # resampling matrices [n, columns out, columns in]
+    height: Tensor  # height of each resized image in px, int64 [n]
+    width: Tensor  # width of each resized image in px, int64 [n]
+
+    def __call__(self, canvas: Canvas) -> Canvas:
+        """Resize the images of a canvas whose image sizes are those that the matrices were made for."""
+        pixels = torch.einsum("noi,nciw->ncow", self.vertical, canvas.pixels)
+        return Canvas(torch.einsum("nciw,now->ncio", pixels, self.horizontal), self.height, self.width)
+
+
+def make_resizing(canvas: Canvas, height: Tensor, width: Tensor, filters: Tensor, shape: tuple[int, int]) -> Resizing:
+    """Return how to resize each image to its own `height` and `width`, on a canvas of `shape`."""
+    rows, columns = canvas.pixels.shape[-2:]
+    return Resizing(
+        resampling_matrices(canvas.height, height, filters, rows, shape[0], canvas.pixels.dtype),
+        resampling_matrices(canvas.width, width, filters, columns, shape[1], canvas.pixels.dtype),
+        height,
+        width,
+    )
+
+
 def resize(canvas: Canvas, height: Tensor, width: Tensor, filters: Tensor, shape: tuple[int, int]) -> Canvas:
     """Resize each image to its own `height` and `width`, on a canvas of `shape`, with AREA, BILINEAR or BICUBIC."""
-    rows, columns = canvas.pixels.shape[-2:]
-    vertical = resampling_matrices(canvas.height, height, filters, rows, shape[0], canvas.pixels.dtype)
-    horizontal = resampling_matrices(canvas.width, width, filters, columns, shape[1], canvas.pixels.dtype)
-    pixels = torch.einsum("noi,nciw->ncow", vertical, canvas.pixels)
-    return Canvas(torch.einsum("nciw,now->ncio", pixels, horizontal), height, width)
+    return make_resizing(canvas, height, width, filters, shape)(canvas)
 
 
 def resampling_matrices(

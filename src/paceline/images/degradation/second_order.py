@@ -4,6 +4,11 @@ Wang et al., Real-ESRGAN: Training Real-World Blind Super-Resolution with Pure S
 blurred, resized, made noisy and compressed as JPEG; then the same four steps are repeated with other parameters.
 Finally it is resized to the low resolution, filtered with a sinc kernel, and compressed again, where the compression
 comes first for half of the images. Every parameter is computed from the sample's own uniform random numbers.
+
+Blur, resizing and noise have the order of the paper, or a random order for each image and round (as in Zhang et al.,
+Designing a Practical Degradation Model for Deep Blind Image Super-Resolution, 2021). A batch has images with different
+orders, and a CUDA graph cannot branch. So all images pass through the sequence resize, noise, resize, blur, resize,
+noise, resize, which contains each of the six orders, and every image uses each of the three steps once.
 """
 
 from __future__ import annotations
@@ -13,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.images.degradation.canvas import Canvas, full_canvas
+from paceline.images.degradation.canvas import Canvas, choose, full_canvas, with_shape
 from paceline.images.degradation.jpeg import jpeg
 from paceline.images.degradation.kernels import (
     NUM_BLUR_NUMBERS,
@@ -22,16 +27,27 @@ from paceline.images.degradation.kernels import (
     random_blur_kernels,
     random_sinc_kernels,
 )
-from paceline.images.degradation.noise import NUM_NOISE_NUMBERS, random_noise
-from paceline.images.degradation.numbers import Numbers, between, pick
-from paceline.images.degradation.resizing import NUM_FILTERS, resize
+from paceline.images.degradation.noise import NUM_NOISE_NUMBERS, Noise, random_noise
+from paceline.images.degradation.numbers import Numbers, between, constant, pick
+from paceline.images.degradation.resizing import NUM_FILTERS, Resizing, make_resizing, resize
 
 NUM_RESIZE_NUMBERS = 3
 NUM_JPEG_NUMBERS = 1
 NUM_ROUND_NUMBERS = NUM_BLUR_NUMBERS + NUM_RESIZE_NUMBERS + NUM_NOISE_NUMBERS + NUM_JPEG_NUMBERS
 NUM_FINAL_NUMBERS = 1 + 1 + NUM_SINC_NUMBERS + NUM_JPEG_NUMBERS  # order, filter, sinc kernel, quality
 NUM_NUMBERS = 2 * NUM_ROUND_NUMBERS + NUM_FINAL_NUMBERS
+NUM_ORDER_NUMBERS = 2  # one for each round
 FINAL_SINC_PROBABILITY = 0.8
+# The six orders of a round's steps, and which of the four resizes and of the two noises of the sequence each one uses.
+ORDERS = (
+    "resize noise blur",
+    "resize blur noise",
+    "noise resize blur",
+    "noise blur resize",
+    "blur resize noise",
+    "blur noise resize",
+)
+RESIZE_USED, NOISE_USED = (0, 0, 1, 2, 2, 3), (0, 1, 0, 0, 1, 1)
 
 
 @dataclass(frozen=True)
@@ -55,35 +71,66 @@ FIRST = Round(1.0, 0.1, 3.0, 0.2, 0.7, 0.15, 1.5, 30.0, 3.0, (30, 95))
 SECOND = Round(0.8, 0.1, 1.5, 0.3, 0.4, 0.3, 1.2, 25.0, 2.5, (30, 95))
 
 
-def degrade(images: Tensor, uniforms: Tensor, scale: int, first: Round = FIRST, second: Round = SECOND) -> Tensor:
+def degrade(
+    images: Tensor,
+    uniforms: Tensor,
+    scale: int,
+    first: Round = FIRST,
+    second: Round = SECOND,
+    orders: Tensor | None = None,
+) -> Tensor:
     """Return low-resolution images in [-1, 1], rounded to 8 bits, from images whose sides are multiples of `scale`.
 
-    `uniforms` are numbers in [0, 1) with the shape [n, NUM_NUMBERS]. An image depends only on its own row.
+    `uniforms` are numbers in [0, 1) with the shape [n, NUM_NUMBERS]. `orders` are such numbers with the shape
+    [n, NUM_ORDER_NUMBERS]; they select the order of the steps, which is that of the paper if `orders` is None. An image
+    depends only on its own rows.
     """
     with torch.no_grad(), torch.autocast(images.device.type, enabled=False):
         wide = torch.promote_types(images.dtype, torch.float32)
         numbers = Numbers(uniforms.to(wide))
         canvas = full_canvas((images.to(wide) + 1) * 127.5)
         height, width = (side // scale for side in images.shape[-2:])
-        canvas = _round(canvas, numbers, first, *images.shape[-2:])
-        canvas = _round(canvas, numbers, second, height, width)
+        first_order, second_order = (None, None) if orders is None else orders.unbind(1)
+        canvas = _round(canvas, numbers, first, *images.shape[-2:], first_order)
+        canvas = _round(canvas, numbers, second, height, width, second_order)
         canvas = _final(canvas, numbers, second, height, width)
         return (canvas.pixels.round().clamp(0, 255) / 127.5 - 1).to(images.dtype)
 
 
-def _round(canvas: Canvas, numbers: Numbers, settings: Round, height: int, width: int) -> Canvas:
-    """Blur, resize relative to `height` × `width`, add noise, and compress."""
+def _round(canvas: Canvas, numbers: Numbers, settings: Round, height: int, width: int, order: Tensor | None) -> Canvas:
+    """Blur, resize relative to `height` × `width` and add noise, in this or each image's own order; then compress."""
     kernels = random_blur_kernels(
         numbers, settings.blur_probability, settings.sinc_probability, settings.max_blur_sigma
     )
-    canvas = blur(canvas, kernels)
     direction, amount, chosen = numbers.take(NUM_RESIZE_NUMBERS)
     scale = random_scale(direction, amount, settings)
     sizes = [(scale * side).long().clamp(min=1) for side in (height, width)]
-    shape = (int(height * settings.largest_scale), int(width * settings.largest_scale))
-    canvas = resize(canvas, sizes[0], sizes[1], pick(chosen, NUM_FILTERS), shape)
-    canvas = random_noise(canvas, numbers, settings.max_noise_sigma, settings.max_poisson)
+    largest = (int(height * settings.largest_scale), int(width * settings.largest_scale))
+    shape = largest
+    if order is not None:  # an image may be resized at any time, so the canvas is large enough for both sizes
+        rows, columns = canvas.pixels.shape[-2:]
+        shape = (max(rows, largest[0]), max(columns, largest[1]))
+        canvas = with_shape(canvas, shape)
+    resizing = make_resizing(canvas, sizes[0], sizes[1], pick(chosen, NUM_FILTERS), shape)
+    channels = canvas.pixels.shape[1]
+    noise = random_noise((channels, *shape), numbers, settings.max_noise_sigma, settings.max_poisson)
+    if order is None:
+        canvas = noise(resizing(blur(canvas, kernels)))
+    else:
+        canvas = with_shape(_in_random_order(canvas, kernels, resizing, noise, order), largest)
     return jpeg(canvas, _quality(numbers, settings))
+
+
+def _in_random_order(canvas: Canvas, kernels: Tensor, resizing: Resizing, noise: Noise, order: Tensor) -> Canvas:
+    """Blur, resize and add noise, in the order that each image's number in [0, 1) selects from ORDERS."""
+    number = pick(order, len(ORDERS))
+    resize_used, noise_used = (constant(used, number.device, torch.int64)[number] for used in (RESIZE_USED, NOISE_USED))
+    for turn in range(2):
+        canvas = choose(resize_used == 2 * turn, resizing(canvas), canvas)
+        canvas = choose(noise_used == turn, noise(canvas), canvas)
+        canvas = choose(resize_used == 2 * turn + 1, resizing(canvas), canvas)
+        canvas = blur(canvas, kernels) if turn == 0 else canvas
+    return canvas
 
 
 def random_scale(direction: Tensor, amount: Tensor, settings: Round) -> Tensor:
