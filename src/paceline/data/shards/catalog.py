@@ -36,6 +36,7 @@ class Catalog(NamedTuple):
     splits: Mapping[str, tuple[StoredFile, ...]]  # by split; a single entry "" if there are no splits
     indexed: frozenset[str]  # names of shards with an index beside them
     class_names: tuple[str, ...] = ()
+    flip_allowed: bool = True  # whether a flipped image is still a valid sample
     notes: tuple[str, ...] = ()
 
 
@@ -62,13 +63,13 @@ def open_catalog(root: str, flag: str) -> Catalog:
         {split: tuple(files[name] for name in names) for split, names in splits.items()},
         frozenset(name for name in shards if name + SUFFIX in files),
         _class_names(storage) if CLASS_NAMES in files else (),
-        tuple(f"{storage.shown}: {note}" for note in notes),
+        notes=tuple(f"{storage.shown}: {note}" for note in notes),
     )
 
 
-def encode_manifest(splits: Mapping[str, Sequence[str]], class_names: Sequence[str]) -> str:
+def encode_manifest(splits: Mapping[str, Sequence[str]], class_names: Sequence[str], flip_allowed: bool) -> str:
     """Return the content of `shards.json`."""
-    content = {"version": VERSION, "splits": splits, "class_names": class_names}
+    content = {"version": VERSION, "splits": splits, "class_names": list(class_names), "flip_allowed": flip_allowed}
     return json_text(content | {"sha256": checksum_of_content(content)}, indent=1) + "\n"
 
 
@@ -78,11 +79,12 @@ def _from_manifest(storage: Storage, content: bytes) -> Catalog:
         if read.pop("sha256") != checksum_of_content(read) or read["version"] != VERSION:
             raise ValueError("checksum or version mismatch")
         splits = {str(split): [_safe_name(name) for name in names] for split, names in read["splits"].items()}
-        class_names = tuple(map(str, read["class_names"]))
+        class_names, flip_allowed = tuple(map(str, read["class_names"])), bool(read["flip_allowed"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{storage.shown}: {MANIFEST} is damaged ({error}); write the shards again") from None
     described = {split: tuple(storage.describe_files(names)) for split, names in splits.items()}
-    return Catalog(storage, described, frozenset(name for names in splits.values() for name in names), class_names)
+    indexed = frozenset(name for names in splits.values() for name in names)
+    return Catalog(storage, described, indexed, class_names, flip_allowed)
 
 
 def _safe_name(name: object) -> str:

@@ -31,7 +31,7 @@ def scan(reader: Reader, file: StoredFile) -> ShardIndex:
     problem = ""
     try:
         with tarfile.open(fileobj=opened, mode="r:") as archive:
-            for member in _regular(archive, file.size):
+            for member in _files(archive, file.size):
                 opened.seek(member.offset)
                 members.append(_described(member, opened.read(member.size)))
             opened.seek(archive.offset)
@@ -43,14 +43,22 @@ def scan(reader: Reader, file: StoredFile) -> ShardIndex:
     return ShardIndex(file.size, tuple(members), problem)
 
 
-def _regular(archive: tarfile.TarFile, size: int) -> Iterator[Member]:
-    """Yield the regular files in a tar file, before their content is read."""
+def _files(archive: tarfile.TarFile, size: int) -> Iterator[Member]:
+    """Yield the files in a tar file, before their content is read."""
+    known: dict[str, Member] = {}
     while (entry := archive.next()) is not None:
         if entry.size < 0 or entry.offset_data + entry.size > size:
             raise ValueError(f"{entry.name!r} has {entry.size:,} bytes, more than the tar file contains")
         if entry.isreg():
             problem = "sparse files are not supported" if entry.issparse() else ""
-            yield Member(entry.name, entry.offset_data, 0 if problem else entry.size, 0, problem=problem)
+            known[entry.name] = Member(entry.name, entry.offset_data, 0 if problem else entry.size, 0, problem=problem)
+        elif entry.islnk() and entry.linkname in known and entry.name not in known:
+            known[entry.name] = known[entry.linkname]._replace(name=entry.name)  # a file with several names
+        elif entry.issym():
+            known[entry.name] = Member(entry.name, 0, 0, 0, problem="symbolic links are not supported")
+        else:
+            continue  # folders, devices, and files that were given to `tar` twice
+        yield known[entry.name]
 
 
 def _described(member: Member, content: bytes) -> Member:

@@ -95,7 +95,7 @@ class Shards(Source):
         self._leave_out(self._layout.problems(self._table))
         if self._may_skip and split == "train" and not self._layout.side:
             self._leave_out(self._smaller_than(settings.crop))
-        self.spec = self._make_spec(settings, catalog.class_names)
+        self.spec = self._make_spec(settings, catalog)
         self.groups = group_keys(settings.group_by, Path(), _paths(self._table)) if settings.group_by else ()
         self.shuffle = Shuffle(settings.shuffle_block, settings.shuffle_mixed)
 
@@ -177,21 +177,25 @@ class Shards(Source):
     def _name(self, index: int) -> str:
         return f"{self._shown}: {printable(self.name_of(index))}"
 
-    def _make_spec(self, settings: Settings, class_names: tuple[str, ...]) -> DataSpec:
+    def _make_spec(self, settings: Settings, catalog: Catalog) -> DataSpec:
         """Return the data spec. If images keep their sizes, also set `sizes`."""
         layout, labels = self._layout, self._table.labels
         height = width = layout.side
         if not layout.side:
             self.sizes = layout.image_sizes(self._table)
             height, width = (settings.crop, settings.crop) if settings.crop else self.sizes[0].tolist()
+        class_names = catalog.class_names if labels is not None else ()
         num_classes = 0 if labels is None else len(class_names) or int(labels.max()) + 1
         if labels is not None and labels.max() >= num_classes:
             raise UserError(
                 f"{self._name(int(labels.argmax()))}: class number {labels.max()}, but there are only {num_classes} "
                 "class names; correct the list of class names"
             )
-        names = class_names if num_classes else ()
-        return DataSpec(layout.channels, height, width, num_classes, names, scale=layout.scale, panels=layout.panels)
+        return DataSpec(
+            *(layout.channels, height, width, num_classes, class_names, catalog.flip_allowed),
+            scale=layout.scale,
+            panels=layout.panels,
+        )
 
     def _undecodable(self, num_threads: int) -> dict[int, str]:
         """Decode every image; return the problems by row. Also store the decoded sizes, which headers can get wrong."""
