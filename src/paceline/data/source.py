@@ -73,7 +73,7 @@ class Source(HasSettings):
     """The available splits, unless `splits_of` is overridden."""
     decodes: ClassVar[bool] = True
     """Whether reading a sample is much slower than copying it, for example because it must be decoded."""
-    lookahead: ClassVar[int] = 0
+    lookahead: int = 0
     """How many batches ahead `prefetch` is called; 0 if the source does not prefetch."""
     shuffle: Shuffle = FULL
     """How training shuffles the samples; by default, all of them together."""
@@ -144,18 +144,14 @@ class Source(HasSettings):
         return None
 
     def originals(self, index: int) -> Encoded | None:
-        """Return the files to copy into tar files (`paceline pack --to-shards`).
+        """Return the files that `paceline pack --to-shards` copies into tar files.
 
-        The source that reads the tar files computes the sample from these files. Return None if it cannot, for example
-        because `read` adds noise; the images that `read` returns are then stored as PNG.
+        Return None if `read` changes the images, for example by adding noise. They are then stored as PNG files.
         """
         return self.encoded(index)
 
     def prefetch(self, indices: NDArray[np.int64]) -> None:
-        """Start to load samples that will be read soon; return without waiting.
-
-        Override this, and set `lookahead`, if the source reads from a slow storage.
-        """
+        """Start to load samples that will be read soon, if `lookahead` is above 0; return without waiting."""
 
     def numbers_of(self, indices: NDArray[np.int64]) -> Sample | None:
         """Return the labels and other numbers for several samples, stacked.
@@ -235,7 +231,7 @@ class Subset(Source):
     def __init__(self, source: Source, indices: Sequence[int] | NDArray[np.int64]) -> None:
         self.source, self.indices, self.spec = source, np.asarray(indices), source.spec
         self.sizes = None if source.sizes is None else source.sizes[self.indices]
-        self.shuffle = source.shuffle
+        self.shuffle, self.lookahead = source.shuffle, source.lookahead
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -295,11 +291,6 @@ def is_in_memory(source: Source) -> bool:
 def decodes(source: Source) -> bool:
     """Return whether samples are slow to read, so that prefetching in worker processes is worthwhile."""
     return _underlying(source).decodes
-
-
-def lookahead(source: Source) -> int:
-    """Return how many batches ahead `prefetch` is called; 0 if the source does not prefetch."""
-    return _underlying(source).lookahead
 
 
 def _underlying(source: Source) -> Source:

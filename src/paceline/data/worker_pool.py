@@ -23,7 +23,7 @@ from paceline.contracts.recipe import Batch
 from paceline.core.errors import UserError
 from paceline.core.heartbeat import die_with_parent
 from paceline.data.crop import windows
-from paceline.data.source import Sample, Source, lookahead, sizes_of
+from paceline.data.source import Sample, Source, sizes_of
 from paceline.data.tickets import Tickets
 
 SECONDS_UNTIL_NOTICED = 0.2  # time within which torch notices a dead child process
@@ -36,7 +36,7 @@ class WorkerPool:
     def __init__(self, source: Source, num_workers: int, crop: int = 0, *, pin_memory: bool = False) -> None:
         _pools.add(self)
         # A worker is told about batches that the same worker will read: batch b goes to worker b modulo num_workers.
-        self._current = _Current(lookahead(source) * max(1, num_workers))
+        self._current = _Current(source.lookahead * max(1, num_workers))
         self._loader: DataLoader[Batch | UserError] = DataLoader(
             _Reading(source, crop),
             batch_size=None,
@@ -136,7 +136,7 @@ class _Reading(Dataset[Batch | UserError]):
     def __init__(self, source: Source, crop: int) -> None:
         self.source, self.crop = source, crop
         self.sizes = sizes_of(source)
-        self.prefetches = lookahead(source) > 0
+        self.prefetches = source.lookahead > 0
 
     def __getitem__(self, asked: _Request) -> Batch | UserError:
         request, ahead = asked
