@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 import pickle
-from collections.abc import Callable, Iterable, Iterator
+import tarfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -80,6 +82,34 @@ def write_panels(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (root / split).mkdir()
         for number, row in enumerate(random_images(count, 14, 28, 3)):
             Image.fromarray(row).save(root / split / f"{number}.png")
+
+
+def write_shards(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write one tar file per split, and keep the index in a temporary folder."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(root.with_name("user-cache")))
+    for split, count in (("train", 8), ("test", 4)):
+        members = {}
+        for number, image in enumerate(random_images(count, 10, 12, 3)):
+            members |= {f"{number:04d}.png": encode_png(image), f"{number:04d}.cls": b"%d" % (number % 2)}
+        write_tar(root / f"{split}-0.tar", members)
+
+
+def encode_png(image: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(image).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def write_tar(
+    file: Path, members: Mapping[str, bytes] | Iterable[tuple[str, bytes]], kind: int = tarfile.PAX_FORMAT
+) -> None:
+    """Write a tar file. Several members may have the same name if they are given as pairs."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(file, "w", format=kind) as archive:
+        for name, content in members.items() if isinstance(members, Mapping) else members:
+            header = tarfile.TarInfo(name)
+            header.size = len(content)
+            archive.addfile(header, io.BytesIO(content))
 
 
 def write_cifar(dataset: str, num_classes: int, label_key: str) -> Callable[[Path, pytest.MonkeyPatch], None]:
@@ -177,6 +207,7 @@ writers: dict[str, Callable[[Path, pytest.MonkeyPatch], None]] = {
     "pairs": write_pairs,
     "degraded": write_photos,
     "panels": write_panels,
+    "shards": write_shards,
     "cifar10": write_cifar("CIFAR10", 10, "labels"),
     "cifar100": write_cifar("CIFAR100", 100, "fine_labels"),
     "mnist": write_mnist("MNIST"),

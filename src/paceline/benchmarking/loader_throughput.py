@@ -112,7 +112,7 @@ def _measure(name: str, source: Source, device: torch.device, settings: RunSetti
         loader = _build(name, source, device, settings)
     except UserError as error:
         return LoaderRate(name, reason=str(error))
-    batches = BatchPipeline(loader, augment, torch.float32).batches(_requests(len(source), batch_size))
+    batches = BatchPipeline(loader, augment, torch.float32).batches(_requests(source, batch_size))
     try:
         next(batches)
         _synchronize(device)
@@ -140,8 +140,8 @@ def _warmup_batches(loader: Loader) -> int:
     return WARMUP_BATCHES + loader.batches_ahead
 
 
-def _requests(length: int, batch_size: int) -> Iterator[Tickets]:
-    stream, start = Stream(0, length), 0
+def _requests(source: Source, batch_size: int) -> Iterator[Tickets]:
+    stream, start = Stream(0, len(source), source.shuffle), 0
     while True:
         yield stream.take(start, start + batch_size)
         start += batch_size

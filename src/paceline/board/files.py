@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from paceline.core.errors import UserError
+from paceline.core.file_systems import open_file_system
 from paceline.core.lock import is_locked
 from paceline.core.secrets import redact
-from paceline.runs.mirror.destination import open_file_system
 
 
 class Entry(NamedTuple):

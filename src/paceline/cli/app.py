@@ -37,7 +37,7 @@ from paceline.cli.help import CONTEXT, Command, Commands
 from paceline.cli.images import apply, export, import_weights, measure, predict, sample
 from paceline.cli.interrupt import Interrupted
 from paceline.cli.launch import launch
-from paceline.cli.tools import board, doctor, new, settings
+from paceline.cli.tools import board, doctor, new, pack, settings
 from paceline.config.settings import SETTINGS_NOT_IN_PLAN, SETTINGS_NOT_IN_VERIFY
 from paceline.core.activity import show_activities
 from paceline.core.errors import UserError
@@ -220,27 +220,7 @@ def plan(
     raise typer.Exit(job(recipe, flags, options, config_file=config, assignments=with_vgg(set_, vgg)))
 
 
-@app.command(cls=Command, epilog=EXAMPLES["pack"])
-def pack(
-    origin: Annotated[str, typer.Argument(metavar="SRC", help="a folder of images, or the name of a data source")],
-    destination: Annotated[str, typer.Argument(metavar="DST", help="the folder to create for the packed files")],
-    data: Annotated[str, typer.Option(help="the source that reads the folder (default: photos)")] = "",
-    data_root: Annotated[str, typer.Option(help="folder with the source's files, if SRC is a source name")] = "",
-    bad_images: Annotated[
-        str, typer.Option(help="what to do with unreadable images: fail or skip (default: fail)")
-    ] = "",
-    workers: Annotated[str, typer.Option(help="number of decoding processes (default: 2)")] = "",
-    set_: Assignments = [],  # noqa: B006
-) -> None:
-    """Decode all images in a source once, into memory-mapped files; run the same command again to resume."""
-    from paceline.commands.pack import pack as job
-    from paceline.config.files import parse_assignments
-
-    flags = {"data": data, "data_root": data_root, "bad_images": bad_images, "workers": workers}
-    given = {name: value for name, value in flags.items() if value}
-    raise typer.Exit(job(origin, destination, given, parse_assignments(set_)))
-
-
+app.command(cls=Command, epilog=EXAMPLES["pack"])(pack)
 app.command(cls=Command, epilog=EXAMPLES["doctor"])(doctor)
 app.command(cls=Command, epilog=EXAMPLES["board"])(board)
 app.command(cls=Command, epilog=EXAMPLES["settings"])(settings)

@@ -23,7 +23,8 @@ paceline plan classification --preset quick --devices 2 --accelerator cpu
 paceline plan classification --devices 16 --nodes 2 --bandwidth 25GB/s""",
     "pack": """\
 paceline pack photos packed  # then train with --data packed --data-root packed
-paceline pack cifar10 packed""",
+paceline pack cifar10 packed
+paceline pack photos shards --to-shards  # tar files, for --data shards""",
     "doctor": """\
 paceline doctor
 paceline doctor --self-test

@@ -1,4 +1,4 @@
-"""Command-line arguments for doctor, board, settings and new."""
+"""Command-line arguments for doctor, board, settings, new and pack."""
 
 from __future__ import annotations
 
@@ -96,3 +96,32 @@ def new(
     print(
         f"wrote {path.name}; try: paceline train {'classification --data ./' if kind == 'source' else './'}{path.name}"
     )
+
+
+def pack(
+    origin: Annotated[str, typer.Argument(metavar="SRC", help="a folder of images, or the name of a data source")],
+    destination: Annotated[str, typer.Argument(metavar="DST", help="the folder to create for the packed files")],
+    data: Annotated[str, typer.Option(help="the source that reads the folder (default: photos)")] = "",
+    data_root: Annotated[str, typer.Option(help="folder with the source's files, if SRC is a source name")] = "",
+    bad_images: Annotated[
+        str, typer.Option(help="what to do with unreadable images: fail or skip (default: fail)")
+    ] = "",
+    workers: Annotated[str, typer.Option(help="number of decoding processes (default: 2)")] = "",
+    to_shards: Annotated[
+        bool, typer.Option("--to-shards", help="write tar files in the WebDataset layout instead, without decoding")
+    ] = False,
+    shard_mb: Annotated[int, typer.Option(help="approximate size of a tar file in MB, for --to-shards")] = 256,
+    set_: Assignments = [],  # noqa: B006
+) -> None:
+    """Decode all images in a source once, into memory-mapped files; run the same command again to resume."""
+    from paceline.config.files import parse_assignments
+
+    flags = {"data": data, "data_root": data_root, "bad_images": bad_images, "workers": workers}
+    given = {name: value for name, value in flags.items() if value}
+    if to_shards:
+        from paceline.commands.pack_shards import pack_to_shards
+
+        raise typer.Exit(pack_to_shards(origin, destination, given, parse_assignments(set_), shard_mb))
+    from paceline.commands.pack import pack as job
+
+    raise typer.Exit(job(origin, destination, given, parse_assignments(set_)))

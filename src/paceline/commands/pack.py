@@ -34,33 +34,46 @@ SECONDS_BETWEEN_LINES = 2.0  # interval between progress lines if stdout is not 
 
 def pack(origin: str, destination: str, flags: SettingValues, assignments: SettingValues) -> int:
     """Pack a folder or a named source; if the destination is already complete, check it instead."""
-    settings = _settings(origin, flags, assignments)
-    source_class = load_class("source", settings.data, Source)
-    activity(f"opening the data source {settings.data}")
-    sources = {split: source_class(split, settings) for split in source_class.splits_of(settings)}
-    for note in dict.fromkeys(note for source in sources.values() for note in source.notes):
-        print_line(note)
     folder = Path(destination).expanduser()
-    not_used = dict.fromkeys(file for source in sources.values() for file in source.not_used)
-    for note in write_not_used(not_used_file(folder), list(not_used)):
-        print_line(note)
+    settings, sources = open_origin(origin, folder, flags, assignments)
     made_from = {"data": settings.data} | {name: str(value) for name, value in assignments.items()}
     splits = {split: describe(source) for split, source in sources.items()}
     if (folder / MANIFEST).is_file():
         return _check(folder, sources, splits, settings)
     _check_space(folder, sources)
     resumed = begin(folder, splits, made_from)
-    with _can_resume(folder), _only_writer(folder), reporting_dead_workers():
+    with can_resume(folder), only_writer(folder), reporting_dead_workers():
         for split, source in sources.items():
-            with _progress(f"{'resuming' if resumed else 'packing'}: {split}", len(source)) as shown:
+            with progress(f"{'resuming' if resumed else 'packing'}: {split}", len(source)) as shown:
                 fill(source, folder / split, settings.workers, shown)
         finish(folder, sources)
-    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     counts = ", ".join(f"{len(source):,} {split}" for split, source in sources.items())
     print_line(
-        f"packed {counts} samples into {folder} ({size / 1e6:,.0f} MB); use it with --data packed --data-root {folder}"
+        f"packed {counts} samples into {folder} ({describe_size(folder)}); "
+        f"use it with --data packed --data-root {folder}"
     )
     return 0
+
+
+def open_origin(
+    origin: str, folder: Path, flags: SettingValues, assignments: SettingValues
+) -> tuple[RunSettings, dict[str, Source]]:
+    """Open the source to pack; return its settings and splits. Print notes and list the files that are not used."""
+    settings = _settings(origin, flags, assignments)
+    source_class = load_class("source", settings.data, Source)
+    activity(f"opening the data source {settings.data}")
+    sources = {split: source_class(split, settings) for split in source_class.splits_of(settings)}
+    for note in dict.fromkeys(note for source in sources.values() for note in source.notes):
+        print_line(note)
+    not_used = dict.fromkeys(file for source in sources.values() for file in source.not_used)
+    for note in write_not_used(not_used_file(folder), list(not_used)):
+        print_line(note)
+    return settings, sources
+
+
+def describe_size(folder: Path) -> str:
+    """Return the total size of the files in a folder, in MB."""
+    return f"{sum(file.stat().st_size for file in folder.rglob('*') if file.is_file()) / 1e6:,.0f} MB"
 
 
 def _settings(origin: str, flags: SettingValues, assignments: SettingValues) -> RunSettings:
@@ -82,7 +95,7 @@ def _check(
     """Check that the packed files are intact and were packed from this source."""
     check_same(folder, splits)
     for split, source in sources.items():
-        with _progress(f"checking: {split}", len(source)) as shown:
+        with progress(f"checking: {split}", len(source)) as shown:
             check_whole(source, folder, split, settings.workers, shown)
     print_line(f"{folder} is already complete; all checksums match")
     return 0
@@ -99,7 +112,7 @@ def _check_space(folder: Path, sources: Mapping[str, Source]) -> None:
 
 
 @contextmanager
-def _can_resume(folder: Path) -> Iterator[None]:
+def can_resume(folder: Path) -> Iterator[None]:
     """If the disk is full or the user presses Ctrl-C, raise an error that explains how to resume."""
     try:
         yield
@@ -113,7 +126,8 @@ def _can_resume(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _only_writer(folder: Path) -> Iterator[None]:
+def only_writer(folder: Path) -> Iterator[None]:
+    """Lock a folder while it is written; raise UserError if another process is writing to it or has finished it."""
     try:
         lock = Lock(folder)
     except InUse as owner:
@@ -131,7 +145,7 @@ def _only_writer(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _progress(title: str, total: int) -> Iterator[Progress]:
+def progress(title: str, total: int) -> Iterator[Progress]:
     """Show a progress bar on a terminal; otherwise print a line every few seconds."""
     if sys.stdout.isatty():
         named = TextColumn("{task.description}", markup=False)

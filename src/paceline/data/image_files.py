@@ -119,6 +119,9 @@ class ImageFiles(Source):
     def files_of(self, index: int) -> Encoded | None:
         return Encoded(self.files[index], {})
 
+    def originals(self, index: int) -> Encoded | None:
+        return self.files_of(index)
+
     def name_of(self, index: int) -> str:
         return self._name(self.files[index]["image"])
 

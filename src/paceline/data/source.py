@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from paceline.config.settings import HasSettings, RunSettings
 from paceline.contracts.recipe import DataSpec
 from paceline.data.crop import Window, cut
+from paceline.data.tickets import FULL, Shuffle
 
 Sample = dict[str, NDArray[Any]]  # images are uint8 [height, width, channels] arrays, labels are int64 scalars
 
@@ -72,6 +73,10 @@ class Source(HasSettings):
     """The available splits, unless `splits_of` is overridden."""
     decodes: ClassVar[bool] = True
     """Whether reading a sample is much slower than copying it, for example because it must be decoded."""
+    lookahead: int = 0
+    """How many batches ahead `prefetch` is called; 0 if the source does not prefetch."""
+    shuffle: Shuffle = FULL
+    """How training shuffles the samples; by default, all of them together."""
     spec: DataSpec
     """The properties of the samples. Set this attribute in `__init__`."""
     sizes: NDArray[np.int64] | None = None
@@ -137,6 +142,16 @@ class Source(HasSettings):
         Return None if this requires reading the sample.
         """
         return None
+
+    def originals(self, index: int) -> Encoded | None:
+        """Return the files that `paceline pack --to-shards` copies into tar files.
+
+        Return None if `read` changes the images, for example by adding noise. They are then stored as PNG files.
+        """
+        return self.encoded(index)
+
+    def prefetch(self, indices: NDArray[np.int64]) -> None:
+        """Start to load samples that will be read soon, if `lookahead` is above 0; return without waiting."""
 
     def numbers_of(self, indices: NDArray[np.int64]) -> Sample | None:
         """Return the labels and other numbers for several samples, stacked.
@@ -216,6 +231,7 @@ class Subset(Source):
     def __init__(self, source: Source, indices: Sequence[int] | NDArray[np.int64]) -> None:
         self.source, self.indices, self.spec = source, np.asarray(indices), source.spec
         self.sizes = None if source.sizes is None else source.sizes[self.indices]
+        self.shuffle, self.lookahead = source.shuffle, source.lookahead
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -234,6 +250,12 @@ class Subset(Source):
 
     def files_of(self, index: int) -> Encoded | None:
         return self.source.files_of(int(self.indices[index]))
+
+    def originals(self, index: int) -> Encoded | None:
+        return self.source.originals(int(self.indices[index]))
+
+    def prefetch(self, indices: NDArray[np.int64]) -> None:
+        self.source.prefetch(self.indices[indices])
 
     def numbers_of(self, indices: NDArray[np.int64]) -> Sample | None:
         return self.source.numbers_of(self.indices[indices])

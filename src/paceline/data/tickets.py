@@ -28,18 +28,41 @@ class Tickets(NamedTuple):
         return Tickets(self.index[start:stop], self.uniforms[start:stop])
 
 
+class Shuffle(NamedTuple):
+    """How samples are shuffled: as a whole or, for sources with slow random access, in blocks.
+
+    Blocks of consecutive samples are put in random order. Then the samples of `mixed` blocks at a time are shuffled
+    together, so that reading an epoch touches only a few blocks at any time.
+    """
+
+    block: int = 0  # number of samples per block; 0 shuffles all samples together
+    mixed: int = 1  # number of blocks whose samples are shuffled together
+
+
+FULL = Shuffle()
+
+
 @lru_cache(maxsize=2)
-def tickets(seed: int, epoch: int, length: int) -> Tickets:
+def tickets(seed: int, epoch: int, length: int, shuffle: Shuffle = FULL) -> Tickets:
     """Return the tickets for an epoch: a permutation of the samples, with a row of random numbers per position."""
     generator = np.random.Generator(np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64)))
-    return Tickets(generator.permutation(length), generator.random((length, NUM_UNIFORMS), dtype=np.float32))
+    order = _in_blocks(generator, length, shuffle) if shuffle.block else generator.permutation(length)
+    return Tickets(order, generator.random((length, NUM_UNIFORMS), dtype=np.float32))
+
+
+def _in_blocks(generator: np.random.Generator, length: int, shuffle: Shuffle) -> NDArray[np.int64]:
+    """Return a permutation that shuffles blocks, and then the samples within groups of blocks."""
+    starts = generator.permutation(np.arange(0, length, shuffle.block))
+    blocks = [np.arange(start, min(start + shuffle.block, length)) for start in starts]
+    groups = [np.concatenate(blocks[at : at + shuffle.mixed]) for at in range(0, len(blocks), shuffle.mixed)]
+    return np.concatenate([generator.permutation(group) for group in groups])
 
 
 class Stream:
     """The endless sequence of training samples, epoch after epoch. A position is the number of samples before it."""
 
-    def __init__(self, seed: int, length: int) -> None:
-        self.seed, self.length = seed, length
+    def __init__(self, seed: int, length: int, shuffle: Shuffle = FULL) -> None:
+        self.seed, self.length, self.shuffle = seed, length, shuffle
 
     def take(self, start: int, stop: int) -> Tickets:
         """Return the tickets at positions [start, stop), which may span epochs."""
@@ -47,7 +70,7 @@ class Stream:
         while start < stop:
             epoch, offset = divmod(start, self.length)
             count = min(stop - start, self.length - offset)
-            pieces.append(tickets(self.seed, epoch, self.length).rows(offset, offset + count))
+            pieces.append(tickets(self.seed, epoch, self.length, self.shuffle).rows(offset, offset + count))
             start += count
         return Tickets(np.concatenate([p.index for p in pieces]), np.concatenate([p.uniforms for p in pieces]))
 

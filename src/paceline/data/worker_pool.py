@@ -6,14 +6,17 @@ import os
 import signal
 import sys
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from types import TracebackType
+from typing import NamedTuple
 from weakref import WeakSet
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
 from paceline.contracts.recipe import Batch
@@ -32,7 +35,8 @@ class WorkerPool:
 
     def __init__(self, source: Source, num_workers: int, crop: int = 0, *, pin_memory: bool = False) -> None:
         _pools.add(self)
-        self._current = _Current()
+        # A worker is told about batches that the same worker will read: batch b goes to worker b modulo num_workers.
+        self._current = _Current(source.lookahead * max(1, num_workers))
         self._loader: DataLoader[Batch | UserError] = DataLoader(
             _Reading(source, crop),
             batch_size=None,
@@ -103,8 +107,27 @@ class _Current:
 
     requests: Iterable[Tickets] = ()
 
-    def __iter__(self) -> Iterator[Tickets]:
-        return iter(self.requests)
+    def __init__(self, num_ahead: int) -> None:
+        self.num_ahead = num_ahead
+
+    def __iter__(self) -> Iterator[_Request]:
+        """Yield each request with the samples of the batch that is `num_ahead` batches later."""
+        if not self.num_ahead:
+            yield from (_Request(tickets, None) for tickets in self.requests)
+            return
+        requests, waiting = iter(self.requests), deque[Tickets]()
+        for tickets in requests:
+            waiting.append(tickets)
+            if len(waiting) > self.num_ahead:
+                yield _Request(waiting.popleft(), tickets.index)
+        yield from (_Request(tickets, None) for tickets in waiting)
+
+
+class _Request(NamedTuple):
+    """The tickets of a batch, and samples that will be requested later, if the source prefetches."""
+
+    tickets: Tickets
+    ahead: NDArray[np.int64] | None
 
 
 class _Reading(Dataset[Batch | UserError]):
@@ -113,9 +136,13 @@ class _Reading(Dataset[Batch | UserError]):
     def __init__(self, source: Source, crop: int) -> None:
         self.source, self.crop = source, crop
         self.sizes = sizes_of(source)
+        self.prefetches = source.lookahead > 0
 
-    def __getitem__(self, request: Tickets) -> Batch | UserError:
+    def __getitem__(self, asked: _Request) -> Batch | UserError:
+        request, ahead = asked
         try:
+            if self.prefetches:
+                self.source.prefetch(request.index if ahead is None else np.concatenate([request.index, ahead]))
             samples = self._windows(request) if self.crop else self.source.read_many(request.index)
         except UserError as error:
             return error

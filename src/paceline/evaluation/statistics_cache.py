@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from contextlib import suppress
 from functools import lru_cache
 from hashlib import sha256
@@ -15,14 +14,14 @@ import torch
 from paceline.core.checksums import checksum_of_content
 from paceline.core.files import SAFETENSORS, write_file, write_json
 from paceline.core.small_files import read_json
+from paceline.core.user_cache import user_cache
 from paceline.evaluation.protocol import Protocol
 from paceline.evaluation.sums import Statistics
 
 
 def cache_folder() -> Path:
     """Return the folder in which statistics are cached."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "paceline" / "statistics"
+    return user_cache() / "statistics"
 
 
 def find_statistics(protocol: Protocol, device: torch.device) -> Statistics | None:

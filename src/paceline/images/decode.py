@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
+from io import BytesIO
 from pathlib import Path
 from typing import IO, Any
 
@@ -80,7 +81,7 @@ def arrange_image(
     return array[..., np.newaxis] if channels == 1 else array
 
 
-def upright_size(path: Path) -> tuple[int, int]:
+def upright_size(path: Path | bytes) -> tuple[int, int]:
     """Return the height and width that the decoded image will have, read from the file's header."""
     with opened(path) as (image, _):
         tags = _tiff_tags(image)  # some versions of Pillow have already swapped the sides of a rotated TIFF
@@ -91,8 +92,8 @@ def upright_size(path: Path) -> tuple[int, int]:
         return (width, height) if turned else (height, width)
 
 
-def decode(path: Path) -> Image.Image:
-    """Decode the image in a file and convert it with `plain_image`."""
+def decode(path: Path | bytes) -> Image.Image:
+    """Decode the image in a file, given by its path or content, and convert it with `plain_image`."""
     with opened(path) as (image, file):
         load_undamaged(image, file)
         return plain_image(image)
@@ -122,28 +123,38 @@ def turn_upright(image: Image.Image) -> Image.Image:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[tuple[Image.Image, IO[bytes]]]:
+def opened(path: Path | bytes) -> Iterator[tuple[Image.Image, IO[bytes]]]:
     """Yield an image that has not been decoded yet, and its file; raise BadImage for any error.
+
+    The file is given by its path or by its content.
 
     This function alone decides which files are accepted, so that all commands agree.
     """
     try:
         # Pass an open file: given a path, Pillow memory-maps some TIFFs and scrambles rotated ones.
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):  # opening a FIFO would wait for a writer
-            raise BadImage("not a regular file")
-        if not status.st_size:
-            raise BadImage("the file is empty")
-        with path.open("rb") as file, Image.open(file, formats=_formats()) as image:
+        with _open(path) as file, Image.open(file, formats=_formats()) as image:
             _check_limit(image)
             _check_still(image)
             yield image, file
     except BadImage:
         raise
     except UnidentifiedImageError as error:
-        raise BadImage(_unknown_kind(path)) from error
+        raise BadImage(_unknown_kind(BytesIO(path) if isinstance(path, bytes) else path)) from error
     except Exception as error:  # decoders raise many kinds of errors on damaged files
         raise BadImage(_reason(error)) from error
+
+
+def _open(path: Path | bytes) -> IO[bytes]:
+    if isinstance(path, bytes):
+        size = len(path)
+    else:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # opening a FIFO would wait for a writer
+            raise BadImage("not a regular file")
+        size = status.st_size
+    if not size:
+        raise BadImage("the file is empty")
+    return BytesIO(path) if isinstance(path, bytes) else path.open("rb")
 
 
 @cache
@@ -192,7 +203,7 @@ def _reason(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def _unknown_kind(path: Path) -> str:
+def _unknown_kind(path: Path | BytesIO) -> str:
     """Return why Pillow cannot identify a file; a TIFF may have an unsupported pixel type."""
     import tifffile
 

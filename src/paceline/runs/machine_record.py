@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 
 from paceline.core.small_files import read_json
+from paceline.core.user_cache import user_cache
 from paceline.runs.provenance import describe_gpus
 
 SELF_TEST, LOADERS = "self-test.json", "loaders.json"
@@ -20,8 +20,7 @@ HOW_TO_TEST = "run `paceline doctor --self-test`"
 
 def cache_file(name: str) -> Path:
     """Return the path of a file in Paceline's cache folder."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "paceline" / name
+    return user_cache() / name
 
 
 def read_cached(name: str) -> Mapping[str, Any]:

@@ -100,7 +100,7 @@ def _build(config: Config, strategy_type: type[Strategy], world: World) -> Parts
     pipeline = BatchPipeline(loaders["train"], augment, precision.weights)
     feed = TrainingFeed(
         pipeline,
-        Stream(config.run.seed, len(sources["train"])),
+        Stream(config.run.seed, len(train), train.shuffle),
         Cut(batch_size, config.run.accumulate, world.rank, world.size),
         repeats=max(phase.repeat for phase in recipe.phases),
         drawer=Drawer(recipe.draws, config.run.seed, world.device, precision.weights),

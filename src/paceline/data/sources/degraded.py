@@ -55,6 +55,9 @@ class Degraded(Photos):
     def encoded(self, index: int) -> Encoded | None:
         return None
 
+    def originals(self, index: int) -> Encoded | None:
+        return None
+
     def _degrade(self, photo: NDArray[np.uint8], index: int) -> NDArray[np.uint8]:
         chance = np.random.Generator(np.random.Philox(np.random.SeedSequence([*self.key, index])))
         grey = photo.shape[-1] == 1

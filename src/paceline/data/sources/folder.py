@@ -104,6 +104,9 @@ class Folder(Source):
         numbers = {} if self.labels is None else {"label": np.asarray(self.labels[index])}
         return Encoded({"image": self.paths[index]}, numbers)
 
+    def originals(self, index: int) -> Encoded | None:
+        return self.files_of(index)
+
     def name_of(self, index: int) -> str:
         return str(self.paths[index])
 

@@ -10,11 +10,11 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Protocol
 
-from paceline.core.errors import UserError, install_extra
+from paceline.core.errors import UserError
+from paceline.core.file_systems import open_file_system
 from paceline.core.secrets import has_credentials, redact
 
 GROUP = "paceline.mirrors"
-EXTRAS = {"s3": "s3", "s3a": "s3"}  # optional dependency to install for each URL scheme
 # On these file systems, readers can see a partly written file. So a file is renamed to its final name after writing.
 OF_FOLDERS = {"file", "local", "sftp", "ssh", "smb", "hdfs", "webhdfs"}
 WRITING = ".writing"
@@ -51,23 +51,6 @@ def open_destination(url: str, flag: str) -> Destination:
             except ImportError as error:
                 raise UserError(f"{flag} {url}: {entry.value} cannot be imported: {error}") from error
     return FsspecDestination(*open_file_system(url, f"{flag} {url}"))
-
-
-def open_file_system(url: str, shown: str) -> tuple[Any, str]:
-    """Return the fsspec file system and the path for a URL; raise UserError if fsspec does not support it."""
-    import fsspec
-
-    if "::" in url:
-        raise UserError(f"{redact(shown)}: chained URLs are not supported: use a single URL")
-    try:
-        found: tuple[Any, str] = fsspec.url_to_fs(url, use_listings_cache=False)
-        return found
-    except ImportError as error:
-        extra = EXTRAS.get(url.partition("://")[0])
-        install = install_extra(extra) if extra else str(error)
-        raise UserError(f"{redact(shown)}: a package is missing: {install}") from None
-    except ValueError as error:
-        raise UserError(f"{redact(shown)}: {redact(str(error))}") from None
 
 
 class FsspecDestination:

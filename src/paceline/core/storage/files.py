@@ -1,0 +1,243 @@
+"""Lists and reads files under one root: a local folder, or a URL that fsspec supports."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from paceline.core.errors import UserError
+from paceline.core.file_systems import open_file_system
+from paceline.core.printable import print_line, printable
+from paceline.core.secrets import one_line, redact
+
+PARALLEL_REQUESTS = 16
+MAX_DEPTH = 4  # levels of folders below the root that are searched
+OPENING_SECONDS = 15.0  # how long to retry when a source is opened
+GONE_SECONDS = 15.0  # how long to retry if a file is missing during training: a restarting server may not find it yet
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 5.0
+RETRIED_STATUS = (408, 425, 429)  # HTTP status codes from 400 to 499 that may not recur
+Result = TypeVar("Result")
+
+
+class Span(NamedTuple):
+    """A range of bytes [start, stop) in a file."""
+
+    place: str  # path of the file in its storage
+    start: int
+    stop: int
+
+
+class StoredFile(NamedTuple):
+    """A file in a storage."""
+
+    name: str  # path relative to the root, with slashes
+    place: str  # path in the storage
+    size: int
+    version: str  # changes if the file is replaced: an ETag or a modification time
+
+
+class Storage:
+    """Files under a root. The connection is opened again in each process, because it does not survive a fork."""
+
+    def __init__(self, root: str, flag: str) -> None:
+        """Open the root, which `flag` gives, without connecting to it."""
+        self.shown = f"{flag} {redact(root)}"
+        self.url = root
+        self.is_local = "://" not in root or root.startswith(("file://", "local://"))
+        self._pid = 0
+        if not self.is_local:
+            self._connection()
+        else:
+            self._root = str(Path(root.partition("://")[2] if "://" in root else root).expanduser())
+
+    def list_files(self) -> list[StoredFile]:
+        """Return all files under the root, sorted by name; sizes and versions are -1 and "" if the list lacks them."""
+        if self.is_local:
+            return sorted(_walk(Path(self._root)))
+        found = self._at_start(lambda files: files.find(self._root, maxdepth=MAX_DEPTH, detail=True))
+        start = len(self._root.rstrip("/")) + 1
+        return sorted(
+            _described(place[start:], place, details)
+            for place, details in found.items()
+            if details.get("type", "file") == "file" and place[start:]
+        )
+
+    def describe_files(self, names: Sequence[str]) -> list[StoredFile]:
+        """Return the size and version of files, given by their names; raise UserError if one is missing."""
+        with ThreadPoolExecutor(1 if self.is_local else PARALLEL_REQUESTS) as threads:
+            return list(threads.map(self._describe, names))
+
+    def read_file(self, name: str, max_bytes: int) -> bytes | None:
+        """Return the content of a small file; None if there is no such file."""
+        place = self._place(name)
+        if self.is_local:
+            return _pread(place, 0, max_bytes) if Path(place).is_file() else None
+        try:
+            content = self._retry(lambda files: files.cat_file(place), OPENING_SECONDS, 0.0)
+        except FileNotFoundError:
+            return None
+        except Exception as error:
+            raise self._unreadable(self.shown, error) from None
+        return bytes(content[:max_bytes])
+
+    def supports_ranges(self, file: StoredFile) -> bool:
+        """Return whether the server sends parts of files; a few HTTP servers send only whole files."""
+        if self.is_local or not self.url.startswith(("http://", "https://")) or file.size < 2:
+            return True
+        with self._connection().open(file.place, "rb", size=file.size, block_size=1, cache_type="none") as opened:
+            try:
+                opened.seek(1)
+                return len(opened.read(1)) == 1
+            except ValueError:  # raised by fsspec if the answer starts at byte 0
+                return False
+
+    def read(self, spans: Sequence[Span], wait_seconds: float) -> list[bytes]:
+        """Return the bytes of each span. Retry for up to `wait_seconds` if the server does not answer."""
+        if self.is_local:
+            return [_whole(_read_local(span), span) for span in spans]
+        found: list[bytes | None] = [None] * len(spans)
+
+        def read_missing(files: Any) -> None:
+            rows = [row for row, content in enumerate(found) if content is None]
+            asked = [spans[row] for row in rows]
+            answers = files.cat_ranges(
+                [span.place for span in asked],
+                [span.start for span in asked],
+                [span.stop for span in asked],
+                batch_size=PARALLEL_REQUESTS,
+                on_error="return",
+            )
+            errors = [answer for answer in answers if isinstance(answer, BaseException)]
+            for row, answer in zip(rows, answers, strict=True):
+                if not isinstance(answer, BaseException):
+                    found[row] = _whole(answer, spans[row])
+            if errors:
+                raise errors[0]
+
+        try:
+            self._retry(read_missing, wait_seconds, min(wait_seconds, GONE_SECONDS))
+        except Exception as error:
+            raise self._unreadable(redact(spans[0].place), error) from None
+        return [content for content in found if content is not None]
+
+    def stream(self, file: StoredFile, bytes_per_piece: int) -> Iterator[bytes]:
+        """Yield a whole file in pieces of equal size; only the last one may be shorter."""
+        with self._connection().open(file.place, "rb", block_size=0, size=file.size) as opened:
+            waiting = b""
+            while piece := opened.read(bytes_per_piece):
+                waiting += piece
+                while len(waiting) >= bytes_per_piece:
+                    yield waiting[:bytes_per_piece]
+                    waiting = waiting[bytes_per_piece:]
+            if waiting:
+                yield waiting
+
+    def _place(self, name: str) -> str:
+        return f"{self._root.rstrip('/')}/{name}"
+
+    def _describe(self, name: str) -> StoredFile:
+        place = self._place(name)
+        if self.is_local:
+            path = Path(place)
+            if not path.is_file():
+                raise UserError(f"{self.shown}: {printable(name)}: no such file; check the name")
+            return _local_file(name, path)
+        return _described(name, place, self._at_start(lambda files: files.info(place)))
+
+    def _connection(self) -> Any:
+        if self._pid != os.getpid():
+            self._files, root = open_file_system(self.url, self.shown)
+            self._root, self._pid = root.rstrip("/"), os.getpid()
+        return self._files
+
+    def _at_start(self, operation: Callable[[Any], Result]) -> Result:
+        try:
+            return self._retry(operation, OPENING_SECONDS, 0.0)
+        except Exception as error:  # storage libraries may raise any exception
+            raise self._unreadable(self.shown, error) from None
+
+    def _retry(self, operation: Callable[[Any], Result], wait_seconds: float, gone_seconds: float) -> Result:
+        """Repeat an operation until it succeeds; give up sooner if the file is missing or access is denied."""
+        began, pause = time.monotonic(), FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                result = operation(self._connection())
+            except UserError:
+                raise
+            except Exception as error:
+                waited = time.monotonic() - began
+                if waited + pause > (gone_seconds if _is_lasting(error) else wait_seconds):
+                    raise
+                if pause == FIRST_PAUSE_SECONDS:
+                    print_line(f"{self.shown}: cannot be read ({one_line(error)}); retrying")
+                time.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+                continue
+            if pause > FIRST_PAUSE_SECONDS:
+                print_line(f"{self.shown}: can be read again after {time.monotonic() - began:.1f} s")
+            return result
+
+    def _unreadable(self, shown: str, error: Exception) -> UserError:
+        if isinstance(error, UserError):
+            return error
+        if isinstance(error, FileNotFoundError):
+            what, remedy = "not found", "check that the bucket and the files exist"
+        elif isinstance(error, PermissionError) or type(error).__name__ == "NoCredentialsError":
+            what, remedy = "access denied", "check the credentials in your environment, and the permissions"
+        else:
+            what, remedy = "cannot be read", "check the URL and the server, then run the same command again to resume"
+        return UserError(f"{shown}: {what} ({one_line(error)}); {remedy}")
+
+
+def _is_lasting(error: Exception) -> bool:
+    """Return whether an error will probably recur: a missing file, wrong credentials, or an HTTP client error."""
+    status = getattr(error, "status", None)
+    if isinstance(status, int) and 400 <= status < 500:
+        return status not in RETRIED_STATUS
+    return isinstance(error, (FileNotFoundError, PermissionError)) or type(error).__name__ == "NoCredentialsError"
+
+
+def _described(name: str, place: str, details: dict[str, Any]) -> StoredFile:
+    found = (details.get(key) for key in ("ETag", "LastModified", "Last-Modified", "mtime", "modified"))
+    size = details.get("size")
+    return StoredFile(name, place, -1 if size is None else int(size), str(next(filter(None, found), "")))
+
+
+def _walk(root: Path) -> Iterator[StoredFile]:
+    for folder, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for path in (Path(folder, name) for name in files):
+            if path.is_file():
+                yield _local_file(path.relative_to(root).as_posix(), path)
+
+
+def _local_file(name: str, path: Path) -> StoredFile:
+    status = path.stat()
+    return StoredFile(name, str(path), status.st_size, str(status.st_mtime_ns))
+
+
+def _read_local(span: Span) -> bytes:
+    try:
+        return _pread(span.place, span.start, span.stop - span.start)
+    except OSError as error:
+        raise UserError(f"{printable(span.place)}: {error.strerror}; restore the file") from None
+
+
+def _pread(place: str, start: int, size: int) -> bytes:
+    opened = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.pread(opened, size, start)
+    finally:
+        os.close(opened)
+
+
+def _whole(content: bytes, span: Span) -> bytes:
+    if len(content) != span.stop - span.start:
+        raise UserError(
+            f"{printable(redact(span.place))}: shorter than its index says; restore or index the shard again"
+        )
+    return content

@@ -1,0 +1,251 @@
+"""Reads ranges of files. Remote files are read in blocks, which are cached on the local disk and prefetched."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from hashlib import sha256
+from queue import SimpleQueue
+
+from paceline.core.errors import UserError
+from paceline.core.printable import print_line
+from paceline.core.storage.cache import Block, BlockCache
+from paceline.core.storage.files import Span, Storage, StoredFile
+
+BLOCK_BYTES = 2**18
+MAX_REQUEST_BYTES = 2**23  # adjacent blocks are read with one request, up to this size
+MAX_HELD_BYTES = 2**25  # maximum size of blocks that are downloaded together
+POLL_SECONDS = 0.005  # interval for checking whether another process has downloaded a block
+
+
+class Reader:
+    """Reads ranges of files in a storage, from the cache if possible. It can be used in forked processes."""
+
+    def __init__(
+        self, storage: Storage, files: Sequence[StoredFile], cache: BlockCache | None, wait_seconds: float
+    ) -> None:
+        self.storage, self.cache, self.wait_seconds = storage, None if storage.is_local else cache, wait_seconds
+        self._keys = {file.place: key_of(storage, file) for file in files}
+        self._files = {key_of(storage, file): file for file in files}
+        self._whole_files = bool(files) and not storage.supports_ranges(files[0])
+        if self._whole_files:
+            self._check_cache(max(files, key=lambda file: file.size))
+        self._process = _Process()
+
+    def read(self, spans: Sequence[Span]) -> list[bytes]:
+        """Return the bytes of each span. Adjacent blocks that are not in the cache are read with one request."""
+        cache = self.cache
+        if cache is None:
+            return self.storage.read(spans, self.wait_seconds)
+        found: dict[Block, bytes] = {}
+        missing = [block for block in self._blocks(spans) if not cache.has(block)]
+        for group in _groups(missing):
+            found |= self._fetch(cache, group, wait=True)
+        return [b"".join(self._pieces(cache, span, found)) for span in spans]
+
+    def prefetch(self, spans: Sequence[Span]) -> None:
+        """Start to download blocks that are not in the cache; return without waiting."""
+        cache = self.cache
+        if cache is None:
+            return
+        missing = [block for block in self._blocks(spans) if not cache.has(block)]
+        if missing:
+            self._here().start(self._prefetch, missing)
+
+    def forget(self, span: Span) -> None:
+        """Remove a span from the cache, because its content does not match its checksum."""
+        if self.cache is not None:
+            for block in self._blocks([span]):
+                self.cache.drop(block)
+
+    def _prefetch(self, blocks: list[Block]) -> None:
+        for group in _groups(blocks):
+            if self.cache is not None:
+                with suppress(Exception):  # the error is reported when the block is read
+                    self._fetch(self.cache, group, wait=False)
+
+    def _blocks(self, spans: Iterable[Span]) -> list[Block]:
+        """Return the blocks that contain the spans, in order, each once."""
+        blocks = (
+            Block(self._keys[span.place], number)
+            for span in spans
+            for number in range(span.start // BLOCK_BYTES, -(-span.stop // BLOCK_BYTES))
+        )
+        return list(dict.fromkeys(blocks))
+
+    def _pieces(self, cache: BlockCache, span: Span, found: dict[Block, bytes]) -> Iterator[bytes]:
+        for block in self._blocks([span]):
+            begin = block.number * BLOCK_BYTES
+            start, stop = max(span.start - begin, 0), min(span.stop - begin, BLOCK_BYTES)
+            piece = found[block][start:stop] if block in found else cache.read(block, start, stop)
+            yield piece if piece is not None else self._read_again(cache, block, begin + start, begin + stop)
+
+    def _read_again(self, cache: BlockCache, block: Block, start: int, stop: int) -> bytes:
+        """Read part of a block that another process has just removed from the cache, or that is truncated."""
+        cache.drop(block)
+        file = self._files[block.key]
+        if not self._whole_files:
+            return self.storage.read([Span(file.place, start, stop)], self.wait_seconds)[0]
+        self._download_whole(cache, file)
+        begin = block.number * BLOCK_BYTES
+        piece = cache.read(block, start - begin, stop - begin)
+        if piece is None:
+            raise UserError(f"cache folder {cache.folder}: too small for the files in use; set a larger cache")
+        return piece
+
+    def _fetch(self, cache: BlockCache, blocks: Sequence[Block], wait: bool) -> dict[Block, bytes]:
+        """Download blocks into the cache, and return those that this call downloaded.
+
+        Skip blocks that another thread or process is downloading; with `wait`, return when they are in the cache.
+        """
+        here = self._here()
+        mine = here.begin(blocks)
+        found: dict[Block, bytes] = {}
+        try:
+            claimed = [block for block in mine if cache.claim(block)]
+            try:
+                found = self._download(cache, [block for block in claimed if not cache.has(block)])
+            finally:
+                for block in claimed:
+                    cache.release(block)
+            for block in mine if wait else ():
+                while block not in claimed and not cache.has(block):
+                    if cache.claim(block):
+                        try:
+                            found |= self._download(cache, [block])
+                        finally:
+                            cache.release(block)
+                        break
+                    time.sleep(POLL_SECONDS)
+        finally:
+            here.end(mine)
+        if wait:
+            here.wait_for(set(blocks) - set(mine))
+        return found
+
+    def _download(self, cache: BlockCache, blocks: Sequence[Block]) -> dict[Block, bytes]:
+        if self._whole_files:
+            for key in dict.fromkeys(block.key for block in blocks):
+                self._download_whole(cache, self._files[key])
+            return {}
+        found: dict[Block, bytes] = {}
+        runs = list(_runs(blocks))
+        spans = [self._span(run) for run in runs]
+        for run, content in zip(runs, self.storage.read(spans, self.wait_seconds) if spans else (), strict=True):
+            for row, block in enumerate(run):
+                found[block] = content[row * BLOCK_BYTES : (row + 1) * BLOCK_BYTES]
+                self._store(cache, block, found[block])
+        return found
+
+    def _download_whole(self, cache: BlockCache, file: StoredFile) -> None:
+        """Download a file from a server that does not send parts of files."""
+        whole = Block(self._keys[file.place], -1)
+        while not cache.claim(whole):
+            time.sleep(POLL_SECONDS)
+        try:
+            for number, content in enumerate(self.storage.stream(file, BLOCK_BYTES)):
+                self._store(cache, Block(whole.key, number), content)
+        finally:
+            cache.release(whole)
+
+    def _store(self, cache: BlockCache, block: Block, content: bytes) -> None:
+        try:
+            cache.write(block, content)
+        except OSError as error:
+            if self._whole_files:
+                raise UserError(f"cache folder {cache.folder}: {error.strerror}; free up space") from None
+            if not self._here().reported:
+                self._here().reported = True
+                print_line(
+                    f"cache folder {cache.folder}: {error.strerror}; data is read without storing it; free up space"
+                )
+
+    def _span(self, run: Sequence[Block]) -> Span:
+        file = self._files[run[0].key]
+        return Span(file.place, run[0].number * BLOCK_BYTES, min((run[-1].number + 1) * BLOCK_BYTES, file.size))
+
+    def _check_cache(self, largest: StoredFile) -> None:
+        limit = self.cache.limit if self.cache else 0
+        if limit < 2 * largest.size:
+            raise UserError(
+                f"{self.storage.shown}: the server does not support range requests, so whole files must fit in the "
+                f"cache of {limit / 1e9:.2g} GB; set a cache size of at least {2 * largest.size / 1e9:.2g} GB"
+            )
+
+    def _here(self) -> _Process:
+        if self._process.pid != os.getpid():
+            self._process = _Process()  # threads and locks of the parent process do not exist in a forked process
+        return self._process
+
+
+class _Process:
+    """The downloads that are running in one process, and its prefetching thread."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.reported = False  # whether this process has reported that the cache cannot be written
+        self._lock = threading.Lock()
+        self._running: dict[Block, threading.Event] = {}
+        self._tasks: SimpleQueue[tuple[Callable[[list[Block]], None], list[Block]]] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def start(self, function: Callable[[list[Block]], None], blocks: list[Block]) -> None:
+        """Call a function in the background, after earlier calls have finished."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="prefetch", daemon=True)
+            self._thread.start()
+        self._tasks.put((function, blocks))
+
+    def begin(self, blocks: Sequence[Block]) -> list[Block]:
+        """Register downloads; return the blocks that no other thread is downloading."""
+        with self._lock:
+            mine = [block for block in blocks if block not in self._running]
+            self._running |= {block: threading.Event() for block in mine}
+        return mine
+
+    def end(self, blocks: Sequence[Block]) -> None:
+        """Unregister downloads, and wake up threads that wait for them."""
+        with self._lock:
+            events = [self._running.pop(block) for block in blocks]
+        for event in events:
+            event.set()
+
+    def wait_for(self, blocks: Iterable[Block]) -> None:
+        """Wait until other threads have finished downloading blocks."""
+        with self._lock:
+            events = [self._running[block] for block in blocks if block in self._running]
+        for event in events:
+            event.wait()
+
+    def _work(self) -> None:
+        while True:
+            function, blocks = self._tasks.get()
+            function(blocks)
+
+
+def key_of(storage: Storage, file: StoredFile) -> str:
+    """Return a key for a version of a file; a changed file has a different key."""
+    return sha256(f"{storage.url}\n{file.place}\n{file.size}\n{file.version}".encode()).hexdigest()[:32]
+
+
+def _groups(blocks: Sequence[Block]) -> Iterator[Sequence[Block]]:
+    """Split a list of blocks into parts whose total size is limited."""
+    size = MAX_HELD_BYTES // BLOCK_BYTES
+    return (blocks[start : start + size] for start in range(0, len(blocks), size))
+
+
+def _runs(blocks: Iterable[Block]) -> Iterator[list[Block]]:
+    """Yield lists of adjacent blocks that can be read with one request."""
+    run: list[Block] = []
+    for block in sorted(blocks):
+        is_next = bool(run) and block == (run[-1].key, run[-1].number + 1)
+        if not is_next or len(run) * BLOCK_BYTES >= MAX_REQUEST_BYTES:
+            if run:
+                yield run
+            run = []
+        run.append(block)
+    if run:
+        yield run

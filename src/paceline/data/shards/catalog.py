@@ -1,0 +1,137 @@
+"""Finds the shards of each split under a root, and their class names.
+
+`shards.json`, which `paceline pack --to-shards` writes, lists the shards of each split. Without this file, all .tar
+files under the root are used, and words in their paths select the split: `train/0.tar` and `test/0.tar`, or
+`x-train-0.tar` and `x-val-0.tar`. A root may also be a list of shards, such as `https://host/x-{000..127}.tar`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from paceline.core.checksums import checksum_of_content
+from paceline.core.errors import UserError
+from paceline.core.files import json_text
+from paceline.core.printable import printable
+from paceline.core.small_files import MAX_BYTES, parse_json
+from paceline.core.storage.files import Storage, StoredFile
+from paceline.data.shards.index import SUFFIX
+
+MANIFEST, VERSION = "shards.json", 1
+CLASS_NAMES = "classnames.txt"  # one name per line
+TAR = ".tar"
+COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
+MAX_SHARDS = 1_000_000
+TRAIN_WORDS = ("train", "training")
+TEST_WORDS = ("test", "val", "valid", "validation")  # in order of preference
+_BRACES = re.compile(r"\{(?:(?P<first>\d+)\.\.(?P<last>\d+)|(?P<words>[^{}]*,[^{}]*))\}")
+
+
+class Catalog(NamedTuple):
+    """The shards under a root."""
+
+    storage: Storage
+    splits: Mapping[str, tuple[StoredFile, ...]]  # by split; a single entry "" if there are no splits
+    indexed: frozenset[str]  # names of shards with an index beside them
+    class_names: tuple[str, ...] = ()
+    flip_allowed: bool = True  # whether a flipped image is still a valid sample
+    notes: tuple[str, ...] = ()
+
+
+def open_catalog(root: str, flag: str) -> Catalog:
+    """List the shards under the root that `flag` gives; raise UserError if there are none."""
+    if "{" in root or root.endswith(TAR):
+        base = root.partition("{")[0].rpartition("/")[0]
+        storage = Storage(base or ".", flag)
+        names = list(_expand(root[len(base) + 1 :] if base else root, f"{flag} {root}"))
+        return Catalog(storage, {"": tuple(storage.describe_files(names))}, frozenset())
+    storage = Storage(root, flag)
+    content = storage.read_file(MANIFEST, MAX_BYTES)
+    if content is not None:
+        return _from_manifest(storage, content)
+    files = {file.name: file for file in storage.list_files()}
+    shards = [name for name in files if name.endswith(TAR)]
+    if not shards:
+        raise _no_shards(storage, files)
+    if any(files[name].size < 0 for name in shards):
+        files |= {file.name: file for file in storage.describe_files(shards)}
+    splits, notes = _split(shards)
+    return Catalog(
+        storage,
+        {split: tuple(files[name] for name in names) for split, names in splits.items()},
+        frozenset(name for name in shards if name + SUFFIX in files),
+        _class_names(storage) if CLASS_NAMES in files else (),
+        notes=tuple(f"{storage.shown}: {note}" for note in notes),
+    )
+
+
+def encode_manifest(splits: Mapping[str, Sequence[str]], class_names: Sequence[str], flip_allowed: bool) -> str:
+    """Return the content of `shards.json`."""
+    content = {"version": VERSION, "splits": splits, "class_names": list(class_names), "flip_allowed": flip_allowed}
+    return json_text(content | {"sha256": checksum_of_content(content)}, indent=1) + "\n"
+
+
+def _from_manifest(storage: Storage, content: bytes) -> Catalog:
+    try:
+        read = parse_json(content)
+        if read.pop("sha256") != checksum_of_content(read) or read["version"] != VERSION:
+            raise ValueError("checksum or version mismatch")
+        splits = {str(split): [_safe_name(name) for name in names] for split, names in read["splits"].items()}
+        class_names, flip_allowed = tuple(map(str, read["class_names"])), bool(read["flip_allowed"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{storage.shown}: {MANIFEST} is damaged ({error}); write the shards again") from None
+    described = {split: tuple(storage.describe_files(names)) for split, names in splits.items()}
+    indexed = frozenset(name for names in splits.values() for name in names)
+    return Catalog(storage, described, indexed, class_names, flip_allowed)
+
+
+def _safe_name(name: object) -> str:
+    if not isinstance(name, str) or not name.endswith(TAR) or name.startswith("/") or ".." in name.split("/"):
+        raise ValueError(f"{name!r} is not the name of a shard")
+    return name
+
+
+def _split(names: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
+    """Return the shards of each split, found by words in their paths, and notes about shards that are not used."""
+    words = {name: set(re.split(r"[^a-z]+", name.lower())) for name in names}
+    train = [name for name in names if words[name] & set(TRAIN_WORDS)]
+    test_word = next((word for word in TEST_WORDS if any(word in found for found in words.values())), "")
+    test = [name for name in names if test_word in words[name] and name not in train]
+    if not train or not test:
+        return {"": list(names)}, []
+    unused = [name for name in names if name not in {*train, *test}]
+    notes = [f"{len(unused)} shards are in no split and are not used, such as {printable(unused[0])}"] if unused else []
+    return {"train": train, "test": test}, notes
+
+
+def _class_names(storage: Storage) -> tuple[str, ...]:
+    content = storage.read_file(CLASS_NAMES, MAX_BYTES) or b""
+    return tuple(line.strip() for line in content.decode(errors="replace").splitlines() if line.strip())
+
+
+def _no_shards(storage: Storage, names: Mapping[str, StoredFile]) -> UserError:
+    compressed = next((name for name in names if name.endswith(COMPRESSED)), "")
+    if compressed:
+        return UserError(f"{storage.shown}: {printable(compressed)} is compressed; decompress it to a .tar file")
+    return UserError(f"{storage.shown}: no .tar files found; create some with paceline pack SRC DST --to-shards")
+
+
+def _expand(pattern: str, shown: str) -> Iterator[str]:
+    """Yield the names that a pattern with braces stands for: `{000..127}` or `{train,test}`."""
+    match = _BRACES.search(pattern)
+    if match is None:
+        if "{" in pattern:
+            raise UserError(f"{shown}: invalid braces; write them as {{000..127}} or {{a,b}}")
+        yield pattern
+        return
+    if match["words"] is not None:
+        values = match["words"].split(",")
+    else:
+        first, last = int(match["first"]), int(match["last"])
+        if not first <= last < first + MAX_SHARDS:
+            raise UserError(f"{shown}: {match[0]} must be an increasing range of at most {MAX_SHARDS:,} numbers")
+        values = [f"{number:0{len(match['first'])}d}" for number in range(first, last + 1)]
+    for value in values:
+        yield from _expand(pattern[: match.start()] + value + pattern[match.end() :], shown)

@@ -1,0 +1,71 @@
+"""The index of a shard: where each of its members (the files in the tar file) starts, with sizes and checksums.
+
+`paceline pack --to-shards` writes an index beside every shard. For other shards, one scan makes the index, which is
+then kept in the cache folder. That file can be copied beside the shard, as NAME.tar.index.json.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+from paceline.core.checksums import checksum_of_content
+from paceline.core.small_files import parse_json
+
+VERSION = 1
+SUFFIX = ".index.json"
+MAX_INDEX_BYTES = 2**28
+
+
+class Member(NamedTuple):
+    """A file in a tar file."""
+
+    name: str
+    offset: int  # position of its first byte in the tar file
+    size: int
+    crc32: int
+    height: int = 0  # upright height of the image in pixels; 0 if the member is not a readable image
+    width: int = 0
+    label: int = -1  # class index, if the member contains one
+    problem: str = ""  # why the member cannot be used; "" if it can
+
+
+class ShardIndex(NamedTuple):
+    """The members of a shard, in order."""
+
+    size: int  # size of the tar file in bytes
+    members: tuple[Member, ...]
+    problem: str = ""  # what is wrong with the whole shard, such as a missing end
+
+    def encode(self) -> bytes:
+        """Return the content of an index file."""
+        content = {
+            "version": VERSION,
+            "size": self.size,
+            "problem": self.problem,
+            "members": [list(member) for member in self.members],
+        }
+        return json.dumps(content | {"sha256": checksum_of_content(content)}).encode()
+
+    @classmethod
+    def parse(cls, content: bytes) -> ShardIndex:
+        """Parse the content of an index file; raise ValueError if it is damaged or has an unknown version."""
+        try:
+            read: Any = parse_json(content)
+            if read.pop("sha256") != checksum_of_content(read):
+                raise ValueError("the index does not match its recorded SHA-256")
+            if read["version"] != VERSION:
+                raise ValueError(f"index version {read['version']}, expected {VERSION}")
+            members = tuple(_member(row, read["size"]) for row in read["members"])
+            return cls(int(read["size"]), members, str(read["problem"]))
+        except (KeyError, TypeError, AttributeError, OverflowError, UnicodeDecodeError) as error:
+            raise ValueError(f"the index cannot be read: {' '.join(str(error).split())}") from None
+
+
+def _member(row: list[Any], size: int) -> Member:
+    name, offset, length, checksum, height, width, label, problem = row
+    numbers = (int(offset), int(length), int(checksum), int(height), int(width), int(label))
+    member = Member(str(name), *numbers, str(problem))
+    if not 0 <= member.offset <= member.offset + member.size <= size:
+        raise ValueError("the index lists bytes outside the shard")
+    return member

@@ -1,0 +1,83 @@
+"""Loads the index of every shard, and scans shards that have none. A killed scan resumes at the next shard."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+from paceline.core.activity import activity, counted
+from paceline.core.errors import UserError
+from paceline.core.files import write_file
+from paceline.core.lock import Lock
+from paceline.core.printable import printable
+from paceline.core.small_files import read_bounded
+from paceline.core.storage.files import StoredFile
+from paceline.core.storage.reader import Reader, key_of
+from paceline.data.shards.catalog import Catalog
+from paceline.data.shards.index import MAX_INDEX_BYTES, SUFFIX, ShardIndex
+from paceline.data.shards.scan import scan
+
+MIN_THREADS = 4  # threads mostly wait for the storage
+
+
+def load_indexes(
+    catalog: Catalog, shards: Sequence[StoredFile], reader: Reader, folder: Path, num_threads: int
+) -> list[tuple[StoredFile, ShardIndex]]:
+    """Return every shard with its index. New indexes are stored in the folder."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cache folder {folder}: {error.strerror}; choose a folder that can be written to") from None
+    shown = f"reading the index of shards in {catalog.storage.shown}"
+    activity(shown)
+    with ThreadPoolExecutor(max(MIN_THREADS, num_threads)) as threads:
+        found = threads.map(lambda shard: _load(catalog, shard, reader, folder), shards)
+        return list(zip(shards, counted(found, shown, len(shards)), strict=True))
+
+
+def _load(catalog: Catalog, shard: StoredFile, reader: Reader, folder: Path) -> ShardIndex:
+    if shard.name in catalog.indexed:
+        return _beside(catalog, shard)
+    file = folder / f"{key_of(catalog.storage, shard)}.json"
+    index = _kept(file, shard)
+    if index is not None:
+        return index
+    lock = Lock(folder, f".{file.stem}.lock", wait_seconds=math.inf)  # the processes of a host scan each shard once
+    try:
+        index = _kept(file, shard) or scan(reader, shard)
+        with suppress(OSError):  # without space, the shard is scanned again next time
+            write_file(file, index.encode(), durable=False)
+    finally:
+        lock.release(remove=True)
+    return index
+
+
+def _kept(file: Path, shard: StoredFile) -> ShardIndex | None:
+    """Return an index that an earlier scan stored; None if there is none or it is damaged."""
+    try:
+        index = ShardIndex.parse(read_bounded(file, MAX_INDEX_BYTES))
+    except (OSError, ValueError):
+        return None
+    return index if index.size == shard.size else None
+
+
+def _beside(catalog: Catalog, shard: StoredFile) -> ShardIndex:
+    """Return the index beside a shard; raise UserError if it is damaged or the shard has changed."""
+    name = shard.name + SUFFIX
+    content = catalog.storage.read_file(name, MAX_INDEX_BYTES)
+    shown = f"{catalog.storage.shown}: {printable(name)}"
+    if content is None:
+        raise UserError(f"{shown}: not found; copy it together with the shards")
+    try:
+        index = ShardIndex.parse(content)
+    except ValueError as error:
+        raise UserError(f"{shown}: {error}; delete it, and the shard is scanned instead") from None
+    if index.size != shard.size:
+        raise UserError(
+            f"{shown}: made for a shard of {index.size:,} bytes, but {printable(shard.name)} has {shard.size:,}; "
+            "restore the shard, or delete its index"
+        )
+    return index

@@ -1,0 +1,173 @@
+"""Groups the members of shards into samples, as WebDataset does.
+
+Members whose names are equal up to the first dot belong to one sample: `000123.jpg`, `000123.cls`. The rest of the name
+selects the field: `jpg` and `input.png` are the image, `target.png` is the target, `NAME.png` is the panel NAME, and
+`cls` is the class number.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.contracts.data_spec import INPUT
+from paceline.core.printable import printable
+from paceline.core.storage.files import Span, StoredFile
+from paceline.data.file_lists import HIDDEN, SUFFIXES
+from paceline.data.shards.index import Member, ShardIndex
+from paceline.data.shards.scan import LABEL_SUFFIX, PICKLES
+
+LABEL = "label"
+FIELD_NAMES = {"input": INPUT}  # names of fields in shards that differ from the names in samples
+
+
+class Placed(NamedTuple):
+    """One image of every sample: where its bytes are, their checksum, and the size of the image."""
+
+    shard: NDArray[np.int32]
+    offset: NDArray[np.int64]
+    size: NDArray[np.int64]
+    crc32: NDArray[np.uint32]
+    pixels: NDArray[np.int64]  # [n, 2]: height and width
+
+    def rows(self, rows: NDArray[np.int64]) -> Placed:
+        """Return the images of some samples."""
+        return Placed(self.shard[rows], self.offset[rows], self.size[rows], self.crc32[rows], self.pixels[rows])
+
+
+class Names:
+    """The names of many samples, in little memory."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        encoded = [name.encode(errors="surrogateescape") for name in names]
+        self._ends = np.cumsum([0, *map(len, encoded)])
+        self._text = b"".join(encoded)
+
+    def __getitem__(self, index: int) -> str:
+        return self._text[self._ends[index] : self._ends[index + 1]].decode(errors="surrogateescape")
+
+
+@dataclass(frozen=True)
+class SampleTable:
+    """All usable samples of several shards, in order, without their content."""
+
+    places: tuple[str, ...]  # of the shards
+    images: Mapping[str, Placed]  # by field
+    labels: NDArray[np.int64] | None
+    names: Names
+    problems: tuple[str, ...]  # samples and shards that cannot be used, each with the reason
+    ignored: Mapping[str, int]  # number of members that are not used, by suffix
+
+    def __len__(self) -> int:
+        return len(self.images[INPUT].shard) if self.images else 0
+
+    def span(self, field: str, index: int) -> Span:
+        """Return where an image of a sample is."""
+        placed = self.images[field]
+        start = int(placed.offset[index])
+        return Span(self.places[placed.shard[index]], start, start + int(placed.size[index]))
+
+    def rows(self, rows: NDArray[np.int64]) -> SampleTable:
+        """Return a table with some of the samples."""
+        images = {field: placed.rows(rows) for field, placed in self.images.items()}
+        labels = None if self.labels is None else self.labels[rows]
+        names = Names(self.names[int(row)] for row in rows)
+        return SampleTable(self.places, images, labels, names, self.problems, self.ignored)
+
+
+class _Found(NamedTuple):
+    name: str
+    shard: int
+    fields: dict[str, Member]
+    problem: str
+
+
+def make_table(shards: Sequence[tuple[StoredFile, ShardIndex]]) -> SampleTable:
+    """Return the samples of all shards that have the fields that most samples have."""
+    problems = [f"{printable(file.name)}: {index.problem}" for file, index in shards if index.problem]
+    ignored: Counter[str] = Counter()
+    found = [sample for row, (file, index) in enumerate(shards) for sample in _samples(row, file.name, index, ignored)]
+    fields = _common_fields(found)
+    usable = []
+    for sample in found:
+        missing = [field for field in sorted(fields) if field not in sample.fields]
+        problem = sample.problem or (f"no member for {missing[0]!r}" if missing else "")
+        if problem:
+            problems.append(f"{printable(sample.name)}: {problem}")
+        else:
+            usable.append(sample)
+    return SampleTable(
+        places=tuple(file.place for file, _ in shards),
+        images={field: _placed(field, usable) for field in _ordered(fields - {LABEL})} if usable else {},
+        labels=np.array([sample.fields[LABEL].label for sample in usable]) if LABEL in fields else None,
+        names=Names(sample.name for sample in usable),
+        problems=tuple(problems),
+        ignored=ignored,
+    )
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """Return a member's sample key, which includes its folders, and the rest of its name after the first dot."""
+    folder, slash, base = name.rpartition("/")
+    stem, _, rest = base.partition(".")
+    return f"{folder}{slash}{stem}", rest.lower()
+
+
+def field_of(rest: str) -> str:
+    """Return the field for the part of a member's name after the first dot; "" if the member is not used."""
+    if f".{rest}" == LABEL_SUFFIX:
+        return LABEL
+    name, _, suffix = rest.rpartition(".")
+    if f".{suffix}" not in SUFFIXES or (name and not name.isidentifier()):
+        return ""
+    return FIELD_NAMES.get(name, name or INPUT)
+
+
+def _samples(shard: int, shard_name: str, index: ShardIndex, ignored: Counter[str]) -> list[_Found]:
+    """Return the samples of a shard, in the order of their first members."""
+    found: dict[str, dict[str, Member]] = {}
+    problems: dict[str, str] = {}
+    for member in index.members:
+        key, rest = split_name(member.name)
+        if PurePosixPath(member.name).name.startswith(HIDDEN) or not rest:
+            ignored["no suffix"] += not rest
+            continue
+        field, suffix = field_of(rest), PurePosixPath(member.name).suffix.lower()
+        if not field and suffix not in PICKLES:
+            ignored[suffix] += 1
+            continue
+        fields = found.setdefault(key, {})
+        if member.problem:
+            problems.setdefault(key, f"{printable(PurePosixPath(member.name).name)}: {member.problem}")
+        if field in fields:
+            problems.setdefault(key, f"several members for {field!r}, such as {printable(member.name)}")
+        fields[field] = member
+    return [_Found(f"{shard_name}/{key}", shard, fields, problems.get(key, "")) for key, fields in found.items()]
+
+
+def _common_fields(found: Sequence[_Found]) -> set[str]:
+    """Return the fields of most samples."""
+    counted = Counter(frozenset(sample.fields) for sample in found if not sample.problem)
+    most = max(((count, len(fields), sorted(fields)) for fields, count in counted.items()), default=(0, 0, []))
+    return {INPUT, *most[-1]} if found else set()
+
+
+def _ordered(fields: Iterable[str]) -> list[str]:
+    return sorted(fields, key=lambda field: (field != INPUT, field))
+
+
+def _placed(field: str, samples: Sequence[_Found]) -> Placed:
+    members = [sample.fields[field] for sample in samples]
+    return Placed(
+        np.array([sample.shard for sample in samples], dtype=np.int32),
+        np.array([member.offset for member in members], dtype=np.int64),
+        np.array([member.size for member in members], dtype=np.int64),
+        np.array([member.crc32 for member in members], dtype=np.uint32),
+        np.array([(member.height, member.width) for member in members], dtype=np.int64),
+    )

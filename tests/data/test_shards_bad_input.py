@@ -1,0 +1,178 @@
+"""Damaged, incomplete or malicious tar files: one line that names the file, or samples that are left out and listed."""
+
+from __future__ import annotations
+
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made_data import encode_png, random_images, write_tar
+
+from paceline.core.errors import UserError
+from paceline.data.shards.index import SUFFIX
+from paceline.data.sources.shards import Shards
+
+IMAGES = [encode_png(image) for image in random_images(6, 10, 12, 3)]
+GOOD = {
+    f"{n}{end}": data for n, image in enumerate(IMAGES) for end, data in ((".png", image), (".cls", b"%d" % (n % 3)))
+}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user-cache"))
+
+
+def open_shards(root: Path, **settings: object) -> Shards:
+    (root / "test").mkdir(exist_ok=True)
+    write_tar(root / "test" / "0.tar", GOOD)
+    return Shards("train", Shards.Settings(data="shards", data_root=str(root), workers=0, **settings))  # type: ignore[arg-type]
+
+
+BAD_MEMBERS = {
+    "missing": ({name: data for name, data in GOOD.items() if name != "2.cls"}, "2: no member for 'label'"),
+    "no image": (GOOD | {"9.cls": b"1"}, "9: no member for 'image'"),
+    "two images": (GOOD | {"2.jpg": IMAGES[0]}, r"2: several members for 'image', such as 2\.jpg"),
+    "twice": ([*GOOD.items(), ("2.png", IMAGES[0])], r"2: several members for 'image', such as 2\.png"),
+    "pickle": (GOOD | {"2.pyd": b"\x80\x04"}, r"2: 2\.pyd: pickled data is not read"),
+    "second pickle": (GOOD | {"2.target.pickle": b"\x80\x04"}, r"2: 2\.target\.pickle: pickled data is not read"),
+    "word": (GOOD | {"2.cls": b"cat"}, r"2: 2\.cls: not a class number"),
+    "text": (GOOD | {"2.png": b"hello"}, r"2: 2\.png: unreadable image"),
+    "empty": (GOOD | {"2.png": b""}, r"2: 2\.png: unreadable image \(the file is empty\)"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_MEMBERS)
+def test_unusable_samples_are_named_or_left_out(kind: str, tmp_path: Path) -> None:
+    members, message = BAD_MEMBERS[kind]
+    write_tar(tmp_path / "train" / "0.tar", members)
+    with pytest.raises(UserError, match=rf"--data-root .*: train/0\.tar/{message}.*--bad-images skip"):
+        open_shards(tmp_path)
+    source = open_shards(tmp_path, bad_images="skip")
+    assert len(source) == (6 if kind == "no image" else 5) and len(source.not_used) == 1
+    assert any("left out 1 unusable" in note for note in source.notes)
+
+
+def test_damaged_pixels_are_found_when_read_or_left_out_at_the_start(tmp_path: Path) -> None:
+    write_tar(tmp_path / "train" / "0.tar", GOOD | {"2.png": IMAGES[2][:200]})
+    with pytest.raises(UserError, match=r"train/0\.tar/2: unreadable image .*--bad-images skip"):
+        open_shards(tmp_path).read(2)
+    assert len(open_shards(tmp_path, bad_images="skip")) == 5
+
+
+def test_pairs_of_different_sizes_are_named_or_left_out(tmp_path: Path) -> None:
+    large = encode_png(random_images(12, 12, 3))
+    members = {f"{n}.{kind}.png": IMAGES[n] for n in range(4) for kind in ("input", "target")} | {"1.target.png": large}
+    write_tar(tmp_path / "train" / "0.tar", members)
+    with pytest.raises(UserError, match=r"train/0\.tar/1: image is 12×10 pixels but target is 12×12"):
+        open_shards(tmp_path)
+    assert len(open_shards(tmp_path, bad_images="skip")) == 3
+
+
+def _cut(content: bytes, kind: str) -> bytes:
+    end = content.rindex(b"5.cls")  # header of the last member
+    return {
+        "in the middle of a member": content[:3000],
+        "in the middle of a header": content[: end + 100],
+        "after a member": content[:end],
+        "garbage": content[:end] + b"x" * 2048,
+        "concatenated": content + content,
+        "compressed": b"\x1f\x8b\x08" + content,
+        "empty": b"",
+    }[kind]
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("in the middle of a member", "truncated"),
+        ("in the middle of a header", "no end marker"),
+        ("after a member", "no end marker"),
+        ("garbage", "damaged at byte"),
+        ("concatenated", "data after the end marker"),
+        ("compressed", "not an uncompressed tar file"),
+        ("empty", "truncated"),
+    ],
+)
+def test_a_truncated_or_damaged_tar_file_is_named(kind: str, message: str, tmp_path: Path) -> None:
+    write_tar(tmp_path / "train" / "0.tar", GOOD, tarfile.USTAR_FORMAT)
+    file = tmp_path / "train" / "1.tar"
+    file.write_bytes(_cut((tmp_path / "train" / "0.tar").read_bytes(), kind))
+    with pytest.raises(UserError, match=rf"train/1\.tar: .*{message}"):
+        open_shards(tmp_path)
+    source = open_shards(tmp_path, bad_images="skip")
+    assert 6 <= len(source) <= 12 and any("train/1.tar" in line for line in source.not_used)
+
+
+def test_a_changed_shard_does_not_match_its_index(tmp_path: Path) -> None:
+    file = tmp_path / "train" / "0.tar"
+    write_tar(file, GOOD)
+    source = open_shards(tmp_path)
+    content = bytearray(file.read_bytes())
+    at = content.index(b"IDAT") + 20
+    content[at : at + 4] = b"\0\0\0\0"
+    file.write_bytes(content)
+    with pytest.raises(UserError, match=r"train/0\.tar/0: does not match its checksum"):
+        source.read(0)
+    assert np.array_equal(source.read(1)["label"], 1)
+
+
+def test_a_damaged_or_outdated_index_beside_a_shard_is_reported(tmp_path: Path) -> None:
+    write_tar(tmp_path / "train" / "0.tar", GOOD)
+    index = tmp_path / "train" / f"0.tar{SUFFIX}"
+    open_shards(tmp_path)
+    kept = next(
+        file
+        for file in (tmp_path / "user-cache" / "paceline" / "shards" / "index").glob("*.json")
+        if b'"2.png"' in file.read_bytes()
+    )
+    index.write_bytes(kept.read_bytes())
+    assert len(open_shards(tmp_path)) == 6
+    index.write_bytes(kept.read_bytes().replace(b'"2.png"', b'"7.png"'))
+    with pytest.raises(UserError, match=r"0\.tar\.index\.json: the index does not match its recorded SHA-256"):
+        open_shards(tmp_path)
+    index.write_bytes(kept.read_bytes())
+    write_tar(tmp_path / "train" / "0.tar", GOOD | {f"more{n}.png": IMAGES[0] for n in range(30)})
+    with pytest.raises(UserError, match=r"made for a shard of .* bytes, but train/0\.tar has"):
+        open_shards(tmp_path)
+
+
+def test_names_in_a_tar_file_are_never_used_as_paths(tmp_path: Path) -> None:
+    outside = tmp_path / "outside.png"
+    names = [f"../{n}.png" for n in range(3)] + [str(outside), "a\nb\x1b[2J.png"]
+    write_tar(tmp_path / "root" / "train" / "0.tar", {name: IMAGES[0] for name in names})
+    link = tarfile.TarInfo("link.png")
+    link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+    with tarfile.open(tmp_path / "root" / "train" / "0.tar", "a") as archive:
+        archive.addfile(link)
+    with pytest.raises(UserError, match=r"link: link\.png: symbolic links are not supported") as caught:
+        open_shards(tmp_path / "root")
+    assert "\n" not in str(caught.value)
+    source = open_shards(tmp_path / "root", bad_images="skip", crop=8)
+    assert source.read_many(np.arange(5))["image"].shape == (5, 10, 12, 3)
+    assert not outside.exists() and "\x1b" not in "".join(source.notes)
+
+
+def test_a_member_with_a_negative_or_huge_size_ends_the_scan(tmp_path: Path) -> None:
+    for size in (-512, 2**40):
+        header = tarfile.TarInfo("1.png")
+        header.size = size
+        content = header.tobuf(tarfile.GNU_FORMAT) + bytes(1024)
+        (tmp_path / "train").mkdir(exist_ok=True)
+        (tmp_path / "train" / "0.tar").write_bytes(content)
+        with pytest.raises(UserError, match=r"train/0\.tar: truncated"):
+            open_shards(tmp_path)
+
+
+def test_a_folder_without_usable_shards_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no \.tar files found; create some with paceline pack SRC DST --to-shards"):
+        Shards("train", Shards.Settings(data="shards", data_root=str(tmp_path)))
+    (tmp_path / "0.tar.gz").write_bytes(b"")
+    with pytest.raises(UserError, match=r"0\.tar\.gz is compressed; decompress it"):
+        Shards("train", Shards.Settings(data="shards", data_root=str(tmp_path)))
+    with pytest.raises(UserError, match="needs --data-root"):
+        Shards("train", Shards.Settings(data="shards"))
+    write_tar(tmp_path / "0.tar", {"readme.txt": b"hello"})
+    with pytest.raises(UserError, match="no images found"):
+        Shards("train", Shards.Settings(data="shards", data_root=str(tmp_path)))

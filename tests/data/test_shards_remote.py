@@ -1,0 +1,270 @@
+"""Remote shards: ranges, the cache, prefetching, and servers that fail. tests/cluster tests a real S3 server."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from file_server import FileServer
+from made_data import encode_png, random_images, raw_batches, write_tar
+
+from paceline.core.errors import UserError
+from paceline.core.storage import cache as cache_module
+from paceline.core.storage import files, reader
+from paceline.core.storage.cache import Block, BlockCache
+from paceline.data.loaders.workers import Workers
+from paceline.data.source import Subset
+from paceline.data.sources.shards import Shards
+from paceline.data.tickets import Stream
+
+pytest.importorskip("aiohttp")
+IMAGES = random_images(40, 60, 60, 3)  # incompressible: about 11 kB each
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "BLOCK_BYTES", 2**15)
+    monkeypatch.setattr(files, "OPENING_SECONDS", 1.0)
+    monkeypatch.setattr(files, "GONE_SECONDS", 0.5)
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[FileServer]:
+    for split, rows in (("train", range(30)), ("test", range(30, 40))):
+        members = {}
+        for n in rows:
+            members |= {f"{n:03d}.png": encode_png(IMAGES[n]), f"{n:03d}.cls": b"%d" % (n % 4)}
+        write_tar(tmp_path / "served" / f"{split}-0.tar", members)
+    server = FileServer(tmp_path / "served")
+    yield server
+    server.stop()
+
+
+def open_shards(url: str, cache: Path, split: str = "train", **settings: object) -> Shards:
+    chosen = {"shard_cache": str(cache), "shard_cache_gb": 0.01, "workers": 0, **settings}
+    return Shards(split, Shards.Settings(data="shards", data_root=url, **chosen))  # type: ignore[arg-type]
+
+
+def stored_bytes(cache: Path) -> int:
+    return sum(file.stat().st_size for file in (cache / "blocks").rglob("*") if file.is_file())
+
+
+def test_a_warm_cache_is_read_without_the_server(served: FileServer, tmp_path: Path) -> None:
+    source = open_shards(served.url, tmp_path / "cache")
+    assert len(source) == 30 and np.array_equal(source.read(7)["image"], IMAGES[7])
+    ranges = served.ranges("train-0.tar")
+    assert len(ranges) < 5 and "-" not in ranges[1:], "the scan reads large ranges"
+    served.requests.clear()
+    again = open_shards(served.url, tmp_path / "cache")
+    assert np.array_equal(again.read_many(np.arange(30))["image"], IMAGES[:30])
+    assert [one for one in served.ranges("train-0.tar") if one not in ("-", "bytes=1-1")] == []
+
+
+def test_batches_are_read_with_few_requests(served: FileServer, tmp_path: Path) -> None:
+    open_shards(served.url, tmp_path / "first")  # makes the index
+    (tmp_path / "second").mkdir()
+    (tmp_path / "first" / "index").rename(tmp_path / "second" / "index")
+    source = open_shards(served.url, tmp_path / "second")
+    served.requests.clear()
+    source.read_many(np.arange(10, 20))
+    assert len(served.ranges("train-0.tar")) == 1, "adjacent blocks are read together"
+    served.requests.clear()
+    source.read_many(np.array([29, 0]))
+    assert len(served.ranges("train-0.tar")) == 2
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_are_prefetched_and_equal_the_images(served: FileServer, tmp_path: Path, workers: int) -> None:
+    source = Subset(open_shards(served.url, tmp_path / "cache", shuffle_block=5, shuffle_mixed=2), np.arange(28))
+    stream = Stream(0, len(source), source.shuffle)
+    loader = Workers(source, torch.device("cpu"), Shards.Settings(workers=workers))
+    requests = [stream.take(start, start + 7) for start in range(0, 56, 7)]
+    for request, batch in zip(requests, raw_batches(loader, requests), strict=True):
+        assert np.array_equal(batch["image"].permute(0, 2, 3, 1).numpy(), IMAGES[request.index])
+        assert np.array_equal(batch["label"].numpy(), request.index % 4)
+    loader.close()
+
+
+def test_prefetching_downloads_in_the_background(served: FileServer, tmp_path: Path) -> None:
+    open_shards(served.url, tmp_path / "first")
+    (tmp_path / "second").mkdir()
+    (tmp_path / "first" / "index").rename(tmp_path / "second" / "index")
+    source = open_shards(served.url, tmp_path / "second")
+    source.prefetch(np.arange(3, 6))
+    until = time.monotonic() + 20
+    while not stored_bytes(tmp_path / "second") and time.monotonic() < until:
+        time.sleep(0.01)
+    served.stop()
+    assert np.array_equal(source.read(4)["image"], IMAGES[4])
+
+
+def test_the_cache_stays_within_its_limit_and_removes_the_oldest_blocks(tmp_path: Path) -> None:
+    cache = BlockCache(tmp_path, 1000)
+    for number in range(30):
+        cache.write(Block("a", number), bytes([number]) * 100)
+        cache.read(Block("a", 0), 0, 1)  # used again and again
+        os.utime(tmp_path / "blocks" / "a" / "0", ns=(10**18 + number * 10**9,) * 2)
+        os.utime(tmp_path / "blocks" / "a" / str(number), ns=(10**18 + number * 10**9,) * 2)
+        assert stored_bytes(tmp_path) <= 1000
+    assert cache.has(Block("a", 0)) and cache.has(Block("a", 29)) and not cache.has(Block("a", 5))
+    assert cache.read(Block("a", 29), 10, 12) == b"\x1d\x1d" and cache.read(Block("a", 29), 90, 110) is None
+    cache.write(Block("a", 99), bytes(2000))
+    assert not cache.has(Block("a", 99)), "a block larger than the limit is not stored"
+
+
+def _fill(folder: Path, process: int) -> None:
+    cache = BlockCache(folder, 20_000)
+    for number in range(10**6):
+        cache.write(Block(f"p{process}", number), bytes(1000))
+
+
+def test_processes_share_a_cache_whose_limit_survives_kills(tmp_path: Path) -> None:
+    fork = multiprocessing.get_context("fork")
+    BlockCache(tmp_path, 20_000)
+    for _ in range(3):
+        processes = [fork.Process(target=_fill, args=(tmp_path, n), daemon=True) for n in range(3)]
+        for process in processes:
+            process.start()
+        until = time.monotonic() + 0.3
+        while time.monotonic() < until:
+            assert stored_bytes_quickly(tmp_path) <= 20_000
+        for process in processes:
+            os.kill(process.pid or 0, signal.SIGKILL)
+            process.join()
+    cache = BlockCache(tmp_path, 20_000)
+    for number in range(30):
+        cache.write(Block("after", number), bytes(1000))
+    assert cache.has(Block("after", 29)) and stored_bytes_quickly(tmp_path) <= 20_000
+
+
+def stored_bytes_quickly(cache: Path) -> int:
+    """Return the size of all blocks while other processes add and remove blocks."""
+    total = 0
+    for file in (cache / "blocks").rglob("*"):
+        try:
+            total += file.stat().st_size if file.is_file() else 0
+        except FileNotFoundError:
+            continue
+    return total
+
+
+def test_a_damaged_block_is_downloaded_again(served: FileServer, tmp_path: Path) -> None:
+    source = open_shards(served.url, tmp_path / "cache")
+    blocks = [file for file in (tmp_path / "cache" / "blocks").rglob("*") if file.is_file()]
+    for number, file in enumerate(blocks):
+        file.write_bytes(b"" if number % 3 == 0 else bytes(file.stat().st_size))
+    assert np.array_equal(source.read_many(np.arange(30))["image"], IMAGES[:30])
+
+
+def test_a_full_disk_disables_the_cache_with_one_line(
+    served: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(cache_module, "replacing", fail)
+    source = open_shards(served.url, tmp_path / "cache")
+    assert np.array_equal(source.read_many(np.arange(30))["image"], IMAGES[:30])
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.endswith("No space left on device; data is read without storing it; free up space")
+
+
+def test_the_cache_leaves_space_on_the_disk_free(
+    served: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache_module, "MIN_FREE_BYTES", 2**60)
+    source = open_shards(served.url, tmp_path / "cache")
+    assert np.array_equal(source.read(3)["image"], IMAGES[3]) and stored_bytes(tmp_path / "cache") == 0
+
+
+def test_without_a_cache_every_image_is_read_from_the_server(served: FileServer, tmp_path: Path) -> None:
+    source = open_shards(served.url, tmp_path / "cache", shard_cache_gb=0)
+    assert np.array_equal(source.read_many(np.arange(30))["image"], IMAGES[:30])
+    assert not (tmp_path / "cache" / "blocks").exists()
+
+
+def test_a_server_without_ranges_sends_every_shard_once(served: FileServer, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "http.server", "--bind", "127.0.0.1", "0"]
+    plain = subprocess.Popen(
+        command,
+        cwd=tmp_path / "served",
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={"PYTHONUNBUFFERED": "1"},
+    )
+    try:
+        assert plain.stdout
+        url = f"http://127.0.0.1:{plain.stdout.readline().split('port ')[1].split()[0]}"
+        source = open_shards(url, tmp_path / "cache")
+        assert np.array_equal(source.read_many(np.arange(30))["image"], IMAGES[:30])
+        with pytest.raises(UserError, match=r"does not support range requests.*at least 0\.\d+ GB"):
+            open_shards(url, tmp_path / "other", shard_cache_gb=0.0001)
+    finally:
+        plain.kill()
+        plain.wait()
+
+
+def test_reading_waits_for_a_server_that_restarts(
+    served: FileServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = open_shards(served.url, tmp_path / "cache", shard_cache_gb=0)
+    served.fails = True
+    pid = os.fork()
+    if pid == 0:  # a worker process
+        equal = np.array_equal(source.read(5)["image"], IMAGES[5])
+        os._exit(0 if equal else 1)
+    time.sleep(0.5)
+    served.fails = False
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_a_server_that_stays_away_ends_in_one_line(served: FileServer, tmp_path: Path) -> None:
+    source = open_shards(served.url, tmp_path / "cache", shard_cache_gb=0, shard_wait=0.5)
+    served.fails = True
+    with pytest.raises(UserError, match=r"train-0\.tar: cannot be read .*check the URL and the server"):
+        source.read(0)
+
+
+def test_a_shard_that_disappears_or_changes_ends_in_one_line(served: FileServer, tmp_path: Path) -> None:
+    source = open_shards(served.url, tmp_path / "cache", shard_cache_gb=0)
+    file = tmp_path / "served" / "train-0.tar"
+    content = bytearray(file.read_bytes())
+    content[2000:3000] = bytes(1000)
+    file.write_bytes(content)
+    with pytest.raises(UserError, match=r"train-0\.tar/000: does not match its checksum.*restore the shard"):
+        source.read(0)
+    file.write_bytes(content[:5000])
+    with pytest.raises(UserError, match=r"train-0\.tar: shorter than its index says"):
+        source.read(0)
+    file.unlink()
+    with pytest.raises(UserError, match=r"train-0\.tar: not found.*check that the bucket and the files exist"):
+        source.read(0)
+    with pytest.raises(UserError, match=r"--data-root http.*: (no \.tar files|not) found"):
+        open_shards(f"{served.url}/nowhere", tmp_path / "cache")
+
+
+def test_a_replaced_shard_is_indexed_again(served: FileServer, tmp_path: Path) -> None:
+    open_shards(served.url, tmp_path / "cache")
+    members = {f"{n}.png": encode_png(image) for n, image in enumerate(IMAGES[::-1][:5])}
+    file = tmp_path / "served" / "train-0.tar"
+    write_tar(file, members)
+    os.utime(file, (10**9, 10**9))
+    source = open_shards(served.url, tmp_path / "cache", crop=8)
+    assert len(source) == 5 and np.array_equal(source.read(0)["image"], IMAGES[-1])
+
+
+def test_credentials_in_a_url_are_rejected() -> None:
+    from paceline.core.secrets import reject_credentials
+
+    with pytest.raises(UserError, match="contains a credential"):
+        reject_credentials({"data_root": "https://user:secret@host/shards"})
