@@ -39,7 +39,7 @@ from paceline.cli.interrupt import Interrupted
 from paceline.cli.launch import launch
 from paceline.cli.tools import board, doctor, new, settings
 from paceline.config.settings import SETTINGS_NOT_IN_PLAN, SETTINGS_NOT_IN_VERIFY
-from paceline.core.activity import show_activities
+from paceline.core.activity import end_activity, show_activities
 from paceline.core.errors import UserError
 from paceline.core.printable import print_any_text, print_line
 from paceline.core.trust import set_trust, trusts_files
@@ -291,6 +291,7 @@ def main() -> None:
     print_any_text()
     show_activities()
     code = run()
+    end_activity()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # skips interpreter shutdown, during which process-group threads can hang

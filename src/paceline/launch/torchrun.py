@@ -38,9 +38,10 @@ def run_processes(module: str, arguments: Sequence[str], processes: int, rendezv
     """Run `python -m module arguments` in several processes on this host; return their common exit code."""
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     rendezvous = rendezvous or Rendezvous()
-    activity("starting 1 process" if processes == 1 else f"starting {processes} processes, which load PyTorch")
     with tempfile.TemporaryDirectory(prefix="paceline-", ignore_cleanup_errors=True) as name:
         mailbox = Mailbox(Path(name))
+        started = "1 process, which loads PyTorch" if processes == 1 else f"{processes} processes, which load PyTorch"
+        activity(f"starting {started}", until=lambda: bool(mailbox.processes()))
         variables = {LAUNCHER: str(os.getpid()), MAILBOX_FOLDER: name, **AGENT_ENVIRONMENT}
         with _environment(variables), _forwarding(mailbox) as signals:
             supervisor = _Supervisor(["-u", "-m", module, *arguments], processes, rendezvous, mailbox, signals)
