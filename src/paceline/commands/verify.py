@@ -19,7 +19,7 @@ from torch import Tensor
 from paceline.config.resolve import Config
 from paceline.config.spans import split_batch
 from paceline.contracts.recipe import Phase
-from paceline.core.activity import activity
+from paceline.core.activity import activity, counted
 from paceline.core.errors import UserError, unknown
 from paceline.core.files import write_json
 from paceline.core.registry import load_class
@@ -187,7 +187,8 @@ def trace_strategy(config: Config, path: str, control: str, num_steps: int) -> N
     trace: Trace = {}
     parts.recipe.train()
     steps = parts.feed.steps(0, num_steps * parts.feed.images_per_step)
-    parts.strategy.drive(steps, _advance(parts, trace))
+    shown = counted(steps, f"training under {config.run.strategy}", num_steps)
+    parts.strategy.drive(shown, _advance(parts, trace))
     for network, module in parts.recipe.networks.items():
         tensors = module.state_dict().items()
         trace |= {f"weights//{network}/{name}": value for name, value in tensors if value.is_floating_point()}

@@ -51,7 +51,7 @@ def activity(text: str, until: Callable[[], bool] = lambda: False) -> None:
     """
     if not _is_shown():
         return
-    _status_line.end()
+    _status_line.give_way(ends=True)
     if text not in _reported:
         _reported.add(text)
         print_line(f"{text} …", sys.stderr)

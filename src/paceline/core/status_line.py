@@ -35,9 +35,10 @@ class Status:
 
 
 class StatusLine:
-    """Shows one status at a time on stderr, and erases it before other text is printed.
+    """Shows the latest status on stderr, and erases it before other text is printed.
 
-    A background thread refreshes the status, so that it changes even while the main thread is busy.
+    When a status ends, the one before it is shown again. A background thread refreshes the status, so that it
+    changes even while the main thread is busy.
     """
 
     def __init__(self) -> None:
@@ -52,7 +53,7 @@ class StatusLine:
 
     def _reset(self) -> None:
         self._lock = threading.RLock()
-        self._status: Status | None = None
+        self._statuses: list[Status] = []
         self._ticker: Ticker | None = None
         self._drawn = ""
 
@@ -64,24 +65,24 @@ class StatusLine:
         """Show a status until it ends."""
         with self._lock:
             self._erase()
-            self._status = status
+            self._statuses.append(status)
             self._ticker = self._ticker or Ticker(SECONDS_BETWEEN_TICKS, self.refresh)
 
     def end(self, status: Status | None = None) -> None:
-        """Stop showing a status; without an argument, any status."""
+        """Stop showing a status and those that began after it; without an argument, all of them."""
         with self._lock:
-            if status is None or self._status is status:
+            if status is None or status in self._statuses:
                 self._erase()
-                self._status = None
+                del self._statuses[self._statuses.index(status) if status else 0 :]
 
     def refresh(self, status: Status | None = None) -> None:
         """Show the text of the current status if it has changed; with an argument, only if that status is current."""
         with self._lock:
-            current = self._status
+            current = self._statuses[-1] if self._statuses else None
             if current is None or (status is not None and status is not current):
                 return
             if current.is_over():
-                self.end()
+                self.end(current)
             elif current.in_place:
                 self._draw(current.frame())
             elif line := current.line():
@@ -91,8 +92,8 @@ class StatusLine:
         """Erase the status, because other text is about to be printed; text on stdout also ends an activity."""
         with self._lock:
             self._erase()
-            if ends and self._status is not None and self._status.ends_with_output:
-                self._status = None
+            if ends:
+                self._statuses = [status for status in self._statuses if not status.ends_with_output]
 
     def take_over(self) -> None:
         """Erase the status of the launcher, which writes to the same terminal, before the first text is printed."""

@@ -68,9 +68,9 @@ class Session:
         if snapshot and parts.world.is_first:
             seen, total = snapshot.images, parts.total_images
             if seen > total:
-                print(f"already at {seen:,} images, past the requested {total:,}: nothing left to train")
+                print_line(f"already at {seen:,} images, past the requested {total:,}: nothing left to train")
             else:
-                print(f"{'already finished at' if seen == total else 'resuming from'} {seen:,} images")
+                print_line(f"{'already finished at' if seen == total else 'resuming from'} {seen:,} images")
         return snapshot
 
     def is_settled(self, snapshot: Snapshot | None) -> bool:
@@ -150,9 +150,9 @@ class Session:
             writer.close(state, self._trained_weights(loop), self._logger_wait)
         self.folder.end(state)
         if loop.saver.num_saves and self.parts.world.is_first:
-            print(loop.cost_of_saving())
+            print_line(loop.cost_of_saving())
         if loop.stopped:
-            print(f"stopped at {loop.images:,} images and saved; run the same command again to resume")
+            print_line(f"stopped at {loop.images:,} images and saved; run the same command again to resume")
         else:
             print_line(f"run: {self.folder.path}")
         self.mirroring.finish()
