@@ -115,7 +115,9 @@ def _evaluate(config: Config, world: World, run: str, split: str, at: str, blend
         print_line(f"{config.recipe_name} from {stored.origin} on {data}: {count}")
         for note in (*sources[split].notes, *_window_notes(recipe, sources[split])):
             print_line(note)
-        print_metrics(metrics, split_evaluator.protocol, split_evaluator.notes)
+        texts = split_evaluator.texts(metrics)
+        percentages = [name for name in metrics if texts.get(f"{split}/{name}", "").endswith("%")]
+        print_metrics(metrics, split_evaluator.protocol, split_evaluator.notes, percentages)
 
 
 def _window_notes(recipe: Recipe, source: Source) -> list[str]:

@@ -6,6 +6,7 @@ from contextlib import ExitStack
 
 import torch
 
+from paceline.core.activity import counted
 from paceline.core.errors import UserError
 from paceline.core.files import check_new_file, new_file
 from paceline.core.printable import print_line
@@ -47,7 +48,8 @@ def predict(
         if target:
             temporary = stack.enter_context(new_file(target))
             file = stack.enter_context(PredictionFile(temporary, target.suffix, top))
-        for image, classes in classify_files(model, found.images, top, found.skipped):
+        classified = classify_files(model, found.images, top, found.skipped)
+        for image, classes in counted(classified, "classifying images", len(found.images)):
             num_done += 1
             print_line(f"{image}: {', '.join(f'{one.name} ({one.probability:.1%})' for one in classes)}")
             if file:

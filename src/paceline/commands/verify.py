@@ -259,10 +259,13 @@ def _verdict(strategies: list[str], differences: list[Difference]) -> str:
 
 def _print_table(console: Console, differences: list[Difference], title: str) -> None:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for heading in ("strategy", "network", "tensors", "difference", "tolerance", "first tensor above tolerance"):
-        table.add_column(heading, no_wrap=heading != "first tensor above tolerance", overflow="fold")
+    for heading in ("strategy", "network", "tensors", "difference", "tolerance"):
+        table.add_column(heading, no_wrap=True)
+    if any(d.worst for d in differences):
+        table.add_column("first tensor above tolerance", overflow="fold")
     for d in differences:
-        table.add_row(d.strategy, d.network, d.kind, f"{d.value:.1e}", f"{d.tolerance:.0e}", d.worst or "–")
+        worst = [d.worst or "–"] * (len(table.columns) - 5)
+        table.add_row(d.strategy, d.network, d.kind, f"{d.value:.1e}", f"{d.tolerance:.0e}", *worst)
     console.print(table)
     console.print(
         "difference = max |a − b| ÷ max |b| within a network, where a is this strategy's value and "

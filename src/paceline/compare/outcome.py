@@ -11,7 +11,7 @@ from rich.markdown import Markdown
 from paceline.core.printable import print_line
 from paceline.core.screen import open_screen
 from paceline.core.small_files import read_json
-from paceline.report.build import write_report
+from paceline.report.build import busy_notes, write_report
 from paceline.report.model import Cell, Report
 from paceline.runs.folder import RunFolder
 
@@ -50,6 +50,8 @@ def finish(report: Report, folder: Path) -> None:
         console.print(Markdown(sentence))
     if replaced:
         print_line(f"this report replaces one that included other runs: {', '.join(replaced)}")
+    for note in busy_notes(report.runs.values()):
+        print_line(f"not measured: {note}")
     print(f"report: {folder / 'report.html'}")
 
 

@@ -39,6 +39,12 @@ def show_activities_of_worker() -> None:
     """Count the seconds of activities in a worker process, if its launcher shows activities."""
     if _is_shown():
         watch_streams(_status_line)
+        take_over_terminal()
+
+
+def take_over_terminal() -> None:
+    """Erase the count of another process, which writes to the same terminal, before this process prints again."""
+    if _is_shown():
         _status_line.take_over()
 
 

@@ -96,7 +96,7 @@ class StatusLine:
                 self._statuses = [status for status in self._statuses if not status.ends_with_output]
 
     def take_over(self) -> None:
-        """Erase the status of the launcher, which writes to the same terminal, before the first text is printed."""
+        """Erase the status of another process, which writes to the same terminal, before the next text is printed."""
         self._drawn = ERASE_LINE if self._target().isatty() else ""
 
     def _draw(self, text: str) -> None:

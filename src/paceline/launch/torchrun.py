@@ -19,7 +19,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousError, RendezvousTimeoutError
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 
-from paceline.core.activity import activity
+from paceline.core.activity import activity, take_over_terminal
 from paceline.core.errors import UserError
 from paceline.core.printable import print_line
 from paceline.launch.agent import END_SECONDS, Agent, Watchdog, describe_failure, first_failure, print_restart
@@ -61,6 +61,7 @@ def run_processes(module: str, arguments: Sequence[str], processes: int, rendezv
                 return _report_no_rendezvous(error, rendezvous, mailbox)
             finally:
                 watchdog.stop()
+                take_over_terminal()
 
 
 class _Supervisor:

@@ -10,7 +10,7 @@ import sys
 import traceback
 
 from paceline.config.files import read_file
-from paceline.core.activity import show_activities_of_worker
+from paceline.core.activity import end_activity, show_activities_of_worker
 from paceline.core.errors import UserError
 from paceline.core.printable import print_any_text, printable
 from paceline.launch.mailbox import register_worker, report_user_error, unregister_worker, user_error_was_reported
@@ -43,6 +43,7 @@ def main() -> int:
 
 if __name__ == "__main__":
     code = unregister_worker(main())
+    end_activity()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # skips interpreter shutdown, during which process-group threads can hang

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from paceline.contracts.step_ladder import StepLadder
@@ -20,6 +20,7 @@ from paceline.report.run import Run
 from paceline.report.step_ladder import explain
 from paceline.report.time_split import NOTE, split_time
 from paceline.runs.metrics import METRICS
+from paceline.runs.provenance import LOAD_AVERAGE
 
 LADDER_NOTE = (
     "All values are medians over blocks of steps, measured for each row in turn. They were measured separately from "
@@ -74,7 +75,7 @@ def make_report(
         best_group=_best_group(groups, mode),
         time_split=time_split,
         time_split_note=NOTE,
-        not_measured=[*not_measured, *unplaced, *missing, *_broken(runs)],
+        not_measured=[*not_measured, *unplaced, *missing, *_broken(runs), *busy_notes(runs)],
     )
 
 
@@ -112,6 +113,13 @@ def _broken(runs: Sequence[Run]) -> list[str]:
         for run in runs
         if run.broken_lines
     ]
+
+
+def busy_notes(runs: Iterable[Run]) -> list[str]:
+    """Return a note if runs were trained on a busy machine, because their speeds are then too low."""
+    loads = {Path(run.folder).name: run.provenance[LOAD_AVERAGE] for run in runs if LOAD_AVERAGE in run.provenance}
+    texts = [f"{name} (load average {load})" for name, load in loads.items()]
+    return [f"representative speeds, because the machine was busy: {', '.join(texts)}"] if texts else []
 
 
 def _subtitle(cells: Sequence[Cell], runs: Sequence[Run], groups: Mapping[str, Group]) -> list[str]:

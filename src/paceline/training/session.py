@@ -10,6 +10,7 @@ from pathlib import Path
 
 from paceline.core.activity import Counter, activity
 from paceline.core.errors import DISK_FULL, NOT_WRITABLE, UserError
+from paceline.core.machine_load import excess_load
 from paceline.core.numbers import duration, epoch, four_digits
 from paceline.core.printable import print_line
 from paceline.data.crop import cropped
@@ -154,6 +155,8 @@ class Session:
         if loop.stopped:
             print_line(f"stopped at {loop.images:,} images and saved; run the same command again to resume")
         else:
+            if loop.saver.num_saves and self.parts.world.is_first and (load := excess_load()):
+                print_line(f"the machine was busy (load average {load}): the speed of this run is not representative")
             print_line(f"run: {self.folder.path}")
         self.mirroring.finish()
         self.output.close()  # left open after an error, so that the log includes the traceback
