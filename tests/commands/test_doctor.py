@@ -219,4 +219,4 @@ def test_user_errors_print_one_line(words: list[str], line: str, capsys: pytest.
 def test_doctor_prints_how_to_run_a_missing_self_test(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["doctor"]) == 0
     out = capsys.readouterr().out
-    assert "no self-test result yet" in out and "dali" in out
+    assert "paceline doctor --self-test" in out and "dali" in out

@@ -85,7 +85,7 @@ def test_classes_with_different_names_are_rejected_instead_of_matched_by_index(t
 
 def test_predictions_for_files_have_the_accuracy_that_evaluate_measures(capsys):
     assert run(["evaluate", "classifier", "--accelerator", "cpu"]) == 0
-    measured = re.search(r"top1 +([\d.]+)\n.*\n +count +(\d+)", capsys.readouterr().out)
+    measured = re.search(r"top1 +([\d.]+)%\n.*\n +count +(\d+)", capsys.readouterr().out)
     assert measured and 30 < float(measured[1]) < 100, "must lie between chance and 100%, so that a difference shows"
     assert predict("classifier", "digits/test", "--top", "1", "--out", "all.jsonl") == 0
     rows = [json.loads(line) for line in Path("all.jsonl").read_text().splitlines()]

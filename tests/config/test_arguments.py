@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from paceline.config.arguments import Arguments
-from paceline.config.files import changed_settings, parse_assignments, read_file, to_toml
-from paceline.config.resolve import Config
-from paceline.contracts.recipe import DataSpec
+from paceline.config.files import changed_settings, identity, parse_assignments, read_file, to_toml
+from paceline.config.resolve import Config, resolve
+from paceline.config.setting import setting
+from paceline.contracts.recipe import DataSpec, Recipe
 from paceline.core.errors import UserError
+from paceline.data.source_settings import RegisteredSources
 from paceline.runs.config import resolve_config
 from paceline.runs.weights_file import weights_metadata
 
@@ -75,6 +78,29 @@ def test_a_resumed_run_must_keep_its_arguments() -> None:
     kept = {"network_args": {"rate": 0.1}}
     assert "network_args.rate: 0.1 → 0.2" in changed_settings(kept, resolved({"network_args.rate": 0.2}))
     assert "network_args.rate: 0.1 → None" in changed_settings(kept, resolved({}))
+
+
+def test_a_setting_that_an_older_run_lacks_counts_as_its_default_on_resume() -> None:
+    older = {name: value for name, value in resolved({}).values().items() if name != "label_smoothing"}
+    assert changed_settings(older, resolved({})) == []
+    assert changed_settings(older, resolved({"label_smoothing": 0.5})) == ["label_smoothing: 0.0 → 0.5"]
+
+
+def test_a_run_keeps_its_identity_when_a_newer_version_adds_a_setting() -> None:
+    @dataclass(frozen=True)
+    class Older:
+        width: int = setting(8, "width", at_least=1)
+
+    @dataclass(frozen=True)
+    class Newer(Older):
+        depth: int = setting(2, "depth", at_least=1)
+
+    def identity_of(settings: type[Any], **given: Any) -> str:
+        recipe = type("Own", (Recipe,), {"Settings": settings})
+        return identity(resolve("own", recipe, [("--set", given)], RegisteredSources()), "data")
+
+    assert identity_of(Older, width=16) == identity_of(Newer, width=16)
+    assert len({identity_of(Older), identity_of(Older, width=16), identity_of(Newer, depth=3)}) == 3
 
 
 @pytest.mark.parametrize("nested", [True, False])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import pty
 import subprocess
 import sys
 import time
@@ -59,16 +60,69 @@ def test_a_program_that_imports_paceline_sees_no_activities(capsys: pytest.Captu
 
 
 @pytest.mark.usefixtures("shown")
-def test_without_a_terminal_a_counter_prints_a_plain_line_every_two_seconds(
+def test_without_a_terminal_a_counter_prints_plain_lines_at_growing_intervals(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     with Counter("reading images", 12_000) as counter:
-        for number in range(1, 6):
+        for number in range(1, 41):
             clock[0] += 1
-            counter.update(1000 * number)
-    assert capsys.readouterr() == ("", "reading images: 2,000 of 12,000 …\nreading images: 4,000 of 12,000 …\n")
+            counter.update(100 * number)
+    counts = ["200 of 12,000 (2%)", "600 of 12,000 (5%)", "1,400 of 12,000 (12%)"]
+    counts += ["2,400 of 12,000 (20%)", "3,400 of 12,000 (28%)"]
+    assert capsys.readouterr() == ("", "".join(f"reading images: {count} …\n" for count in counts))
+
+
+COUNTING = """
+import sys, time
+from paceline.core.activity import activity, show_activities
+from paceline.core import activity as reports, status_line
+reports.SECONDS_UNTIL_COUNTED, status_line.SECONDS_BETWEEN_TICKS = 0, 0.01
+show_activities()
+activity("reading")
+time.sleep(0.2)
+print("a warning", file=sys.stderr)
+time.sleep(0.2)
+print("a result")
+time.sleep(0.2)
+"""
+
+
+def test_on_a_terminal_the_seconds_of_an_activity_are_counted_until_a_result_is_printed() -> None:
+    main, terminal = pty.openpty()
+    environment = os.environ | {"TERM": "xterm"}
+    done = subprocess.run(
+        [sys.executable, "-c", COUNTING], stdout=terminal, stderr=terminal, env=environment, timeout=60
+    )
+    os.close(terminal)
+    printed = os.read(main, 65536).decode()
+    os.close(main)
+    seconds = "\r\x1b[2K  0:00"
+    assert done.returncode == 0
+    assert printed == f"reading …\r\n{seconds}\r\x1b[2Ka warning\r\n{seconds}\r\x1b[2Ka result\r\n"
+
+
+def test_without_a_terminal_a_long_activity_is_reported_again() -> None:
+    code = COUNTING.replace("show_activities()", "reports.MAX_SECONDS = 0.15; show_activities()")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    lines = done.stderr.splitlines()
+    assert done.stdout == "a result\n" and {"reading …", "a warning", "still reading (0:00) …"} == set(lines)
+
+
+def test_a_forked_process_can_print_while_its_parent_counts_the_seconds_of_an_activity() -> None:
+    code = COUNTING.partition("time.sleep")[0] + (
+        "import os\n"
+        "for _ in range(50):\n"
+        "    child = os.fork()\n"
+        "    if not child:\n"
+        "        activity('computing')\n"
+        "        print('printed', flush=True)\n"
+        "        os._exit(0)\n"
+        "    os.waitpid(child, 0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines() == ["printed"] * 50
 
 
 @pytest.mark.usefixtures("shown")
@@ -77,7 +131,7 @@ def test_on_a_terminal_a_counter_is_updated_in_place_and_erased(monkeypatch: pyt
     monkeypatch.setattr(sys, "stderr", terminal)
     list(counted(range(3), "measuring", 3))
     printed = terminal.getvalue()
-    assert "measuring: 1 of 3 …" in printed and "\n" not in printed and printed.endswith("\r\x1b[2K")
+    assert "measuring: 1 of 3 (33%)" in printed and "\n" not in printed and printed.endswith("\r\x1b[2K")
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setattr(sys, "stderr", Terminal())
     list(counted(range(3), "measuring", 3))
@@ -90,6 +144,11 @@ def test_a_long_line_is_broken_between_words_on_a_terminal_only(monkeypatch: pyt
     assert wrapped(line, io.StringIO()) == line
     lines = wrapped(line, Terminal()).split("\n")
     assert max(map(len, lines)) <= 40 and " ".join(word for part in lines for word in part.split()) == line
+    metrics = "epoch 1.0/6  validation/loss 2.066  validation/top1 27.78%  (best so far)"
+    assert wrapped(metrics, Terminal()).split("\n") == [
+        "epoch 1.0/6  validation/loss 2.066",
+        "  validation/top1 27.78%  (best so far)",
+    ]
 
 
 @pytest.mark.parametrize(("encoding", "shown"), [("ascii", b"ok: a -> b <= 1e-9 ... \\u753b"), ("utf-8", "✓".encode())])

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import termios
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from rich.table import Table
 from running import run_fork
 
 from paceline.core.screen import open_screen
+from paceline.runs import display as display_module
 from paceline.runs.console import log_output
 from paceline.runs.display import Display
 
@@ -192,7 +194,9 @@ def test_a_slow_step_is_reported_without_a_terminal_and_each_wait_is_longer_than
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [0.0]
-    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    for name in ("perf_counter", "monotonic"):
+        monkeypatch.setattr(time, name, lambda: clock[0])
+    monkeypatch.setattr(display_module, "Ticker", NoTicker)  # the thread would print lines of its own
     printed = []
     with Display(100_000, 0, "", True, 1000) as display:
         for second in range(1, 41):
@@ -205,7 +209,55 @@ def test_a_slow_step_is_reported_without_a_terminal_and_each_wait_is_longer_than
         clock[0] += 60
         display.busy("evaluating on the validation split: 10 of 20 samples")
         assert capsys.readouterr().out == "  evaluating on the validation split: 10 of 20 samples\n"
-    assert printed == [3, 8, 17, 34]
+    assert printed == [2, 6, 14, 24, 34]
+
+
+class NoTicker:
+    """Stands in for the background thread of a display."""
+
+    def __init__(self, seconds: float, call: Callable[[], None]) -> None:
+        pass
+
+    def stop(self) -> None:
+        pass
+
+
+WAITING = """
+import sys, time
+from pathlib import Path
+from paceline.core import ticker
+from paceline.runs import display as module
+from paceline.runs.console import log_output
+module._TICK_SECONDS, module._STILL_SECONDS, ticker.FIRST_SECONDS = 0.01, 0.02, 0.05
+log_output(Path(sys.argv[1]), 0)
+with module.Display(1000, 0, "", True, 100) as display:
+    time.sleep(0.2)
+    display.update(500, {"classifier/loss": 1.0})
+    time.sleep(0.2)
+    display.busy("evaluating on the validation split: 1 of 2 samples")
+    time.sleep(0.2)
+"""
+
+
+def test_the_time_of_a_long_step_or_evaluation_is_shown_while_it_lasts(tmp_path: Path) -> None:
+    terminal = Terminal(WAITING, str(tmp_path))
+    assert terminal.end() == 0
+    for text in ("first step: 0:00", "current step: 0:00", "evaluating on the validation split: 1 of 2 samples: 0:00"):
+        assert text in terminal.text
+    screen = rendered(terminal.text)
+    assert re.match(r"[\d,.]+ images/s  ETA .* 500/1,000 images  classifier/loss 1.000", screen[-1])
+    assert kept(tmp_path) == "", "frames are not logged"
+    piped = subprocess.run([sys.executable, "-c", WAITING, str(tmp_path)], capture_output=True, text=True, timeout=60)
+    assert "  epoch 0.0/10  first step: 0:00\n" in piped.stdout
+
+
+def test_long_lines_are_wrapped_on_a_terminal_but_not_in_the_log_file(tmp_path: Path) -> None:
+    line = "epoch 1.0/2  validation/loss 2.086  validation/top1 22.92%  validation/top5 69.44%  (best so far)"
+    code = WITHIN.partition("with ")[0] + f"from paceline.core.printable import print_line; print_line({line!r})"
+    terminal = Terminal(code, str(tmp_path), columns=60)
+    assert terminal.end() == 0
+    assert terminal.text.splitlines() == [line[:58], f"  {line[60:]}"]
+    assert kept(tmp_path) == f"{line}\n"
 
 
 def test_the_logged_stream_behaves_like_the_terminal_stream(tmp_path: Path) -> None:

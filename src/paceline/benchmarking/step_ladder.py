@@ -17,6 +17,7 @@ import torch
 from paceline.config.resolve import Config
 from paceline.config.spans import split_batch
 from paceline.contracts.step_ladder import MeasuredRung, StepLadder
+from paceline.core.activity import activity, counted
 from paceline.core.files import write_json
 from paceline.data.feed import StepData
 from paceline.parallel.batchnorm import has_batchnorm
@@ -43,11 +44,12 @@ class Variant:
 
 def measure_ladder(config: Config, path: str) -> None:
     """Run the measurement in this process; rank 0 writes the ladder to a JSON file."""
+    activity("preparing the measurement")
     target = assemble(config)
     variants = list(_variants(config, target))
     blocks = [steps_per_block(variant, target.world) for variant in variants]
     seconds: list[list[float]] = [[] for _ in variants]
-    for _ in range(ROUNDS):
+    for _ in counted(range(ROUNDS), "measuring the training step", ROUNDS):
         for variant, steps, times in zip(variants, blocks, seconds, strict=True):
             times.append(time_block(variant, steps, target.world) / steps)
     if target.world.is_first:

@@ -39,8 +39,9 @@ from paceline.cli.interrupt import Interrupted
 from paceline.cli.launch import launch
 from paceline.cli.tools import board, doctor, new, pack, settings
 from paceline.config.settings import SETTINGS_NOT_IN_PLAN, SETTINGS_NOT_IN_VERIFY
-from paceline.core.activity import show_activities
+from paceline.core.activity import end_activity, show_activities
 from paceline.core.errors import UserError
+from paceline.core.machine_load import record_load
 from paceline.core.printable import print_any_text, print_line
 from paceline.core.trust import set_trust, trusts_files
 from paceline.core.types import SettingValue
@@ -268,9 +269,11 @@ def run(arguments: list[str] | None = None) -> int:
 
 def main() -> None:
     """Run the `paceline` command and exit."""
+    record_load()
     print_any_text()
     show_activities()
     code = run()
+    end_activity()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # skips interpreter shutdown, during which process-group threads can hang

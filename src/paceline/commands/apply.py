@@ -12,7 +12,7 @@ import torch
 
 from paceline.config.settings import RunSettings
 from paceline.core.errors import UserError
-from paceline.core.printable import printable
+from paceline.core.printable import print_line
 from paceline.core.types import SettingValue
 from paceline.inference.applier import AppliedImage, Applier, ApplierSettings, ImageTask
 from paceline.inference.applier_processes import Outcome, apply_in_processes
@@ -53,7 +53,8 @@ def apply(path: str, arguments: list[str], out: str, options: Options) -> int:
     results = _result_names(image_model, path, options)
     plan = plan_results(arguments, folder, results, overwrite=options.overwrite, skip_existing=options.skip_existing)
     lines = [_describe(image_model, len(plan.tasks), devices), *plan.notes]
-    print("\n".join(map(printable, lines)), flush=True)
+    for line in lines:
+        print_line(line)
     num_images, num_pixels = plan.num_images, read_headers(plan)
     if num_pixels:
         _make_folder(folder)
@@ -74,7 +75,7 @@ def apply(path: str, arguments: list[str], out: str, options: Options) -> int:
     except KeyboardInterrupt:
         # After --overwrite, --skip-existing would mistake older results for new ones.
         hint = "" if options.overwrite else "; use --skip-existing to process the rest"
-        print(f"{len(applied)} of {num_images} images were processed{hint}", file=sys.stderr)
+        print_line(f"{len(applied)} of {num_images} images were processed{hint}", sys.stderr)
         raise
     _print_means(applied)
     return report_skipped(plan.skipped, len(applied), plan.ignored, folder)
@@ -162,4 +163,4 @@ def _print_means(applied: Sequence[AppliedImage]) -> None:
     if len(measured) > 1:
         for name in measured[0]:
             mean = sum(metrics[name] for metrics in measured) / len(measured)
-            print(f"mean of {len(measured)} images: {name} {mean:.4f}")
+            print_line(f"mean of {len(measured)} images: {name} {mean:.4f}")

@@ -94,7 +94,7 @@ def _compare(
         if options.step_ladder is not False:
             measured.measure_ladders(planned)
     except Stopped as stop:
-        print("stopped; run the same command again to resume (finished runs are not repeated)", file=sys.stderr)
+        print_line("stopped; run the same command again to resume (finished runs are not repeated)", sys.stderr)
         return 128 + stop.number
     if not runs and has_report(folder):
         print_line(f"no run finished; {folder}/report.html is unchanged", sys.stderr)

@@ -95,7 +95,11 @@ def doctor(self_test: bool) -> int:
     if cached := read_cached(SELF_TEST):
         console.print(f"last self-test: {cached['summary']} ({cache_file(SELF_TEST)})", soft_wrap=True)
     else:
-        console.print("no self-test result yet; run: paceline doctor --self-test")
+        console.print(
+            "To check that training on several devices gives the same weights as on one, and how fast devices exchange "
+            "gradients, run: paceline doctor --self-test",
+            soft_wrap=True,
+        )
     return 0
 
 
@@ -147,11 +151,7 @@ def _run_self_test(console: Console) -> int:
     verified = verify(config, _strategies_to_verify(shares_a_gpu), VERIFY_STEPS, VERIFY_TOLERANCE, "") == 0
     activity("timing an all-reduce")
     tested = _test_devices(config)
-    summary = (
-        f"verify {'passed' if verified else 'FAILED'} with {devices} processes; "
-        f"all-reduce of {ALL_REDUCE_MEGABYTES} MB over {tested.all_reduce.backend}: "
-        f"{tested.all_reduce.milliseconds:.1f} ms; CUDA graph on several GPUs: {_outcome(tested.graph)}"
-    )
+    summary = _summary(verified, devices, gpus, tested)
     result = SelfTest(
         summary,
         verified,
@@ -196,7 +196,16 @@ def _test_devices(config: Config) -> DeviceTest:
         return DeviceTest.from_json(read_json(path))
 
 
-def _outcome(graph: ReplayCheck | None) -> str:
-    if graph is None:
-        return "not tested (needs two GPUs)"
-    return f"passed ({graph.result})" if graph.passed else f"FAILED ({graph.result})"
+def _summary(verified: bool, devices: int, gpus: int, tested: DeviceTest) -> str:
+    """Describe the result; on a machine without several GPUs, leave out what does not apply to it."""
+    where = f"{devices} GPUs" if gpus > 1 else f"{devices} processes on {'one GPU' if gpus else 'the CPU'}"
+    weights = "give the same weights" if verified else "DO NOT give the same weights"
+    reduced = tested.all_reduce
+    parts = [
+        f"training in one process and on {where} {weights}",
+        f"exchanging {ALL_REDUCE_MEGABYTES} MB of gradients takes {reduced.milliseconds:.1f} ms ({reduced.backend})",
+    ]
+    if tested.graph:
+        outcome = "works" if tested.graph.passed else "FAILED"
+        parts.append(f"CUDA graph on several GPUs {outcome} ({tested.graph.result})")
+    return "; ".join(parts)

@@ -14,7 +14,7 @@ from paceline.config.source_flags import FOLDERS, SeparateTestFolder
 from paceline.contracts.recipe import DataSpec, Recipe
 from paceline.core.activity import Counter, activity
 from paceline.core.errors import UserError, unknown
-from paceline.core.printable import print_line, printable
+from paceline.core.printable import print_line
 from paceline.core.registry import load_class
 from paceline.core.types import SettingValue
 from paceline.data.crop import cropped
@@ -112,10 +112,12 @@ def _evaluate(config: Config, world: World, run: str, split: str, at: str, blend
         data = f"all samples in {whole} ({config.run.data})" if whole else f"the {split} split of {config.run.data}"
         num_samples = len(sources[split])
         count = f"{num_samples:,} sample{'s' * (num_samples != 1)}"
-        print(printable(f"{config.recipe_name} from {stored.origin} on {data}: {count}"))
+        print_line(f"{config.recipe_name} from {stored.origin} on {data}: {count}")
         for note in (*sources[split].notes, *_window_notes(recipe, sources[split])):
             print_line(note)
-        print_metrics(metrics, split_evaluator.protocol, split_evaluator.notes)
+        texts = split_evaluator.texts(metrics)
+        percentages = [name for name in metrics if texts.get(f"{split}/{name}", "").endswith("%")]
+        print_metrics(metrics, split_evaluator.protocol, split_evaluator.notes, percentages)
 
 
 def _window_notes(recipe: Recipe, source: Source) -> list[str]:

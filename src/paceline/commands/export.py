@@ -37,6 +37,6 @@ def export(path: str, out: str, checkpoint: str, *, overwrite: bool = False, ble
                 f"{difference:.1e}, which is more than the allowed {TOLERANCE:.0e}"
             )
     print_line(f"{stored.config.recipe_name} from {stored.origin} → {target} ({target.stat().st_size / 1e6:.1f} MB)")
-    print(exportable.usage)
-    print(f"largest difference from PyTorch, {exportable.checked_on}: {difference:.1e}")
+    print_line(exportable.usage)
+    print_line(f"largest difference from PyTorch, {exportable.checked_on}: {difference:.1e}")
     return 0

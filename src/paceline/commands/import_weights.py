@@ -10,6 +10,7 @@ from paceline.contracts.importer import Importer
 from paceline.contracts.recipe import Recipe
 from paceline.core.errors import UserError
 from paceline.core.files import SAFETENSORS
+from paceline.core.printable import print_line
 from paceline.core.registry import load_class, load_classes
 from paceline.inference.image_model import open_recipe
 from paceline.inference.trained import StoredModel, build
@@ -46,10 +47,10 @@ def import_weights(files: list[str], recipe: str, out: str, preset: str, assignm
     write_weights(target, config, spec, tensors)
     networks = [name for name in built.single_networks if any(key.startswith(f"{name}.") for key in tensors)]
     count = sum(tensor.numel() for tensor in tensors.values())
-    print(f"{', '.join(networks)}: {len(tensors)} tensors, {count:,} values → {target}")
+    print_line(f"{', '.join(networks)}: {len(tensors)} tensors, {count:,} values → {target}")
     _print_settings(importer, config)
     if importer.note:
-        print(importer.note)
+        print_line(importer.note)
     use = main_use(stored, "import", out)
     print(f"try: paceline {use} {target} IMAGES{' --out results' if use == 'apply' else ''}")
     return 0
@@ -75,4 +76,4 @@ def _check_recognised(importer: Importer, config: Config, file: str) -> None:
 def _print_settings(importer: Importer, config: Config) -> None:
     for verb, settings in (("recognised", importer.recognised), ("assumed (not stored in the file)", importer.assumed)):
         if settings:
-            print(f"{verb}: {', '.join(f'{name}={config.values()[name]}' for name in settings)}")
+            print_line(f"{verb}: {', '.join(f'{name}={config.values()[name]}' for name in settings)}")

@@ -122,7 +122,8 @@ def _measure_alone(results: str, options: Options, table: Path | None, report: P
         raise UserError(f"{flag}: needs TARGETS to compare with; add them, or omit {flag}")
     rows: dict[str, Row] = {}
     problems: list[str] = []
-    for file in _images(results):
+    files = _images(results)
+    for file in counted(files, "measuring images", len(files)):
         try:
             levels = torch.from_numpy(np.array(decode(file).convert("RGB"), dtype=np.float64)).permute(2, 0, 1)
             check_niqe_size(levels.shape[-2], levels.shape[-1], "the image")

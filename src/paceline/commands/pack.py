@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,11 +13,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as ProgressBar
 
 from paceline.config.settings import RunSettings
-from paceline.core.activity import activity
+from paceline.core.activity import activity, end_activity, is_terminal
 from paceline.core.errors import DISK_FULL, UserError
 from paceline.core.lock import InUse, Lock
 from paceline.core.printable import print_line
 from paceline.core.registry import is_path, load_class, names
+from paceline.core.ticker import Patience
 from paceline.core.types import SettingValues
 from paceline.data.file_lists import not_used_file, write_not_used
 from paceline.data.packing.manifest import MANIFEST, UNFINISHED, SplitRecord
@@ -28,8 +28,6 @@ from paceline.data.source import Source
 from paceline.data.whole_source import bytes_needed
 from paceline.data.worker_pool import reporting_dead_workers
 from paceline.runs.config import resolve_settings
-
-SECONDS_BETWEEN_LINES = 2.0  # interval between progress lines if stdout is not a terminal
 
 
 def pack(origin: str, destination: str, flags: SettingValues, assignments: SettingValues) -> int:
@@ -146,19 +144,18 @@ def only_writer(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def progress(title: str, total: int) -> Iterator[Progress]:
-    """Show a progress bar on a terminal; otherwise print a line every few seconds."""
-    if sys.stdout.isatty():
+    """Show a progress bar on a terminal; otherwise print a line at least every 10 seconds."""
+    end_activity()
+    if is_terminal(sys.stdout):
         named = TextColumn("{task.description}", markup=False)
         with ProgressBar(named, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()) as bar:
             task = bar.add_task(title, total=total)
             yield lambda count: bar.update(task, completed=count)
         return
-    printed = time.monotonic()
+    patience = Patience()
 
     def line(count: int) -> None:
-        nonlocal printed
-        if count == total or time.monotonic() - printed > SECONDS_BETWEEN_LINES:
-            printed = time.monotonic()
+        if patience.is_over() or count == total:
             print_line(f"{title}: {count:,} of {total:,}")
 
     yield line

@@ -6,9 +6,10 @@ from contextlib import ExitStack
 
 import torch
 
+from paceline.core.activity import counted
 from paceline.core.errors import UserError
 from paceline.core.files import check_new_file, new_file
-from paceline.core.printable import printable, printable_lines
+from paceline.core.printable import print_line
 from paceline.inference.classify_files import classify_files
 from paceline.inference.find_images import find_images
 from paceline.inference.model import Model
@@ -39,22 +40,22 @@ def predict(
     model = Model(stored, path, device)
     top, count = min(top, len(model.classes)), count_images(len(found.images))
     header = f"{stored.config.recipe_name} from {model.origin}: {len(model.classes)} classes; {count} on {device}"
-    print(printable_lines("\n".join([header, *found.notes])), flush=True)
+    for line in (header, *found.notes):
+        print_line(line)
     num_done = 0
     with ExitStack() as stack:
         file = None
         if target:
             temporary = stack.enter_context(new_file(target))
             file = stack.enter_context(PredictionFile(temporary, target.suffix, top))
-        for image, classes in classify_files(model, found.images, top, found.skipped):
+        classified = classify_files(model, found.images, top, found.skipped)
+        for image, classes in counted(classified, "classifying images", len(found.images)):
             num_done += 1
-            print(
-                f"{printable(image)}: {', '.join(f'{one.name} ({one.probability:.1%})' for one in classes)}", flush=True
-            )
+            print_line(f"{image}: {', '.join(f'{one.name} ({one.probability:.1%})' for one in classes)}")
             if file:
                 file.write(image, classes)
     if target:
-        print(f"{num_done:,} of {count} → {target}" if found.skipped else f"{count} → {target}")
+        print_line(f"{num_done:,} of {count} → {target}" if found.skipped else f"{count} → {target}")
     return report_skipped(found.skipped, num_done, found.ignored, target)
 
 

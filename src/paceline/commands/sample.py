@@ -10,7 +10,7 @@ from paceline.commands.configure import checked
 from paceline.core.activity import activity
 from paceline.core.errors import UserError
 from paceline.core.files import new_file
-from paceline.core.printable import print_line, printable
+from paceline.core.printable import print_line
 from paceline.core.types import SettingValue
 from paceline.images.grids import ANIMATED_SUFFIXES, captioned, save_animation, side_by_side
 from paceline.inference.animation import animation_frames
@@ -99,7 +99,7 @@ def _show(runs: list[str], file: Path, options: Options) -> int:
     whole = shown[0][0] if len(shown) == 1 else side_by_side([captioned(*one) for one in shown])
     with new_file(file) as temporary:
         whole.save(temporary, format="PNG")
-    print(printable(f"{'; '.join(caption for _, caption in shown)} → {file}"))
+    print_line(f"{'; '.join(caption for _, caption in shown)} → {file}")
     return 0
 
 

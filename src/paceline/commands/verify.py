@@ -19,7 +19,7 @@ from torch import Tensor
 from paceline.config.resolve import Config
 from paceline.config.spans import split_batch
 from paceline.contracts.recipe import Phase
-from paceline.core.activity import activity
+from paceline.core.activity import activity, counted
 from paceline.core.errors import UserError, unknown
 from paceline.core.files import SAFETENSORS, write_json
 from paceline.core.registry import load_class
@@ -189,7 +189,8 @@ def trace_strategy(config: Config, path: str, control: str, num_steps: int) -> N
     trace: Trace = {}
     parts.recipe.train()
     steps = parts.feed.steps(0, num_steps * parts.feed.images_per_step)
-    parts.strategy.drive(steps, _advance(parts, trace))
+    shown = counted(steps, f"training under {config.run.strategy}", num_steps)
+    parts.strategy.drive(shown, _advance(parts, trace))
     for network, module in parts.recipe.networks.items():
         tensors = module.state_dict().items()
         trace |= {f"weights//{network}/{name}": value for name, value in tensors if value.is_floating_point()}
@@ -272,10 +273,13 @@ def explain(config: Config, differences: list[Difference]) -> str:
 
 def _print_table(console: Console, differences: list[Difference], title: str) -> None:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for heading in ("strategy", "network", "tensors", "difference", "tolerance", "first tensor above tolerance"):
-        table.add_column(heading, no_wrap=heading != "first tensor above tolerance", overflow="fold")
+    for heading in ("strategy", "network", "tensors", "difference", "tolerance"):
+        table.add_column(heading, no_wrap=True)
+    if any(d.worst for d in differences):
+        table.add_column("first tensor above tolerance", overflow="fold")
     for d in differences:
-        table.add_row(d.strategy, d.network, d.kind, f"{d.value:.1e}", f"{d.tolerance:.0e}", d.worst or "–")
+        worst = [d.worst or "–"] * (len(table.columns) - 5)
+        table.add_row(d.strategy, d.network, d.kind, f"{d.value:.1e}", f"{d.tolerance:.0e}", *worst)
     console.print(table)
     console.print(
         "difference = max |a − b| ÷ max |b| within a network, where a is this strategy's value and "

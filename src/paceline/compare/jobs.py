@@ -59,7 +59,7 @@ def train_cells(
                 progress.finish(one)
         while waiting or jobs:
             if not received:
-                waiting = [job for job in waiting if not _begin(job, jobs, options, places, start)]
+                waiting = [job for job in waiting if not _begin(job, jobs, options, places, progress, start)]
                 stop_late(jobs, received)
                 assert jobs, "no place for any of the runs"
             for child, job in list(jobs.items()):
@@ -80,7 +80,9 @@ def train_cells(
         raise Stopped(received[0])
 
 
-def _begin(job: _Job, jobs: dict[_PlacedChild, _Job], options: Options, places: Places, start: Start) -> bool:
+def _begin(
+    job: _Job, jobs: dict[_PlacedChild, _Job], options: Options, places: Places, progress: Progress, start: Start
+) -> bool:
     """Start a run if there is a place for it; return whether it was started."""
     assert job.planned.config is not None
     place = places.take(job.planned.config)
@@ -91,5 +93,6 @@ def _begin(job: _Job, jobs: dict[_PlacedChild, _Job], options: Options, places: 
         for other in (job, *jobs.values()):
             record_side_by_side(other.planned)
     arguments = [*training_arguments(job.planned, options), *place.arguments]
+    progress.begin(job.planned)
     jobs[_PlacedChild(arguments, job.log, place, start)] = job
     return True

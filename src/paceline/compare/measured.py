@@ -14,10 +14,10 @@ from paceline.benchmarking.step_ladder import measure_ladder
 from paceline.compare.cells import PlannedRun, made_from
 from paceline.compare.grid import Grid
 from paceline.compare.options import Flags, Options
-from paceline.compare.progress import measuring
 from paceline.config.resolve import Config
 from paceline.config.settings import SETTINGS_NOT_IN_VERIFY
 from paceline.contracts.step_ladder import StepLadder
+from paceline.core.activity import activity
 from paceline.core.errors import UserError
 from paceline.core.files import write_json
 from paceline.core.registry import load_class
@@ -127,8 +127,8 @@ class Measured:
                 pass  # the file is damaged, so the measurement is repeated
         self.folder.mkdir(parents=True, exist_ok=True)
         fresh.unlink(missing_ok=True)
-        with measuring(self.console, words):
-            reason = measure(fresh)
+        activity(f"measuring: {words}")
+        reason = measure(fresh)
         if not fresh.is_file():
             self.missing.append(f"{words}: {reason}")
             self.console.print(f"{words}: not measured: {reason}", soft_wrap=True)

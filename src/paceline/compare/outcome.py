@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.markdown import Markdown
 
+from paceline.core.printable import print_line
 from paceline.core.screen import open_screen
 from paceline.core.small_files import read_json
 from paceline.report.build import write_report
@@ -48,7 +49,7 @@ def finish(report: Report, folder: Path) -> None:
     for sentence in summary:
         console.print(Markdown(sentence))
     if replaced:
-        print(f"this report replaces one that included other runs: {', '.join(replaced)}")
+        print_line(f"this report replaces one that included other runs: {', '.join(replaced)}")
     print(f"report: {folder / 'report.html'}")
 
 

@@ -12,9 +12,9 @@ from rich.console import Console
 from paceline.compare.cells import PlannedRun, made_from
 from paceline.compare.finished import without_speed
 from paceline.compare.options import Options
-from paceline.compare.progress import measuring
 from paceline.compare.record import CellRecord
 from paceline.config.resolve import Config
+from paceline.core.activity import activity
 from paceline.core.errors import UserError
 from paceline.launch.child import Start, failure_reason, run_paceline, to_arguments
 from paceline.report.run import Run
@@ -70,9 +70,9 @@ def _measure(words: str, one: PlannedRun, options: Options, out: Path, console: 
     elif record.finished:
         return read_run(str(out))
     log = out.parent.parent / "logs" / f"speed-{out.name}.txt"
-    with measuring(console, words):
-        arguments = ["train", one.recipe, *to_arguments(flags, options.config_file, assignments)]
-        code = run_paceline(arguments, log, start)
+    activity(f"measuring: {words}")
+    arguments = ["train", one.recipe, *to_arguments(flags, options.config_file, assignments)]
+    code = run_paceline(arguments, log, start)
     if code:
         raise UserError(failure_reason(log))
     run = read_run(str(out))

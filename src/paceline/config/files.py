@@ -6,7 +6,7 @@ import configparser
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 
 from paceline.config.arguments import Text
@@ -90,15 +90,25 @@ def _table(header: str, values: Table) -> list[str]:
 
 
 def identity(config: Config, data: str) -> str:
-    """Return a machine-independent hash of a run's data and of the settings that must not change on resume."""
-    mutable = _mutable_on_resume(config)
-    fixed = {name: value for name, value in _portable(config.values()).items() if name not in mutable}
+    """Return a machine-independent hash of a run's data and of the settings that must not change on resume.
+
+    Settings that have their default are left out, so that a setting added in a newer version does not change the hash.
+    """
+    mutable, defaults = _mutable_on_resume(config), _defaults(config)
+    fixed = {
+        name: value
+        for name, value in _portable(config.values()).items()
+        if name not in mutable and (name not in defaults or value != defaults[name])
+    }
     return checksum_of_content([fixed, data])[:16]
 
 
 def changed_settings(kept: SettingValues, now: Config) -> list[str]:
-    """Return the forbidden changes to a resumed run's settings, as `name: old → new`."""
-    before, after = _portable(flatten(kept)), _portable(now.values())
+    """Return the forbidden changes to a resumed run's settings, as `name: old → new`.
+
+    A setting that the run lacks, because an older version trained it, counts as its default.
+    """
+    before, after = _defaults(now) | _portable(flatten(kept)), _portable(now.values())
     del after["recipe"]
     mutable = _mutable_on_resume(now)
     names = [name for name in dict.fromkeys([*before, *after]) if name not in mutable]
@@ -107,6 +117,13 @@ def changed_settings(kept: SettingValues, now: Config) -> list[str]:
 
 def _mutable_on_resume(config: Config) -> set[str]:
     return {f.name for f in fields(config.run) if f.metadata.get("mutable_on_resume")}
+
+
+def _defaults(config: Config) -> dict[str, SettingValue]:
+    """Return each setting's own default, which a recipe or a preset may override; tables have none."""
+    groups, names = (config.run, config.learner, config.recipe), config.values()
+    defaults = {f.name: f.default for group in groups for f in fields(group)}
+    return {name: default for name, default in defaults.items() if name in names and default is not MISSING}
 
 
 def _portable(values: dict[str, SettingValue]) -> dict[str, SettingValue]:

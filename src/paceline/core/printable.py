@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import textwrap
+from functools import partial
 from os import PathLike, fspath
 from typing import TextIO
 
@@ -33,29 +34,39 @@ def printable_lines(text: str) -> str:
 def print_line(text: str, file: TextIO | None = None) -> None:
     """Print text from a file or the user as one line, with control characters escaped.
 
-    On a terminal, a long line is wrapped between words, because the terminal itself would break inside a word.
+    On a terminal, a long line is wrapped between words, because the terminal itself would break inside a word. A stream
+    that also logs its lines has a method `write_line`, which logs the line without these breaks.
     """
-    stream = file or sys.stdout
-    print(wrapped(printable(text), stream), file=stream, flush=True)
+    stream, line = file or sys.stdout, printable(text)
+    write_line = getattr(stream, "write_line", None)
+    if write_line:
+        write_line(line)
+        stream.flush()
+    else:
+        print(wrapped(line, stream), file=stream, flush=True)
 
 
 def wrapped(line: str, stream: TextIO) -> str:
-    """Return a line with breaks between words if the stream is a terminal; further lines are indented."""
-    columns = _columns(stream) if stream.isatty() else 0
+    """Return a line with breaks between words if the stream is a terminal; further lines are indented.
+
+    Two spaces separate items, such as `loss 1.234` and `top1 93.12%`. An item is not broken if it fits on a line.
+    """
+    columns = columns_of(stream) if stream.isatty() else 0
     if columns < _NARROWEST or len(line) <= columns:
         return line
-    indent = " " * (len(line) - len(line.lstrip()) + 2)
-    return textwrap.fill(
-        line,
-        columns,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-        replace_whitespace=False,
-    )
+    margin = " " * (len(line) - len(line.lstrip()))
+    wrap = partial(textwrap.wrap, width=columns, break_long_words=False, break_on_hyphens=False)
+    lines: list[str] = []
+    for item in re.split(" {2,}", line.strip()):
+        if lines and len(lines[-1]) + 2 + len(item) <= columns:
+            lines[-1] += f"  {item}"
+        else:
+            indent = f"{margin}  " if lines else margin
+            lines += wrap(item, initial_indent=indent, subsequent_indent=f"{margin}  ")
+    return "\n".join(lines)
 
 
-def _columns(stream: TextIO) -> int:
+def columns_of(stream: TextIO) -> int:
     """Return the width of a terminal; 0 if it is unknown."""
     if os.environ.get("COLUMNS", "").isdecimal():
         return int(os.environ["COLUMNS"])

@@ -1,18 +1,18 @@
-"""The progress of `apply`: a bar on a terminal, otherwise a line every few seconds."""
+"""The progress of `apply`: a bar on a terminal, otherwise a line at least every 10 seconds."""
 
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from paceline.core.activity import end_activity, is_terminal
 from paceline.core.printable import printable_lines
 from paceline.core.screen import open_screen
+from paceline.core.ticker import Patience
 
-SECONDS_BETWEEN_LINES = 10.0  # time between progress lines if the output is not a terminal
 PIXELS_IN_FULL = 10**6  # smaller totals are printed in pixels, larger ones in megapixels
 
 
@@ -20,7 +20,7 @@ class ApplyProgress:
     """Counts the pixels processed, and prints lines above the progress bar."""
 
     def __init__(self, total: int, bar: Progress | None) -> None:
-        self._total, self._done, self._bar, self._printed_at = total, 0, bar, time.monotonic()
+        self._total, self._done, self._bar, self._patience = total, 0, bar, Patience()
         self._task = bar.add_task("applying", total=total) if bar else None
 
     def advance(self, pixels: int) -> None:
@@ -28,7 +28,7 @@ class ApplyProgress:
         self._done += pixels
         if self._bar and self._task is not None:
             self._bar.update(self._task, completed=self._done)
-        elif time.monotonic() - self._printed_at > SECONDS_BETWEEN_LINES:
+        elif self._patience.is_over():
             in_full = self._total < PIXELS_IN_FULL
             total = f"{self._total:,} pixels" if in_full else f"{self._total / 1e6:,.1f} megapixels"
             self.line(f"{self._done / max(self._total, 1):.0%} of {total}")
@@ -45,13 +45,14 @@ class ApplyProgress:
             self._bar.console.print(text, soft_wrap=True)
         else:
             print(printable_lines(text), flush=True)
-            self._printed_at = time.monotonic()
+            self._patience.note_output()
 
 
 @contextmanager
 def show_progress(total: int) -> Iterator[ApplyProgress]:
     """Show a progress bar that counts processed pixels while the context is active."""
-    if not sys.stdout.isatty():
+    end_activity()
+    if not is_terminal(sys.stdout):
         yield ApplyProgress(total, None)
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.core.printable import printable
+from paceline.core.printable import print_line
 from paceline.data.file_lists import not_used_file, write_not_used
 
 
@@ -25,15 +25,15 @@ def report_skipped(skipped: Sequence[SkippedImage], num_done: int, ignored: Sequ
     A long list is also written to a file alongside `out`, together with ignored folder entries.
     """
     for image in skipped:
-        print(printable(f"not used: {printable(image.path)}: {image.reason}"), file=sys.stderr)
+        print_line(f"not used: {image.path}: {image.reason}", sys.stderr)
     if skipped:
         total = num_done + len(skipped)
-        print(f"{num_done} of {total} images were processed; {len(skipped)} could not be used", file=sys.stderr)
+        print_line(f"{num_done} of {total} images were processed; {len(skipped)} could not be used", sys.stderr)
     if out:
         for note in write_not_used(
             not_used_file(out), [*(f"{image.path}: {image.reason}" for image in skipped), *ignored]
         ):
-            print(note)
+            print_line(note)
     return 1 if skipped else 0
 
 

@@ -13,6 +13,7 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec, Wo
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
+from paceline.core.printable import print_line
 from paceline.launch.mailbox import USER_ERROR_WAIT_SECONDS, Mailbox
 from paceline.parallel.torch_internals import ElasticAgent
 
@@ -70,7 +71,7 @@ def describe_failure(failures: Mapping[int, ProcessFailure]) -> str:
 
 def print_restart(reason: str, left: int) -> None:
     """Print why the run restarts and how many restarts are left."""
-    print(f"{reason}; restarting from the last checkpoint (restarts left: {left})", file=sys.stderr, flush=True)
+    print_line(f"{reason}; restarting from the last checkpoint (restarts left: {left})", sys.stderr)
 
 
 class Watchdog(threading.Thread):
@@ -114,16 +115,15 @@ class Watchdog(threading.Thread):
             self._kill(processes)
         silent = max(map(self.mailbox.seconds_silent, alive), default=0.0)
         if silent > self.timeout:
-            print(
+            print_line(
                 f"a worker made no progress for {silent:.0f} s (--timeout {self.timeout:g}); "
                 "killing all workers on this host",
-                file=sys.stderr,
-                flush=True,
+                sys.stderr,
             )
             self._kill(processes)
         will_not_restart = self._killed_some and not self._restarts_left
         if now - self._some_alive_at > (END_SECONDS if will_not_restart else self.longest_idle):
-            print("the launcher did not exit in time; killing it", file=sys.stderr, flush=True)
+            print_line("the launcher did not exit in time; killing it", sys.stderr)
             os.kill(os.getpid(), signal.SIGKILL)
 
     def _kill(self, processes: Mapping[int, bool]) -> None:

@@ -19,8 +19,9 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousError, RendezvousTimeoutError
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 
-from paceline.core.activity import activity
+from paceline.core.activity import activity, take_over_terminal
 from paceline.core.errors import UserError
+from paceline.core.printable import print_line
 from paceline.launch.agent import END_SECONDS, Agent, Watchdog, describe_failure, first_failure, print_restart
 from paceline.launch.mailbox import LAUNCHER, MAILBOX_FOLDER, Mailbox
 from paceline.launch.rendezvous import Rendezvous
@@ -38,9 +39,10 @@ def run_processes(module: str, arguments: Sequence[str], processes: int, rendezv
     """Run `python -m module arguments` in several processes on this host; return their common exit code."""
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     rendezvous = rendezvous or Rendezvous()
-    activity("starting 1 process" if processes == 1 else f"starting {processes} processes, which load PyTorch")
     with tempfile.TemporaryDirectory(prefix="paceline-", ignore_cleanup_errors=True) as name:
         mailbox = Mailbox(Path(name))
+        started = "1 process, which loads PyTorch" if processes == 1 else f"{processes} processes, which load PyTorch"
+        activity(f"starting {started}", until=lambda: bool(mailbox.processes()))
         variables = {LAUNCHER: str(os.getpid()), MAILBOX_FOLDER: name, **AGENT_ENVIRONMENT}
         with _environment(variables), _forwarding(mailbox) as signals:
             supervisor = _Supervisor(["-u", "-m", module, *arguments], processes, rendezvous, mailbox, signals)
@@ -59,6 +61,7 @@ def run_processes(module: str, arguments: Sequence[str], processes: int, rendezv
                 return _report_no_rendezvous(error, rendezvous, mailbox)
             finally:
                 watchdog.stop()
+                take_over_terminal()
 
 
 class _Supervisor:
@@ -143,15 +146,15 @@ def _exit_code(result: RunResult | None, mailbox: Mailbox, signals: Sequence[int
     if mailbox.stop_code():
         return mailbox.stop_code()
     if result is None:
-        print("another host ended the run", file=sys.stderr)
+        print_line("another host ended the run", sys.stderr)
         return 1
     if not result.is_failed():
         return 0
     if signals:
-        print("stopped before training began" if len(signals) == 1 else "stopped immediately", file=sys.stderr)
+        print_line("stopped before training began" if len(signals) == 1 else "stopped immediately", sys.stderr)
         return _code_of(signals[0])
     rank, first = first_failure(result.failures)
-    print(f"{describe_failure(result.failures)}; see logs/rank-{rank}.txt for details", file=sys.stderr)
+    print_line(f"{describe_failure(result.failures)}; see logs/rank-{rank}.txt for details", sys.stderr)
     return first.exitcode if first.exitcode > 0 else 1
 
 
@@ -163,16 +166,16 @@ def _report_no_rendezvous(error: Exception, rendezvous: Rendezvous, mailbox: Mai
         return mailbox.stop_code()
     endpoint = rendezvous.endpoint
     if isinstance(error, RendezvousClosedError):
-        print(f"another host ended the run (rendezvous {endpoint})", file=sys.stderr)
+        print_line(f"another host ended the run (rendezvous {endpoint})", sys.stderr)
     elif isinstance(error, RendezvousTimeoutError):
-        print(
+        print_line(
             f"fewer than {rendezvous.min_hosts} hosts (--nnodes) joined at {endpoint} within "
             f"{rendezvous.join_timeout:g} s (join_timeout); "
             "run the same command again to resume from the last checkpoint",
-            file=sys.stderr,
+            sys.stderr,
         )
     else:
-        print(f"lost the rendezvous host ({endpoint}): {str(error).splitlines()[0]}", file=sys.stderr)
+        print_line(f"lost the rendezvous host ({endpoint}): {str(error).splitlines()[0]}", sys.stderr)
     return 1
 
 

@@ -10,6 +10,7 @@ import sys
 import traceback
 
 from paceline.config.files import read_file
+from paceline.core.activity import end_activity, show_activities_of_worker
 from paceline.core.errors import UserError
 from paceline.core.printable import print_any_text, printable
 from paceline.launch.mailbox import register_worker, report_user_error, unregister_worker, user_error_was_reported
@@ -21,6 +22,7 @@ from paceline.training.stop import INTERRUPTED
 def main() -> int:
     """Run the task and return the exit code; the launcher prints a user error once for all workers."""
     print_any_text()
+    show_activities_of_worker()
     register_worker()
     module, function, arguments, recipe, path = sys.argv[1:]
     task = Task(module, function, arguments)
@@ -41,6 +43,7 @@ def main() -> int:
 
 if __name__ == "__main__":
     code = unregister_worker(main())
+    end_activity()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # skips interpreter shutdown, during which process-group threads can hang

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TextIO, cast
 
 from paceline.core.files import open_append
+from paceline.core.printable import wrapped
 
 _CONTROL_CODES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 
@@ -52,6 +53,15 @@ class Tee:
 
     def write(self, text: str) -> int:
         self.shown.write(text)
+        self._record(text)
+        return len(text)
+
+    def write_line(self, line: str) -> None:
+        """Print a line, broken between words on a terminal, and log it without these breaks."""
+        self.shown.write(f"{wrapped(line, self.stream)}\n")
+        self._record(f"{line}\n")
+
+    def _record(self, text: str) -> None:
         with self._lock:
             lines, newline, self._unfinished = (self._unfinished + text).rpartition("\n")
             if newline:
@@ -59,7 +69,6 @@ class Tee:
                     self._log.write("".join(f"{_plain(line)}\n" for line in lines.split("\n")))
             # Drop progress bar frames that have already been overwritten.
             self._unfinished = self._unfinished[self._unfinished.rstrip("\r").rfind("\r") + 1 :]
-        return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
         for line in lines:

@@ -16,15 +16,16 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from paceline.core.activity import is_terminal
+from paceline.core.activity import end_activity, is_terminal
 from paceline.core.numbers import duration, epoch, four_digits, rate
 from paceline.core.printable import print_line, printable
 from paceline.core.screen import open_screen
+from paceline.core.ticker import Patience, Ticker
 from paceline.runs.console import Tee, user_stream
 
-_MAX_VALUES = 4  # maximum number of losses shown on one line
+_TICK_SECONDS = 0.5  # time between two checks whether the loop has reported
 _FRAME_SECONDS = 0.1  # minimum time between two frames, so that a fast loop does not redraw constantly
-_PATIENCE_SECONDS = (2.0, 60.0)  # without a terminal: silence after which a line is printed, at first and at most
+_STILL_SECONDS = 1.5  # time without a report from the loop after which the waiting time is shown
 _OTHER_GROUPS = ("gpu", "host", "spread", "time")  # metric groups that are not losses
 _NOT_LOSSES = ("images_per_second", "data_wait", "epoch")
 
@@ -38,25 +39,36 @@ class Display:
     def __init__(self, total_images: int, start_images: int, title: str, enabled: bool, epoch_images: int = 0) -> None:
         self._total, self._images, self._title, self._enabled = total_images, start_images, printable(title), enabled
         self._epoch_images = epoch_images
-        self._clock = self._printed_at = time.perf_counter()
-        self._patience = _PATIENCE_SECONDS[0]
+        self._clock = self._news_at = time.perf_counter()
+        self._patience = Patience()
         self._first: tuple[int, float] | None = None  # images and time at the first update, after warm-up
         self._next_frame = 0.0
         self._values: list[str] = []  # losses and data wait from the last update
+        self._shown: Sequence[str] = ()  # what the last frame or line showed
+        self._final: Sequence[str] = ()  # what the last frame will show: the progress after the last step
+        self._activity = "first step"  # what the loop does until it reports again
         self._live: Live | None = None
         self._ending = ExitStack()
 
     def __enter__(self) -> Self:
-        self._clock = self._printed_at = time.perf_counter()
-        if self._enabled and self._title:
+        self._clock = self._news_at = time.perf_counter()
+        if not self._enabled:
+            return self
+        end_activity()
+        if self._title:
             print_line(self._title)
-        if self._enabled and is_terminal(sys.stdout):
+        self._patience = Patience()
+        if is_terminal(sys.stdout):
             self._start_bar(open_screen(file=user_stream(sys.stdout)))
+        ticker = Ticker(_TICK_SECONDS, self._show_waiting)
+        self._ending.callback(ticker.stop)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._live and self._final:
+            self._live.update(self._frame(self._images, self._final))
         self._ending.close()
         self._live = None
 
@@ -75,8 +87,9 @@ class Display:
         self._values = _losses(values) + ([f"data wait {named['data_wait']:.1%}"] if "data_wait" in named else [])
         shown = self._progress(images, now, speed)
         self._images, self._clock = images, now
+        self._note("current step", now, shown)
         if self._live is None:
-            self._print(shown, now)
+            self._print(shown)
         else:
             self._draw(images, shown, now)
 
@@ -88,20 +101,22 @@ class Display:
         if not self._enabled:
             return
         now = time.perf_counter()
+        self._note("current step", now)
         if self._live is not None and now >= self._next_frame:
             self._draw(images, self._progress(images, now, self._speed(images, now)), now)
-        elif self._live is None and now - self._printed_at > self._patience:
-            self._print(self._progress(images, now, self._speed(images, now)), now)
+        elif self._live is None and self._patience.is_over():
+            self._print(self._progress(images, now, self._speed(images, now)))
 
     def busy(self, text: str) -> None:
         """Show an activity between two steps, such as an evaluation; without a terminal, only after a long silence."""
         if not self._enabled:
             return
         now = time.perf_counter()
+        self._note(text, now)
         if self._live is not None and now >= self._next_frame:
             self._draw(self._images, [text], now)
-        elif self._live is None and now - self._printed_at > self._patience:
-            self._print([text], now)
+        elif self._live is None and self._patience.is_over():
+            self._print([text])
 
     def position(self, images: int) -> str:
         """Return the position in the run: `epoch 4.6/12`, or `6,400/45,000 images` if epochs are not known."""
@@ -113,7 +128,27 @@ class Display:
         """Print a line, above the bar if there is one."""
         if self._enabled:
             print_line(text)
-            self._printed_at = time.perf_counter()
+            self._patience.note_output()
+
+    def _note(self, activity: str, now: float, progress: Sequence[str] = ()) -> None:
+        """Remember when the loop last reported, and what it does until it reports again."""
+        self._activity, self._news_at, self._final = activity, now, progress or self._final
+
+    def _show_waiting(self) -> None:
+        """Show how long the current step, evaluation or save has taken, if the loop has not reported for a while.
+
+        A background thread calls this, because the loop itself is busy. It draws nothing while steps are fast.
+        """
+        now = time.perf_counter()
+        waited = now - self._news_at
+        if waited < _STILL_SECONDS:
+            return
+        waiting = f"{self._activity}: {duration(waited)}"
+        if self._live is not None:
+            progress = [item for item in self._shown if item != self._activity]
+            self._live.update(self._frame(self._images, [*progress, waiting]), refresh=True)
+        elif self._patience.is_over():
+            self._print([self.position(self._images), waiting])
 
     def _speed(self, images: int, now: float) -> float:
         """Return the images per second since the last update."""
@@ -125,14 +160,13 @@ class Display:
             place.append(f"{images:>{len(f'{self._total:,}')},}/{self._total:,} images")
         return [rate(speed), f"ETA {duration(self._seconds_left(images, now, speed))}", *place, *self._values]
 
-    def _print(self, items: Sequence[str], now: float) -> None:
+    def _print(self, items: Sequence[str]) -> None:
         print_line("  ".join(["", *items]))
-        if now - self._printed_at > self._patience:
-            self._patience = min(2 * self._patience, _PATIENCE_SECONDS[1])
-        self._printed_at = now
+        self._patience.note_output()
 
     def _draw(self, images: int, items: Sequence[str], now: float) -> None:
         assert self._live is not None
+        self._shown = items
         due = now >= self._next_frame  # a skipped frame is replaced by the next one, or drawn at the end
         self._live.update(self._frame(images, items), refresh=due)
         if due:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from paceline.core.activity import Counter, activity
 from paceline.core.errors import DISK_FULL, NOT_WRITABLE, UserError
+from paceline.core.machine_load import excess_load
 from paceline.core.numbers import duration, epoch, four_digits
 from paceline.core.printable import print_line
 from paceline.data.crop import cropped
@@ -68,9 +69,9 @@ class Session:
         if snapshot and parts.world.is_first:
             seen, total = snapshot.images, parts.total_images
             if seen > total:
-                print(f"already at {seen:,} images, past the requested {total:,}: nothing left to train")
+                print_line(f"already at {seen:,} images, past the requested {total:,}: nothing left to train")
             else:
-                print(f"{'already finished at' if seen == total else 'resuming from'} {seen:,} images")
+                print_line(f"{'already finished at' if seen == total else 'resuming from'} {seen:,} images")
         return snapshot
 
     def is_settled(self, snapshot: Snapshot | None) -> bool:
@@ -150,10 +151,12 @@ class Session:
             writer.close(state, self._trained_weights(loop), self._logger_wait)
         self.folder.end(state)
         if loop.saver.num_saves and self.parts.world.is_first:
-            print(loop.cost_of_saving())
+            print_line(loop.cost_of_saving())
         if loop.stopped:
-            print(f"stopped at {loop.images:,} images and saved; run the same command again to resume")
+            print_line(f"stopped at {loop.images:,} images and saved; run the same command again to resume")
         else:
+            if loop.saver.num_saves and self.parts.world.is_first and (load := excess_load()):
+                print_line(f"the machine was busy (load average {load}): the speed of this run is not representative")
             print_line(f"run: {self.folder.path}")
         self.mirroring.finish()
         self.output.close()  # left open after an error, so that the log includes the traceback
