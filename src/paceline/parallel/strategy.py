@@ -90,6 +90,13 @@ class Strategy:
     """A module that the strategy needs in addition to torch; empty if there is none."""
     extra: ClassVar[str] = ""
     """The Paceline extra that installs `package`."""
+    shards_weights: ClassVar[bool] = False
+    """Whether each process holds only a part of the weights.
+
+    All processes then write a checkpoint together, and `checkpoint_activations=auto` means on.
+    """
+    memory_format: ClassVar[torch.memory_format] = torch.channels_last
+    """The memory format of the weights on a GPU."""
     cannot_capture: ClassVar[str] = ""
     """Why the strategy's step cannot be captured as a CUDA graph; empty if it can."""
     cannot_compile: ClassVar[str] = ""
@@ -114,7 +121,7 @@ class Strategy:
         self.notes: list[str] = []  # decisions and their reasons, printed before the first step
         recipe.to(device=world.device, dtype=precision.weights)
         if world.device.type == "cuda":
-            recipe.to(memory_format=torch.channels_last)
+            recipe.to(memory_format=self.memory_format)
         if self.needs_processes and world.size > 1:
             self._synchronize_batchnorm(recipe)
         self.trainable = Trainable(recipe)
@@ -164,6 +171,13 @@ class Strategy:
     def backward(self, loss: Tensor, last: bool) -> None:
         """Compute the gradients of a loss and accumulate them in the network."""
         loss.backward()
+
+    def whole_weights(self) -> AbstractContextManager[object]:
+        """Return a context in which any process may call the networks without the other processes.
+
+        All processes must enter and leave the context together.
+        """
+        return nullcontext()
 
     def drive(self, steps: Iterable[StepData], advance: Callable[[StepData], None]) -> None:
         """Run the training loop: pass the data of each step to `advance`.

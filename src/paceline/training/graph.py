@@ -117,7 +117,7 @@ class GraphedStep:
             self.captured.clear()
             end_broken_capture(pool, self.step.world.device)  # so that the process can continue after the error
             for learner in self.step.learners.values():
-                learner.optimizer.zero_grad(set_to_none=True)
+                learner.clear_gradients()
             if self.mode == "on":
                 raise UserError(f"--graph on: {reason}; use --graph auto") from error
             print_line(f"step: eager from now on, since {reason}")

@@ -192,7 +192,7 @@ class Loop:
         self._evaluated_at = self.images
         if self._saved_at == self.images:
             self._saved_at = -1  # save again, since checkpoints store evaluation results
-        with self.stopwatch("evaluate"), evaluated_weights(self.recipe, self.step.learners):
+        with self.stopwatch("evaluate"), evaluated_weights(self.step):
             results = self.evaluator.measure(self._show_evaluation)
         values = {f"{self.evaluator.split}/{name}": value for name, value in results.items()}
         self._write(values | {EVALUATION_SECONDS: self.stopwatch("evaluate").seconds})
@@ -225,10 +225,10 @@ class Loop:
 
     def _sample(self) -> None:
         """Write the recipe's sample images, always computed from the same noise or samples."""
-        if not self.outputs.writer or self._sampled_at == self.images:
+        if self._sampled_at == self.images:
             return
-        if self.previews:
-            with self.stopwatch("sample"), evaluated_weights(self.recipe, self.step.learners):
+        with self.stopwatch("sample"), evaluated_weights(self.step):  # every process takes part, but only one writes
+            if self.outputs.writer and self.previews:
                 self.outputs.writer.image("samples", self.images, self.previews.render())
         self._sampled_at = self.images
 

@@ -101,8 +101,9 @@ class Session:
             outputs = Outputs(folder, writer, display, record.on_saved)
             loop = Loop(parts, outputs, snapshot=snapshot, evaluator=self.evaluator, stop=stop)
             if not settled:
-                for evaluator in filter(None, (self.evaluator, self.final_evaluator)):
-                    rehearse(evaluator)
+                with parts.strategy.whole_weights():
+                    for evaluator in filter(None, (self.evaluator, self.final_evaluator)):
+                        rehearse(evaluator)
                 loop.run()
         return loop, writer
 
@@ -119,7 +120,10 @@ class Session:
             snapshot = checkpoint_at(self.folder, world, images)
         assert snapshot is not None
         load_weights(self.parts.recipe, snapshot.weights, ema=True)
-        with Counter("evaluating on the test split", self.final_evaluator.count) as counter:
+        with (
+            self.parts.strategy.whole_weights(),
+            Counter("evaluating on the test split", self.final_evaluator.count) as counter,
+        ):
             results = self.final_evaluator.measure(counter.update)
         metrics = {f"test/{name}": value for name, value in results.items()}
         if writer:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import UserError
+from paceline.parallel.shards import select_rows
 from paceline.runs.snapshot import Best, CheckpointNumbers, ScalerState, Snapshot
 from paceline.runs.tensors import copy_to_host
 from paceline.runs.weights import EMA, check_weights, load_weights
@@ -52,8 +53,8 @@ def restore_snapshot(snapshot: Snapshot, step: Step) -> None:
     """Load a snapshot into the recipe, the learners and the signals."""
     load_weights(step.recipe, snapshot.weights)
     for name, learner in step.learners.items():
-        for key, ema_tensor in zip(learner.named, learner.ema, strict=False):
-            ema_tensor.copy_(snapshot.weights[f"{EMA}{name}.{key}"])
+        for (key, parameter), ema_tensor in zip(learner.named.items(), learner.ema, strict=False):
+            ema_tensor.copy_(select_rows(snapshot.weights[f"{EMA}{name}.{key}"], parameter))
         _restore_optimizer(learner, snapshot.state)
         learner.scaler.load_state_dict(dict(snapshot.numbers.scalers[name]) or learner.scaler.state_dict())
     for name, value in step.signals.items():
@@ -100,5 +101,7 @@ def _restore_optimizer(learner: Learner, state: dict[str, Tensor]) -> None:
     for name, parameter in learner.named.items():
         prefix = f"{learner.name}/{name}/"
         for key, saved in ((k.removeprefix(prefix), v) for k, v in state.items() if k.startswith(prefix)):
-            like = parameter if saved.shape == parameter.shape else saved.to(parameter.device)
-            learner.optimizer.state[parameter][key] = torch.empty_like(like, dtype=saved.dtype).copy_(saved)
+            rows = learner.rows[name]
+            own = select_rows(saved, parameter) if saved.shape == parameter.shape else saved
+            like = rows if own.shape == rows.shape else own.to(rows.device)
+            learner.optimizer.state[rows][key] = torch.empty_like(like, dtype=own.dtype).copy_(own)
