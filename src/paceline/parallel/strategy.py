@@ -16,6 +16,7 @@ from paceline.core.errors import UserError
 from paceline.core.registry import load_class
 from paceline.parallel.batchnorm import has_batchnorm, synchronize
 from paceline.parallel.precision import Precision
+from paceline.parallel.recompute import recompute_blocks
 from paceline.parallel.trainable import Trainable
 from paceline.parallel.world import World
 
@@ -101,6 +102,8 @@ class Strategy:
     """Why the strategy's step cannot be captured as a CUDA graph; empty if it can."""
     cannot_compile: ClassVar[str] = ""
     """Why the strategy's networks cannot be compiled; empty if they can."""
+    cannot_recompute: ClassVar[str] = ""
+    """Why activations cannot be recomputed in the backward pass; empty if they can."""
     parity_obstacle: ClassVar[str] = ""
     """Why the weights may differ from those trained on one device; empty if they are equal."""
     ladder_obstacle: ClassVar[str] = ""
@@ -124,6 +127,7 @@ class Strategy:
             recipe.to(memory_format=self.memory_format)
         if self.needs_processes and world.size > 1:
             self._synchronize_batchnorm(recipe)
+        self.recomputes = self._recompute(recipe)
         self.trainable = Trainable(recipe)
         self.call = PhaseCall(recipe, precision)
 
@@ -150,6 +154,24 @@ class Strategy:
             else "torch.nn.SyncBatchNorm is used unless there is a gradient penalty"
         )
         self.notes.append(f"BatchNorm: synchronised across {self.world.size} processes ({', '.join(chosen)}; {why})")
+
+    def _recompute(self, recipe: Recipe) -> bool:
+        """Apply `checkpoint_activations`; return whether the networks recompute activations."""
+        wanted = self.settings.checkpoint_activations
+        if wanted == "off" or (wanted == "auto" and not (self.shards_weights and self.world.size > 1)):
+            return False
+        if self.cannot_recompute and wanted == "on":
+            raise UserError(f"checkpoint_activations=on: {self.cannot_recompute}; use checkpoint_activations=off")
+        count = 0 if self.cannot_recompute else recompute_blocks(recipe)
+        if wanted == "on" and not count:
+            raise UserError(
+                "checkpoint_activations=on: no network has repeated blocks that can be recomputed; "
+                "list them in the recipe's `blocks`, or use checkpoint_activations=off"
+            )
+        if count:
+            blocks = "1 block" if count == 1 else f"{count} blocks"
+            self.notes.append(f"activations: recomputed in the backward pass for {blocks} (checkpoint_activations)")
+        return count > 0
 
     def generators(self) -> list[torch.Generator]:
         """Return the random generators that dropout uses in this process, one per device."""

@@ -51,6 +51,8 @@ def _obstacle(step: Step) -> str:
         return "there is no GPU"
     if step.strategy.cannot_capture:
         return step.strategy.cannot_capture
+    if step.strategy.recomputes:
+        return "recomputing activations reads the random state on the host (checkpoint_activations)"
     if step.world.backend == "gloo":
         return "the gloo backend communicates through the host"
     return graph_obstacle(step.world.size, step.world.place.num_nodes) if step.world.size > 1 else ""

@@ -15,8 +15,8 @@ from paceline.core.errors import UserError
 from paceline.models.layer_rates import relative_rates
 from paceline.parallel.precision import Precision
 from paceline.parallel.shards import is_sharded, own_rows
-from paceline.training.sharded_gradients import clip_rows, spread_overflow
 from paceline.parallel.torch_internals import lerp_all, norms_of
+from paceline.training.sharded_gradients import clip_rows, spread_overflow
 
 RELATIVE_RATE = "relative_rate"  # key of a parameter group: its learning rate divided by the learner's
 

@@ -17,7 +17,6 @@ from paceline.data.file_lists import NOT_USED, write_not_used
 from paceline.data.fingerprint import describe_samples
 from paceline.data.worker_pool import describe_dead_worker
 from paceline.parallel.strategy import strategy_name
-from paceline.runs.checkpoint import WEIGHTS
 from paceline.runs.console import log_output
 from paceline.runs.data_spec_file import write_data_spec
 from paceline.runs.display import Display
@@ -29,6 +28,7 @@ from paceline.runs.record import Provenance
 from paceline.runs.segments import Choices
 from paceline.runs.snapshot import Snapshot
 from paceline.runs.weights import load_weights
+from paceline.runs.written_files import WEIGHTS
 from paceline.training.agreement import checkpoint_at, claim_folder, newest_snapshot
 from paceline.training.build import Parts
 from paceline.training.evaluate import SplitEvaluator, final_evaluator, training_evaluator
