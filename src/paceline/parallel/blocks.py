@@ -32,22 +32,24 @@ def _named(network: nn.Module, name: str, path: str) -> nn.Module:
 
 
 def _repeated(module: nn.Module) -> list[nn.Module]:
-    """Return the largest modules with submodules that are used like their siblings: same container, same class."""
+    """Return the largest modules of which a container has several of the same class, in order."""
+    inner = {child: _repeated(child) for child in module.children()}
+    candidates = {child for child, blocks in inner.items() if _can_be_block(child, blocks)}
+    # A module that is used several times counts as several.
+    kinds = Counter(type(child) for child in module._modules.values() if child in candidates)
     found: list[nn.Module] = []
-    kinds = Counter(type(child) for child in module._modules.values())  # counts a module that is used twice as two
-    for child in module.children():
-        inner = _repeated(child)
-        is_repeated = isinstance(module, CONTAINERS) and kinds[type(child)] > 1
-        # A stage of a network, such as a ResNet's, is a container that repeats like a block but consists of blocks.
-        is_stage = isinstance(child, CONTAINERS) and bool(inner)
-        callable_alone = not isinstance(child, (nn.ModuleList, nn.ModuleDict))
-        if is_repeated and not is_stage and callable_alone and _is_worthwhile(child):
-            found.append(child)
-        else:
-            found += inner
+    for child, blocks in inner.items():
+        is_block = child in candidates and isinstance(module, CONTAINERS) and kinds[type(child)] > 1
+        found += [child] if is_block else blocks
     return found
 
 
-def _is_worthwhile(module: nn.Module) -> bool:
-    """Return whether a module has both submodules and parameters. A single layer is too small for a block."""
-    return any(True for _ in module.children()) and any(True for _ in module.parameters())
+def _can_be_block(module: nn.Module, blocks: list[nn.Module]) -> bool:
+    """Return whether a module has parameters and submodules, but is not a stage that only contains other blocks.
+
+    A ResNet consists of such stages. A single layer is too small for a block.
+    """
+    is_stage = isinstance(module, CONTAINERS) and bool(blocks)
+    can_be_called = not isinstance(module, (nn.ModuleList, nn.ModuleDict))
+    has_layers = any(True for _ in module.children()) and any(True for _ in module.parameters())
+    return can_be_called and not is_stage and has_layers
