@@ -129,7 +129,7 @@ def train(
         lr: The peak learning rate.
         seed: The seed for initial weights, sample order, augmentation and noise.
         init_from: A run folder or a file (.safetensors, .pth) with initial weights.
-        strategy: "single", "dp", "ddp", "lightning" or the path to your own .py file.
+        strategy: "single", "dp", "ddp", "fsdp", "lightning" or the path to your own .py file.
         accelerator: The type of device to run on; "auto" selects "cuda" if there is a GPU.
         devices: The number of devices to train on.
         precision: The precision of the computation; "auto" selects "bf16" on GPUs that support it, else "fp32".

@@ -26,6 +26,7 @@ from paceline.core.registry import load_class
 from paceline.core.screen import open_screen
 from paceline.data.feed import StepData
 from paceline.launch.tasks import Task, run_in_processes
+from paceline.parallel.shards import gather_rows
 from paceline.parallel.strategy import Strategy, strategy_class
 from paceline.parallel.torch_internals import AnyDropout
 from paceline.parallel.world import uses_cuda
@@ -192,10 +193,10 @@ def trace_strategy(config: Config, path: str, control: str, num_steps: int) -> N
     shown = counted(steps, f"training under {config.run.strategy}", num_steps)
     parts.strategy.drive(shown, _advance(parts, trace))
     for network, module in parts.recipe.networks.items():
-        tensors = module.state_dict().items()
-        trace |= {f"weights//{network}/{name}": value for name, value in tensors if value.is_floating_point()}
+        tensors = {name: gather_rows(value) for name, value in module.state_dict().items()}
+        trace |= {f"weights//{network}/{name}": value for name, value in tensors.items() if value.is_floating_point()}
     if parts.world.is_first:
-        safetensors.torch.save_file({name: value.detach().cpu().contiguous() for name, value in trace.items()}, path)
+        safetensors.torch.save_file({name: value.cpu().contiguous() for name, value in trace.items()}, path)
     parts.world.wait_for_all()
     parts.world.leave()
 
@@ -204,7 +205,7 @@ def _advance(parts: Parts, trace: Trace) -> Callable[[StepData], None]:
     def keep_gradients(phase: Phase, learner: Learner) -> None:
         for name, parameter in learner.named.items():  # without parameters that are not trained
             assert parameter.grad is not None
-            trace[f"gradients/{phase.name}/{phase.network}/{name}"] = parameter.grad.detach().clone()
+            trace[f"gradients/{phase.name}/{phase.network}/{name}"] = gather_rows(parameter.grad).clone()
 
     def advance(data: StepData) -> None:
         parts.step(data, watch=keep_gradients if data.images == 0 else None)

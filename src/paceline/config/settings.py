@@ -40,7 +40,7 @@ class RunSettings:
     preset: str = setting("", "named set of settings defined by the recipe", flag=True, mutable_on_resume=True)
     strategy: str = setting(
         "auto",
-        "strategy: single, dp, ddp, lightning or the path to your own .py file; "
+        "strategy: single, dp, ddp, fsdp, lightning or the path to your own .py file; "
         "auto: ddp on several devices, else single",
         flag=True,
         mutable_on_resume=True,
@@ -94,7 +94,7 @@ class RunSettings:
         above=0,
     )
     compress: Literal["none", "bf16"] = setting(
-        "none", "gradient compression for ddp; bf16 halves the traffic but rounds gradients", flag=True
+        "none", "gradient compression for ddp and fsdp; bf16 halves the traffic but rounds gradients", flag=True
     )
     sync_batchnorm: Literal["auto", "on", "off"] = setting(
         "auto", "synchronise BatchNorm across processes; auto: on for networks that have BatchNorm", flag=True
@@ -119,6 +119,11 @@ class RunSettings:
         "auto",
         "run each training step as one CUDA graph; auto: only if this is known to work",
         flag=True,
+        mutable_on_resume=True,
+    )
+    checkpoint_activations: Literal["auto", "on", "off"] = setting(
+        "auto",
+        "save memory by recomputing the networks' blocks in the backward pass; auto: on for fsdp, else off",
         mutable_on_resume=True,
     )
     compile: bool = setting(False, "compile each network with torch.compile before training", flag=True)

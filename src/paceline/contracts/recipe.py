@@ -135,6 +135,12 @@ class Recipe(nn.Module):
     double_backward: tuple[str, ...] = ()
     """Networks that need second-order gradients, for example for R1."""
 
+    blocks: Mapping[str, tuple[str, ...]] = {}
+    """Maps a network to the names of its blocks, which are sharded or recomputed one at a time.
+
+    A network's blocks are the repeated modules in its containers by default. A block must be called as a module.
+    """
+
     @classmethod
     def check(cls, settings: Any) -> None:
         """Raise UserError for settings that would fail later, such as a missing file.

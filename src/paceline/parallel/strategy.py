@@ -16,6 +16,7 @@ from paceline.core.errors import UserError
 from paceline.core.registry import load_class
 from paceline.parallel.batchnorm import has_batchnorm, synchronize
 from paceline.parallel.precision import Precision
+from paceline.parallel.recompute import recompute_blocks
 from paceline.parallel.trainable import Trainable
 from paceline.parallel.world import World
 
@@ -90,10 +91,19 @@ class Strategy:
     """A module that the strategy needs in addition to torch; empty if there is none."""
     extra: ClassVar[str] = ""
     """The Paceline extra that installs `package`."""
+    shards_weights: ClassVar[bool] = False
+    """Whether each process holds only a part of the weights.
+
+    All processes then write a checkpoint together, and `checkpoint_activations=auto` means on.
+    """
+    memory_format: ClassVar[torch.memory_format] = torch.channels_last
+    """The memory format of the weights on a GPU."""
     cannot_capture: ClassVar[str] = ""
     """Why the strategy's step cannot be captured as a CUDA graph; empty if it can."""
     cannot_compile: ClassVar[str] = ""
     """Why the strategy's networks cannot be compiled; empty if they can."""
+    cannot_recompute: ClassVar[str] = ""
+    """Why activations cannot be recomputed in the backward pass; empty if they can."""
     parity_obstacle: ClassVar[str] = ""
     """Why the weights may differ from those trained on one device; empty if they are equal."""
     ladder_obstacle: ClassVar[str] = ""
@@ -114,9 +124,10 @@ class Strategy:
         self.notes: list[str] = []  # decisions and their reasons, printed before the first step
         recipe.to(device=world.device, dtype=precision.weights)
         if world.device.type == "cuda":
-            recipe.to(memory_format=torch.channels_last)
+            recipe.to(memory_format=self.memory_format)
         if self.needs_processes and world.size > 1:
             self._synchronize_batchnorm(recipe)
+        self.recomputes = self._recompute(recipe)
         self.trainable = Trainable(recipe)
         self.call = PhaseCall(recipe, precision)
 
@@ -144,6 +155,24 @@ class Strategy:
         )
         self.notes.append(f"BatchNorm: synchronised across {self.world.size} processes ({', '.join(chosen)}; {why})")
 
+    def _recompute(self, recipe: Recipe) -> bool:
+        """Apply `checkpoint_activations`; return whether the networks recompute activations."""
+        wanted = self.settings.checkpoint_activations
+        if wanted == "off" or (wanted == "auto" and not (self.shards_weights and self.world.size > 1)):
+            return False
+        if self.cannot_recompute and wanted == "on":
+            raise UserError(f"checkpoint_activations=on: {self.cannot_recompute}; use checkpoint_activations=off")
+        count = 0 if self.cannot_recompute else recompute_blocks(recipe)
+        if wanted == "on" and not count:
+            raise UserError(
+                "checkpoint_activations=on: no network has repeated blocks that can be recomputed; "
+                "list them in the recipe's `blocks`, or use checkpoint_activations=off"
+            )
+        if count:
+            blocks = "1 block" if count == 1 else f"{count} blocks"
+            self.notes.append(f"activations: recomputed in the backward pass for {blocks} (checkpoint_activations)")
+        return count > 0
+
     def generators(self) -> list[torch.Generator]:
         """Return the random generators that dropout uses in this process, one per device."""
         device = self.world.device
@@ -164,6 +193,13 @@ class Strategy:
     def backward(self, loss: Tensor, last: bool) -> None:
         """Compute the gradients of a loss and accumulate them in the network."""
         loss.backward()
+
+    def whole_weights(self) -> AbstractContextManager[object]:
+        """Return a context in which any process may call the networks without the other processes.
+
+        All processes must enter and leave the context together.
+        """
+        return nullcontext()
 
     def drive(self, steps: Iterable[StepData], advance: Callable[[StepData], None]) -> None:
         """Run the training loop: pass the data of each step to `advance`.

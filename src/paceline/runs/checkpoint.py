@@ -21,15 +21,14 @@ from torch import Tensor
 from paceline.config.run_format import RUN_FORMAT
 from paceline.core.checksums import checksum_of_content
 from paceline.core.errors import UserError, unknown
-from paceline.core.files import SAFETENSORS, sync
+from paceline.core.files import sync
 from paceline.core.small_files import parse_json, read_bounded, why
 from paceline.runs.snapshot import INVALID, CheckpointNumbers, Snapshot
-from paceline.runs.tensors import TensorNotes, pack, unpack
+from paceline.runs.tensors import TensorNotes, unpack
+from paceline.runs.written_files import TENSORS, WriteTensors, Written, write_alone
 
 MANIFEST = "manifest.json"
 NUMBERS = "state.json"
-WEIGHTS = f"weights{SAFETENSORS}"
-TENSORS = (WEIGHTS, f"state{SAFETENSORS}")
 MAX_TENSOR_BYTES = 2**40
 NAME = re.compile(r"[0-9]{12,18}")  # name of a checkpoint: the number of images seen
 WRITING = ".writing-"  # prefix of a checkpoint that is still being written
@@ -62,7 +61,7 @@ class Checkpoints:
         """Return a checkpoint's folder."""
         return self.folder / f"{images:012d}"
 
-    def save(self, snapshot: Snapshot) -> Path:
+    def save(self, snapshot: Snapshot, write: WriteTensors = write_alone) -> Path:
         """Write a checkpoint atomically, unless an intact one with the same state.json exists."""
         final, temporary = self.path(snapshot.images), self.folder / f"{WRITING}{snapshot.images:012d}"
         numbers = _encode({"images": snapshot.images, **snapshot.numbers.to_json()})
@@ -73,7 +72,8 @@ class Checkpoints:
             self.folder.mkdir(exist_ok=True)  # no `parents=True`: a deleted run folder must not be recreated
             self._remove_leftovers()
             temporary.mkdir()
-            for name, content in _files_of(snapshot, numbers, self.describe()).items():
+            written = write(temporary, snapshot, self.describe())
+            for name, content in ((NUMBERS, numbers), (MANIFEST, _manifest(written, numbers))):
                 (temporary / name).write_bytes(content)
                 sync(temporary / name)
             sync(temporary)
@@ -227,17 +227,14 @@ def choose_checkpoint(checkpoints: Checkpoints, which: str) -> Snapshot:
     return load(checkpoints.path(int(which)))
 
 
-def _files_of(snapshot: Snapshot, numbers: bytes, metadata: Mapping[str, str]) -> dict[str, bytes]:
-    """Return the content of each file in a checkpoint, with the manifest last."""
-    weights, of_weights = pack(snapshot.weights, metadata)
-    state, of_state = pack(snapshot.state)
-    files = {**dict(zip(TENSORS, (weights, state), strict=True)), NUMBERS: numbers}
+def _manifest(written: Mapping[str, Written], numbers: bytes) -> bytes:
+    """Return the content of manifest.json."""
     manifest = {
         "format": RUN_FORMAT,
-        "sha256": {name: sha256(content).hexdigest() for name, content in files.items()},
-        "tensors": dict(zip(TENSORS, (asdict(of_weights), asdict(of_state)), strict=True)),
+        "sha256": {name: one.sha256 for name, one in written.items()} | {NUMBERS: sha256(numbers).hexdigest()},
+        "tensors": {name: asdict(one.notes) for name, one in written.items()},
     }
-    return files | {MANIFEST: _encode(manifest | {"seal": checksum_of_content(manifest)})}
+    return _encode(manifest | {"seal": checksum_of_content(manifest)})
 
 
 def _encode(content: object) -> bytes:

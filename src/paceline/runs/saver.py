@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from time import perf_counter
 from types import TracebackType
 
 from paceline.runs.checkpoint import Checkpoints
+from paceline.runs.joint_writing import Writers, help_write, joint_writer
 from paceline.runs.snapshot import Snapshot
+from paceline.runs.written_files import write_alone
 
 LAST_SECONDS = 2.0  # maximum time to wait for a save after a second Ctrl-C
 
@@ -19,8 +22,9 @@ class Saver:
     The `with` block waits for a pending save before it exits, even after an error.
     """
 
-    def __init__(self, checkpoints: Checkpoints) -> None:
-        self.checkpoints = checkpoints
+    def __init__(self, checkpoints: Checkpoints, writers: Writers | None = None) -> None:
+        """Create a saver. `writers` are the processes that write each checkpoint together, if there are several."""
+        self.checkpoints, self.writers = checkpoints, writers
         self.num_saves = 0
         self.seconds = 0.0  # total time spent in the thread
         self._thread: threading.Thread | None = None
@@ -41,17 +45,26 @@ class Saver:
         def write() -> None:
             began = perf_counter()
             try:
-                before()
-                self.checkpoints.save(snapshot)
-                self.checkpoints.prune(keep, best)
-                self.num_saves += 1
-                after()
+                if self._write(snapshot, before):
+                    self.checkpoints.prune(keep, best)
+                    self.num_saves += 1
+                    after()
             except BaseException as error:
                 self._error = error
             self.seconds += perf_counter() - began
 
         self._thread = threading.Thread(target=write, name="saver", daemon=True)
         self._thread.start()
+
+    def _write(self, snapshot: Snapshot, before: Callable[[], None]) -> bool:
+        """Write a checkpoint, or this process's part of it; return whether this process completes checkpoints."""
+        if self.writers and self.writers.rank > 0:
+            help_write(snapshot, self.writers)
+            return False
+        with joint_writer(self.writers) if self.writers else nullcontext(write_alone) as write:
+            before()
+            self.checkpoints.save(snapshot, write)
+        return True
 
     def wait(self) -> None:
         """Wait until the last checkpoint is written; re-raise any error from writing it."""

@@ -50,6 +50,14 @@ class CheckpointNumbers:
 
 
 @dataclass(frozen=True)
+class Rows:
+    """Which rows of a tensor a process has, if the tensor is divided among the processes."""
+
+    first: int  # index of the first row
+    shape: tuple[int, ...]  # shape of the whole tensor
+
+
+@dataclass(frozen=True)
 class Snapshot:
     """Everything that a checkpoint stores so that a run can resume."""
 
@@ -57,6 +65,7 @@ class Snapshot:
     weights: dict[str, Tensor]  # weights of all networks; EMAs are named ema/NETWORK.PARAMETER
     state: dict[str, Tensor]  # optimizer state, and signals (scalars passed between phases)
     numbers: CheckpointNumbers
+    rows: Mapping[str, Rows] = field(default_factory=dict)  # by tensor name; tensors that are not listed are whole
 
     @property
     def best_images(self) -> int:

@@ -40,8 +40,16 @@ class TensorNotes:
 
 def pack(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> tuple[bytes, TensorNotes]:
     """Return the content of a safetensors file, and the `TensorNotes` that `unpack` needs."""
+    notes = find_notes(tensors)
+    kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items() if name not in notes.aliases}
+    content: bytes = safetensors.torch.save(kept)
+    aliases = {ALIASES: json.dumps(notes.aliases)} if notes.aliases else {}
+    return _with_metadata(content, {**metadata, **aliases}) if metadata else content, notes
+
+
+def find_notes(tensors: Mapping[str, Tensor]) -> TensorNotes:
+    """Return the properties of tensors that a safetensors file cannot store."""
     notes = TensorNotes()
-    kept: dict[str, Tensor] = {}
     seen: dict[Memory, str] = {}
     for name, tensor in tensors.items():
         key = _memory_of(tensor)
@@ -51,10 +59,7 @@ def pack(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = Non
         seen[key] = name
         if tensor.dim() == 4 and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last):
             notes.formats[name] = CHANNELS_LAST
-        kept[name] = tensor.detach().cpu().contiguous()
-    content: bytes = safetensors.torch.save(kept)
-    aliases = {ALIASES: json.dumps(notes.aliases)} if notes.aliases else {}
-    return _with_metadata(content, {**metadata, **aliases}) if metadata else content, notes
+    return notes
 
 
 def unpack(content: bytes, notes: TensorNotes) -> dict[str, Tensor]:

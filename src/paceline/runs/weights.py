@@ -8,6 +8,7 @@ from torch import Tensor
 
 from paceline.contracts.recipe import Recipe
 from paceline.core.errors import UserError
+from paceline.parallel.shards import fill_module
 
 EMA = "ema/"
 
@@ -16,7 +17,7 @@ def load_weights(recipe: Recipe, weights: Mapping[str, Tensor], *, ema: bool = F
     """Load weights into a recipe; with `ema`, use the EMA of each weight that has one."""
     plain = evaluated_values(weights) if ema else _without_ema(weights)
     check_weights(plain, recipe.state_dict())
-    recipe.load_state_dict(plain)
+    fill_module(recipe, plain)
 
 
 def check_weights(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:

@@ -30,6 +30,8 @@ def try_compile(step: Step, data: StepData) -> str:
     """Compile the networks and test every phase on one step's data, leaving the weights unchanged; return a note."""
     if step.strategy.cannot_compile:
         return f"compile: off, since {step.strategy.cannot_compile}"
+    if step.strategy.recomputes:
+        return "compile: off, since activations are recomputed (checkpoint_activations)"
     networks = compile_networks(step.recipe)
     if not networks:
         return "compile: off, since every network needs a double backward (R1)"

@@ -22,7 +22,7 @@ from paceline.runs.finished_run import open_run
 from paceline.runs.folder import RunFolder
 from paceline.training.build import Parts
 from paceline.training.compile import eager
-from paceline.training.learner import Learner
+from paceline.training.step import Step
 
 
 class SplitEvaluator:
@@ -100,12 +100,16 @@ class SplitEvaluator:
 
 
 @contextmanager
-def evaluated_weights(recipe: Recipe, learners: dict[str, Learner]) -> Iterator[None]:
-    """Use EMA weights inside the context, for the networks that the recipe evaluates with an EMA."""
+def evaluated_weights(step: Step) -> Iterator[None]:
+    """Use EMA weights inside the context, for the networks that the recipe evaluates with an EMA.
+
+    All processes must enter the context together. Inside it, each may call the networks without the others.
+    """
     with ExitStack() as stack:
-        for name in recipe.ema:
-            if name in learners:
-                stack.enter_context(learners[name].ema_weights())
+        for name in step.recipe.ema:
+            if name in step.learners:
+                stack.enter_context(step.learners[name].ema_weights())
+        stack.enter_context(step.strategy.whole_weights())
         yield
 
 

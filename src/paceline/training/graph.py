@@ -51,6 +51,8 @@ def _obstacle(step: Step) -> str:
         return "there is no GPU"
     if step.strategy.cannot_capture:
         return step.strategy.cannot_capture
+    if step.strategy.recomputes:
+        return "recomputing activations reads the random state on the host (checkpoint_activations)"
     if step.world.backend == "gloo":
         return "the gloo backend communicates through the host"
     return graph_obstacle(step.world.size, step.world.place.num_nodes) if step.world.size > 1 else ""
@@ -117,7 +119,7 @@ class GraphedStep:
             self.captured.clear()
             end_broken_capture(pool, self.step.world.device)  # so that the process can continue after the error
             for learner in self.step.learners.values():
-                learner.optimizer.zero_grad(set_to_none=True)
+                learner.clear_gradients()
             if self.mode == "on":
                 raise UserError(f"--graph on: {reason}; use --graph auto") from error
             print_line(f"step: eager from now on, since {reason}")

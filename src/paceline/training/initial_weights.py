@@ -21,6 +21,7 @@ from paceline.core.small_files import parse_json, why
 from paceline.core.types import SettingValue
 from paceline.data.crop import cropped
 from paceline.models.torch_file import read_state_dict
+from paceline.parallel.shards import fill_module
 from paceline.runs.checkpoint import choose_checkpoint
 from paceline.runs.finished_run import name_stages
 from paceline.runs.folder import RunFolder
@@ -132,7 +133,7 @@ def _fill(recipe: Recipe, config: Config, spec: DataSpec, initial: InitialWeight
         )
     _reject_settings({name: value for name, value in others.items() if name in recipe.must_match_weights}, config, path)
     for name, weights in found.items():
-        recipe.networks[name].load_state_dict(weights)
+        fill_module(recipe.networks[name], weights)
     return list(found)
 
 

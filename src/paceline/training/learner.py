@@ -14,7 +14,9 @@ from paceline.config.settings import LearnerSettings
 from paceline.core.errors import UserError
 from paceline.models.layer_rates import relative_rates
 from paceline.parallel.precision import Precision
+from paceline.parallel.shards import is_sharded, own_rows
 from paceline.parallel.torch_internals import lerp_all, norms_of
+from paceline.training.sharded_gradients import clip_rows, spread_overflow
 
 RELATIVE_RATE = "relative_rate"  # key of a parameter group: its learning rate divided by the learner's
 
@@ -37,11 +39,14 @@ class Learner:
         self.parameters = list(self.named.values())
         if not self.parameters:
             raise UserError(f"network {name!r} has no parameter that requires grad: there is nothing to train")
+        self.is_sharded = any(map(is_sharded, self.parameters))
+        # The optimizer and the EMA use this process's rows of a sharded parameter, since rows are plain tensors.
+        self.rows = {key: own_rows(p) if self.is_sharded else p for key, p in self.named.items()}
         rates = relative_rates(network, settings.layer_decay)
-        self.optimizer = make_optimizer(self.named, settings, precision, rates)
+        self.optimizer = make_optimizer(self.rows, settings, precision, rates)
         self.scaler = torch.amp.GradScaler(precision.device_type, enabled=precision.scaled)
         self.ema_half_life = ema_half_life
-        self.ema = [p.detach().clone() for p in self.parameters] if ema_half_life else []
+        self.ema = [p.detach().clone() for p in self.rows.values()] if ema_half_life else []
 
     def scale(self, loss: Tensor) -> Tensor:
         """Return the loss to call `backward` on, scaled up in fp16."""
@@ -59,12 +64,28 @@ class Learner:
 
     def step(self) -> None:
         """Update the weights from their gradients."""
+        rows = list(self.rows.values())
+        if self.is_sharded:
+            for parameter, own in zip(self.parameters, rows, strict=True):
+                own.grad = None if parameter.grad is None else own_rows(parameter.grad)
+            if self.scaler.is_enabled():
+                spread_overflow(rows)
         if self.settings.clip:
             self.scaler.unscale_(self.optimizer)
-            nn.utils.clip_grad_norm_(self.parameters, self.settings.clip)
+            if self.is_sharded:
+                clip_rows(rows, self.settings.clip)
+            else:
+                nn.utils.clip_grad_norm_(rows, self.settings.clip)
         self.scaler.step(self.optimizer)
         self.scaler.update()
+        self.clear_gradients()
+
+    def clear_gradients(self) -> None:
+        """Remove the gradients, so that the next backward pass starts from none."""
         self.optimizer.zero_grad(set_to_none=True)
+        if self.is_sharded:
+            for parameter in self.parameters:
+                parameter.grad = None
 
     def state_like(self, parameter: Tensor) -> dict[str, Tensor]:
         """Return tensors with the dtypes and shapes of the optimizer's state for a parameter."""
@@ -74,20 +95,21 @@ class Learner:
 
     def reset_ema(self) -> None:
         """Reset the EMA to the current weights."""
-        for ema_tensor, parameter in zip(self.ema, self.parameters, strict=False):  # `self.ema` is empty without an EMA
-            ema_tensor.copy_(parameter.detach())
+        for ema_tensor, rows in zip(self.ema, self.rows.values(), strict=False):  # `self.ema` is empty without an EMA
+            ema_tensor.copy_(rows.detach())
 
     def update_ema(self, images: int) -> None:
         """Update the EMA after a step that used this many images."""
         if not self.ema:
             return
         with torch.no_grad():
-            lerp_all(self.ema, self.parameters, 1 - 0.5 ** (images / self.ema_half_life))
+            lerp_all(self.ema, list(self.rows.values()), 1 - 0.5 ** (images / self.ema_half_life))
 
     @torch.no_grad()
     def is_finite(self) -> bool:
-        """Return whether all weights are finite. Waits for the device."""
-        return bool(torch.stack(norms_of(self.parameters, float("inf"))).isfinite().all())
+        """Return whether this process's weights are finite. Waits for the device."""
+        rows = [own for own in self.rows.values() if own.numel()]  # a process may have no rows of a small tensor
+        return not rows or bool(torch.stack(norms_of(rows, float("inf"))).isfinite().all())
 
     @contextmanager
     def ema_weights(self) -> Iterator[None]:
@@ -99,9 +121,13 @@ class Learner:
             self._swap()
 
     def _swap(self) -> None:
-        for position, ema_tensor in enumerate(self.ema):
-            parameter = self.parameters[position]
-            self.ema[position], parameter.data = parameter.data, ema_tensor
+        for position, (ema_tensor, rows) in enumerate(zip(self.ema, self.rows.values(), strict=False)):
+            if self.is_sharded:  # FSDP gathers weights from this memory, so it must not be replaced
+                kept = rows.clone()
+                rows.copy_(ema_tensor)
+                ema_tensor.copy_(kept)
+            else:
+                self.ema[position], rows.data = rows.data, ema_tensor
 
 
 def make_optimizer(

@@ -6,11 +6,14 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+import torch
+
 from paceline.config.spans import Span
 from paceline.core.errors import UserError
 from paceline.core.heartbeat import beat
 from paceline.data.draws import number_from
 from paceline.data.feed import StepData
+from paceline.parallel.background import BackgroundGroup
 from paceline.runs.display import Display
 from paceline.runs.folder import RunFolder
 from paceline.runs.gpu import GpuReadings
@@ -55,7 +58,7 @@ class Loop:
         self.world, self.step, self.recipe, run = parts.world, parts.step, parts.recipe, parts.config.run
         self.stop_requested = StopVote(parts.world, stop or StopRequest())
         self.loss_log = LossLog(parts.world)
-        self.saver = Saver(outputs.folder.checkpoints)
+        self.saver = Saver(outputs.folder.checkpoints, self._writers())
         self.stopwatch = Stopwatch()
         self.gpu = GpuReadings(self.world.device.index if self.world.device.type == "cuda" else None)
         self.host = HostReadings(outputs.folder.path)
@@ -75,6 +78,18 @@ class Loop:
         self._saving_seconds = 0.0
         if outputs.writer and evaluator:
             evaluator.record_protocol(outputs.folder, overwrite=self.images == 0)
+
+    def _writers(self) -> BackgroundGroup | None:
+        """Return the processes that write checkpoints together; None if one process has all weights."""
+        if not self.parts.strategy.shards_weights or self.world.size == 1:
+            return None
+        folder = self.outputs.folder
+        if self.world.sum(torch.tensor([float(folder.is_mine)], device=self.world.device)).item() > 1:
+            raise UserError(
+                f"--out {folder.path}: each host has its own folder, but a sharded run writes one; "
+                "use a file system that all hosts share, or --strategy ddp"
+            )
+        return BackgroundGroup(self.world, self.parts.config.run.timeout)
 
     def _make_previews(self) -> Previews:
         parts = self.parts
@@ -192,7 +207,7 @@ class Loop:
         self._evaluated_at = self.images
         if self._saved_at == self.images:
             self._saved_at = -1  # save again, since checkpoints store evaluation results
-        with self.stopwatch("evaluate"), evaluated_weights(self.recipe, self.step.learners):
+        with self.stopwatch("evaluate"), evaluated_weights(self.step):
             results = self.evaluator.measure(self._show_evaluation)
         values = {f"{self.evaluator.split}/{name}": value for name, value in results.items()}
         self._write(values | {EVALUATION_SECONDS: self.stopwatch("evaluate").seconds})
@@ -225,10 +240,10 @@ class Loop:
 
     def _sample(self) -> None:
         """Write the recipe's sample images, always computed from the same noise or samples."""
-        if not self.outputs.writer or self._sampled_at == self.images:
+        if self._sampled_at == self.images:
             return
-        if self.previews:
-            with self.stopwatch("sample"), evaluated_weights(self.recipe, self.step.learners):
+        with self.stopwatch("sample"), evaluated_weights(self.step):  # every process takes part, but only one writes
+            if self.outputs.writer and self.previews:
                 self.outputs.writer.image("samples", self.images, self.previews.render())
         self._sampled_at = self.images
 
@@ -247,11 +262,8 @@ class Loop:
         section = self.stopwatch("save")
         before = section.seconds
         with section:
-            for name, learner in self.step.learners.items():
-                if not learner.is_finite():  # a finite loss can have non-finite gradients
-                    self._fail(f"network {name!r} has weights that are not finite", self.images)
-            if self.outputs.folder.is_mine:
-                assert self.outputs.writer
+            self._check_weights()
+            if self.outputs.folder.is_mine or self.saver.writers:
                 self.saver.wait()
                 self.saver.save(
                     take_snapshot(self.images, self.step, self.best, self._evaluated_at),
@@ -262,6 +274,15 @@ class Loop:
                 )
         self._saving_seconds += section.seconds - before
         self._saved_at = self.images
+
+    def _check_weights(self) -> None:
+        """Raise UserError if a weight is not finite in any process: a finite loss can have non-finite gradients."""
+        bad = [float(not learner.is_finite()) for learner in self.step.learners.values()]
+        for name, processes in zip(
+            self.step.learners, self.world.sum(torch.tensor(bad, device=self.world.device)).tolist(), strict=True
+        ):
+            if processes:
+                self._fail(f"network {name!r} has weights that are not finite", self.images)
 
     def _before_saving(self) -> None:
         assert self.outputs.writer

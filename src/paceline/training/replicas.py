@@ -1,4 +1,4 @@
-"""Check that all ranks hold bit-identical weights."""
+"""Check that all ranks hold bit-identical weights. Sharded weights have no replicas to compare."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.contracts.recipe import Recipe
+from paceline.parallel.shards import is_sharded
 from paceline.parallel.world import World
 
 
@@ -20,9 +21,10 @@ def check_replicas(recipe: Recipe, world: World) -> None:
 
 
 def _checksum(network: nn.Module) -> Tensor:
-    """Return a sum over the bit patterns of all parameters, weighted by position."""
+    """Return a sum over the bit patterns of all parameters that are not sharded, weighted by position."""
     total = torch.zeros((), dtype=torch.int64, device=next(network.parameters()).device)
-    for number, parameter in enumerate(network.parameters(), start=1):
+    replicated = (parameter for parameter in network.parameters() if not is_sharded(parameter))
+    for number, parameter in enumerate(replicated, start=1):
         bits = parameter.detach().contiguous().view(torch.int32).flatten().long()
         total += number * (bits * torch.arange(1, bits.numel() + 1, device=bits.device)).sum()
     return total

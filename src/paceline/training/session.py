@@ -18,7 +18,6 @@ from paceline.data.file_lists import NOT_USED, write_not_used
 from paceline.data.fingerprint import describe_samples
 from paceline.data.worker_pool import describe_dead_worker
 from paceline.parallel.strategy import strategy_name
-from paceline.runs.checkpoint import WEIGHTS
 from paceline.runs.console import log_output
 from paceline.runs.data_spec_file import write_data_spec
 from paceline.runs.display import Display
@@ -30,6 +29,7 @@ from paceline.runs.record import Provenance
 from paceline.runs.segments import Choices
 from paceline.runs.snapshot import Snapshot
 from paceline.runs.weights import load_weights
+from paceline.runs.written_files import WEIGHTS
 from paceline.training.agreement import checkpoint_at, claim_folder, newest_snapshot
 from paceline.training.build import Parts
 from paceline.training.evaluate import SplitEvaluator, final_evaluator, training_evaluator
@@ -102,8 +102,9 @@ class Session:
             outputs = Outputs(folder, writer, display, record.on_saved)
             loop = Loop(parts, outputs, snapshot=snapshot, evaluator=self.evaluator, stop=stop)
             if not settled:
-                for evaluator in filter(None, (self.evaluator, self.final_evaluator)):
-                    rehearse(evaluator)
+                with parts.strategy.whole_weights():
+                    for evaluator in filter(None, (self.evaluator, self.final_evaluator)):
+                        rehearse(evaluator)
                 loop.run()
         return loop, writer
 
@@ -120,7 +121,10 @@ class Session:
             snapshot = checkpoint_at(self.folder, world, images)
         assert snapshot is not None
         load_weights(self.parts.recipe, snapshot.weights, ema=True)
-        with Counter("evaluating on the test split", self.final_evaluator.count) as counter:
+        with (
+            self.parts.strategy.whole_weights(),
+            Counter("evaluating on the test split", self.final_evaluator.count) as counter,
+        ):
             results = self.final_evaluator.measure(counter.update)
         metrics = {f"test/{name}": value for name, value in results.items()}
         if writer:

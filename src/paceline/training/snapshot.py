@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import UserError
-from paceline.runs.snapshot import Best, CheckpointNumbers, ScalerState, Snapshot
+from paceline.parallel.shards import first_row, is_sharded, own_rows, select_rows
+from paceline.runs.snapshot import Best, CheckpointNumbers, Rows, ScalerState, Snapshot
 from paceline.runs.tensors import copy_to_host
 from paceline.runs.weights import EMA, check_weights, load_weights
 from paceline.training.learner import Learner
@@ -14,23 +15,29 @@ from paceline.training.step import Step
 
 
 def take_snapshot(images: int, step: Step, best: Best | None, evaluated_at: int) -> Snapshot:
-    """Return everything needed to resume from here, as copies that training does not modify."""
-    state = _signals(step)
+    """Return everything needed to resume from here, as copies that training does not modify.
+
+    Sharded tensors are not gathered: each process's snapshot contains its own rows.
+    """
+    weights, state, rows = _weights(step), _signals(step), _rows(step)
     scalers: dict[str, ScalerState] = {}
     for name, learner in step.learners.items():
         state |= _optimizer_tensors(learner)
         scalers[name] = learner.scaler.state_dict()
     numbers = CheckpointNumbers(best, evaluated_at, scalers)
-    return Snapshot(images, copy_to_host(_weights(step)), copy_to_host(state), numbers)
+    own = {name: own_rows(tensor) for name, tensor in weights.items()}
+    return Snapshot(images, copy_to_host(own), copy_to_host(state), numbers, rows)
 
 
 def check_fits(snapshot: Snapshot, step: Step) -> None:
     """Raise UserError if a snapshot's tensors or scalers do not match this run; nothing is changed."""
-    own = _weights(step)
+    rows = _rows(step)
+    own = _like_whole(_weights(step), rows)
     check_weights(snapshot.weights, own)
     own_state = _signals(step)
     for learner in step.learners.values():
-        own_state |= _optimizer_tensors(learner)  # empty if the optimizer creates its state at the first step
+        # The optimizer has no state yet if it creates the state at the first step.
+        own_state |= _like_whole(_optimizer_tensors(learner), rows)
         own_state |= _expected_state(learner, snapshot.state)
     differing = sorted(snapshot.state.keys() ^ own_state.keys())
     if differing:
@@ -52,8 +59,8 @@ def restore_snapshot(snapshot: Snapshot, step: Step) -> None:
     """Load a snapshot into the recipe, the learners and the signals."""
     load_weights(step.recipe, snapshot.weights)
     for name, learner in step.learners.items():
-        for key, ema_tensor in zip(learner.named, learner.ema, strict=False):
-            ema_tensor.copy_(snapshot.weights[f"{EMA}{name}.{key}"])
+        for (key, parameter), ema_tensor in zip(learner.named.items(), learner.ema, strict=False):
+            ema_tensor.copy_(select_rows(snapshot.weights[f"{EMA}{name}.{key}"], parameter))
         _restore_optimizer(learner, snapshot.state)
         learner.scaler.load_state_dict(dict(snapshot.numbers.scalers[name]) or learner.scaler.state_dict())
     for name, value in step.signals.items():
@@ -66,6 +73,30 @@ def _weights(step: Step) -> dict[str, Tensor]:
         ema_tensors = zip(learner.named, learner.ema, strict=False)  # `learner.ema` is empty without an EMA
         weights |= {f"{EMA}{name}.{key}": value for key, value in ema_tensors}
     return weights
+
+
+def _rows(step: Step) -> dict[str, Rows]:
+    """Return which rows this process has of each sharded tensor in a snapshot."""
+    found = {key: _rows_of(tensor) for key, tensor in step.recipe.state_dict().items() if is_sharded(tensor)}
+    for name, learner in step.learners.items():
+        for key, parameter in learner.named.items():
+            if is_sharded(parameter):
+                of_rows = (k for k, v in learner.optimizer.state.get(learner.rows[key], {}).items() if v.ndim)
+                names = [f"{learner.name}/{key}/{state}" for state in of_rows]
+                found |= dict.fromkeys([*names, f"{EMA}{name}.{key}"], _rows_of(parameter))
+    return found
+
+
+def _rows_of(tensor: Tensor) -> Rows:
+    return Rows(first_row(tensor), tuple(tensor.shape))
+
+
+def _like_whole(tensors: dict[str, Tensor], rows: dict[str, Rows]) -> dict[str, Tensor]:
+    """Return tensors with the dtypes and whole shapes of tensors of which this process has some rows."""
+    return {
+        name: torch.empty(rows[name].shape, dtype=tensor.dtype, device="meta") if name in rows else tensor
+        for name, tensor in tensors.items()
+    }
 
 
 def _signals(step: Step) -> dict[str, Tensor]:
@@ -87,10 +118,10 @@ def _short(dtype: torch.dtype) -> str:
 
 
 def _optimizer_tensors(learner: Learner) -> dict[str, Tensor]:
-    names = {parameter: name for name, parameter in learner.named.items()}
+    names = {rows: name for name, rows in learner.rows.items()}
     return {
-        f"{learner.name}/{names[parameter]}/{key}": value
-        for parameter, memory in learner.optimizer.state.items()
+        f"{learner.name}/{names[rows]}/{key}": value
+        for rows, memory in learner.optimizer.state.items()
         for key, value in memory.items()
         if isinstance(value, Tensor)
     }
@@ -100,5 +131,7 @@ def _restore_optimizer(learner: Learner, state: dict[str, Tensor]) -> None:
     for name, parameter in learner.named.items():
         prefix = f"{learner.name}/{name}/"
         for key, saved in ((k.removeprefix(prefix), v) for k, v in state.items() if k.startswith(prefix)):
-            like = parameter if saved.shape == parameter.shape else saved.to(parameter.device)
-            learner.optimizer.state[parameter][key] = torch.empty_like(like, dtype=saved.dtype).copy_(saved)
+            rows = learner.rows[name]
+            own = select_rows(saved, parameter) if saved.shape == parameter.shape else saved
+            like = rows if own.shape == rows.shape else own.to(rows.device)
+            learner.optimizer.state[rows][key] = torch.empty_like(like, dtype=own.dtype).copy_(own)

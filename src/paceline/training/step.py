@@ -77,7 +77,7 @@ class Step:
             loss = self.strategy.call(phase.name, self._with_signals(batch, samples))
             _total(loss, 1).backward()
             batch |= {name: value.detach() for name, value in loss.shared.items()}
-            self.learners[phase.network].optimizer.zero_grad(set_to_none=True)
+            self.learners[phase.network].clear_gradients()
 
     def _learn_phase(self, phase: Phase, repetitions: list[list[Batch]], watch: Watch | None) -> list[Entry]:
         self.strategy.trainable.select(phase.network)

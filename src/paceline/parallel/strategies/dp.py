@@ -70,6 +70,7 @@ class DataParallel(Strategy):
     complexity = 3
     cannot_capture = "DataParallel's threads cannot be captured in a CUDA graph"
     cannot_compile = "DataParallel copies the networks in every step"
+    cannot_recompute = "DataParallel copies the networks in every step"
     parity_obstacle = "each replica computes its own BatchNorm statistics"
     ladder_obstacle = "DataParallel uses one process for all devices"
     cpu_obstacle = "DataParallel needs GPUs; on a CPU it is the same as single"

@@ -1,0 +1,55 @@
+"""The blocks of a network: the repeated parts that can be sharded or recomputed one at a time."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from torch import nn
+
+from paceline.contracts.recipe import Recipe
+from paceline.core.errors import UserError
+
+CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+
+
+def blocks_of(recipe: Recipe, name: str) -> list[nn.Module]:
+    """Return the blocks of one of the recipe's networks in the order of definition, each only once.
+
+    `name` is a key of `recipe.single_networks`. The recipe can list the blocks. By default, they are the largest
+    modules that occur several times in a container.
+    """
+    network = recipe.single_networks[name]
+    listed = recipe.blocks.get(name, recipe.blocks.get(name.partition(".")[0]))
+    found = _repeated(network) if listed is None else [_named(network, name, path) for path in listed]
+    return list(dict.fromkeys(found))
+
+
+def _named(network: nn.Module, name: str, path: str) -> nn.Module:
+    modules = dict(network.named_modules())
+    if path not in modules or not path:
+        raise UserError(f"blocks: network {name!r} has no module {path!r}: list names from its named_modules()")
+    return modules[path]
+
+
+def _repeated(module: nn.Module) -> list[nn.Module]:
+    """Return the largest modules of which a container has several of the same class, in order."""
+    inner = {child: _repeated(child) for child in module.children()}
+    candidates = {child for child, blocks in inner.items() if _can_be_block(child, blocks)}
+    # A module that is used several times counts as several.
+    kinds = Counter(type(child) for child in module._modules.values() if child in candidates)
+    found: list[nn.Module] = []
+    for child, blocks in inner.items():
+        is_block = child in candidates and isinstance(module, CONTAINERS) and kinds[type(child)] > 1
+        found += [child] if is_block else blocks
+    return found
+
+
+def _can_be_block(module: nn.Module, blocks: list[nn.Module]) -> bool:
+    """Return whether a module has parameters and submodules, but is not a stage that only contains other blocks.
+
+    A ResNet consists of such stages. A single layer is too small for a block.
+    """
+    is_stage = isinstance(module, CONTAINERS) and bool(blocks)
+    can_be_called = not isinstance(module, (nn.ModuleList, nn.ModuleDict))
+    has_layers = any(True for _ in module.children()) and any(True for _ in module.parameters())
+    return can_be_called and not is_stage and has_layers

@@ -1,0 +1,57 @@
+"""Tensors whose rows are divided among the processes (torch's DTensor), and how to read and fill them.
+
+All functions also accept plain tensors, of which every process has all rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Return whether this process has only some of the tensor's rows."""
+    return isinstance(tensor, DTensor)
+
+
+def own_rows(tensor: Tensor) -> Tensor:
+    """Return this process's rows, which share memory with the tensor."""
+    return tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor.detach()
+
+
+def first_row(tensor: Tensor) -> int:
+    """Return the index of this process's first row; rows are divided like the chunks of `torch.chunk`."""
+    if not isinstance(tensor, DTensor):
+        return 0
+    mesh, count = tensor.device_mesh, tensor.shape[0]
+    first = min(mesh.get_local_rank() * -(-count // mesh.size()), count)
+    assert first + len(tensor.to_local()) <= count
+    return first
+
+
+def gather_rows(tensor: Tensor) -> Tensor:
+    """Return the whole tensor; every process must call this at the same time."""
+    return tensor.detach().full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
+
+
+def select_rows(whole: Tensor, like: Tensor) -> Tensor:
+    """Return the rows of a whole tensor that correspond to this process's rows of another tensor."""
+    if not is_sharded(like):
+        return whole
+    first = first_row(like)
+    return whole[first : first + len(own_rows(like))]
+
+
+@torch.no_grad()
+def fill_module(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Load whole tensors into a module whose parameters may be sharded; the names must match its state dict."""
+    own: dict[str, Tensor] = module.state_dict()
+    if not any(is_sharded(tensor) for tensor in own.values()):
+        module.load_state_dict(weights)
+        return
+    assert own.keys() == weights.keys()
+    for name, tensor in own.items():
+        own_rows(tensor).copy_(select_rows(weights[name], tensor))

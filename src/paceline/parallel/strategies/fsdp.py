@@ -1,0 +1,112 @@
+"""Fully sharded data parallelism (torch's `fully_shard`): each process holds a part of every network.
+
+Weights, gradients, optimizer state and EMA are divided among the processes. A block's weights are gathered before the
+block runs and released afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from paceline.config.settings import RunSettings
+from paceline.contracts.recipe import Phase, Recipe
+from paceline.core.errors import UserError
+from paceline.parallel.blocks import blocks_of
+from paceline.parallel.precision import Precision
+from paceline.parallel.strategy import Strategy
+from paceline.parallel.trainable import Trainable
+from paceline.parallel.world import World
+
+
+class FullyShardedDataParallel(Strategy):
+    """Shards each network separately, block by block. A network with a gradient penalty stays replicated."""
+
+    needs_processes = True
+    shards_weights = True
+    complexity = 4
+    memory_format = torch.contiguous_format  # fully_shard rejects parameters in other formats
+    cannot_capture = "FSDP allocates and releases weights in every step, so they have no fixed address"
+    cannot_compile = "FSDP gathers the weights in hooks, which torch.compile does not support for every network"
+    ladder_obstacle = "FSDP's communication cannot be separated from the step; compare ddp instead"
+
+    def __init__(self, settings: RunSettings, world: World, precision: Precision, recipe: Recipe) -> None:
+        super().__init__(settings, world, precision, recipe)
+        self.replicated = frozenset(recipe.double_backward)
+        self.sharded: list[list[FSDPModule]] = []  # for each network: its blocks, then the network itself
+        if world.size == 1:
+            self.notes.append("fsdp: there is only one process, so no network is sharded")
+            return
+        self._check(recipe)
+        mesh = init_device_mesh(world.device.type, (world.size,))
+        for name, network in recipe.single_networks.items():
+            if name.partition(".")[0] not in self.replicated:
+                self.sharded.append(self._shard(network, blocks_of(recipe, name), mesh))
+        self.trainable = Trainable(recipe)  # sharding has replaced the parameters
+        self.notes += self._describe()
+
+    def _check(self, recipe: Recipe) -> None:
+        if not recipe.networks.keys() - self.replicated:
+            raise UserError(
+                "--strategy fsdp: there is nothing to shard, since every network has a gradient penalty; use ddp"
+            )
+        for name, parameter in recipe.named_parameters():
+            if parameter.ndim == 0 and name.partition(".")[0] not in self.replicated:
+                raise UserError(f"--strategy fsdp: parameter {name!r} is a scalar, which cannot be sharded; use ddp")
+
+    def _shard(self, network: nn.Module, blocks: list[nn.Module], mesh: DeviceMesh) -> list[FSDPModule]:
+        reduce = torch.bfloat16 if self.settings.compress == "bf16" else None
+        policy = MixedPrecisionPolicy(reduce_dtype=reduce)  # autocast selects the precision of each operation
+        modules = [
+            fully_shard(module, mesh=mesh, reshard_after_forward=True, mp_policy=policy)
+            for module in (*(block for block in blocks if block is not network), network)
+        ]
+        # By default, FSDP derives what to prefetch from all forward passes since the last backward pass. These differ
+        # between the processes after an evaluation. An explicit order is the same in every process.
+        for before, module in zip([modules[0], *modules], modules, strict=False):
+            module.set_modules_to_backward_prefetch([before])
+        return modules
+
+    def _describe(self) -> list[str]:
+        blocks = sum(len(modules) - 1 for modules in self.sharded)
+        count = "1 network" if len(self.sharded) == 1 else f"{len(self.sharded)} networks"
+        lines = [f"fsdp: {count} in {blocks + len(self.sharded)} parts, divided among {self.world.size} processes"]
+        if self.settings.compress != "none":
+            lines.append(f"gradients: rounded to {self.settings.compress} for communication; results differ slightly")
+        if self.replicated:
+            names = ", ".join(sorted(self.replicated))
+            lines.append(f"fsdp: not sharded, because FSDP does not support gradient penalties: {names}")
+        return lines
+
+    def accumulating(self, phase: Phase, last: bool) -> AbstractContextManager[object]:
+        if self.world.size == 1 or phase.network not in self.replicated or not last:
+            return nullcontext()  # FSDP adds up the gradients of micro-batches in their sharded form
+        return self._averaging(phase.network)
+
+    @contextmanager
+    def _averaging(self, network: str) -> Iterator[None]:
+        """Average the gradients of a replicated network over the processes after its backward pass."""
+        yield
+        gradients = [p.grad for p in self.trainable.parameters[network] if p.grad is not None]
+        flat = self.world.sum(torch.cat([gradient.flatten() for gradient in gradients])) / self.world.size
+        for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+            gradient.copy_(part.view_as(gradient))
+
+    @contextmanager
+    def whole_weights(self) -> Iterator[None]:
+        for modules in self.sharded:
+            for module in modules:
+                module.set_reshard_after_forward(False, recurse=False)
+                module.unshard()
+        try:
+            yield
+        finally:
+            for modules in self.sharded:
+                for module in modules:
+                    module.reshard()
+                    module.set_reshard_after_forward(True, recurse=False)

@@ -1,0 +1,91 @@
+"""A safetensors file that several processes write together: its header first, then each process's rows in place."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from paceline.runs.tensors import LENGTH_BYTES
+
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+BYTES_AT_ONCE = 2**26
+CANNOT_RESERVE = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)  # from file systems without preallocation
+
+
+def reserve(
+    path: Path, tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], metadata: Mapping[str, str]
+) -> None:
+    """Create a file with room for tensors of these dtypes and shapes; raise OSError if the disk is too small."""
+    header, end = _header(tensors, metadata)
+    with _opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
+        try:
+            os.posix_fallocate(file, 0, len(header) + end)
+        except OSError as error:
+            if error.errno not in CANNOT_RESERVE:
+                raise
+            os.ftruncate(file, len(header) + end)
+        _write_at(file, memoryview(header), 0)
+
+
+def write_rows(path: Path, tensors: Mapping[str, Tensor], first: Mapping[str, int]) -> None:
+    """Write tensors to a reserved file and sync it; `first` is the position of the first row, 0 by default.
+
+    Tensors that the header does not list are left out, since they share the memory of a listed tensor.
+    """
+    with _opened(path, os.O_RDWR) as file:
+        length = int.from_bytes(os.pread(file, LENGTH_BYTES, 0), "little")
+        header = json.loads(os.pread(file, length, LENGTH_BYTES))
+        for name in (name for name in tensors if name in header):
+            rows = tensors[name].detach().contiguous()
+            skipped = first.get(name, 0) * math.prod(rows.shape[1:]) * rows.element_size()
+            at = LENGTH_BYTES + length + header[name]["data_offsets"][0] + skipped
+            _write_at(file, memoryview(rows.reshape(-1).view(torch.uint8).numpy()), at)
+        os.fsync(file)
+
+
+def _header(
+    tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], metadata: Mapping[str, str]
+) -> tuple[bytes, int]:
+    """Return the header with its length, and the size of the data; larger dtypes come first, so all are aligned."""
+    entries: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+    end = 0
+    for name, (dtype, shape) in sorted(tensors.items(), key=lambda item: (-item[1][0].itemsize, item[0])):
+        begin, end = end, end + math.prod(shape) * dtype.itemsize
+        entries[name] = {"dtype": DTYPES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % LENGTH_BYTES)
+    return len(text).to_bytes(LENGTH_BYTES, "little") + text, end
+
+
+@contextmanager
+def _opened(path: Path, flags: int) -> Iterator[int]:
+    file = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
+def _write_at(file: int, content: memoryview, position: int) -> None:
+    while content:
+        count = os.pwrite(file, content[:BYTES_AT_ONCE], position)
+        content, position = content[count:], position + count

@@ -1,0 +1,31 @@
+"""Gradients of which each process has some rows: values that depend on the gradients of all processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from paceline.parallel.exchange import sum_over_processes
+
+
+def clip_rows(rows: Sequence[Tensor], maximum: float) -> None:
+    """Scale the gradients so that their norm over all processes is at most `maximum`."""
+    own = nn.utils.get_total_norm(_gradients(rows))
+    nn.utils.clip_grads_with_norm_(rows, maximum, sum_over_processes(own.square().reshape(1))[0].sqrt())
+
+
+def spread_overflow(rows: Sequence[Tensor]) -> None:
+    """Make every process's gradients infinite if those of any process are not finite.
+
+    Each process's GradScaler then skips the same steps. The values stay on the device, so that nothing waits for it.
+    """
+    gradients = _gradients(rows)
+    overflow = torch.stack([~gradient.isfinite().all() for gradient in gradients]).any()
+    num_processes = sum_over_processes(overflow.float().reshape(1))[0]
+    gradients[0].add_(torch.where(num_processes > 0, torch.inf, 0.0))
+
+
+def _gradients(rows: Sequence[Tensor]) -> list[Tensor]:
+    return [own.grad for own in rows if own.grad is not None and own.numel()]
