@@ -13,6 +13,7 @@ const COUNTED = /\/(count|checkpoint_images|\w*seconds)$/; // evaluated with the
 const BASELINE = /\/(input|bicubic)_/; // the score of the input, with which the result is compared
 const PLACES = new Set(["out", "name"]); // settings that differ in all runs
 const MAX_USUAL_SETTINGS = 12;
+const MAX_ROWS = 500; // a browser needs seconds to lay out thousands of rows
 const SECTIONS = [
   ["Results", (name) => EVALUATED.test(name) && name.startsWith("test/") && !COUNTED.test(name)],
   ["Results", (name) => EVALUATED.test(name) && !COUNTED.test(name)],
@@ -39,7 +40,11 @@ export class Table {
   show(runs) {
     this.runs = runs;
     const partial = runs.filter((run) => this.rows.get(run.id)?.complete === false).length;
-    this.note.textContent = partial ? `${partial} ${partial === 1 ? "run is" : "runs are"} still being read: best values may change` : "";
+    const notes = [
+      runs.length > MAX_ROWS ? `showing ${whole(MAX_ROWS)} of ${whole(runs.length)} runs; filter or sort to see others, or download all as CSV` : "",
+      partial ? `${whole(partial)} ${partial === 1 ? "run is" : "runs are"} still being read: best values may change` : "",
+    ];
+    this.note.textContent = notes.filter(Boolean).join("; ");
     this.draw();
   }
 
@@ -121,16 +126,16 @@ export class Table {
 
   draw() {
     if (!this.runs) return;
-    const columns = this.menu.select(this.columns()), runs = this.sorted(columns);
+    const columns = this.menu.select(this.columns()), runs = this.sorted(columns).slice(0, MAX_ROWS);
     const key = JSON.stringify([this.sort, columns.map(({ key: one, metric }) => [one, metric && isLowerBetter(metric)]), runs.map((run) => [run.id, run.state, run.tags, run.note, colorOf(run), columns.map(({ value }) => value(run))])]);
     if (key === this.key) return;
     this.key = key;
-    const best = columns.map((column) => column.mark && runs.length > 1 ? bestOf(runs.map(column.value), isLowerBetter(column.metric)) : undefined);
     const digits = columns.map((column) => (column.number ? decimals(runs.map(column.value)) : null));
+    const best = columns.map((column, at) => column.mark && runs.length > 1 ? bestOf(this.runs.map(column.value), isLowerBetter(column.metric), digits[at]) : undefined);
     const body = runs.map((run) => make("tr", { "data-run": run.id }, ...columns.map((column, at) => {
       const content = column.cell(run, digits[at]);
       if (!at) return make("th", { scope: "row" }, content);
-      return make("td", { class: [column.setting ? "setting" : "number", best[at] !== undefined && column.value(run) === best[at] ? "best" : ""].join(" ") }, content);
+      return make("td", { class: [column.setting ? "setting" : "number", best[at] !== undefined && show(column.metric, column.value(run), digits[at]) === best[at] ? "best" : ""].join(" ") }, content);
     })));
     this.place.replaceChildren(make("div", { class: "scroll tall" }, make("table", { class: "board" }, make("thead", {}, make("tr", {}, ...columns.map((column) => this.head(column)))), make("tbody", {}, ...body))));
   }
@@ -151,10 +156,10 @@ export class Table {
   }
 }
 
-// The best of several values; nothing if all are equal.
-function bestOf(values, lower) {
-  const numbers = values.filter(Number.isFinite);
-  return new Set(numbers).size > 1 ? (lower ? Math.min(...numbers) : Math.max(...numbers)) : undefined;
+// The best of several values as text, so that values that look equal are all marked; nothing if all look equal.
+function bestOf(values, lower, digits) {
+  const numbers = values.filter(Number.isFinite), text = (value) => show("", value, digits);
+  return new Set(numbers.map(text)).size > 1 ? text(numbers.reduce((a, b) => ((lower ? b < a : b > a) ? b : a))) : undefined;
 }
 
 function show(name, value, digits) {
