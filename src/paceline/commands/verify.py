@@ -265,8 +265,8 @@ def explain(config: Config, differences: list[Difference]) -> str:
     if not adaptive or any(one.kind != "weights" for one in failed):
         return ""
     return (
-        "The gradients agree. Adam and AdamW divide by the size of each gradient, so they enlarge the rounding errors of "
-        f"gradients close to zero. To check {adaptive[0]} without this effect, add --set optimizer=sgd."
+        "The gradients agree. Adam and AdamW divide by the size of each gradient, so they enlarge the rounding errors "
+        f"of gradients close to zero. To check {adaptive[0]} without this effect, add --set optimizer=sgd."
     )
 
 

@@ -202,8 +202,9 @@ class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-igno
             if tuple(args[1])[-2:] != tuple(args[0].shape[-2:]):
                 self._obstruct("the network rearranges rows and columns", untraced=True)
             return axes
-        if name in ("mean", "sum", "amax", "amin"):
-            dims = args[1] if len(args) > 1 and args[1] else range(args[0].dim())
+        if name in ("mean", "sum", "amax", "amin", "linalg_vector_norm"):
+            place = 2 if name == "linalg_vector_norm" else 1  # position of the argument `dim`
+            dims = args[place] if len(args) > place and args[place] else range(args[0].dim())
             if any(dim % args[0].dim() >= args[0].dim() - 2 for dim in dims):
                 is_image = args[0].dim() == 4 and min(args[0].shape[-2:]) >= WHOLE_IMAGE_SIDE_PX
                 self._obstruct("the network pools over the whole image", reads_all=is_image)
