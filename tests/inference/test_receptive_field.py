@@ -108,6 +108,29 @@ def test_layers_that_prevent_tiling_are_reported():
     assert field_of(Turned()).obstacles == ("the receptive field of the operation 'flip' is not known",)
 
 
+def test_a_norm_over_channels_does_not_read_the_whole_image():
+    class Normalised(nn.Module):
+        def forward(self, images: Tensor) -> Tensor:
+            return F.normalize(images, dim=1)
+
+    class NormalisedByImage(nn.Module):
+        def forward(self, images: Tensor) -> Tensor:
+            return images / torch.linalg.vector_norm(images, dim=(2, 3), keepdim=True)
+
+    assert not field_of(Normalised()).reads_all and not field_of(Normalised()).obstacles
+    assert field_of(NormalisedByImage()).reads_all
+
+
+def test_resizing_by_a_fraction_does_not_change_the_tile_alignment():
+    class Resized(nn.Module):
+        def forward(self, images: Tensor) -> Tensor:
+            small = F.max_pool2d(F.conv2d(images, torch.ones(3, 3, 3, 3), stride=2), 7, 3)
+            return images * F.interpolate(small, images.shape[-2:], mode="bilinear")
+
+    field = field_of(Resized())
+    assert field.multiple_px == 6 and any("only integer factors" in obstacle for obstacle in field.obstacles)
+
+
 def test_the_halo_accounts_for_pooling_dilation_and_upsampling():
     network = nn.Sequential(
         nn.Conv2d(3, 2, 3, padding=2, dilation=2),

@@ -225,6 +225,9 @@ class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-igno
                 self._obstruct(
                     f"the network resizes {before} to {after} pixels, but only integer factors are supported"
                 )
+                # The step follows from the size of the result. Multiplied factors would give a meaningless fraction.
+                found.append(axis._replace(step=Fraction(TRACED_SIDE_PX, after)))
+                continue
             found.append(_spread(axis, Fraction(after, before), reach))
         return found[0], found[1]
 

@@ -124,13 +124,14 @@ class SuperResolution(RestorationRecipe):
             "images": 3_000_000,
             "validation": 0.02,
         },
-        # The same data and loss with residual groups and channel attention (RCAN), half as deep as in the paper.
+        # The same data and loss with residual groups and channel attention (RCAN), a quarter of the blocks in the paper.
+        # Larger crops would exclude more of the 291 photographs, of which 264 have at least 160 pixels.
         "rcan291": {
             "network": "spandrel:RCAN",
             "network_args": {"n_resgroups": 5, "n_resblocks": 10, "norm": False},
             "content": "l1",
             "tv": 0.0,
-            "crop": 192,
+            "crop": 160,
             "rot90": "on",
             "flip": "on",
             "batch_size": "32",
@@ -139,7 +140,7 @@ class SuperResolution(RestorationRecipe):
             "schedule": "cosine",
             "warmup": "1%",
             "ema_half_life": "20000 images",
-            "images": 1_000_000,
+            "images": 1_500_000,
             "validation": 0.02,
         },
     }
