@@ -124,7 +124,7 @@ class SuperResolution(RestorationRecipe):
             "images": 3_000_000,
             "validation": 0.02,
         },
-        # The same data and loss with residual groups and channel attention (RCAN), a quarter of the blocks in the paper.
+        # The same data and loss with residual groups and channel attention: RCAN with a quarter of its usual blocks.
         # Larger crops would exclude more of the 291 photographs, of which 264 have at least 160 pixels.
         "rcan291": {
             "network": "spandrel:RCAN",
