@@ -147,8 +147,10 @@ def main() -> None:
     parser.add_argument("--trial-images", type=int, default=0, help="number of images of the trial")
     parser.add_argument("--seed", type=int, default=0, help="seed of the run")
     parser.add_argument("--out", type=Path, required=True, help="folder for the run, plan.json and results.json")
-    parser.add_argument("extra", nargs="*", help="after --: additional flags for every training run")
-    options = parser.parse_args()
+    # argparse does not support further positional arguments after options, so they are split off here.
+    end = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    options = parser.parse_args(sys.argv[1:end])
+    options.extra = sys.argv[end + 1 :]
     task, options.data = TASKS[options.task], options.data_root
     options.out.mkdir(parents=True, exist_ok=True)
     results: dict[str, Any] = {"provenance": versions_and_hardware(), "task": task._asdict(), "extra": options.extra}

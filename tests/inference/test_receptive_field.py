@@ -121,6 +121,25 @@ def test_a_norm_over_channels_does_not_read_the_whole_image():
     assert field_of(NormalisedByImage()).reads_all
 
 
+def test_tiles_are_aligned_to_the_windows_of_adaptive_pooling():
+    class Pooled(nn.Module):
+        def forward(self, images: Tensor) -> Tensor:
+            height, width = images.shape[-2:]
+            small = F.adaptive_max_pool2d(images, (height // 8, width // 8))
+            return images * F.interpolate(small, (height, width), mode="nearest")
+
+    field = field_of(Pooled())
+    assert field.reads_all and field.multiple_px == 8
+
+
+def test_a_network_whose_shapes_depend_on_the_values_is_traced_with_real_values():
+    class Selected(nn.Module):
+        def forward(self, images: Tensor) -> Tensor:
+            return images + images[images > 0].sum()
+
+    assert field_of(Selected()).obstacles
+
+
 def test_resizing_by_a_fraction_does_not_change_the_tile_alignment():
     class Resized(nn.Module):
         def forward(self, images: Tensor) -> Tensor:
