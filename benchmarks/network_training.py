@@ -64,7 +64,7 @@ def train(task: Task, folder: Path, images: int, options: argparse.Namespace, *m
     """Train a run, or resume it; return the number of images, the training time and the median speed."""
     words = ["train", task.recipe, "--preset", task.preset, "--data", task.data, "--data-root", str(options.data)]
     words += ["--images", str(images), "--seed", str(options.seed), "--out", str(folder)]
-    _, seconds = paceline(*words, *sets(CADENCE), *more, *options.extra)
+    _, seconds = paceline(*words, *sets(CADENCE + test_data(task, options)), *more, *options.extra)
     rows = read_metrics(folder)
     speeds = [row["time/images_per_second"] for row in rows if "time/images_per_second" in row]
     return {
@@ -73,6 +73,16 @@ def train(task: Task, folder: Path, images: int, options: argparse.Namespace, *m
         "process_seconds": seconds,
         "images_per_second": median(speeds[len(speeds) // 4 :]) if speeds else 0.0,  # without the eager first steps
     }
+
+
+def test_data(task: Task, options: argparse.Namespace) -> list[str]:
+    """Return the settings for the test split; with a separate test set, no photographs are held out for testing."""
+    if not task.crop_px or not options.tests:
+        return []
+    test = options.tests[0]
+    if task.data == "degraded":
+        return [f"test_root={test}", "validation=0.02"]
+    return [f"test_root={test / 'HR'}", f"test_low_root={test / 'LRx4'}"]
 
 
 def make_plan(task: Task, options: argparse.Namespace) -> dict[str, float]:
