@@ -91,7 +91,7 @@ def test_an_imported_network_is_fine_tuned_with_one_command(name, arguments, rec
     assert run([*words, "--set", "rot90=off"]) == 0  # a finished run does not need the initial weights
 
 
-@pytest.mark.parametrize(("name", "arguments", "recipe", "scale"), CASES[:1])
+@pytest.mark.parametrize(("name", "arguments", "recipe", "scale"), CASES[:2])
 def test_an_imported_network_is_exported_to_onnx(name, arguments, recipe, scale, capsys):
     missing = [one for one in ("onnx", "onnxruntime", "onnxscript") if importlib.util.find_spec(one) is None]
     if missing:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from paceline.commands.configure import configure
-from paceline.commands.verify import Difference, explain
+from paceline.commands.verify import Difference, compare, explain
 
 
 def found(kind: str, value: float) -> Difference:
@@ -27,3 +28,9 @@ def test_rounding_errors_enlarged_by_adam_are_explained(optimizer, gradients, we
     explanation = explain(config, [found("gradients", gradients), found("weights", weights)])
     assert ("add --set optimizer=sgd" in explanation) == is_explained
     assert bool(explanation) == is_explained
+
+
+def test_empty_tensors_are_not_compared():
+    trace = {"weights//generator/weight": torch.ones(2), "weights//generator/empty": torch.ones(0)}
+    (difference,) = compare({"single": trace, "ddp": trace}, 1e-9)
+    assert difference.value == 0 and difference.ok

@@ -108,6 +108,48 @@ def test_layers_that_prevent_tiling_are_reported():
     assert field_of(Turned()).obstacles == ("the receptive field of the operation 'flip' is not known",)
 
 
+def test_a_norm_over_channels_does_not_read_the_whole_image():
+    class Normalised(nn.Module):
+        def forward(self, images: Tensor) -> Tensor:
+            return F.normalize(images, dim=1)
+
+    class NormalisedByImage(nn.Module):
+        def forward(self, images: Tensor) -> Tensor:
+            return images / torch.linalg.vector_norm(images, dim=(2, 3), keepdim=True)
+
+    assert not field_of(Normalised()).reads_all and not field_of(Normalised()).obstacles
+    assert field_of(NormalisedByImage()).reads_all
+
+
+def test_tiles_are_aligned_to_the_windows_of_adaptive_pooling():
+    class Pooled(nn.Module):
+        def forward(self, images: Tensor) -> Tensor:
+            height, width = images.shape[-2:]
+            small = F.adaptive_max_pool2d(images, (height // 8, width // 8))
+            return images * F.interpolate(small, (height, width), mode="nearest")
+
+    field = field_of(Pooled())
+    assert field.reads_all and field.multiple_px == 8
+
+
+def test_a_network_whose_shapes_depend_on_the_values_is_traced_with_real_values():
+    class Selected(nn.Module):
+        def forward(self, images: Tensor) -> Tensor:
+            return images + images[images > 0].sum()
+
+    assert field_of(Selected()).obstacles
+
+
+def test_resizing_by_a_fraction_does_not_change_the_tile_alignment():
+    class Resized(nn.Module):
+        def forward(self, images: Tensor) -> Tensor:
+            small = F.max_pool2d(F.conv2d(images, torch.ones(3, 3, 3, 3), stride=2), 7, 3)
+            return images * F.interpolate(small, images.shape[-2:], mode="bilinear")
+
+    field = field_of(Resized())
+    assert field.multiple_px == 6 and any("only integer factors" in obstacle for obstacle in field.obstacles)
+
+
 def test_the_halo_accounts_for_pooling_dilation_and_upsampling():
     network = nn.Sequential(
         nn.Conv2d(3, 2, 3, padding=2, dilation=2),

@@ -49,3 +49,9 @@ def test_an_argument_with_a_bad_value_is_one_line_with_the_arguments(known: set[
     with pytest.raises(UserError) as caught:
         choose("timm:x", depths="many").build(fail, lambda: known)  # type: ignore[arg-type]
     assert "depths=many (TypeError: first line second line)" in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["nafnet", "NAFNett", "NAF"])
+def test_similar_names_are_suggested_whatever_the_case(name: str) -> None:
+    error = NetworkChoice(f"spandrel:{name}", {}).unknown(["NAFNet", "SwinIR"])
+    assert str(error).endswith("did you mean spandrel:NAFNet?")

@@ -222,7 +222,7 @@ def compare(traces: dict[str, Trace], tolerance: float) -> list[Difference]:
         for group in sorted({name.rsplit("/", 1)[0] for name in reference}):
             kind, phase, network = group.split("/")
             limit = tolerance if kind == "weights" else GRADIENT_TOLERANCE
-            tensors = [name for name in sorted(reference) if name.startswith(group + "/")]
+            tensors = [name for name in sorted(reference) if name.startswith(group + "/") and reference[name].numel()]
             largest = max(reference[name].abs().max().item() for name in tensors)
             by_tensor = {name: _distance(trace[name], reference[name]) / (largest or 1.0) for name in tensors}
             worst = next((name.rsplit("/", 1)[1] for name, value in by_tensor.items() if value > limit), "")
@@ -267,8 +267,8 @@ def explain(config: Config, differences: list[Difference]) -> str:
     if not adaptive or any(one.kind != "weights" for one in failed):
         return ""
     return (
-        "The gradients agree. Adam and AdamW divide by the size of each gradient, so they enlarge the rounding errors of "
-        f"gradients close to zero. To check {adaptive[0]} without this effect, add --set optimizer=sgd."
+        "The gradients agree. Adam and AdamW divide by the size of each gradient, so they enlarge the rounding errors "
+        f"of gradients close to zero. To check {adaptive[0]} without this effect, add --set optimizer=sgd."
     )
 
 

@@ -51,41 +51,41 @@ def make_exportable(stored: StoredModel, path: str) -> Exportable:
 def _image_to_image(image_model: ImageModel) -> Exportable:
     """Return an Exportable that maps images to images, of any size that the networks accept.
 
-    Networks that divide images into windows are exported for the training size: their masks depend on the size.
+    Networks that divide images into windows are exported for one image of the training size: their masks depend on the
+    size, and many compute the number of images in a way that cannot be traced.
     """
     channels, field = image_model.spec.channels, image_model.receptive_field
     multiple = field.multiple_px
     generator = torch.Generator().manual_seed(0)
+    dynamic: dict[int, object] = {}
     if field.is_traced:
         side = max(multiple, 64 // multiple * multiple) * 2
         example_px = (side, side)
         dims = {name: torch.export.Dim(name, min=1, max=2**16 // multiple) for name in SIDES}
-        sides = {at: dim if multiple == 1 else multiple * dim for at, dim in enumerate(dims.values(), start=2)}
+        dynamic = {at: dim if multiple == 1 else multiple * dim for at, dim in enumerate(dims.values(), start=2)}
+        dynamic[0] = torch.export.Dim("n")
         sizes = [
             [max(multiple, px // multiple * multiple) * (1 + (multiple > px)) for px in size] for size in CHECKED_PX
         ]
-        checked_on, counts = f"for {len(sizes)} other image sizes", (1, 1)
+        checked_on, num_images = f"for {len(sizes)} other image sizes", "n"
         accepted = (
             f"height, width] in [-1, 1], {f'sides that are multiples of {multiple}' if multiple > 1 else 'any size'}"
         )
     else:
         scale, spec = image_model.output_scale, image_model.spec
         height, width = (-(-side // scale // multiple) * multiple for side in (spec.height, spec.width))
-        example_px, sides = (height, width), {}
-        sizes, counts, checked_on = [[height, width]] * 2, CHECKED_COUNTS, BATCHES
+        example_px, sizes = (height, width), [[height, width]] * 2
+        checked_on, num_images = f"on {len(sizes)} images", "1"
         accepted = f"{height}, {width}] in [-1, 1]"
-    checks = [
-        {"images": torch.rand(count, channels, *size, generator=generator) * 2 - 1}
-        for count, size in zip(counts, sizes, strict=True)
-    ]
+    checks = [{"images": torch.rand(1, channels, *size, generator=generator) * 2 - 1} for size in sizes]
     return Exportable(
         _ImageToImage(image_model.recipe),
-        {"images": torch.zeros(2, channels, *example_px)},
-        ({0: torch.export.Dim("n"), **sides},),
+        {"images": torch.zeros(2 if dynamic else 1, channels, *example_px)},
+        (dynamic or None,),
         tuple(image_model.results),
         checks,
         checked_on,
-        f"input `images` [n, {channels}, {accepted}; output {', '.join(image_model.results)}, in [-1, 1]",
+        f"input `images` [{num_images}, {channels}, {accepted}; output {', '.join(image_model.results)}, in [-1, 1]",
     )
 
 

@@ -15,11 +15,12 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from paceline.inference.index_mapping import IDENTITY, Axes, Axis, adaptive, at, both, spread, transposed, window
 from paceline.parallel.torch_internals import FakeTensorMode, TorchDispatchMode, is_view
 
 TRACED_SIDE_PX = 512  # side of the traced image; divisible by common downsampling factors
@@ -35,22 +36,6 @@ POINTWISE = frozenset(
         *("stack", "sub", "tanh", "to", "unbind", "unsqueeze", "where", "zeros_like", "_prelu_kernel", "_to_copy"),
     )
 )
-
-
-class Axis(NamedTuple):
-    """Element i of an axis is computed from the input's elements step·i + before … step·i + after."""
-
-    step: Fraction
-    before: Fraction
-    after: Fraction
-
-    def seen_through(self, stride: Fraction, first: Fraction, last: Fraction) -> Axis:
-        """Return the axis whose element i is computed from this axis's elements stride·i + first … stride·i + last."""
-        return Axis(self.step * stride, self.before + self.step * first, self.after + self.step * last)
-
-
-Axes = tuple[Axis, Axis]  # rows and columns, the last two dimensions
-IDENTITY = Axis(Fraction(1), Fraction(0), Fraction(0))
 
 
 @dataclass(frozen=True)
@@ -84,10 +69,11 @@ def receptive_field(
 
     If the networks divide images into windows, `window_px` is the size to which tiles must be aligned.
     """
-    with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
-        images = torch.empty(1, channels, TRACED_SIDE_PX, TRACED_SIDE_PX)
-        with _Follower(images) as follower:
-            results = image_to_image(images)
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            follower, results = _follow(image_to_image, channels)
+    except Exception:  # with some operations, shapes depend on the values; errors of the network occur again here
+        follower, results = _follow(image_to_image, channels)
     halo = Fraction(0)
     obstacles = dict.fromkeys(follower.obstacles)
     for result in results.values():
@@ -112,6 +98,15 @@ def receptive_field(
         reads_all=bool(follower.reading_all),
         is_traced=is_traced,
     )
+
+
+@torch.no_grad()
+def _follow(
+    image_to_image: Callable[[Tensor], dict[str, Tensor]], channels: int
+) -> tuple[_Follower, dict[str, Tensor]]:
+    images = torch.zeros(1, channels, TRACED_SIDE_PX, TRACED_SIDE_PX)
+    with _Follower(images) as follower:
+        return follower, image_to_image(images)
 
 
 class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
@@ -174,22 +169,22 @@ class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-igno
                 self._obstruct("the network concatenates features along rows or columns", untraced=True)
             return axes
         if name == "convolution":
-            weight, stride, padding, dilation, transposed = args[1], args[3], args[4], args[5], args[6]
+            weight, stride, padding, dilation, is_transposed = args[1], args[3], args[4], args[5], args[6]
             kernel = weight.shape[2:]
-            follow = _transposed if transposed else _window
-            return _both(axes, follow, kernel, stride, padding, dilation)
+            follow = transposed if is_transposed else window
+            return both(axes, follow, kernel, stride, padding, dilation)
         if name in ("max_pool2d_with_indices", "avg_pool2d", "max_pool2d"):
             kernel = args[1]
             stride = args[2] if len(args) > 2 and args[2] else kernel
             padding = args[3] if len(args) > 3 else (0, 0)
             dilation = args[4] if name.startswith("max") and len(args) > 4 else (1, 1)
-            return _both(axes, _window, kernel, stride, padding, dilation)
+            return both(axes, window, kernel, stride, padding, dilation)
         if name in ("reflection_pad2d", "replication_pad2d", "constant_pad_nd"):
             left, _, *more = args[1]
             top = more[0] if more else 0
-            return axes[0].seen_through(*_at(-top)), axes[1].seen_through(*_at(-left))
+            return axes[0].seen_through(*at(-top)), axes[1].seen_through(*at(-left))
         if name == "pixel_shuffle":
-            return _both(axes, _spread, (args[1], args[1]), (0, 0))
+            return both(axes, spread, (args[1], args[1]), (0, 0))
         if name.startswith(("upsample_", "_upsample_")):
             return self._enlarged(name, args, axes)
         if name in ("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training"):
@@ -202,12 +197,16 @@ class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-igno
             if tuple(args[1])[-2:] != tuple(args[0].shape[-2:]):
                 self._obstruct("the network rearranges rows and columns", untraced=True)
             return axes
-        if name in ("mean", "sum", "amax", "amin"):
-            dims = args[1] if len(args) > 1 and args[1] else range(args[0].dim())
+        if name in ("mean", "sum", "amax", "amin", "linalg_vector_norm"):
+            place = 2 if name == "linalg_vector_norm" else 1  # position of the argument `dim`
+            dims = args[place] if len(args) > place and args[place] else range(args[0].dim())
             if any(dim % args[0].dim() >= args[0].dim() - 2 for dim in dims):
                 is_image = args[0].dim() == 4 and min(args[0].shape[-2:]) >= WHOLE_IMAGE_SIDE_PX
                 self._obstruct("the network pools over the whole image", reads_all=is_image)
             return axes
+        if "adaptive" in name:
+            self._obstruct(f"the network reads the whole image ({name})", reads_all=True)
+            return adaptive(axes, args[0].shape[-2:], args[1])
         if "pool" in name or ("norm" in name and name != "native_layer_norm"):
             self._obstruct(f"the network reads the whole image ({name})", reads_all=True)
         else:
@@ -224,35 +223,11 @@ class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-igno
                 self._obstruct(
                     f"the network resizes {before} to {after} pixels, but only integer factors are supported"
                 )
-            found.append(_spread(axis, Fraction(after, before), reach))
+                # The step follows from the size of the result. Multiplied factors would give a meaningless fraction.
+                found.append(axis._replace(step=Fraction(TRACED_SIDE_PX, after)))
+                continue
+            found.append(spread(axis, Fraction(after, before), reach))
         return found[0], found[1]
-
-
-def _both(axes: Axes, rule: Callable[..., Axis], *pairs: Sequence[int]) -> Axes:
-    """Apply an index mapping to rows and columns. Each argument has one value per axis, or one value for both."""
-    each = [[pair[i] if len(pair) > 1 else pair[0] for pair in pairs] for i in (0, 1)]
-    return rule(axes[0], *each[0]), rule(axes[1], *each[1])
-
-
-def _window(axis: Axis, kernel: int, stride: int, padding: int, dilation: int) -> Axis:
-    """Return the index mapping of a sliding window: output i starts reading at stride·i - padding."""
-    return axis.seen_through(Fraction(stride), Fraction(-padding), Fraction(dilation * (kernel - 1) - padding))
-
-
-def _transposed(axis: Axis, kernel: int, stride: int, padding: int, dilation: int) -> Axis:
-    """Return the index mapping of a transposed convolution: output i reads every input whose window covers it."""
-    first, last = Fraction(padding - dilation * (kernel - 1), stride), Fraction(padding, stride)
-    return axis.seen_through(Fraction(1, stride), first, last)
-
-
-def _spread(axis: Axis, factor: int | Fraction, reach: int) -> Axis:
-    """Return the index mapping for upsampling: output i reads the nearest input, and `reach` more on each side."""
-    factor = Fraction(factor)
-    return axis.seen_through(1 / factor, -(factor - 1) / factor - reach, Fraction(reach))
-
-
-def _at(shift: int) -> tuple[Fraction, Fraction, Fraction]:
-    return Fraction(1), Fraction(shift), Fraction(shift)
 
 
 def _sliced(args: Sequence[Any], axes: Axes) -> Axes:
@@ -261,7 +236,7 @@ def _sliced(args: Sequence[Any], axes: Axes) -> Axes:
     if place < 0 or not start:
         return axes
     moved = list(axes)
-    moved[place] = moved[place].seen_through(*_at(start))
+    moved[place] = moved[place].seen_through(*at(start))
     return moved[0], moved[1]
 
 

@@ -82,9 +82,11 @@ class NetworkChoice:
 
 
 def _similar(name: str, names: Collection[str]) -> list[str]:
-    starting = sorted((other for other in names if name and other.startswith(name)), key=len)
-    close = get_close_matches(name, names, n=MAX_NAMES, cutoff=0.6)
-    return list(dict.fromkeys([*close, *starting]))[:MAX_NAMES]
+    """Return the names that are spelled like a name, whatever the case of their letters, or that start with it."""
+    lower = {other.lower(): other for other in names}
+    starting = sorted((other for other in lower if name and other.startswith(name.lower())), key=len)
+    close = get_close_matches(name.lower(), lower, n=MAX_NAMES, cutoff=0.6)
+    return [lower[other] for other in dict.fromkeys([*close, *starting])][:MAX_NAMES]
 
 
 def _listed(names: Collection[str]) -> str:

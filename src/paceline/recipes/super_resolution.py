@@ -114,14 +114,15 @@ class SuperResolution(UpscalingRecipe):
             "crop": 128,
             "images": 3_000_000,
         },
-        # The same data and loss with residual groups and channel attention (RCAN), half as deep as in the paper.
+        # The same data and loss with residual groups and channel attention: RCAN with a quarter of its usual blocks.
+        # Larger crops would exclude more of the 291 photographs, of which 264 have at least 160 pixels.
         "rcan291": {
             **FEW_HUNDRED_PHOTOGRAPHS,
             "network": "spandrel:RCAN",
             "network_args": {"n_resgroups": 5, "n_resblocks": 10, "norm": False},
-            "crop": 192,
+            "crop": 160,
             "ema_half_life": "20000 images",
-            "images": 1_000_000,
+            "images": 1_500_000,
         },
     }
     small = {**UpscalingRecipe.small, "scale": "2"}
