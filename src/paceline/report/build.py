@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from paceline.contracts.step_ladder import StepLadder
@@ -115,11 +115,14 @@ def _broken(runs: Sequence[Run]) -> list[str]:
     ]
 
 
-def busy_notes(runs: Iterable[Run]) -> list[str]:
+def busy_notes(runs: Collection[Run]) -> list[str]:
     """Return a note if runs were trained on a busy machine, because their speeds are then too low."""
-    loads = {Path(run.folder).name: run.provenance[LOAD_AVERAGE] for run in runs if LOAD_AVERAGE in run.provenance}
-    texts = [f"{name} (load average {load})" for name, load in loads.items()]
-    return [f"representative speeds, because the machine was busy: {', '.join(texts)}"] if texts else []
+    busy = [run for run in runs if LOAD_AVERAGE in run.provenance]
+    if not busy:
+        return []
+    names = "every run" if len(busy) == len(runs) else ", ".join(Path(run.folder).name for run in busy)
+    loads = " and ".join(dict.fromkeys(run.provenance[LOAD_AVERAGE] for run in busy))
+    return [f"representative speed of {names}: the machine was busy (load average {loads})"]
 
 
 def _subtitle(cells: Sequence[Cell], runs: Sequence[Run], groups: Mapping[str, Group]) -> list[str]:
