@@ -143,7 +143,8 @@ def prepare(folder: Path, chosen: Sequence[str]) -> None:
         from paceline.models.rrdbnet import RRDBNet
 
         torch.save(RRDBNet(width=8, num_blocks=1, growth=4).state_dict(), folder / "weights.pth")
-    for out in (name for name in runs if name in words or "runs" in words):
+    words |= {RUN} if "runs" in words else set()  # the board shows at least one run
+    for out in (name for name in runs if name in words):
         print(f"preparing {out} …", file=sys.stderr, flush=True)
         made = watch((*runs[out], "--out", out), folder)
         if made.code:
