@@ -1,10 +1,10 @@
-"""Measure how much loggers slow down training: the same recipe with all loggers, and without a logger.
+"""Measure how much loggers slow down training: the same recipe with all loggers, and with metrics.jsonl alone.
 
-Both variants run the engine's loop with metrics.jsonl and sample images. MLflow logs to a real server on this machine,
-and Weights & Biases logs offline. Blocks of training take turns, so that a slowdown of the machine affects both
-variants. Entries that are still queued when a block ends are delivered before the next block starts. The time of that
-delivery is left out of the first ratio (`training`) and included in the second (`training and delivery`), so the true
-cost lies between the two ratios. Needs `pip install 'paceline[mlflow,wandb]'`.
+Both variants run the engine's loop with metrics.jsonl and sample images. One of them also logs to TensorBoard, to
+MLflow with a real server on this machine, and to Weights & Biases offline. Blocks of training take turns, so that a
+slowdown of the machine affects both variants. Entries that are still queued when a block ends are delivered before the
+next block starts. The time of that delivery is left out of the first ratio (`training`) and included in the second
+(`training and delivery`), so the true cost lies between the two ratios. Needs `pip install 'paceline[mlflow,wandb]'`.
 
     PYTHONPATH=src python benchmarks/logging_overhead.py --json logging.json
     PYTHONPATH=src python benchmarks/logging_overhead.py --batch 8 --log-every 10   # on a CPU
@@ -126,12 +126,12 @@ def _answers(address: str) -> bool:
 
 
 def compare(sides: list[Side]) -> dict[str, list[float]]:
-    """Return quartiles of the slowdown in percent: the time of a block with loggers relative to its neighbour."""
+    """Return the minimum, quartiles and maximum of the slowdown in percent: a block relative to its neighbour."""
     without, logged = sides
     found = {}
     for kind in ("training", "training_and_delivery"):
         ratios = np.array(without.training) / np.array(getattr(logged, kind))
-        found[kind] = [float(100 * (ratio - 1)) for ratio in np.percentile(ratios, [25, 50, 75])]
+        found[kind] = [float(100 * (ratio - 1)) for ratio in np.percentile(ratios, [0, 25, 50, 75, 100])]
     return found
 
 
@@ -148,13 +148,16 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=9, help="number of blocks per variant")
     parser.add_argument("--json", default="", help="JSON file for the results")
     arguments = parser.parse_args()
+    if arguments.repeats < 5:
+        parser.error(f"--repeats {arguments.repeats}: use at least 5 blocks, because single blocks vary")
 
+    load = os.getloadavg()[0]  # before the measurement adds to it
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with tempfile.TemporaryDirectory() as folder, mlflow_server(Path(folder)) as address:
         os.environ |= {"MLFLOW_TRACKING_URI": address, "WANDB_MODE": "offline"}
         sides = [
-            make_side("without", Path(folder), arguments, ""),
-            make_side("logged", Path(folder), arguments, arguments.loggers),
+            make_side("jsonl", Path(folder), arguments, ""),
+            make_side("all", Path(folder), arguments, arguments.loggers),
         ]
         for side in sides:
             for _ in range(WARMUP_STEPS):
@@ -167,7 +170,7 @@ def main() -> None:
                 side.run_block(arguments.seconds, device)
         for side in sides:
             side.writer.close()
-        lines = sum(1 for _ in (Path(folder) / "logged" / "metrics.jsonl").open())
+        lines = sum(1 for _ in (Path(folder) / "all" / "metrics.jsonl").open())
     if lines < arguments.repeats:
         sys.exit(
             f"only {lines} lines were logged in {arguments.repeats} blocks: use more --seconds or a smaller --batch"
@@ -176,12 +179,16 @@ def main() -> None:
         {"variant": side.name, "images_per_second": float(np.median(side.training)), **spread(side.training)}
         for side in sides
     ]
-    for row in rows:
+    print(f"{arguments.recipe}, batch {arguments.batch}, {device}, load average {load:.1f} on {os.cpu_count()} cores")
+    for row, sinks in zip(rows, ("JSONL alone", f"JSONL,{arguments.loggers}"), strict=True):
         spread_text = f"{row['low']:,.1f} – {row['high']:,.1f}"
-        print(f"{row['variant']:8} {row['images_per_second']:10,.1f} images/s  {spread_text}  n {row['n']}")
+        print(f"{sinks:32} {row['images_per_second']:10,.1f} images/s  ({spread_text}, n {row['n']})")
     slowdown = compare(sides)
-    for kind, (low, middle, high) in slowdown.items():
-        print(f"slowdown, {kind.replace('_', ' '):22} {middle:+.2f} % (quartiles {low:+.2f} to {high:+.2f})")
+    for kind, (least, low, middle, high, most) in slowdown.items():
+        print(
+            f"slowdown, {kind.replace('_', ' '):22} median {middle:+.2f} %, quartiles {low:+.2f} to {high:+.2f}, "
+            f"all {least:+.2f} to {most:+.2f}, n {arguments.repeats}"
+        )
     print(f"{lines:,} lines logged to {arguments.loggers}")
     write_results(arguments.json, arguments, rows=rows, slowdown_percent=slowdown, lines=lines)
 

@@ -16,13 +16,13 @@ def test_a_finished_run_prints_its_metrics_and_commands_that_work(tmp_path: Path
     assert trained.wait() == 0, trained.stderr
     lines = trained.stdout.splitlines()
     assert any(
-        re.match(r"  [\d,.]+ images/s  ETA 0:\d\d  epoch 0\.\d/0\.\d+ .*  classifier/cross_entropy ", x) for x in lines
+        re.match(r"  [\d,.]+ images/s  ETA 0:\d\d  epoch 0\.\d+/0\.\d+ .*  classifier/cross_entropy ", x) for x in lines
     )
     evaluated = [line for line in lines if line.startswith("epoch ")]
     assert len(evaluated) == 2
     assert all(re.search(r"validation/top1 \d+\.\d+%  validation/top5 \S+%", line) for line in evaluated)
     assert evaluated[0].endswith("  (best so far)")
-    best = r"trained for 0:\d\d; best: validation/top1 \S+% at epoch 0\.\d/0\.\d+ \((128|256) images\)"
+    best = r"trained for 0:\d\d; best: validation/top1 \S+% at epoch 0\.\d+/0\.\d+ \((128|256) images\)"
     assert any(re.fullmatch(best, line) for line in lines), trained.stdout
     assert any(line.startswith("test metrics for the checkpoint at ") and "test/top1 " in line for line in lines)
     steps = [shlex.split(line) for line in lines[lines.index("next:") + 1 :]]

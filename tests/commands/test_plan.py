@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 from dataclasses import replace
@@ -16,8 +17,10 @@ from paceline.benchmarking.scaling_forecast import Checked, Link, Measurement, m
 from paceline.benchmarking.scaling_probe import one_device, one_of_several
 from paceline.cli.app import run
 from paceline.commands.configure import configure
+from paceline.commands.plan import _print_table
 from paceline.core.errors import UserError
 from paceline.core.files import write_json
+from paceline.core.screen import open_screen
 from paceline.core.small_files import read_json
 from paceline.parallel.batchnorm import SynchronizedBatchNorm
 from paceline.parallel.torch_internals import AnyBatchNorm
@@ -208,6 +211,19 @@ def test_numbers_are_not_truncated_in_a_narrow_terminal(plans: list[str]) -> Non
     for text in plans:
         assert "…" not in text
         assert "devices batch images/s efficiency images/day lr, linear lr, sqrt" in _rows(text)
+
+
+def test_rows_that_do_not_fit_on_a_terminal_are_broken_between_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("TERM", "xterm")
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    config = configure("dcgan", {"preset": "quick", "batch_size": "64"})
+    _print_table(open_screen(file=terminal), config, SEEN, PERFECT, [1, 2], 64, weak=True)
+    lines = terminal.getvalue().splitlines()
+    assert max(map(len, lines)) <= 40
+    text = " ".join(" ".join(lines).split())
+    assert "batch 64 per device (weak scaling): devices: 1; batch: 64; images/s: 1,600; efficiency: 100%" in text
 
 
 def test_a_plan_measures_one_device_alone_and_uses_the_given_latency(plans: list[str]) -> None:

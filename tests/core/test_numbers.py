@@ -39,7 +39,7 @@ def test_a_slow_speed_has_decimals(speed: float, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("images", "total", "text"), [(460, 1200, "epoch 4.6/12"), (100, 203, "epoch 1.0/2"), (5, 16, "epoch 0.1/0.16")]
+    ("images", "total", "text"), [(460, 1200, "epoch 4.6/12"), (100, 203, "epoch 1.0/2"), (5, 16, "epoch 0.05/0.16")]
 )
 def test_a_position_in_epochs_has_at_most_one_decimal_from_one_epoch_on(images: int, total: int, text: str) -> None:
     assert epoch(images, total, 100) == text

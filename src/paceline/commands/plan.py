@@ -176,8 +176,10 @@ def _print_table(
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))
     rates = list(dict.fromkeys(config.learner_of(name).lr for name in measured.networks))
     rules = ("lr, linear", "lr, sqrt") if weak else ()
-    for heading in ("devices", "batch" if weak else "per device", "images/s", "efficiency", "images/day", *rules):
+    headings = ("devices", "batch" if weak else "per device", "images/s", "efficiency", "images/day", *rules)
+    for heading in headings:
         table.add_column(heading, justify="right")
+    rows = []
     one = predict(measured, link, 1, batch).images_per_second
     for count in counts:
         whole = batch * count if weak else batch
@@ -187,9 +189,16 @@ def _print_table(
         if weak:
             row += ["\n".join(f"{lr * factor:.3g}" for lr in rates) for factor in (count, count**0.5)]
         table.add_row(*row)
-    # The table keeps its full width even on a narrow terminal, so that numbers are not cut off.
+        rows.append(row)
+    # The table keeps its full width, so that numbers are not cut off. Where it does not fit, each row becomes text.
     table.width = console.measure(table, options=console.options.update_width(WIDEST)).maximum
-    console.print(table)
+    if not console.is_terminal or table.width <= console.width:
+        console.print(table)
+        return
+    console.print(f"{title}:")
+    for row in rows:
+        cells = (cell.replace("\n", " and ") for cell in row)
+        console.print("  " + "; ".join(f"{heading}: {cell}" for heading, cell in zip(headings, cells, strict=True)))
 
 
 def _print_limit(console: Console, measured: Measurement, link: Link | None, batch: int) -> None:

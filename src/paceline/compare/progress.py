@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
@@ -11,8 +12,11 @@ from rich.console import Console
 
 from paceline.compare.cells import PlannedRun
 from paceline.core.activity import end_activity
+from paceline.core.numbers import four_digits
+from paceline.core.printable import wrapped
 from paceline.core.screen import literal
 from paceline.core.ticker import Patience
+from paceline.report.advice import is_share
 from paceline.report.model import Cell
 from paceline.runs.metrics import METRICS
 from paceline.runs.stages import stages_of
@@ -66,13 +70,18 @@ class Progress:
         elif cell.run is not None:
             alone = cell.run.speed is not None and not cell.run.side_by_side
             speed = f"{cell.run.speed.images_per_second:,.0f} images/s, " if alone and cell.run.speed else ""
-            quality = "  ".join(f"{name} {value:.4g}" for name, value in cell.run.quality.items() if value is not None)
+            quality = "  ".join(_text(name, value) for name, value in cell.run.quality.items() if value is not None)
             again = " (already finished)" if cell.reason else ""
             cell.reason = ""
-            self._console.print(f"{words}: {speed}{cell.run.seconds:.1f} s  {quality}{again}", soft_wrap=True)
+            line = f"{words}: {speed}{cell.run.seconds:.1f} s  {quality}{again}"
+            self._console.print(wrapped(line, sys.stdout), soft_wrap=True)
 
     def _words(self, cell: Cell) -> str:
         return f"[{self._numbers[cell.name]}/{len(self._numbers)}] {cell.name}"
+
+
+def _text(metric: str, value: float) -> str:
+    return f"{metric} {four_digits(value)}{'%' * is_share(metric)}"
 
 
 def _seen(one: PlannedRun) -> str:

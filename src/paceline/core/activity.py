@@ -23,6 +23,7 @@ Item = TypeVar("Item")
 SHOWN = "PACELINE_ACTIVITY"  # environment variable, which worker processes inherit
 SECONDS_BETWEEN_FRAMES = 0.1  # time between two updates of a counter on a terminal
 SECONDS_UNTIL_COUNTED = 1  # on a terminal, the seconds that an activity takes are counted from this second on
+SHOW_CURSOR = "\x1b[?25h"
 _reported: set[str] = set()  # activities that this process has printed
 _status_line = StatusLine()
 
@@ -46,6 +47,12 @@ def take_over_terminal() -> None:
     """Erase the count of another process, which writes to the same terminal, before this process prints again."""
     if _is_shown():
         _status_line.take_over()
+
+
+def restore_terminal() -> None:
+    """Show the cursor and begin a new line, after a process was killed while it drew a progress bar."""
+    if _is_shown() and is_terminal(sys.stderr):
+        print(SHOW_CURSOR, file=sys.stderr, flush=True)
 
 
 def activity(text: str, until: Callable[[], bool] = lambda: False) -> None:

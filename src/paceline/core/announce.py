@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TextIO
 
-from paceline.core.printable import printable
+from paceline.core.printable import print_line
 
 ANNOUNCED = "PACELINE_ANNOUNCED"  # environment variable: topics that this process or an ancestor has already announced
 
@@ -14,5 +14,5 @@ def announce(subject: str, line: str, file: TextIO) -> None:
     """Print a line about a topic, unless this process or an ancestor has already printed one."""
     before = os.environ.get(ANNOUNCED, "").split(os.pathsep)
     if subject not in before:
-        print(printable(line), file=file, flush=True)
+        print_line(line, file)
         os.environ[ANNOUNCED] = os.pathsep.join([*filter(None, before), subject])

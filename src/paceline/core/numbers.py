@@ -22,10 +22,9 @@ def rate(images_per_second: float) -> str:
 
 
 def epoch(images: int, total_images: int, epoch_images: int) -> str:
-    """Return a position in epochs, such as `epoch 4.6/12`."""
-    total = total_images / epoch_images
-    whole = f"{total:.1f}".removesuffix(".0") if total >= 1 else f"{total:.2g}"
-    return f"epoch {images / epoch_images:.1f}/{whole}"
+    """Return a position in epochs, such as `epoch 4.6/12`; a run of less than one epoch has more decimals."""
+    now, total = images / epoch_images, total_images / epoch_images
+    return f"epoch {now:.1f}/{f'{total:.1f}'.removesuffix('.0')}" if total >= 1 else f"epoch {now:.2g}/{total:.2g}"
 
 
 def duration(seconds: float) -> str:

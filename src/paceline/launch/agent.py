@@ -13,6 +13,7 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec, Wo
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
+from paceline.core.activity import restore_terminal
 from paceline.core.printable import print_line
 from paceline.launch.mailbox import USER_ERROR_WAIT_SECONDS, Mailbox
 from paceline.parallel.torch_internals import ElasticAgent
@@ -41,6 +42,8 @@ class Agent(ElasticAgent):
     def review(self, result: RunResult) -> RunResult:
         """Return the result to act on: no restart if the run is over, and a restart if a host is waiting to join."""
         if result.is_failed():
+            if any(failure.exitcode < 0 for failure in result.failures.values()):  # killed by a signal
+                restore_terminal()
             self.remaining_restarts = self.restarts_left
             if self.remaining_restarts:
                 print_restart(describe_failure(result.failures), self.remaining_restarts - 1)
