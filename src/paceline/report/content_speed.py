@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from paceline.report.content_runs import command_names
 from paceline.report.metric_names import with_spread
 from paceline.report.model import Group, Report
-from paceline.report.parts import Part, Plots, Section, Table
+from paceline.report.parts import Note, Part, Plots, Section, Table
 from paceline.report.phrases import NO_VALUE, at, listed
 from paceline.report.step_ladder import COSTS, Explanation
 from paceline.report.time_split import PARTS
@@ -152,6 +152,7 @@ def scaling_costs_section(report: Report) -> Section:
     parts: list[Part] = []
     for key, ladder in report.scaling_costs.items():
         parts += [_largest_cost(report, key, ladder), _ladder_table(report, key, ladder)]
+    parts += [Note(report.scaling_costs_note)] if parts else []
     return Section("Why not N×?", parts)
 
 
@@ -180,7 +181,7 @@ def _ladder_table(report: Report, key: str, ladder: Explanation) -> Table:
         what += " with its slice of the batch" if rung.name == "ideal" and ladder.weak else ""
         share = at(".1%", *where, "share") if rung.share is not None else NO_VALUE
         rows.append([what, at(",.0f", *where, "images_per_second"), share])
-    return Table(["cost added to the step", "images/s", "fraction of time"], rows, note=report.scaling_costs_note)
+    return Table(["cost added to the step", "images/s", "fraction of time"], rows)
 
 
 def gpu_section(report: Report) -> Section:

@@ -56,7 +56,9 @@ def _scaling_sentence(report: Report, group: Group) -> str:
     assert group.scaling is not None
     speedup = at(".2f", "groups", group.id, "scaling", "speedup")
     efficiency = at(".0%", "groups", group.id, "scaling", "efficiency")
-    if group.scaling.speedup > 1 + SAME_SPEED:
+    if _within_spread(report, group):
+        words = f"**{group.label}** does not gain: it is as fast as one device, given the spread of both ({speedup}×)"
+    elif group.scaling.speedup > 1 + SAME_SPEED:
         words = f"**{group.label}** gains: it trains {speedup}× as fast as one device (efficiency {efficiency})"
     elif group.scaling.speedup < 1 - SAME_SPEED:
         words = f"**{group.label}** does not gain: it trains at {speedup}× the speed of one device"
@@ -73,6 +75,16 @@ def _scaling_sentence(report: Report, group: Group) -> str:
             f"Try {remedy}; this can increase throughput by up to {gain}."
         )
     return words
+
+
+def _within_spread(report: Report, group: Group) -> bool:
+    """Return whether the speeds of a group and of one device differ by less than the standard deviation of one."""
+    assert group.scaling is not None
+    alone = report.groups[group.scaling.baseline]
+    if group.images_per_second is None or alone.images_per_second is None:
+        return False
+    gap = abs(group.images_per_second.mean - alone.images_per_second.mean)
+    return gap <= max(one.speed_spread.std or 0.0 for one in (group, alone))
 
 
 def _scaled(report: Report) -> list[Group]:
