@@ -93,7 +93,8 @@ def _note(report: Report) -> str:
         note += f" The best checkpoint has the best {metric_in_text(report.metric.name)}."
     if counted := _counted(report):
         columns = " and ".join(f"“{heading}”" for heading in counted)
-        note += f" {columns}: how many images the metrics are computed on."
+        which = f"The column {columns} shows" if len(counted) == 1 else f"The columns {columns} show"
+        note += f" {which} how many images the metrics are computed on."
     if any(run.side_by_side for run in report.runs.values()):
         note += (
             " The seconds include the time lost to other runs that were trained at the same time. "

@@ -67,14 +67,15 @@ def _speed_with_spread(key: str, group: Group) -> str:
 def _speed_note(groups: Mapping[str, Group]) -> str:
     note = (
         "Training throughput across all devices. The first log interval after each start is left out, because it "
-        f"includes warm-up. {_spread_note(groups)}Seconds per run include evaluation and saving, but "
-        "not start-up."
-    )
+        f"includes warm-up. {_spread_note(groups)}"
+    ).rstrip()
+    if any(not group.side_by_side for group in groups.values()):
+        note += " Seconds per run include evaluation and saving, but not start-up."
     note += "".join(f" {sentence}" for sentence in busy_sentences(groups))
     if apart := _labels(group for group in groups.values() if group.side_by_side):
         note += (
             f" Measured separately: {apart}. These runs were trained at the same time as others (--jobs), so their "
-            "speed was measured afterwards, in a short run with the same settings and nothing else running."
+            "speed was measured afterwards, in a short run with the same settings and no other run at the same time."
         )
     if unsettled := _labels(group for group in groups.values() if group.includes_warmup):
         note += (
