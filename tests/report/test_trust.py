@@ -257,6 +257,26 @@ def test_the_report_states_where_each_efficiency_was_measured(tmp_path: Path) ->
     )
 
 
+def test_a_difference_in_speed_within_the_spread_is_not_a_gain() -> None:
+    for spread, words in (
+        (150.0, "**ddp × 2** does not gain: it is as fast as one device, given the spread of both (1.10×)"),
+        (50.0, "**ddp × 2** gains: it trains 1.10× as fast as one device (efficiency 55%)"),
+    ):
+        _, printed = made(cell(speed=1000, spread=1.0), cell("ddp", 2, speed=1100, spread=spread))
+        assert words in printed
+
+
+def test_a_remedy_is_suggested_only_once_for_the_same_scaling_cost() -> None:
+    rungs = measured(one=500, part=900, gradients=450)
+    ladders = {"classification-ddp-2-64": rungs, "classification-ddp-2-32": rungs}
+    rows = [cell(), cell("ddp", 2, speed=440), cell(batch=32), cell("ddp", 2, 32, speed=440)]
+    _, printed = made(*rows, step_ladders=ladders)
+    assert printed.count("--accumulate 2") == 1
+    assert "Its largest cost is also that gradients are exchanged between devices." in printed
+    _, printed = made(*rows)
+    assert "largest cost" not in printed
+
+
 def test_a_step_time_breakdown_is_matched_to_a_row_with_a_longer_name() -> None:
     ladders = {"classification-ddp-2-64": measured(one=500, part=400, gradients=300)}
     rows = [cell(precision="bf16"), cell("ddp", 2)]

@@ -16,7 +16,7 @@ from paceline.compare.jobs import train_cells
 from paceline.compare.measured import Measured
 from paceline.compare.options import LISTS, Flags, Options, check_new, check_options, check_recipes
 from paceline.compare.outcome import finish, has_report, only_writer, title_of
-from paceline.compare.places import Places
+from paceline.compare.places import Places, threads_prefix
 from paceline.compare.speeds import measure_speeds
 from paceline.config.resolve import Config
 from paceline.core.errors import UserError
@@ -102,7 +102,7 @@ def _compare(
     report = make_report(
         title,
         cells,
-        command="paceline " + shlex.join(sys.argv[1:]) if "compare" in sys.argv[1:2] else "",
+        command=f"{threads_prefix()}paceline {shlex.join(sys.argv[1:])}" if "compare" in sys.argv[1:2] else "",
         step_ladders=measured.ladders_by_group(cells),
         parity=measured.parity,
         not_measured=measured.missing,

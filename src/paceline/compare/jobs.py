@@ -19,7 +19,7 @@ from paceline.compare.cells import (
     training_arguments,
 )
 from paceline.compare.options import Options
-from paceline.compare.places import Place, Places
+from paceline.compare.places import Place, Places, threads_prefix
 from paceline.compare.progress import Progress
 from paceline.launch.child import POLL_SECONDS, Child, Start, Stopped, forwarded_signals, stop_late
 
@@ -51,7 +51,7 @@ def train_cells(
         for one in planned:
             log = folder / "logs" / f"{one.cell.name}.txt"
             if one.config is not None:
-                one.cell.command = f"paceline {shlex.join(training_arguments(one, options))}"
+                one.cell.command = _repeating_command(one, options)
             if needs_training(one):
                 waiting.append(_Job(one, log))
             else:
@@ -78,6 +78,13 @@ def train_cells(
                 time.sleep(POLL_SECONDS)
     if received:
         raise Stopped(received[0])
+
+
+def _repeating_command(one: PlannedRun, options: Options) -> str:
+    """Return the command that trains a run again, in another folder than the run itself."""
+    assert one.config is not None
+    again = one._replace(config=one.config.with_run(out=f"{one.config.run.out}-again"))
+    return f"{threads_prefix()}paceline {shlex.join(training_arguments(again, options))}"
 
 
 def _begin(

@@ -23,7 +23,7 @@ from paceline.core.files import write_json
 from paceline.core.registry import load_class
 from paceline.core.small_files import read_json
 from paceline.core.types import JsonObject
-from paceline.launch.child import Start, Stopped, failure_reason, run_paceline, to_arguments
+from paceline.launch.child import Start, Stopped, failure_reason, run_paceline, start_process, to_arguments
 from paceline.launch.tasks import Task, run_in_processes
 from paceline.parallel.strategy import Strategy, strategy_name
 from paceline.report.groups import group_name
@@ -38,7 +38,7 @@ Result = TypeVar("Result")
 class Measured:
     """The result of the parity check, and step-time breakdowns (step ladders) of runs on several devices."""
 
-    def __init__(self, folder: Path, console: Console, start: Start) -> None:
+    def __init__(self, folder: Path, console: Console, start: Start = start_process) -> None:
         self.folder, self.console, self._start = folder / "measured", console, start
         self.parity: dict[str, Parity] = {}
         self.missing: list[str] = []

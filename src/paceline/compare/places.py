@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -77,6 +78,11 @@ class Places:
     def _threads(self, num_processes: int) -> int:
         """Return the threads per process that give each run an equal share of the cores; 0 if the user set them."""
         return 0 if THREADS in os.environ else max(1, self._num_cores // self._jobs // num_processes)
+
+
+def threads_prefix() -> str:
+    """Return the assignment of OMP_NUM_THREADS to put before a command, if the user set the variable."""
+    return f"{THREADS}={shlex.quote(os.environ[THREADS])} " if THREADS in os.environ else ""
 
 
 def _given_threads() -> int:

@@ -11,7 +11,7 @@ from paceline.report.phrases import NO_VALUE, at
 from paceline.report.run import Checkpoint, Run
 
 WHOLE_COMPARISON = "all runs"
-TEST_IMAGES = "evaluated on, test images"
+TEST_IMAGES = "test images"
 
 
 def runs_section(report: Report) -> Section:
@@ -41,7 +41,7 @@ def _counted(report: Report) -> list[str]:
     selected = any(run.selection_metric and run.selection_metric.num_evaluated for run in runs)
     tested = any(run.checkpoint and run.checkpoint.num_tested for run in runs)
     evaluated = evaluated_images(report.metric.name)
-    return [*([f"evaluated on, {evaluated}"] if selected else []), *([TEST_IMAGES] if tested else [])]
+    return [*([evaluated] if selected else []), *([TEST_IMAGES] if tested else [])]
 
 
 def command_names(report: Report, keys: Iterable[str]) -> list[str]:
@@ -91,6 +91,10 @@ def _note(report: Report) -> str:
     note = "“Checkpoint” is the one that was evaluated: the best, the last, or one that is both."
     if report.metric.name:
         note += f" The best checkpoint has the best {metric_in_text(report.metric.name)}."
+    if counted := _counted(report):
+        columns = " and ".join(f"“{heading}”" for heading in counted)
+        which = f"The column {columns} shows" if len(counted) == 1 else f"The columns {columns} show"
+        note += f" {which} how many images the metrics are computed on."
     if any(run.side_by_side for run in report.runs.values()):
         note += (
             " The seconds include the time lost to other runs that were trained at the same time. "

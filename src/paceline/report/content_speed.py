@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from paceline.report.content_runs import command_names
 from paceline.report.metric_names import with_spread
 from paceline.report.model import Group, Report
-from paceline.report.parts import Part, Plots, Section, Table
+from paceline.report.parts import Note, Part, Plots, Section, Table
 from paceline.report.phrases import NO_VALUE, at, listed
 from paceline.report.step_ladder import COSTS, Explanation
 from paceline.report.time_split import PARTS
@@ -67,14 +67,15 @@ def _speed_with_spread(key: str, group: Group) -> str:
 def _speed_note(groups: Mapping[str, Group]) -> str:
     note = (
         "Training throughput across all devices. The first log interval after each start is left out, because it "
-        f"includes warm-up. {_spread_note(groups)}Seconds per run include evaluation and saving, but "
-        "not start-up."
-    )
+        f"includes warm-up. {_spread_note(groups)}"
+    ).rstrip()
+    if any(not group.side_by_side for group in groups.values()):
+        note += " Seconds per run include evaluation and saving, but not start-up."
     note += "".join(f" {sentence}" for sentence in busy_sentences(groups))
     if apart := _labels(group for group in groups.values() if group.side_by_side):
         note += (
             f" Measured separately: {apart}. These runs were trained at the same time as others (--jobs), so their "
-            "speed was measured afterwards, in a short run with the same settings and nothing else running."
+            "speed was measured afterwards, in a short run with the same settings and no other run at the same time."
         )
     if unsettled := _labels(group for group in groups.values() if group.includes_warmup):
         note += (
@@ -152,6 +153,7 @@ def scaling_costs_section(report: Report) -> Section:
     parts: list[Part] = []
     for key, ladder in report.scaling_costs.items():
         parts += [_largest_cost(report, key, ladder), _ladder_table(report, key, ladder)]
+    parts += [Note(report.scaling_costs_note)] if parts else []
     return Section("Why not N×?", parts)
 
 
@@ -180,7 +182,7 @@ def _ladder_table(report: Report, key: str, ladder: Explanation) -> Table:
         what += " with its slice of the batch" if rung.name == "ideal" and ladder.weak else ""
         share = at(".1%", *where, "share") if rung.share is not None else NO_VALUE
         rows.append([what, at(",.0f", *where, "images_per_second"), share])
-    return Table(["cost added to the step", "images/s", "fraction of time"], rows, note=report.scaling_costs_note)
+    return Table(["cost added to the step", "images/s", "fraction of time"], rows)
 
 
 def gpu_section(report: Report) -> Section:

@@ -12,7 +12,7 @@ from paceline.core.printable import printable
 from paceline.core.types import JsonObject
 from paceline.report.document import Document
 from paceline.report.model import Sample
-from paceline.report.parts import Bullets, Command, Commands, Images, Part, Plots, Table
+from paceline.report.parts import Bullets, Command, Commands, Images, Note, Part, Plots, Table
 from paceline.report.phrases import fill
 
 
@@ -35,6 +35,8 @@ def _part(part: Part, content: JsonObject, folder: Path) -> str:
         return "\n\n".join(_command(one) for one in part.commands)
     if isinstance(part, Bullets):
         return "\n".join(f"- {_plain(fill(line, content))}" for line in part.lines)
+    if isinstance(part, Note):
+        return _plain(fill(part.text, content))
     return "" if isinstance(part, Plots) else _plain(fill(part, content))
 
 

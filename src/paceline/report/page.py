@@ -19,7 +19,7 @@ from paceline.core.types import Json, JsonObject
 from paceline.images.decode import BadImage, decode
 from paceline.report.document import Document
 from paceline.report.model import Sample
-from paceline.report.parts import Bullets, Commands, Images, Plots, Table
+from paceline.report.parts import Bullets, Commands, Images, Note, Plots, Table
 from paceline.report.phrases import fill, has_number, pieces
 from paceline.report.plots import draw, legend_of
 
@@ -70,6 +70,7 @@ def _environment(content: JsonObject) -> Environment:
         "images": lambda part: isinstance(part, Images),
         "commands": lambda part: isinstance(part, Commands),
         "bullets": lambda part: isinstance(part, Bullets),
+        "note": lambda part: isinstance(part, Note),
     }
     return environment
 

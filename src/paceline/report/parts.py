@@ -65,7 +65,14 @@ class Bullets:
     lines: Sequence[str]
 
 
-Part: TypeAlias = str | Table | Plots | Images | Commands | Bullets  # a string is a paragraph of text
+@dataclass(frozen=True)
+class Note:
+    """A phrase in small print that explains the tables above it."""
+
+    text: str
+
+
+Part: TypeAlias = str | Table | Plots | Images | Commands | Bullets | Note  # a string is a paragraph of text
 
 
 def _is_number(cell: str) -> bool:

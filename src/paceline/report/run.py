@@ -90,13 +90,13 @@ class Run:
     best: tuple[str, str]  # metric that selects the checkpoint, and its mode: "min" or "max"
     quality: Mapping[str, float | None]  # metrics by name; None for NaN and infinity
     selection_metric: SelectionMetric | None
-    checkpoint: Checkpoint | None
     speed: Speed | None
     seconds_per_epoch: Mapping[str, float]
     gpu: Mapping[str, float]
     losses: Mapping[str, Curve] = field(repr=False)
     selection_curve: Curve = field(repr=False)  # values of the selection metric
     protocols: Mapping[str, Protocol] = field(repr=False)
+    checkpoint: Checkpoint | None = None  # None if nothing was evaluated
     samples: Sequence[SampleFile] = ()
     real_images: str = ""  # path of a grid of training images, for comparison with generated ones
     broken_lines: int = 0  # number of damaged lines in metrics.jsonl, which are skipped

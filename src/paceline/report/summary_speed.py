@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from paceline.report.advice import complexity
 from paceline.report.content_speed import is_superlinear
 from paceline.report.model import Group, Recommendation, Report
@@ -44,7 +46,11 @@ def reason_not_to_use_more(report: Report, advice: Recommendation) -> str:
 def scaling_sentences(report: Report) -> list[str]:
     """Return one paragraph per group on several devices: its speedup, the largest cost and a remedy."""
     found = _scaled(report)
-    phrases = [_scaling_sentence(report, group) for group in found[:MAX_EXPLAINED]]
+    phrases = []
+    explained: set[str] = set()
+    for group in found[:MAX_EXPLAINED]:
+        phrases.append(_scaling_sentence(report, group, explained))
+        explained.add(_cost(report, group))
     if len(found) > MAX_EXPLAINED:
         others = found[MAX_EXPLAINED:]
         rest = [f"{listed([g.label])} {at('.2f', 'groups', g.id, 'scaling', 'speedup')}×" for g in others]
@@ -52,11 +58,14 @@ def scaling_sentences(report: Report) -> list[str]:
     return phrases
 
 
-def _scaling_sentence(report: Report, group: Group) -> str:
+def _scaling_sentence(report: Report, group: Group, explained: Collection[str]) -> str:
+    """Return a group's speedup and its largest cost, with a remedy unless that cost was `explained` before."""
     assert group.scaling is not None
     speedup = at(".2f", "groups", group.id, "scaling", "speedup")
     efficiency = at(".0%", "groups", group.id, "scaling", "efficiency")
-    if group.scaling.speedup > 1 + SAME_SPEED:
+    if _within_spread(report, group):
+        words = f"**{group.label}** does not gain: it is as fast as one device, given the spread of both ({speedup}×)"
+    elif group.scaling.speedup > 1 + SAME_SPEED:
         words = f"**{group.label}** gains: it trains {speedup}× as fast as one device (efficiency {efficiency})"
     elif group.scaling.speedup < 1 - SAME_SPEED:
         words = f"**{group.label}** does not gain: it trains at {speedup}× the speed of one device"
@@ -64,7 +73,9 @@ def _scaling_sentence(report: Report, group: Group) -> str:
         words = f"**{group.label}** does not gain: it is as fast as one device ({speedup}×)"
     words += " (unusually high: see the note under Speed)." if is_superlinear(group) else "."
     cost = _cost(report, group)
-    if cost:
+    if cost and cost in explained:
+        words += f" Its largest cost is also that {cost}."
+    elif cost:
         _, remedy = COSTS[report.scaling_costs[group.id].largest_cost or ""]
         share = at(".0%", "scaling_costs", group.id, "efficiency")
         gain = at(".0%", "scaling_costs", group.id, "gain")
@@ -73,6 +84,16 @@ def _scaling_sentence(report: Report, group: Group) -> str:
             f"Try {remedy}; this can increase throughput by up to {gain}."
         )
     return words
+
+
+def _within_spread(report: Report, group: Group) -> bool:
+    """Return whether the speeds of a group and of one device differ by less than the standard deviation of one."""
+    assert group.scaling is not None
+    alone = report.groups[group.scaling.baseline]
+    if group.images_per_second is None or alone.images_per_second is None:
+        return False
+    gap = abs(group.images_per_second.mean - alone.images_per_second.mean)
+    return gap <= max(one.speed_spread.std or 0.0 for one in (group, alone))
 
 
 def _scaled(report: Report) -> list[Group]:

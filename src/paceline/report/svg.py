@@ -69,7 +69,7 @@ def lines(title: str, x: Axis, y: Axis, series: Sequence[Series]) -> Markup:
     to_x = _scale(min(x_ticks[0], min(xs)), max(xs), LEFT, WIDTH - RIGHT)
     to_y = _scale(y_ticks[0], y_ticks[-1], HEIGHT - BOTTOM, TOP)
     paths = [[(to_x(a), to_y(b)) for a, b in one.points] for one in drawn]
-    alike = _coinciding(paths)
+    alike = _coinciding(paths, [one.thin for one in drawn])
     body = [_frame(title, x.name, y.name, x_ticks, y_ticks, to_x, to_y)]
     for number, (one, path) in enumerate(zip(drawn, paths, strict=True)):
         places = alike[number]
@@ -81,15 +81,18 @@ def lines(title: str, x: Axis, y: Axis, series: Sequence[Series]) -> Markup:
     return _svg(title, body)
 
 
-def _coinciding(paths: Sequence[Points]) -> list[list[int]]:
-    """Return, for each path, the numbers of all paths that look the same: none is more than a pixel away."""
+def _coinciding(paths: Sequence[Points], thin: Sequence[bool]) -> list[list[int]]:
+    """Return, for each path, the numbers of all paths that look the same: as thick, and at most a pixel away."""
 
     def same(one: Points, other: Points) -> bool:
         if len(one) != len(other) or len(one) < 2:
             return False
         return all(abs(a - c) < 1 and abs(b - d) < 1 for (a, b), (c, d) in zip(one, other, strict=True))
 
-    return [[n for n, other in enumerate(paths) if other is path or same(path, other)] for path in paths]
+    return [
+        [n for n, other in enumerate(paths) if n == number or (thin[n] == thin[number] and same(path, other))]
+        for number, path in enumerate(paths)
+    ]
 
 
 def _line(one: Series, path: Points, num_alike: int, place: int) -> str:
