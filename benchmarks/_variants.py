@@ -96,12 +96,12 @@ def measure_interleaved(
     seconds: float,
     repeats: int,
     device: torch.device,
-    on_round: Callable[[list[dict[str, Any]]], None] = lambda rows: None,
+    on_turn: Callable[[list[dict[str, Any]]], None] = lambda rows: None,
 ) -> list[dict[str, Any]]:
     """Return one row per variant: the median rate over interleaved blocks, and the speedup over the first variant.
 
     The speedup is the median ratio of neighbouring blocks, so that gradual changes in the machine's speed cancel
-    out. `on_round` is called with the rows after each round.
+    out. `on_turn` is called with the rows after each block, so that an interruption loses nothing.
     """
     lengths = []
     for variant in variants:
@@ -111,7 +111,7 @@ def measure_interleaved(
         order = list(zip(variants, lengths, strict=True))
         for variant, length in order if repeat % 2 == 0 else reversed(order):
             variant.rates.append(length * (variant.images or images_per_step) / time_block(variant, length, device))
-        on_round(summarise_rates({variant.name: variant.rates for variant in variants}, lengths))
+            on_turn(summarise_rates({variant.name: variant.rates for variant in variants}, lengths))
     for variant in variants:
         variant.after()
     return summarise_rates({variant.name: variant.rates for variant in variants}, lengths)
@@ -122,17 +122,19 @@ def _steps_per_block(variant: Variant, seconds: float, device: torch.device) -> 
 
 
 def summarise_rates(rates: dict[str, list[float]], lengths: list[int]) -> list[dict[str, Any]]:
-    """Return one row per variant; all variants must have the same number of rates."""
-    first = np.array(next(iter(rates.values())))
+    """Return one row per variant that has been measured; the speedup uses the rounds that both variants have."""
+    first = next(iter(rates.values()))
+    ratios = {name: [one / other for one, other in zip(found, first, strict=False)] for name, found in rates.items()}
     return [
         {
             "variant": name,
             "images_per_second": float(np.median(found)),
             **spread(found),
             "steps_per_block": length,
-            "speedup_over_first": [float(ratio) for ratio in np.percentile(np.array(found) / first, [25, 50, 75])],
+            "speedup_over_first": [float(ratio) for ratio in np.percentile(ratios[name] or [np.nan], [25, 50, 75])],
         }
         for (name, found), length in zip(rates.items(), lengths, strict=True)
+        if found
     ]
 
 

@@ -317,8 +317,8 @@ def main() -> None:
             torch.manual_seed(0)
             variants, batch = make_variants(workload, Path(folder), device, options)
             repeats = options.photo_repeats if workload == "srgan" else options.repeats
-            on_round = partial(save, workload, batch)
-            rows = measure_interleaved(variants, batch, options.seconds, repeats, device, on_round)
+            on_turn = partial(save, workload, batch)
+            rows = measure_interleaved(variants, batch, options.seconds, repeats, device, on_turn)
         print_rows(f"{workload}, batch {batch}, on {device.type}", rows)
         del variants
         if device.type == "cuda":

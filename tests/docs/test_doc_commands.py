@@ -22,10 +22,12 @@ SMALLER: tuple[tuple[str, str], ...] = (
     (r"file:///tmp/", "file://PLACE/"),
     (r" --epochs 14\b", " --images 48"),  # more images than the run was trained on, so that it resumes
     (r" --(epochs|batch-size|crop) \S+", ""),
-    (r"^(paceline train (super_resolution|restoration) --preset quick)", r"\1 --data-root docs/examples/photos"),
+    (r"^(paceline train (super_resolution|esrgan|restoration) --preset quick)", r"\1 --data-root docs/examples/photos"),
     (r"^(paceline train classification)", r"\1 --batch-size 16 --set width=2"),
     (r"^(paceline train (dcgan|dual_gan))", r"\1 --batch-size 16 --set ngf=2 --set ndf=2 --set nz=4"),
     (r"^(paceline train super_resolution)", r"\1 --images 4 --batch-size 2 --crop 16 --set num_blocks=1 --set width=2"),
+    (r"^(paceline train esrgan.*) --images \d+", r"\1"),
+    (r"^(paceline train esrgan)", r"\1 --images 4 --batch-size 2 --crop 16 --set width=2 --set growth=2"),
     (r"^(paceline train restoration)", r"\1 --images 4 --batch-size 2 --crop 16 --set depth=1 --set width=2"),
     (r"^(paceline train translation)", r"\1 --images 2 --batch-size 2 --set ngf=2 --set ndf=2"),
     (r"^(paceline train (?!.*--images)(?!.*--help).*)$", r"\1 --images 32"),

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from paceline.commands.configure import configure
-from paceline.images.degradation.second_order import NUM_NUMBERS, degrade
+from paceline.images.degradation.second_order import NUM_NUMBERS, NUM_ORDER_NUMBERS, degrade
 from paceline.training.build import Parts, assemble
 from paceline.training.graph import GraphedStep
 
@@ -29,7 +29,9 @@ def trained(**settings: Any) -> Parts:
     return parts
 
 
-@pytest.mark.parametrize("settings", [{}, REAL, {"stage": "adversarial", "ssim": 0.1, "fft": 0.1}])
+@pytest.mark.parametrize(
+    "settings", [{}, REAL, REAL | {"degradation_order": "fixed"}, {"stage": "adversarial", "ssim": 0.1, "fft": 0.1}]
+)
 def test_a_captured_step_trains_the_same_weights_as_an_eager_step(settings: dict[str, Any]) -> None:
     captured, eager = trained(graph="on", **settings), trained(graph="off", **settings)
     assert isinstance(captured.run_step, GraphedStep) and not captured.run_step.failed
@@ -41,17 +43,18 @@ def test_degraded_images_on_the_gpu_equal_those_on_the_cpu_apart_from_rare_round
     generator = torch.Generator().manual_seed(0)
     images = torch.rand(8, 3, 16, 16, generator=generator)
     images = torch.nn.functional.interpolate(images, (128, 128), mode="bicubic").clamp(0, 1) * 2 - 1
-    numbers = torch.rand(8, NUM_NUMBERS, generator=generator)
-    on_cpu = degrade(images.double(), numbers.double(), 4)
-    on_gpu = degrade(images.cuda().double(), numbers.cuda().double(), 4).cpu()
+    numbers, orders = (torch.rand(8, count, generator=generator) for count in (NUM_NUMBERS, NUM_ORDER_NUMBERS))
+    on_cpu = degrade(images.double(), numbers.double(), 4, orders=orders)
+    on_gpu = degrade(images.cuda().double(), numbers.cuda().double(), 4, orders=orders.cuda()).cpu()
     assert ((on_cpu - on_gpu).abs() > 1e-6).double().mean() < 0.001
 
 
 def test_degraded_images_on_the_gpu_do_not_depend_on_the_batch() -> None:
     generator = torch.Generator().manual_seed(0)
     images = torch.rand(8, 3, 128, 128, generator=generator).cuda() * 2 - 1
-    numbers = torch.rand(8, NUM_NUMBERS, generator=generator).cuda()
-    together, alone = degrade(images, numbers, 4), degrade(images[3:4], numbers[3:4], 4)
+    numbers, orders = (torch.rand(8, count, generator=generator).cuda() for count in (NUM_NUMBERS, NUM_ORDER_NUMBERS))
+    together = degrade(images, numbers, 4, orders=orders)
+    alone = degrade(images[3:4], numbers[3:4], 4, orders=orders[3:4])
     assert ((together[3:4] - alone).abs() > 1e-6).float().mean() < 0.001
 
 

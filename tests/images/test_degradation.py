@@ -223,7 +223,7 @@ def test_normal_numbers_are_the_quantiles_of_scipy():
 def test_grey_noise_is_equal_in_all_channels_and_colour_noise_is_not(kind):
     numbers = torch.tensor([[kind, 0.99, 0.0, 0.3, 0.4], [kind, 0.99, 0.9, 0.5, 0.6]])
     levels = torch.full((2, 3, 64, 64), 100.0)
-    grey, coloured = random_noise((3, 64, 64), Numbers(numbers), 20.0, 2.0)(full_canvas(levels)).pixels - 100
+    grey, coloured = random_noise((3, 64, 64), Numbers(numbers), 20.0, 2.0).apply(full_canvas(levels)).pixels - 100
     assert torch.equal(grey[0], grey[2]) and not torch.equal(coloured[0], coloured[2])
     for noise in (grey, coloured):
         assert noise.std().item() == pytest.approx(20, rel=0.1)  # a Poisson number with mean 100 deviates by 10
@@ -248,7 +248,7 @@ def test_each_image_of_a_batch_is_blurred_resized_and_made_noisy_in_its_own_orde
     numbers = (torch.arange(rows) + 0.5) / rows
     found = _in_random_order(canvas, kernels, resizing, noise, numbers)
     assert torch.equal(found.height, sizes[0]) and torch.equal(found.width, sizes[1])
-    steps = {"blur": lambda one: blur(one, kernels), "resize": resizing, "noise": noise}
+    steps = {"blur": lambda one: blur(one, kernels), "resize": resizing.apply, "noise": noise.apply}
     made = []
     for number, names in enumerate(ORDERS):
         wanted = canvas

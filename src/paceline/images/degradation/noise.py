@@ -28,7 +28,7 @@ class Noise(NamedTuple):
     is_gaussian: Tensor  # whether the image gets Gaussian instead of Poisson noise
     is_grey: Tensor  # whether all channels get the same noise
 
-    def __call__(self, canvas: Canvas) -> Canvas:
+    def apply(self, canvas: Canvas) -> Canvas:
         """Add the noise to each image, and clip the result to 0…255."""
         poisson = poisson_noise(canvas.pixels, self.uniform, self.normal, self.scale, self.is_grey)
         noise = torch.where(_column(self.is_gaussian), _column(self.sigma) * self.normal, poisson)

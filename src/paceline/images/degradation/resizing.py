@@ -26,7 +26,7 @@ class Resizing(NamedTuple):
     height: Tensor  # height of each resized image in px, int64 [n]
     width: Tensor  # width of each resized image in px, int64 [n]
 
-    def __call__(self, canvas: Canvas) -> Canvas:
+    def apply(self, canvas: Canvas) -> Canvas:
         """Resize the images of a canvas whose image sizes are those that the matrices were made for."""
         pixels = torch.einsum("noi,nciw->ncow", self.vertical, canvas.pixels)
         return Canvas(torch.einsum("nciw,now->ncio", pixels, self.horizontal), self.height, self.width)
@@ -45,7 +45,7 @@ def make_resizing(canvas: Canvas, height: Tensor, width: Tensor, filters: Tensor
 
 def resize(canvas: Canvas, height: Tensor, width: Tensor, filters: Tensor, shape: tuple[int, int]) -> Canvas:
     """Resize each image to its own `height` and `width`, on a canvas of `shape`, with AREA, BILINEAR or BICUBIC."""
-    return make_resizing(canvas, height, width, filters, shape)(canvas)
+    return make_resizing(canvas, height, width, filters, shape).apply(canvas)
 
 
 def resampling_matrices(

@@ -13,6 +13,7 @@ noise, resize, which contains each of the six orders, and every image uses each 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -89,11 +90,11 @@ def degrade(
         wide = torch.promote_types(images.dtype, torch.float32)
         numbers = Numbers(uniforms.to(wide))
         canvas = full_canvas((images.to(wide) + 1) * 127.5)
-        height, width = (side // scale for side in images.shape[-2:])
+        rows, columns = images.shape[-2:]
         first_order, second_order = (None, None) if orders is None else orders.unbind(1)
-        canvas = _round(canvas, numbers, first, *images.shape[-2:], first_order)
-        canvas = _round(canvas, numbers, second, height, width, second_order)
-        canvas = _final(canvas, numbers, second, height, width)
+        canvas = _round(canvas, numbers, first, rows, columns, first_order)
+        canvas = _round(canvas, numbers, second, rows // scale, columns // scale, second_order)
+        canvas = _final(canvas, numbers, second, rows // scale, columns // scale)
         return (canvas.pixels.round().clamp(0, 255) / 127.5 - 1).to(images.dtype)
 
 
@@ -115,7 +116,7 @@ def _round(canvas: Canvas, numbers: Numbers, settings: Round, height: int, width
     channels = canvas.pixels.shape[1]
     noise = random_noise((channels, *shape), numbers, settings.max_noise_sigma, settings.max_poisson)
     if order is None:
-        canvas = noise(resizing(blur(canvas, kernels)))
+        canvas = noise.apply(resizing.apply(blur(canvas, kernels)))
     else:
         canvas = with_shape(_in_random_order(canvas, kernels, resizing, noise, order), largest)
     return jpeg(canvas, _quality(numbers, settings))
@@ -126,11 +127,18 @@ def _in_random_order(canvas: Canvas, kernels: Tensor, resizing: Resizing, noise:
     number = pick(order, len(ORDERS))
     resize_used, noise_used = (constant(used, number.device, torch.int64)[number] for used in (RESIZE_USED, NOISE_USED))
     for turn in range(2):
-        canvas = choose(resize_used == 2 * turn, resizing(canvas), canvas)
-        canvas = choose(noise_used == turn, noise(canvas), canvas)
-        canvas = choose(resize_used == 2 * turn + 1, resizing(canvas), canvas)
+        canvas = _apply_where(resize_used == 2 * turn, resizing.apply, canvas)
+        canvas = _apply_where(noise_used == turn, noise.apply, canvas)
+        canvas = _apply_where(resize_used == 2 * turn + 1, resizing.apply, canvas)
         canvas = blur(canvas, kernels) if turn == 0 else canvas
     return canvas
+
+
+def _apply_where(chosen: Tensor, step: Callable[[Canvas], Canvas], canvas: Canvas) -> Canvas:
+    """Apply a step to the images for which `chosen` [n] is true."""
+    if chosen.device.type == "cpu" and not chosen.any():  # on a GPU, this question would interrupt a captured step
+        return canvas
+    return choose(chosen, step(canvas), canvas)
 
 
 def random_scale(direction: Tensor, amount: Tensor, settings: Round) -> Tensor:
