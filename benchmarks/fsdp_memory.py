@@ -69,9 +69,8 @@ def main() -> None:
     )
     print(f"  {'variant':30} {'training':>10} {'while saving':>13} {'its part of a checkpoint':>25}")
     for row in results:
-        print(
-            f"  {row['variant']:30} {row['training_mib']:10,.0f} {row['saving_mib']:13,.0f} {row['snapshot_mib']:25,.0f}"
-        )
+        training, saving, part = (row[f"{name}_mib"] for name in ("training", "saving", "snapshot"))
+        print(f"  {row['variant']:30} {training:10,.0f} {saving:13,.0f} {part:25,.0f}")
     write_results(options.json, options, results=results)
 
 
