@@ -25,7 +25,7 @@ CASES: dict[str, Case] = {
 }
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_every_recipe_ends_with_the_weights_of_one_process(tmp_path: Path, size: int) -> None:
     trace_all(str(tmp_path), CASES, "single", STEPS)
     ranks = start_function_in_ranks(tmp_path, size, trace_all, str(tmp_path), CASES, "fsdp", STEPS)
