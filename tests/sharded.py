@@ -5,9 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import nn
+
 from paceline.commands.configure import configure
 from paceline.commands.verify import trace_strategy
+from paceline.contracts.phase import Phase
+from paceline.core.errors import UserError
 from paceline.core.types import SettingValue
+from paceline.parallel.strategies.fsdp import FullyShardedDataParallel
+from paceline.runs.recipe import make_recipe
+from paceline.training.build import Parts, assemble
+from paceline.training.learner import Learner
 
 Case = tuple[str, dict[str, SettingValue]]  # a recipe and its settings
 
@@ -18,3 +27,45 @@ def trace_all(folder: str, cases: dict[str, Case], strategy: str, steps: int) ->
         flags: dict[str, Any] = {"accelerator": "cpu", **settings}
         config = configure(recipe, flags, small=True).with_run(precision="fp64", strategy=strategy)
         trace_strategy(config, str(Path(folder) / f"{name}.{strategy}"), "", steps)
+
+
+def overflow_once(recipe: str) -> None:
+    """Make a gradient infinite in the last process only; print the weights before and after, and the loss scale."""
+    parts = assemble(configure(recipe, {"accelerator": "cpu", "precision": "fp16", "strategy": "fsdp"}))
+    parts.recipe.train()
+
+    def spoil(phase: Phase, learner: Learner) -> None:
+        if parts.world.rank == parts.world.size - 1:
+            next(p.grad for p in learner.parameters if p.grad.to_local().numel()).to_local().fill_(torch.inf)
+
+    before = _weights(parts)
+    for data in parts.feed.steps(0, parts.feed.images_per_step):
+        parts.step(data, watch=spoil)
+    print(before, _weights(parts), parts.step.learners["classifier"].scaler.get_scale(), sep="\n")
+    parts.world.leave()
+
+
+def _weights(parts: Parts) -> list[float]:
+    return [rows.double().sum().item() for rows in parts.step.learners["classifier"].rows.values()]
+
+
+def print_errors(recipe: str) -> None:
+    """Print why two recipes cannot be sharded: every network has a gradient penalty, or a parameter is a scalar."""
+    config = configure(recipe, {"accelerator": "cpu", "strategy": "fsdp"})
+    parts = assemble(config)
+    for spoil in (_penalise_all, _add_scalar):
+        made = make_recipe(config, {"train": parts.loaders["train"].source})
+        spoil(made)
+        try:
+            FullyShardedDataParallel(config.run, parts.world, parts.precision, made)
+        except UserError as error:
+            print(error)
+    parts.world.leave()
+
+
+def _penalise_all(recipe: Any) -> None:
+    recipe.double_backward = ("generator", "critic")
+
+
+def _add_scalar(recipe: Any) -> None:
+    recipe.generator.scale = nn.Parameter(torch.tensor(1.0))

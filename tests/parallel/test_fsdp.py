@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 from running import start_function_in_ranks
-from sharded import Case, trace_all
+from sharded import Case, overflow_once, print_errors, trace_all
 
 from paceline.commands.verify import compare
 
-HERE = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 STEPS = 3
 CASES: dict[str, Case] = {
+    "penalty": (str(TESTS / "duet.py"), {"norm": "none"}),
     "classification": ("classification", {"clip": 0.5, "batch_size": "12"}),
     "dcgan": ("dcgan", {"batch_size": "12"}),
     "dual_gan": ("dual_gan", {"batch_size": "12", "accumulate": 2}),
@@ -24,7 +25,7 @@ CASES: dict[str, Case] = {
 }
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_every_recipe_ends_with_the_weights_of_one_process(tmp_path: Path, size: int) -> None:
     trace_all(str(tmp_path), CASES, "single", STEPS)
     ranks = start_function_in_ranks(tmp_path, size, trace_all, str(tmp_path), CASES, "fsdp", STEPS)
@@ -35,4 +36,20 @@ def test_every_recipe_ends_with_the_weights_of_one_process(tmp_path: Path, size:
         }
         found = compare(traces, tolerance=1e-9)
         assert found and all(one.ok for one in found), f"{name}: {found}"
-        print(name, size, max(one.value for one in found))
+
+
+def test_one_overflow_skips_the_step_of_every_process_in_fp16(tmp_path: Path) -> None:
+    ranks = start_function_in_ranks(tmp_path, 2, overflow_once, str(TESTS / "blocky.py"))
+    assert [rank.wait() for rank in ranks] == [0, 0], ranks[1].stderr
+    before, after, scales = zip(*(rank.stdout.splitlines()[-3:] for rank in ranks), strict=True)
+    assert before == after, "the weights have changed although a gradient was infinite"
+    assert scales[0] == scales[1] and float(scales[0]) < 65536.0
+
+
+def test_a_recipe_without_a_network_that_can_be_sharded_is_rejected(tmp_path: Path) -> None:
+    ranks = start_function_in_ranks(tmp_path, 2, print_errors, str(TESTS / "duet.py"))
+    assert [rank.wait() for rank in ranks] == [0, 0], ranks[0].stderr
+    assert ranks[0].stdout.splitlines()[-2:] == [
+        "--strategy fsdp: there is nothing to shard, since every network has a gradient penalty; use ddp",
+        "--strategy fsdp: parameter 'generator.scale' is a scalar, which cannot be sharded; use ddp",
+    ]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import signal
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -45,6 +47,26 @@ def test_a_sharded_run_that_is_killed_ends_with_the_same_bits_after_resuming(tmp
     assert not list((run / "checkpoints").glob(".*"))
 
 
+@pytest.mark.slow
+def test_a_sharded_run_killed_ten_times_ends_with_the_same_bits(tmp_path: Path) -> None:
+    chance = random.Random(0)
+    command = ("train", BLOCKY, "--strategy", "fsdp", "--accelerator", "cpu", "--set", "save_every=1 steps")
+    assert run_ranks(tmp_path, 2, *command, "--out", "whole") == [0, 0]
+    checkpoints, kills = Checkpoints(tmp_path / "killed" / "checkpoints"), 0
+    while kills < 10:
+        ranks = start_ranks(tmp_path, 2, *command, "--out", "killed")
+        before = checkpoints.all()[-1:]
+        wait_until(lambda before=before: checkpoints.all()[-1:] > before, ranks[0])
+        time.sleep(chance.uniform(0, 0.02))
+        chance.choice(ranks).kill()  # the other rank notices
+        kills += sum(rank.wait() == -signal.SIGKILL for rank in ranks)
+        if checkpoints.all()[-1] == 240:
+            break
+    assert run_ranks(tmp_path, 2, *command, "--out", "killed") == [0, 0]
+    assert weights_of(tmp_path / "killed") == weights_of(tmp_path / "whole")
+
+
+@pytest.mark.slow
 def test_a_run_moves_between_sharded_replicated_and_single_training(tmp_path: Path, tiny: str) -> None:
     command = ("train", tiny, "--accelerator", "cpu", *EXACT, *CONSTANT, *SHORT)
     for images, strategy, size in ((96, "fsdp", 2), (192, "ddp", 3), (240, "single", 1), (336, "fsdp", 2)):
@@ -60,18 +82,14 @@ def test_a_run_moves_between_sharded_replicated_and_single_training(tmp_path: Pa
         assert is_whole(checkpoint)
 
 
-@pytest.mark.parametrize("name", ["weights.safetensors", "state.safetensors"])
-def test_a_flipped_bit_in_a_sharded_checkpoint_is_noticed(sharded_run: Path, name: str) -> None:
-    checkpoint = max((sharded_run / "checkpoints").iterdir())
-    assert is_whole(checkpoint)
-    content = bytearray((checkpoint / name).read_bytes())
-    content[-1] ^= 1
-    (checkpoint / name).write_bytes(content)
-    assert not is_whole(checkpoint)
-
-
-@pytest.fixture
-def sharded_run(tmp_path: Path, tiny: str) -> Path:
+def test_a_flipped_bit_in_a_sharded_checkpoint_is_noticed(tmp_path: Path, tiny: str) -> None:
     command = ("train", tiny, "--accelerator", "cpu", "--strategy", "fsdp", "--images", "48", *SHORT)
     assert run_ranks(tmp_path, 2, *command, "--out", "run") == [0, 0]
-    return tmp_path / "run"
+    checkpoint = max((tmp_path / "run" / "checkpoints").iterdir())
+    assert is_whole(checkpoint)
+    for name in ("weights.safetensors", "state.safetensors"):
+        intact = (checkpoint / name).read_bytes()
+        (checkpoint / name).write_bytes(intact[:-1] + bytes([intact[-1] ^ 1]))
+        assert not is_whole(checkpoint)
+        (checkpoint / name).write_bytes(intact)
+    assert is_whole(checkpoint)

@@ -15,7 +15,9 @@ class BackgroundGroup:
     def __init__(self, world: World, timeout_seconds: float) -> None:
         """Create the group; all processes must do so at the same time, in their main thread."""
         self.rank, self._size = world.rank, world.size
-        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
+        group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
+        assert isinstance(group, dist.ProcessGroup)
+        self._group = group
 
     def exchange(self, text: str) -> list[str]:
         """Return the texts of all processes, in rank order; wait until every process has called this."""

@@ -25,7 +25,7 @@ def blocks_of(recipe: Recipe, name: str) -> list[nn.Module]:
 
 
 def _named(network: nn.Module, name: str, path: str) -> nn.Module:
-    modules = dict(network.named_modules())
+    modules: dict[str, nn.Module] = dict(network.named_modules())
     if path not in modules or not path:
         raise UserError(f"blocks: network {name!r} has no module {path!r}: list names from its named_modules()")
     return modules[path]

@@ -19,7 +19,7 @@ def is_sharded(tensor: Tensor) -> bool:
 
 def own_rows(tensor: Tensor) -> Tensor:
     """Return this process's rows, which share memory with the tensor."""
-    return tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor.detach()
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
 
 
 def first_row(tensor: Tensor) -> int:
@@ -34,7 +34,7 @@ def first_row(tensor: Tensor) -> int:
 
 def gather_rows(tensor: Tensor) -> Tensor:
     """Return the whole tensor; every process must call this at the same time."""
-    return tensor.detach().full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
 
 
 def select_rows(whole: Tensor, like: Tensor) -> Tensor:

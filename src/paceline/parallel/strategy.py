@@ -122,7 +122,8 @@ class Strategy:
             )
         self.settings, self.world, self.precision, self.recipe = settings, world, precision, recipe
         self.notes: list[str] = []  # decisions and their reasons, printed before the first step
-        recipe.to(device=world.device, dtype=precision.weights)
+        # A sharding strategy moves one block at a time, because a whole network may be too large for a device.
+        recipe.to(device=None if self.shards_weights else world.device, dtype=precision.weights)
         if world.device.type == "cuda":
             recipe.to(memory_format=self.memory_format)
         if self.needs_processes and world.size > 1:

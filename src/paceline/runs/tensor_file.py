@@ -58,7 +58,7 @@ def write_rows(path: Path, tensors: Mapping[str, Tensor], first: Mapping[str, in
             rows = tensors[name].detach().contiguous()
             skipped = first.get(name, 0) * math.prod(rows.shape[1:]) * rows.element_size()
             at = LENGTH_BYTES + length + header[name]["data_offsets"][0] + skipped
-            _write_at(file, memoryview(rows.reshape(-1).view(torch.uint8).numpy()), at)
+            _write_at(file, rows.reshape(-1).view(torch.uint8).numpy().data, at)
         os.fsync(file)
 
 

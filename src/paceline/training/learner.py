@@ -45,6 +45,11 @@ class Learner:
         rates = relative_rates(network, settings.layer_decay)
         self.optimizer = make_optimizer(self.rows, settings, precision, rates)
         self.scaler = torch.amp.GradScaler(precision.device_type, enabled=precision.scaled)
+        if self.scaler.is_enabled() and not any(own.numel() for own in self.rows.values()):
+            raise UserError(
+                f"--precision fp16: network {name!r} is too small for this number of devices: one of them has no "
+                "weights; use --precision bf16, or --strategy ddp"
+            )
         self.ema_half_life = ema_half_life
         self.ema = [p.detach().clone() for p in self.rows.values()] if ema_half_life else []
 

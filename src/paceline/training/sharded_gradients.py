@@ -12,7 +12,8 @@ from paceline.parallel.exchange import sum_over_processes
 
 def clip_rows(rows: Sequence[Tensor], maximum: float) -> None:
     """Scale the gradients so that their norm over all processes is at most `maximum`."""
-    own = nn.utils.get_total_norm(_gradients(rows))
+    gradients = _gradients(rows)
+    own = nn.utils.get_total_norm(gradients) if gradients else rows[0].new_zeros(())  # a process may have no rows
     nn.utils.clip_grads_with_norm_(rows, maximum, sum_over_processes(own.square().reshape(1))[0].sqrt())
 
 

@@ -19,6 +19,7 @@ from paceline.contracts.recipe import Phase, Recipe
 from paceline.core.errors import UserError
 from paceline.parallel.blocks import blocks_of
 from paceline.parallel.precision import Precision
+from paceline.parallel.shards import is_sharded
 from paceline.parallel.strategy import Strategy
 from paceline.parallel.trainable import Trainable
 from paceline.parallel.world import World
@@ -40,6 +41,7 @@ class FullyShardedDataParallel(Strategy):
         self.replicated = frozenset(recipe.double_backward)
         self.sharded: list[list[FSDPModule]] = []  # for each network: its blocks, then the network itself
         if world.size == 1:
+            recipe.to(world.device)
             self.notes.append("fsdp: there is only one process, so no network is sharded")
             return
         self._check(recipe)
@@ -47,6 +49,7 @@ class FullyShardedDataParallel(Strategy):
         for name, network in recipe.single_networks.items():
             if name.partition(".")[0] not in self.replicated:
                 self.sharded.append(self._shard(network, blocks_of(recipe, name), mesh))
+        _move_rest(recipe, world.device)
         self.trainable = Trainable(recipe)  # sharding has replaced the parameters
         self.notes += self._describe()
 
@@ -110,3 +113,13 @@ class FullyShardedDataParallel(Strategy):
                 for module in modules:
                     module.reshard()
                     module.set_reshard_after_forward(True, recurse=False)
+
+
+def _move_rest(recipe: Recipe, device: torch.device) -> None:
+    """Move the parameters that are not sharded and all buffers to the device."""
+    for parameter in recipe.parameters():
+        if not is_sharded(parameter):
+            parameter.data = parameter.data.to(device)
+    for module in recipe.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, buffer.to(device))

@@ -1,0 +1,78 @@
+"""Measure the peak memory per process of DeepLIIF under fsdp and ddp, during training and while saving.
+
+The preset `deepliif` has 18 networks with 443 million parameters. The rows (images of six panels) are random. On a
+GPU, the value is the peak of the allocated memory. On a CPU, it is the peak of the resident set beyond what the process
+used before it built the networks. If the machine has one GPU, `--gpus 0,0` runs two processes on it, over gloo.
+
+    PYTHONPATH=src python benchmarks/fsdp_memory.py --gpus 0,0 --json fsdp_memory.json
+    PYTHONPATH=src python benchmarks/fsdp_memory.py --accelerator cpu --crop 64 --steps 2
+    PYTHONPATH=src python benchmarks/fsdp_memory.py --accelerator cpu --crop 64 --set ngf=8 --set ndf=8    # small
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from _peak_memory import measure_peak_memory
+from _variants import write_results
+from deepliif import write_random_rows
+
+from paceline.commands.configure import configure
+from paceline.launch.tasks import Task, run_in_processes
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "ddp": {"strategy": "ddp", "checkpoint_activations": "off"},
+    "fsdp": {"strategy": "fsdp", "checkpoint_activations": "off"},
+    "fsdp, activations recomputed": {"strategy": "fsdp", "checkpoint_activations": "on"},
+}
+
+
+def measure_variant(name: str, options: argparse.Namespace, rows: Path) -> dict[str, Any]:
+    """Return the memory of the process that uses the most."""
+    given: dict[str, Any] = {"preset": "deepliif", "data_root": str(rows), "validation": 0, "loader": "resident"}
+    given |= {"devices": options.devices, "batch_size": str(options.devices), "crop": options.crop, "graph": "off"}
+    given |= {"accelerator": options.accelerator, "gpus": options.gpus, "images": 10**6}
+    config = configure("translation", given | VARIANTS[name], assignments=options.set)
+    with tempfile.TemporaryDirectory() as folder:
+        code = run_in_processes(Task.of(measure_peak_memory, folder, options.steps), config)
+        if code:
+            raise SystemExit(code)
+        ranks = [json.loads(file.read_text()) for file in sorted(Path(folder).iterdir())]
+    most = {key: max(rank[key] for rank in ranks) for key in ("training_mib", "saving_mib", "snapshot_mib")}
+    return {"variant": name, "parameters": ranks[0]["parameters"], **most, "notes": ranks[0]["notes"]}
+
+
+def main() -> None:
+    """Measure each variant in new processes, print a table and write the results as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--devices", type=int, default=2, help="number of processes")
+    parser.add_argument("--accelerator", default="auto", help="auto, cpu or cuda")
+    parser.add_argument("--gpus", default="", help="GPU of each process, e.g. 0,0 for two processes on one GPU")
+    parser.add_argument("--crop", type=int, default=512, help="size of the training crops in pixels")
+    parser.add_argument("--steps", type=int, default=3, help="training steps")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="setting of the recipe")
+    parser.add_argument("--json", default="", help="JSON file for the results, with versions and hardware")
+    options = parser.parse_args()
+    # The processes import the function that they run from this folder.
+    paths = (str(Path(__file__).parent), os.environ.get("PYTHONPATH", ""))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    with tempfile.TemporaryDirectory() as folder:
+        write_random_rows(Path(folder), options.crop)
+        results = [measure_variant(name, options, Path(folder)) for name in VARIANTS]
+    print(
+        f"DeepLIIF, {results[0]['parameters']:,} parameters, {options.devices} processes; MiB in the process with most"
+    )
+    print(f"  {'variant':30} {'training':>10} {'while saving':>13} {'its part of a checkpoint':>25}")
+    for row in results:
+        training, saving, part = (row[f"{name}_mib"] for name in ("training", "saving", "snapshot"))
+        print(f"  {row['variant']:30} {training:10,.0f} {saving:13,.0f} {part:25,.0f}")
+    write_results(options.json, options, results=results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""Several processes write one checkpoint together, each the rows that it has."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from paceline.core.errors import UserError
+from paceline.runs import joint_writing
+from paceline.runs.checkpoint import Checkpoints, load
+from paceline.runs.saver import Saver
+from paceline.runs.snapshot import CheckpointNumbers, Rows, Snapshot
+
+SIZE = 3
+WEIGHT = torch.arange(20.0).reshape(4, 5)  # two rows for the first two processes, none for the third
+MOMENT = torch.arange(7, dtype=torch.float64)
+METADATA = {"format": "pt", "note": "naïve"}
+
+
+class Threads:
+    """Exchanges texts among threads that stand for processes."""
+
+    def __init__(self, rank: int, shared: list[str], barrier: threading.Barrier) -> None:
+        self.rank, self._shared, self._barrier = rank, shared, barrier
+
+    def exchange(self, text: str) -> list[str]:
+        self._shared[self.rank] = text
+        self._barrier.wait(60)
+        texts = list(self._shared)
+        self._barrier.wait(60)
+        return texts
+
+
+def part(rank: int) -> Snapshot:
+    """Return the snapshot of one process, which has some rows of the sharded tensors and all other tensors."""
+    weight, moment = (own_rows(whole, rank) for whole in (WEIGHT, MOMENT))
+    weights = {"net.weight": weight, "net.tied": weight, "net.count": torch.tensor(3), "net.mask": torch.tensor([True])}
+    state = {"net/weight/moment": moment, "net/weight/step": torch.tensor(5.0)}
+    rows = dict.fromkeys(("net.weight", "net.tied"), Rows(first_row(WEIGHT, rank), tuple(WEIGHT.shape)))
+    rows["net/weight/moment"] = Rows(first_row(MOMENT, rank), tuple(MOMENT.shape))
+    return Snapshot(10, weights, state, CheckpointNumbers(), rows)
+
+
+def first_row(whole: torch.Tensor, rank: int) -> int:
+    return min(rank * -(-len(whole) // SIZE), len(whole))
+
+
+def own_rows(whole: torch.Tensor, rank: int) -> torch.Tensor:
+    return whole[first_row(whole, rank) : first_row(whole, rank + 1)]
+
+
+def save_in_threads(folder: Path, before: Callable[[], None] = lambda: None) -> list[UserError | None]:
+    """Save a checkpoint from all processes; return the error of each."""
+    shared, barrier = [""] * SIZE, threading.Barrier(SIZE)
+
+    def save(rank: int) -> UserError | None:
+        saver = Saver(Checkpoints(folder, lambda: METADATA), Threads(rank, shared, barrier))
+        try:
+            saver.save(part(rank), 2, None, before=before)
+            saver.wait()
+        except UserError as error:
+            return error
+        return None
+
+    with ThreadPoolExecutor(SIZE) as pool:
+        return list(pool.map(save, range(SIZE)))
+
+
+def test_a_checkpoint_from_several_processes_contains_the_whole_tensors(tmp_path: Path) -> None:
+    assert save_in_threads(tmp_path) == [None] * SIZE
+    loaded = load(Checkpoints(tmp_path).path(10))
+    assert torch.equal(loaded.weights["net.weight"], WEIGHT) and torch.equal(loaded.weights["net.tied"], WEIGHT)
+    assert torch.equal(loaded.state["net/weight/moment"], MOMENT)
+    assert loaded.weights["net.count"].item() == 3 and loaded.weights["net.mask"].item() is True
+    assert loaded.state["net/weight/step"].item() == 5.0
+    assert save_in_threads(tmp_path) == [None] * SIZE, "an intact checkpoint is kept, and no process waits forever"
+
+
+def test_a_process_that_cannot_write_its_rows_fails_the_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_rows = joint_writing.write_rows
+
+    def fail_in_others(path: Path, tensors: dict, first: dict) -> None:
+        if "net.count" not in tensors and "net/weight/step" not in tensors:
+            raise OSError(28, "No space left on device")
+        write_rows(path, tensors, first)
+
+    monkeypatch.setattr(joint_writing, "write_rows", fail_in_others)
+    errors = save_in_threads(tmp_path)
+    assert "No space left on device" in str(errors[0]) and errors[1:] == [None, None]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_process_waits_if_the_first_one_cannot_start_writing(tmp_path: Path) -> None:
+    def fail() -> None:
+        raise UserError("the run folder is gone")
+
+    errors = save_in_threads(tmp_path, before=fail)
+    assert str(errors[0]) == "the run folder is gone" and errors[1:] == [None, None]
