@@ -146,8 +146,12 @@ class Reader:
         while not cache.claim(whole):
             time.sleep(POLL_SECONDS)
         try:
-            for number, content in enumerate(self.storage.stream(file, BLOCK_BYTES)):
-                self._store(cache, Block(whole.key, number), content)
+            self.storage.stream(
+                file,
+                BLOCK_BYTES,
+                lambda number, content: self._store(cache, Block(whole.key, number), content),
+                self.wait_seconds,
+            )
         finally:
             cache.release(whole)
 
