@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -147,14 +148,14 @@ def test_processes_share_a_cache_whose_limit_survives_kills(tmp_path: Path) -> N
 
 
 def stored_bytes_quickly(cache: Path) -> int:
-    """Return the size of all blocks while other processes add and remove blocks."""
-    total = 0
-    for file in (cache / "blocks").rglob("*"):
-        try:
-            total += file.stat().st_size if file.is_file() else 0
-        except FileNotFoundError:
-            continue
-    return total
+    """Return the size of all blocks while other processes add, rename and remove blocks."""
+    sizes = {}
+    for folder, _, names in os.walk(cache / "blocks"):
+        for name in names:
+            with suppress(FileNotFoundError):
+                status = os.stat(os.path.join(folder, name))
+                sizes[status.st_ino] = status.st_size
+    return sum(sizes.values())
 
 
 def test_a_damaged_block_is_downloaded_again(served: FileServer, tmp_path: Path) -> None:

@@ -4,8 +4,8 @@
     claims             a file whose other bytes are locked, one per block that a process is downloading
     blocks/KEY/NUMBER  one block; KEY identifies a version of a remote file
 
-A block is written to a temporary file and then renamed. Locks are released if a process dies. Space is reserved
-before a block is written, so the cache never exceeds its limit. Blocks have no checksums: whoever reads them must
+A block is written to a temporary file and then renamed. Locks are released if a process dies. Old blocks are removed
+before a new one is written, so the cache never exceeds its limit. Blocks have no checksums: whoever reads them must
 compare the content with a checksum of its own, because a power failure can damage a block.
 """
 
@@ -70,16 +70,13 @@ class BlockCache:
         return content if len(content) == stop - start else None
 
     def write(self, block: Block, content: bytes) -> None:
-        """Store a block; raise OSError if the disk is full or not writable."""
-        if not self._reserve(len(content)):
-            return
+        """Store a block, if there is room for it; raise OSError if the disk is full or not writable."""
         path = Path(self._path(block))
-        path.parent.mkdir(exist_ok=True)
-        try:
-            with replacing(path, durable=False) as temporary:
-                temporary.write_bytes(content)
-        except FileNotFoundError:  # the folder was removed because it was empty; the block is not stored this time
-            return
+        with self._usage() as usage:
+            if self._make_room_for(len(content), usage):
+                path.parent.mkdir(exist_ok=True)
+                with replacing(path, durable=False) as temporary:
+                    temporary.write_bytes(content)
 
     def drop(self, block: Block) -> None:
         """Remove a block, for example because it is damaged."""
@@ -103,18 +100,17 @@ class BlockCache:
     def _path(self, block: Block) -> str:
         return f"{self._blocks}/{block.key}/{block.number}"  # faster than pathlib
 
-    def _reserve(self, size: int) -> bool:
-        """Count a new block; first remove old ones if necessary. Return whether there is room for the block."""
-        with self._usage() as usage:
-            digits = os.pread(usage, MAX_DIGITS, 0)
-            total = int(digits) if digits.isdigit() else self._make_room(self.limit)
+    def _make_room_for(self, size: int, usage: int) -> bool:
+        """Count a new block, and first remove old ones if necessary; return whether there is room for the block."""
+        digits = os.pread(usage, MAX_DIGITS, 0)
+        total = int(digits) if digits.isdigit() else self._reduce(self.limit)
+        lacking = MIN_FREE_BYTES + size - shutil.disk_usage(self.folder).free
+        if total + size > self.limit or lacking > 0:
+            total = self._reduce(min(int(self.limit * FILLED_SHARE) - size, total - max(0, lacking)))
             lacking = MIN_FREE_BYTES + size - shutil.disk_usage(self.folder).free
-            if total + size > self.limit or lacking > 0:
-                total = self._make_room(min(int(self.limit * FILLED_SHARE) - size, total - max(0, lacking)))
-                lacking = MIN_FREE_BYTES + size - shutil.disk_usage(self.folder).free
-            fits = total + size <= self.limit and lacking <= 0
-            os.ftruncate(usage, 0)
-            os.pwrite(usage, b"%d" % (total + size * fits), 0)
+        fits = total + size <= self.limit and lacking <= 0
+        os.ftruncate(usage, 0)
+        os.pwrite(usage, b"%d" % (total + size * fits), 0)
         return fits
 
     @contextmanager
@@ -133,7 +129,7 @@ class BlockCache:
         finally:
             os.close(opened)
 
-    def _make_room(self, target: int) -> int:
+    def _reduce(self, target: int) -> int:
         """Remove the blocks that were not used for longest until the rest fits in `target` bytes; return their size."""
         found = sorted(self._stored())
         total = sum(size for _, size, _ in found)
