@@ -49,6 +49,7 @@ class Storage:
         self.url = root
         self.is_local = "://" not in root or root.startswith(("file://", "local://"))
         self._pid = 0
+        self._opened: list[Any] = []  # the last one belongs to this process, earlier ones to its parents
         if not self.is_local:
             self._connection()
         else:
@@ -168,9 +169,11 @@ class Storage:
 
     def _connection(self) -> Any:
         if self._pid != os.getpid():
-            self._files, root = open_file_system(self.url, self.shown)
+            files, root = open_file_system(self.url, self.shown)
+            # The connection of a parent process is kept, because deleting it here would try to close it and fail.
+            self._opened.append(files)
             self._root, self._pid = root.rstrip("/"), os.getpid()
-        return self._files
+        return self._opened[-1]
 
     def _at_start(self, operation: Callable[[Any], Result]) -> Result:
         try:
