@@ -58,6 +58,8 @@ class Storage:
     def list_files(self) -> list[StoredFile]:
         """Return all files under the root, sorted by name; sizes and versions are -1 and "" if the list lacks them."""
         if self.is_local:
+            if not Path(self._root).is_dir():
+                raise UserError(f"{self.shown}: no such folder")
             return sorted(_walk(Path(self._root)))
         found = self._at_start(lambda files: files.find(self._root, maxdepth=MAX_DEPTH, detail=True))
         start = len(self._root.rstrip("/")) + 1
