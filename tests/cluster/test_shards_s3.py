@@ -125,7 +125,7 @@ def test_two_processes_share_a_cold_cache_and_see_each_sample_once(
         running = run_fork(
             tmp_path, *command(url, f"on-{size}", tmp_path / f"cache-{size}", *more), environment=server.environment
         )
-        assert running.wait() == 0, running.stderr
+        assert running.wait() == 0 and not running.stderr, running.stderr
     assert seen(record, 2) == seen(record, 1)
     assert Counter(seen(record, 2)[:EPOCH]) == Counter(range(EPOCH))
     whole = sum(file.stat().st_size for file in shards.glob("*.tar"))

@@ -168,6 +168,8 @@ def test_a_member_with_a_negative_or_huge_size_ends_the_scan(tmp_path: Path) -> 
 def test_a_folder_without_usable_shards_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no \.tar files found; create some with paceline pack SRC DST --to-shards"):
         Shards("train", Shards.Settings(data="shards", data_root=str(tmp_path)))
+    with pytest.raises(UserError, match=r"--data-root .*nowhere: no such folder"):
+        Shards("train", Shards.Settings(data="shards", data_root=str(tmp_path / "nowhere")))
     (tmp_path / "0.tar.gz").write_bytes(b"")
     with pytest.raises(UserError, match=r"0\.tar\.gz is compressed; decompress it"):
         Shards("train", Shards.Settings(data="shards", data_root=str(tmp_path)))

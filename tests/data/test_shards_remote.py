@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -17,14 +18,15 @@ import torch
 from file_server import FileServer
 from made_data import encode_png, random_images, raw_batches, write_tar
 
+from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
 from paceline.core.storage import cache as cache_module
 from paceline.core.storage import files, reader
 from paceline.core.storage.cache import Block, BlockCache
 from paceline.data.loaders.workers import Workers
-from paceline.data.source import Subset
+from paceline.data.source import ArraySource, Sample, Subset
 from paceline.data.sources.shards import Shards
-from paceline.data.tickets import Stream
+from paceline.data.tickets import Stream, in_order
 
 pytest.importorskip("aiohttp")
 IMAGES = random_images(40, 60, 60, 3)  # incompressible: about 11 kB each
@@ -107,6 +109,34 @@ def test_prefetching_downloads_in_the_background(served: FileServer, tmp_path: P
     assert np.array_equal(source.read(4)["image"], IMAGES[4])
 
 
+class Announced(ArraySource):
+    """A source that records what it is told to prefetch, and what is read."""
+
+    lookahead = 2
+
+    def __init__(self) -> None:
+        super().__init__({"image": IMAGES, "label": np.arange(40)}, DataSpec(3, 60, 60, num_classes=40))
+        self.events: list[tuple[str, list[int]]] = []
+
+    def prefetch(self, indices: np.ndarray) -> None:
+        self.events.append(("prefetch", indices.tolist()))
+
+    def read_many(self, indices: np.ndarray) -> Sample:
+        self.events.append(("read", indices.tolist()))
+        return super().read_many(indices)
+
+
+def test_every_batch_is_announced_once_two_batches_before_it_is_read() -> None:
+    source = Announced()
+    loader = Workers(Subset(source, np.arange(39, -1, -1)), torch.device("cpu"), Shards.Settings(workers=0))
+    requests = [in_order(start, start + 8) for start in range(0, 40, 8)]
+    assert len(list(raw_batches(loader, requests))) == 5
+    batches = [list(range(39 - start, 31 - start, -1)) for start in range(0, 40, 8)]
+    kinds = "PPPRPRPRRR"
+    numbers = iter([0, 1, 2, 0, 3, 1, 4, 2, 3, 4])
+    assert source.events == [("prefetch" if kind == "P" else "read", batches[next(numbers)]) for kind in kinds]
+
+
 def test_the_cache_stays_within_its_limit_and_removes_the_oldest_blocks(tmp_path: Path) -> None:
     cache = BlockCache(tmp_path, 1000)
     for number in range(30):
@@ -147,14 +177,14 @@ def test_processes_share_a_cache_whose_limit_survives_kills(tmp_path: Path) -> N
 
 
 def stored_bytes_quickly(cache: Path) -> int:
-    """Return the size of all blocks while other processes add and remove blocks."""
-    total = 0
-    for file in (cache / "blocks").rglob("*"):
-        try:
-            total += file.stat().st_size if file.is_file() else 0
-        except FileNotFoundError:
-            continue
-    return total
+    """Return the size of all blocks while other processes add, rename and remove blocks."""
+    sizes = {}
+    for folder, _, names in os.walk(cache / "blocks"):
+        for name in names:
+            with suppress(FileNotFoundError):
+                status = os.stat(os.path.join(folder, name))
+                sizes[status.st_ino] = status.st_size
+    return sum(sizes.values())
 
 
 def test_a_damaged_block_is_downloaded_again(served: FileServer, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ class RunSettings:
     data: str = setting("digits", "data source: a name, or the path to your own .py file", flag=True)
     data_root: str = setting(
         "data",
-        "folder that contains the source's files, or that they are downloaded to",
+        "folder that contains the source's files, or that they are downloaded to; for --data shards also a URL",
         flag=True,
         mutable_on_resume=True,
     )

@@ -16,7 +16,7 @@ class SeparateTestFolder(RunSettings):
 
     test_root: str = setting(
         "",
-        "folder with test images (for --data photos, pairs, panels or folder); "
+        "folder with test images (for --data photos, pairs, panels, folder or shards); "
         "--data-root is then used only for training",
         flag=True,
         mutable_on_resume=True,

@@ -151,7 +151,7 @@ class Source(HasSettings):
         return self.encoded(index)
 
     def prefetch(self, indices: NDArray[np.int64]) -> None:
-        """Start to load samples that will be read soon, if `lookahead` is above 0; return without waiting."""
+        """Start to load samples that will be read soon; return without waiting."""
 
     def numbers_of(self, indices: NDArray[np.int64]) -> Sample | None:
         """Return the labels and other numbers for several samples, stacked.

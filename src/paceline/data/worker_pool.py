@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sys
@@ -35,8 +36,7 @@ class WorkerPool:
 
     def __init__(self, source: Source, num_workers: int, crop: int = 0, *, pin_memory: bool = False) -> None:
         _pools.add(self)
-        # A worker is told about batches that the same worker will read: batch b goes to worker b modulo num_workers.
-        self._current = _Current(source.lookahead * max(1, num_workers))
+        self._current = _Current(source.lookahead, max(1, num_workers))
         self._loader: DataLoader[Batch | UserError] = DataLoader(
             _Reading(source, crop),
             batch_size=None,
@@ -107,27 +107,33 @@ class _Current:
 
     requests: Iterable[Tickets] = ()
 
-    def __init__(self, num_ahead: int) -> None:
-        self.num_ahead = num_ahead
+    def __init__(self, lookahead: int, num_workers: int) -> None:
+        self.lookahead, self.num_workers = lookahead, num_workers
 
     def __iter__(self) -> Iterator[_Request]:
-        """Yield each request with the samples of the batch that is `num_ahead` batches later."""
-        if not self.num_ahead:
-            yield from (_Request(tickets, None) for tickets in self.requests)
+        """Yield each request with the samples to prefetch.
+
+        Batch b is read by worker b modulo num_workers, so a worker prefetches only batches that it will read. The first
+        request to a worker lists all batches up to `lookahead`; each later request lists one more.
+        """
+        if not self.lookahead:
+            yield from (_Request(tickets, ()) for tickets in self.requests)
             return
-        requests, waiting = iter(self.requests), deque[Tickets]()
-        for tickets in requests:
-            waiting.append(tickets)
-            if len(waiting) > self.num_ahead:
-                yield _Request(waiting.popleft(), tickets.index)
-        yield from (_Request(tickets, None) for tickets in waiting)
+        requests, waiting, last = iter(self.requests), deque[Tickets](), self.lookahead * self.num_workers
+        for number in itertools.count():
+            waiting.extend(itertools.islice(requests, last + 1 - len(waiting)))
+            if not waiting:
+                return
+            first = 0 if number < self.num_workers else last
+            ahead = tuple(tickets.index for tickets in itertools.islice(waiting, first, None, self.num_workers))
+            yield _Request(waiting.popleft(), ahead)
 
 
 class _Request(NamedTuple):
-    """The tickets of a batch, and samples that will be requested later, if the source prefetches."""
+    """The tickets of a batch, and the samples to prefetch, one array per batch."""
 
     tickets: Tickets
-    ahead: NDArray[np.int64] | None
+    ahead: tuple[NDArray[np.int64], ...]
 
 
 class _Reading(Dataset[Batch | UserError]):
@@ -136,13 +142,12 @@ class _Reading(Dataset[Batch | UserError]):
     def __init__(self, source: Source, crop: int) -> None:
         self.source, self.crop = source, crop
         self.sizes = sizes_of(source)
-        self.prefetches = source.lookahead > 0
 
     def __getitem__(self, asked: _Request) -> Batch | UserError:
         request, ahead = asked
         try:
-            if self.prefetches:
-                self.source.prefetch(request.index if ahead is None else np.concatenate([request.index, ahead]))
+            for indices in ahead:
+                self.source.prefetch(indices)
             samples = self._windows(request) if self.crop else self.source.read_many(request.index)
         except UserError as error:
             return error

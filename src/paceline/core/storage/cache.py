@@ -1,11 +1,11 @@
 """A bounded cache of file blocks on the local disk, shared by all processes of a host.
 
-    usage              total size of the blocks, changed only while the file is locked
-    claims             a file whose bytes are locked, one per block that a process is downloading
+    usage              total size of the blocks, changed only by the process that has locked byte 0 of `claims`
+    claims             a file whose other bytes are locked, one per block that a process is downloading
     blocks/KEY/NUMBER  one block; KEY identifies a version of a remote file
 
-A block is written to a temporary file and then renamed. Locks are released if a process dies. Space is reserved
-before a block is written, so the cache never exceeds its limit. Blocks have no checksums: whoever reads them must
+A block is written to a temporary file and then renamed. Locks are released if a process dies. Old blocks are removed
+before a new one is written, so the cache never exceeds its limit. Blocks have no checksums: whoever reads them must
 compare the content with a checksum of its own, because a power failure can damage a block.
 """
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -41,7 +42,7 @@ class BlockCache:
     """Stores blocks in a folder, and removes those that were not used for longest if the limit is exceeded."""
 
     def __init__(self, folder: Path, limit: int) -> None:
-        self.folder, self.limit = folder, limit
+        self.folder, self.limit, self._blocks = folder, limit, str(folder / "blocks")
         try:
             (folder / "blocks").mkdir(parents=True, exist_ok=True)
             # This file stays open: closing it would release the locks of this process.
@@ -53,7 +54,7 @@ class BlockCache:
 
     def has(self, block: Block) -> bool:
         """Return whether a block is stored."""
-        return self._path(block).exists()
+        return os.path.exists(self._path(block))
 
     def read(self, block: Block, start: int, stop: int) -> bytes | None:
         """Return a range of bytes in a block; None if the block is not stored or is too short."""
@@ -69,20 +70,17 @@ class BlockCache:
         return content if len(content) == stop - start else None
 
     def write(self, block: Block, content: bytes) -> None:
-        """Store a block; raise OSError if the disk is full or not writable."""
-        if not self._reserve(len(content)):
-            return
-        path = self._path(block)
-        path.parent.mkdir(exist_ok=True)
-        try:
-            with replacing(path, durable=False) as temporary:
-                temporary.write_bytes(content)
-        except FileNotFoundError:  # the folder was removed because it was empty; the block is not stored this time
-            return
+        """Store a block, if there is room for it; raise OSError if the disk is full or not writable."""
+        path = Path(self._path(block))
+        with self._usage() as usage:
+            if self._make_room_for(len(content), usage):
+                path.parent.mkdir(exist_ok=True)
+                with replacing(path, durable=False) as temporary:
+                    temporary.write_bytes(content)
 
     def drop(self, block: Block) -> None:
         """Remove a block, for example because it is damaged."""
-        self._path(block).unlink(missing_ok=True)
+        Path(self._path(block)).unlink(missing_ok=True)
 
     def claim(self, block: Block) -> bool:
         """Return whether this process may download a block, because no other process is downloading it."""
@@ -99,33 +97,39 @@ class BlockCache:
         with suppress(OSError):
             fcntl.lockf(self._claims, fcntl.LOCK_UN, 1, _position(block))
 
-    def _path(self, block: Block) -> Path:
-        return self.folder / "blocks" / block.key / str(block.number)
+    def _path(self, block: Block) -> str:
+        return f"{self._blocks}/{block.key}/{block.number}"  # faster than pathlib
 
-    def _reserve(self, size: int) -> bool:
-        """Count a new block; first remove old ones if necessary. Return whether there is room for the block."""
-        with self._usage() as usage:
-            digits = os.pread(usage, MAX_DIGITS, 0)
-            total = int(digits) if digits.isdigit() else self._make_room(self.limit)
+    def _make_room_for(self, size: int, usage: int) -> bool:
+        """Count a new block, and first remove old ones if necessary; return whether there is room for the block."""
+        digits = os.pread(usage, MAX_DIGITS, 0)
+        total = int(digits) if digits.isdigit() else self._reduce(self.limit)
+        lacking = MIN_FREE_BYTES + size - shutil.disk_usage(self.folder).free
+        if total + size > self.limit or lacking > 0:
+            total = self._reduce(min(int(self.limit * FILLED_SHARE) - size, total - max(0, lacking)))
             lacking = MIN_FREE_BYTES + size - shutil.disk_usage(self.folder).free
-            if total + size > self.limit or lacking > 0:
-                total = self._make_room(min(int(self.limit * FILLED_SHARE) - size, total - max(0, lacking)))
-                lacking = MIN_FREE_BYTES + size - shutil.disk_usage(self.folder).free
-            fits = total + size <= self.limit and lacking <= 0
-            os.ftruncate(usage, 0)
-            os.pwrite(usage, b"%d" % (total + size * fits), 0)
+        fits = total + size <= self.limit and lacking <= 0
+        os.ftruncate(usage, 0)
+        os.pwrite(usage, b"%d" % (total + size * fits), 0)
         return fits
 
     @contextmanager
     def _usage(self) -> Iterator[int]:
         opened = os.open(self.folder / "usage", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         try:
-            fcntl.flock(opened, fcntl.LOCK_EX)
-            yield opened
+            # Unlike flock, this lock is not inherited by a process that is forked while the lock is held.
+            with _threads.lock:
+                with suppress(OSError):  # the file system does not support locks
+                    fcntl.lockf(self._claims, fcntl.LOCK_EX, 1, 0)
+                try:
+                    yield opened
+                finally:
+                    with suppress(OSError):
+                        fcntl.lockf(self._claims, fcntl.LOCK_UN, 1, 0)
         finally:
-            os.close(opened)  # also releases the lock
+            os.close(opened)
 
-    def _make_room(self, target: int) -> int:
+    def _reduce(self, target: int) -> int:
         """Remove the blocks that were not used for longest until the rest fits in `target` bytes; return their size."""
         found = sorted(self._stored())
         total = sum(size for _, size, _ in found)
@@ -152,5 +156,21 @@ class BlockCache:
                         yield status.st_mtime_ns, status.st_size, entry.path
 
 
+class _Threads:
+    """A lock for the threads of this process. A forked process needs a new one, because a thread may hold it."""
+
+    def __init__(self) -> None:
+        self.renew()
+        os.register_at_fork(after_in_child=self.renew)
+
+    def renew(self) -> None:
+        """Create the lock."""
+        self.lock = threading.Lock()
+
+
+_threads = _Threads()
+
+
 def _position(block: Block) -> int:
-    return int.from_bytes(sha256(f"{block.key} {block.number}".encode()).digest()[:6])
+    """Return the byte of the file `claims` that stands for a block."""
+    return 1 + int.from_bytes(sha256(f"{block.key} {block.number}".encode()).digest()[:6])

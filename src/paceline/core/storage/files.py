@@ -49,6 +49,7 @@ class Storage:
         self.url = root
         self.is_local = "://" not in root or root.startswith(("file://", "local://"))
         self._pid = 0
+        self._opened: list[Any] = []  # the last one belongs to this process, earlier ones to its parents
         if not self.is_local:
             self._connection()
         else:
@@ -57,6 +58,8 @@ class Storage:
     def list_files(self) -> list[StoredFile]:
         """Return all files under the root, sorted by name; sizes and versions are -1 and "" if the list lacks them."""
         if self.is_local:
+            if not Path(self._root).is_dir():
+                raise UserError(f"{self.shown}: no such folder")
             return sorted(_walk(Path(self._root)))
         found = self._at_start(lambda files: files.find(self._root, maxdepth=MAX_DEPTH, detail=True))
         start = len(self._root.rstrip("/")) + 1
@@ -88,12 +91,16 @@ class Storage:
         """Return whether the server sends parts of files; a few HTTP servers send only whole files."""
         if self.is_local or not self.url.startswith(("http://", "https://")) or file.size < 2:
             return True
-        with self._connection().open(file.place, "rb", size=file.size, block_size=1, cache_type="none") as opened:
-            try:
-                opened.seek(1)
-                return len(opened.read(1)) == 1
-            except ValueError:  # raised by fsspec if the answer starts at byte 0
-                return False
+
+        def probe(files: Any) -> bool:
+            with files.open(file.place, "rb", size=file.size, block_size=1, cache_type="none") as opened:
+                try:
+                    opened.seek(1)
+                    return len(opened.read(1)) == 1
+                except ValueError:  # raised by fsspec if the answer starts at byte 0
+                    return False
+
+        return self._at_start(probe)
 
     def read(self, spans: Sequence[Span], wait_seconds: float) -> list[bytes]:
         """Return the bytes of each span. Retry for up to `wait_seconds` if the server does not answer."""
@@ -124,17 +131,31 @@ class Storage:
             raise self._unreadable(redact(spans[0].place), error) from None
         return [content for content in found if content is not None]
 
-    def stream(self, file: StoredFile, bytes_per_piece: int) -> Iterator[bytes]:
-        """Yield a whole file in pieces of equal size; only the last one may be shorter."""
-        with self._connection().open(file.place, "rb", block_size=0, size=file.size) as opened:
-            waiting = b""
-            while piece := opened.read(bytes_per_piece):
-                waiting += piece
-                while len(waiting) >= bytes_per_piece:
-                    yield waiting[:bytes_per_piece]
-                    waiting = waiting[bytes_per_piece:]
+    def stream(
+        self, file: StoredFile, bytes_per_piece: int, store: Callable[[int, bytes], None], wait_seconds: float
+    ) -> None:
+        """Read a whole file, and pass its pieces, which have equal sizes, to `store`, with their numbers.
+
+        If the connection is lost, start again from the first piece.
+        """
+
+        def read_all(files: Any) -> None:
+            waiting, number = b"", 0
+            with files.open(file.place, "rb", block_size=0, size=file.size) as opened:
+                while piece := opened.read(bytes_per_piece):
+                    waiting += piece
+                    while len(waiting) >= bytes_per_piece:
+                        store(number, waiting[:bytes_per_piece])
+                        waiting, number = waiting[bytes_per_piece:], number + 1
+            if number * bytes_per_piece + len(waiting) != file.size:
+                raise ConnectionError(f"the server sent only part of {file.size:,} bytes")
             if waiting:
-                yield waiting
+                store(number, waiting)
+
+        try:
+            self._retry(read_all, wait_seconds, min(wait_seconds, GONE_SECONDS))
+        except Exception as error:
+            raise self._unreadable(redact(file.place), error) from None
 
     def _place(self, name: str) -> str:
         return f"{self._root.rstrip('/')}/{name}"
@@ -150,9 +171,11 @@ class Storage:
 
     def _connection(self) -> Any:
         if self._pid != os.getpid():
-            self._files, root = open_file_system(self.url, self.shown)
+            files, root = open_file_system(self.url, self.shown)
+            # The connection of a parent process is kept, because deleting it here would try to close it and fail.
+            self._opened.append(files)
             self._root, self._pid = root.rstrip("/"), os.getpid()
-        return self._files
+        return self._opened[-1]
 
     def _at_start(self, operation: Callable[[Any], Result]) -> Result:
         try:

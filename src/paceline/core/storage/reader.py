@@ -89,7 +89,7 @@ class Reader:
         file = self._files[block.key]
         if not self._whole_files:
             return self.storage.read([Span(file.place, start, stop)], self.wait_seconds)[0]
-        self._download_whole(cache, file)
+        self._download_whole(cache, file, self.wait_seconds)
         begin = block.number * BLOCK_BYTES
         piece = cache.read(block, start - begin, stop - begin)
         if piece is None:
@@ -101,13 +101,13 @@ class Reader:
 
         Skip blocks that another thread or process is downloading; with `wait`, return when they are in the cache.
         """
-        here = self._here()
+        here, wait_seconds = self._here(), self.wait_seconds if wait else 0.0
         mine = here.begin(blocks)
         found: dict[Block, bytes] = {}
         try:
             claimed = [block for block in mine if cache.claim(block)]
             try:
-                found = self._download(cache, [block for block in claimed if not cache.has(block)])
+                found = self._download(cache, [block for block in claimed if not cache.has(block)], wait_seconds)
             finally:
                 for block in claimed:
                     cache.release(block)
@@ -115,7 +115,7 @@ class Reader:
                 while block not in claimed and not cache.has(block):
                     if cache.claim(block):
                         try:
-                            found |= self._download(cache, [block])
+                            found |= self._download(cache, [block], wait_seconds)
                         finally:
                             cache.release(block)
                         break
@@ -126,28 +126,32 @@ class Reader:
             here.wait_for(set(blocks) - set(mine))
         return found
 
-    def _download(self, cache: BlockCache, blocks: Sequence[Block]) -> dict[Block, bytes]:
+    def _download(self, cache: BlockCache, blocks: Sequence[Block], wait_seconds: float) -> dict[Block, bytes]:
         if self._whole_files:
             for key in dict.fromkeys(block.key for block in blocks):
-                self._download_whole(cache, self._files[key])
+                self._download_whole(cache, self._files[key], wait_seconds)
             return {}
         found: dict[Block, bytes] = {}
         runs = list(_runs(blocks))
         spans = [self._span(run) for run in runs]
-        for run, content in zip(runs, self.storage.read(spans, self.wait_seconds) if spans else (), strict=True):
+        for run, content in zip(runs, self.storage.read(spans, wait_seconds) if spans else (), strict=True):
             for row, block in enumerate(run):
                 found[block] = content[row * BLOCK_BYTES : (row + 1) * BLOCK_BYTES]
                 self._store(cache, block, found[block])
         return found
 
-    def _download_whole(self, cache: BlockCache, file: StoredFile) -> None:
+    def _download_whole(self, cache: BlockCache, file: StoredFile, wait_seconds: float) -> None:
         """Download a file from a server that does not send parts of files."""
         whole = Block(self._keys[file.place], -1)
         while not cache.claim(whole):
             time.sleep(POLL_SECONDS)
         try:
-            for number, content in enumerate(self.storage.stream(file, BLOCK_BYTES)):
-                self._store(cache, Block(whole.key, number), content)
+            self.storage.stream(
+                file,
+                BLOCK_BYTES,
+                lambda number, content: self._store(cache, Block(whole.key, number), content),
+                wait_seconds,
+            )
         finally:
             cache.release(whole)
 

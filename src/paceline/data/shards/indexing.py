@@ -31,7 +31,7 @@ def load_indexes(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cache folder {folder}: {error.strerror}; choose a folder that can be written to") from None
-    shown = f"reading the index of shards in {catalog.storage.shown}"
+    shown = f"reading the index of each shard ({catalog.storage.shown})"
     activity(shown)
     with ThreadPoolExecutor(max(MIN_THREADS, num_threads)) as threads:
         found = threads.map(lambda shard: _load(catalog, shard, reader, folder), shards)

@@ -211,7 +211,7 @@ class Shards(Source):
                 problems[index] = f"unreadable image ({error})"
 
         with ThreadPoolExecutor(max(1, num_threads)) as threads:  # Pillow releases the GIL while it decodes
-            for group in counted(self._groups(rows), f"decoding the images in {self._shown}", len(rows)):
+            for group in counted(self._groups(rows), f"decoding the images in all shards ({self._shown})", len(rows)):
                 list(threads.map(check, group, self._contents(group, fields)))
         return problems
 
