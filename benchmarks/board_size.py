@@ -3,10 +3,11 @@
     python benchmarks/board_size.py --repeats 3
 
 Writes 200 runs with 2,000 lines each, and one run with 1,000,000 lines, and opens each folder in headless Chromium with
-a new server. Prints the median, lowest and highest value of: the time until a chart shows every run; the time until all
-lines are read; the memory of the server once all lines are read; the JavaScript heap of the page; and the size and time
-of the answer that the page requests every two seconds. To measure another version, set PYTHONPATH to its `src` folder.
-This benchmark needs Chromium.
+a new server. Prints the median, lowest and highest value of: the time until the page lists every run; the time until a
+chart shows a curve of every run; the time until the curves of the chart contain every line; the processor time and the
+memory (RSS) of the server at that point; the JavaScript heap of the page; and the size and time of the answer that the
+page requests every two seconds. Times start when the page is opened. To measure another version, set PYTHONPATH to its
+`src` folder. This benchmark needs Chromium.
 """
 
 from __future__ import annotations
@@ -26,31 +27,46 @@ from browser import Browser, find_chromium
 from serving import Served, serve
 
 CASES = {"200 runs × 2,000 lines": (200, 2000), "1 run × 1,000,000 lines": (1, 1_000_000)}
+LISTED = "document.querySelectorAll('#list .run').length == %d && performance.now()"
 SHOWN = """[...document.querySelectorAll('#wall .card[data-values]')].some((card) => Number(card.dataset.values) > 0 &&
     card.querySelector('canvas').getAttribute('aria-label').includes(', %d runs')) && performance.now()"""
+COMPLETE = """[...document.querySelectorAll('#wall .card[data-values]')].some((card) =>
+    Number(card.dataset.values) == %d) && performance.now()"""
 NUM_POLLS = 5
 
 
-def measure(root: Path, num_runs: int) -> dict[str, float]:
+def measure(root: Path, num_runs: int, num_lines: int) -> dict[str, float]:
     """Open the page once with a new server and a new browser."""
     with serve(root) as board, Browser() as browser:
-        opened = time.monotonic()
         browser.open(board.url)
-        while not (shown := browser.evaluate(SHOWN % num_runs)):
-            time.sleep(0.01)
-        while not all(run["read_share"] == 1 for run in board.json("/api/runs")["runs"]):
-            time.sleep(0.2)
-        read = time.monotonic() - opened
-        time.sleep(3)  # the page requests the final curves
+        listed = wait_for(browser, LISTED % num_runs)
+        shown = wait_for(browser, SHOWN % num_runs)
+        complete = wait_for(browser, COMPLETE % (num_runs * num_lines))
+        processor, memory = processor_seconds(board), board.memory_mib()
         seconds, size = poll(board)
         return {
-            "page shows every run (s)": shown / 1000,
-            "all lines read (s)": read,
-            "memory of the server (MiB)": board.memory_mib(),
+            "page lists every run (s)": listed,
+            "a chart shows every run (s)": shown,
+            "every curve is complete (s)": complete,
+            "processor time of the server (s)": processor,
+            "memory of the server (MiB)": memory,
             "JavaScript heap (MiB)": browser.evaluate("performance.memory.usedJSHeapSize") / 2**20,
             "answer of a poll (kB)": size / 1000,
             "answer of a poll (ms)": 1000 * seconds,
         }
+
+
+def wait_for(browser: Browser, expression: str) -> float:
+    """Return the seconds from the start of the navigation until an expression on the page is true."""
+    while not (milliseconds := browser.evaluate(expression)):
+        time.sleep(0.02)
+    return float(milliseconds) / 1000
+
+
+def processor_seconds(board: Served) -> float:
+    """Return the processor time of the server in user and kernel mode."""
+    fields = Path(f"/proc/{board.process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def poll(board: Served) -> tuple[float, int]:
@@ -81,7 +97,7 @@ def main() -> None:
             if not root.exists():
                 root.mkdir(parents=True)
                 write_runs(root, num_runs, num_lines)
-            found = [measure(root, num_runs) for _ in range(options.repeats)]
+            found = [measure(root, num_runs, num_lines) for _ in range(options.repeats)]
             results[title] = {name: [one[name] for one in found] for name in found[0]}
             print(f"\n{title}\n| measurement | median | lowest | highest |\n|---|---|---|---|")
             for name, values in results[title].items():

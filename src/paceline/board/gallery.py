@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 from paceline.board.files import Entry, Files
+from paceline.board.requests import Requests
 from paceline.board.run import RUN_FILES, Run, RunSummary
 from paceline.core.secrets import one_line
 
@@ -17,8 +19,8 @@ RUN_SUBFOLDERS = {"checkpoints", "tensorboard", "logs", "samples"}
 LOCAL_SECONDS = 1.0  # time between two scans of all folders
 REMOTE_SECONDS = 10.0  # longer for remote storage, because requests may cost money
 FIRST_READING_SECONDS = 0.2  # time for reading metrics before a scan is shown; enough for typical runs
-QUIET_SECONDS = 0.3  # after this time without a request, the page counts as loaded
-PAUSE_AFTER_SECONDS = 60.0
+PAUSE_AFTER_SECONDS = 60.0  # without requests, the files are no longer read after this time
+STALE_AFTER_SCANS = 5  # if no scan has ended for the time of this many scans, a request waits for the next one
 
 
 class Summaries(NamedTuple):
@@ -37,33 +39,27 @@ class Gallery:
         self.runs: dict[str, Run] = {}
         self.error = ""  # one-line reason why the root folder cannot be read
         self.seconds = LOCAL_SECONDS if files.local else REMOTE_SECONDS
-        self._requested_at, self._watched = 0.0, threading.Event()
+        self.requests, self._watched = Requests(), threading.Event()
         self._scanned, self._new_scan = 0.0, threading.Condition()
         self._sequence, self._listing = 0, threading.Lock()
         self._listed: dict[str, tuple[tuple[int, float], int]] = {}  # by run ID: its version, and the list's sequence
 
     def start(self) -> None:
         """Start the thread, which follows the runs until the process ends."""
-        self._requested_at = time.monotonic()
         self._watched.set()
         threading.Thread(target=self._follow, name="board", daemon=True).start()
 
-    def note_request(self) -> None:
-        """Record the time of a request, because requests take precedence over reading metrics."""
-        self._requested_at = time.monotonic()
-
     def wait_until_fresh(self) -> None:
         """Record that the page is open, and wait for a new scan if the last one is old."""
-        self.note_request()
         self._watched.set()
-        with self._new_scan:
-            enough = time.monotonic() - 2 * self.seconds
+        with self.requests.waiting(), self._new_scan:
+            enough = time.monotonic() - STALE_AFTER_SCANS * self.seconds
             self._new_scan.wait_for(lambda: self._scanned > enough, timeout=60)
 
     def _follow(self) -> None:
         while True:
             self._watched.wait()
-            if time.monotonic() - self._requested_at > PAUSE_AFTER_SECONDS:
+            if time.monotonic() - self.requests.newest > PAUSE_AFTER_SECONDS:
                 self._watched.clear()
                 continue
             try:
@@ -74,8 +70,9 @@ class Gallery:
             with self._new_scan:
                 self._scanned = time.monotonic()
                 self._new_scan.notify_all()
-            self._yield_to_requests()
-            self._read_metrics(list(self.runs.values()), until=self._scanned + self.seconds)
+            self._read_metrics(
+                list(self.runs.values()), until=self._scanned + self.seconds, before=self.requests.let_pass
+            )
             time.sleep(max(0.0, self._scanned + self.seconds - time.monotonic()))
 
     def refresh(self) -> None:
@@ -120,21 +117,18 @@ class Gallery:
                 found |= self._find(entry.name, depth + 1, left)
         return found
 
-    def _read_metrics(self, unread: list[Run], until: float) -> None:
-        """Read the metrics of each run in turn, chunk by chunk, until everything is read or the time is up."""
+    def _read_metrics(self, unread: list[Run], until: float, before: Callable[[], None] = lambda: None) -> None:
+        """Read the metrics of each run in turn, chunk by chunk, until everything is read or the time is up.
+
+        `before` is called before each chunk.
+        """
         while unread and time.monotonic() < until:
-            unread = [run for run in unread if time.monotonic() < until and _read_more(run)]
-
-    def _yield_to_requests(self) -> None:
-        """Wait briefly while the page is loading, so that its requests are answered first."""
-        until = time.monotonic() + self.seconds / 2
-        while any(run.metrics.read_share < 1 for run in self.runs.values()) and time.monotonic() < until:
-            if time.monotonic() - self._requested_at > QUIET_SECONDS:
-                return
-            time.sleep(QUIET_SECONDS / 10)
+            unread = [run for run in unread if time.monotonic() < until and _read_chunk(run, before)]
 
 
-def _read_more(run: Run) -> bool:
+def _read_chunk(run: Run, before: Callable[[], None]) -> bool:
+    """Read the next chunk of a run's metrics; return False if everything has been read."""
+    before()
     try:
         return run.read_more()
     except OSError:  # the file was removed or truncated after its folder was listed

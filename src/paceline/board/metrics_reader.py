@@ -10,6 +10,7 @@ import json
 import math
 import threading
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from paceline.board.series import Numbers, Series
 from paceline.core.types import Json, JsonObject
 from paceline.runs.metrics import METRICS, parse_line, reject_constant
 
-CHUNK = 2**17  # bytes read at a time; parsing a small chunk does not delay requests for long
+CHUNK = 2**18  # bytes read at a time; parsing a small chunk does not delay requests for long
 LARGE = 2**17  # bytes; a file of at least this size is sampled first
 LARGE_REMOTE = 2**21  # the same for remote files, where each sample is a request
 MAX_PROBES = 256
@@ -49,22 +50,26 @@ class Table:
 
     def _add(self, rows: Sequence[JsonObject]) -> None:
         alike: dict[tuple[str, ...], list[int]] = {}
-        for number, row in enumerate(rows):
-            alike.setdefault(tuple(row), []).append(number)
-        axes = np.array([[_number(row.get(axis)) for axis in _AXES] for row in rows])
+        if len(kinds := set(map(tuple, rows))) == 1:
+            alike[kinds.pop()] = list(range(len(rows)))
+        else:
+            for number, row in enumerate(rows):
+                alike.setdefault(tuple(row), []).append(number)
+        axes = np.full((len(_AXES), len(rows)), np.nan)
         columns: dict[str, list[tuple[list[int], Numbers]]] = {}
         for names, numbers in alike.items():
-            values = _matrix([rows[number] for number in numbers])
-            for column, name in enumerate(names):
-                if name not in _AXES and np.isfinite(values[:, column]).any() | (name in self.series):
-                    columns.setdefault(name, []).append((numbers, values[:, column]))
+            for name, values in zip(names, _columns([rows[number] for number in numbers]), strict=True):
+                if name in _AXES:
+                    axes[_AXES.index(name), numbers] = values
+                elif name in self.series or np.isfinite(values).any():
+                    columns.setdefault(name, []).append((numbers, values))
         for name, parts in columns.items():
             at = np.concatenate([np.array(numbers) for numbers, _ in parts])
             order = np.argsort(at)  # grouping lines by their set of metrics has changed the order of the values
             at, values = at[order], np.concatenate([part for _, part in parts])[order]
-            self._series(name).extend(axes[at, 0], axes[at, 1], values)
+            self._series(name).extend(axes[0, at], axes[1, at], values)
         self.lines += len(rows)
-        last_images, last_seconds, last_time = axes[-1]
+        last_images, last_seconds, last_time = axes[:, -1]
         self.images = int(last_images) if math.isfinite(last_images) else self.images
         self.seconds = float(last_seconds) if math.isfinite(last_seconds) else self.seconds
         self.time = float(last_time) if math.isfinite(last_time) else self.time
@@ -169,27 +174,32 @@ def _parse(lines: Sequence[bytes]) -> tuple[list[JsonObject], int]:
     """
     try:
         rows: list[JsonObject] = json.loads(b"[" + b",".join(lines) + b"]", parse_constant=reject_constant)
-        if len(rows) == len(lines) and all(type(row) is dict and type(row.get("images")) is int for row in rows):
+        if (
+            len(rows) == len(lines)
+            and set(map(type, rows)) == {dict}
+            and {type(row["images"]) for row in rows} == {int}
+        ):
             return rows, 0
-    except (ValueError, RecursionError):
+    except (ValueError, KeyError, RecursionError):
         pass
     found = [parse_line(line) for line in lines]
     whole: list[JsonObject] = [dict(row) for row in found if row is not None]
     return whole, len(lines) - len(whole)
 
 
-def _matrix(rows: Sequence[JsonObject]) -> Numbers:
-    """Return an array with the values of lines that have the same metrics; values that are not numbers become NaN."""
+def _columns(rows: Sequence[JsonObject]) -> Numbers:
+    """Return one row of values per metric, for lines with the same metrics; values that are not numbers become NaN."""
+    values = list(chain.from_iterable(map(dict.values, rows)))
+    if not set(map(type, values)) <= _NUMBERS:
+        values = [_number(value) for value in values]
     try:
-        values = [tuple(row.values()) for row in rows]
-        if all(type(value) in _NUMBERS for row in (values[0], values[-1]) for value in row):
-            return np.array(values, dtype=np.float64)
-    except (ValueError, TypeError, OverflowError):
-        pass
-    return np.array([[_number(value) for value in row.values()] for row in rows], dtype=np.float64)
+        table = np.array(values, dtype=np.float64)
+    except OverflowError:  # an integer is too large for a float
+        table = np.array([_number(value) for value in values])
+    return table.reshape(len(rows), -1).T
 
 
-_NUMBERS = (int, float, type(None))
+_NUMBERS = {int, float, type(None)}
 
 
 def _number(value: Json) -> float:

@@ -24,6 +24,7 @@ from paceline.board.guard import Guard
 from paceline.board.leaderboard import make_row
 from paceline.board.logs import search, tail
 from paceline.board.note_editor import NoteEditor
+from paceline.board.requests import CountRequests
 from paceline.board.run import Run
 from paceline.board.series import CAPACITY, ROWS, Numbers
 from paceline.core.types import JsonObject
@@ -64,24 +65,26 @@ def make_app(gallery: Gallery, token: str, host: str, port: int, editor: NoteEdi
     ]
     middleware = [
         Middleware(Guard, token=token, host=host, port=port),
+        Middleware(CountRequests, requests=gallery.requests),
         Middleware(GZipMiddleware, minimum_size=2000, compresslevel=1),
     ]
     return Starlette(routes=routes, middleware=middleware)
 
 
 class Board:
-    """The request handlers: one method per route. Starlette calls each in a thread."""
+    """The request handlers: one method per route. Starlette calls those that are not `async` in a thread."""
 
     def __init__(self, gallery: Gallery, editor: NoteEditor) -> None:
         self.gallery, self.editor = gallery, editor
         self._page = {file.name: file.read_bytes() for file in PAGE.iterdir() if file.suffix in KINDS}
 
-    def page(self, request: Request) -> Response:
+    async def page(self, request: Request) -> Response:
         """Return one of the page's static files, cached in memory."""
-        self.gallery.note_request()
         name = request.path_params.get("file", "index.html")
         if name not in self._page:
             raise HTTPException(404)
+        if name == "index.html":
+            self.gallery.requests.note_opening()
         return Response(self._page[name], media_type=KINDS[Path(name).suffix], headers={"cache-control": "no-cache"})
 
     def runs(self, request: Request) -> Response:
@@ -109,7 +112,6 @@ class Board:
 
         A query such as `?run=ID&run=ID&name=NAME&points=400` selects runs, metrics and the number of points.
         """
-        self.gallery.note_request()
         runs = self._runs(request)
         at_most = _whole(request.query_params.get("points", str(CAPACITY)), "points")
         found: list[Curve] = []
@@ -129,7 +131,6 @@ class Board:
 
     def leaderboard(self, request: Request) -> Response:
         """Return the results and settings of runs, by default of all runs; `?run=ID&run=ID` selects runs."""
-        self.gallery.note_request()
         return _json({"rows": [make_row(run) for run in self._runs(request)]})
 
     async def write_notes(self, request: Request) -> Response:
