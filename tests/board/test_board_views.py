@@ -99,6 +99,8 @@ def test_the_table_sorts_runs_by_a_metric_and_lists_the_settings_that_differ(pag
     assert "generator.lr" in heads and "seed" not in heads and "recipe" not in heads
     assert {"test/top1", "validation/top1best", "validation/top1last", "images", "time"} <= set(heads)
     assert names(page, "table.board td.best") == ["63", "65"]  # the speed is the same in all runs
+    hidden = {"test/checkpoint_images", "host/cpu_percent", "net/loss", "time/step_seconds", "seed", "host"}
+    assert not hidden & set(heads)
     order = "table.board tbody .name"
     column = heads.index("test/top1")
     sort = f"document.querySelectorAll('table.board thead .link')[{column}].click()"
@@ -109,6 +111,30 @@ def test_the_table_sorts_runs_by_a_metric_and_lists_the_settings_that_differ(pag
     assert page.evaluate(f"document.querySelectorAll('table.board thead th')[{column}].ariaSort") == "ascending"
     click(page, "table.board thead .tool")  # lower values are now better
     assert page.evaluate("document.querySelector('table.board tbody td.best').textContent") == "60"
+
+
+def test_columns_are_shown_and_hidden_with_the_menu_and_kept_in_the_link(page: Browser, served: Served) -> None:
+    click(page, "[data-view=table]")
+    page.wait_for("document.querySelectorAll('table.board tbody tr').length == 4")
+    click(page, ".menu summary")
+    page.wait_for("document.querySelectorAll('.menu [data-column]').length > 10")
+    for column in ("test/checkpoint_images last", "images", "setting seed"):
+        click(page, f".menu [data-column='{column}']")
+    heads = set(names(page, "table.board thead .link"))
+    assert {"test/checkpoint_images", "seed"} <= heads and "images" not in heads
+    assert names(page, "table.board tbody tr:first-child td").count("12,000") == 1
+    link = page.evaluate("location.hash")
+    open_page(page, served, link)
+    page.wait_for("document.querySelectorAll('table.board tbody tr').length == 4")
+    assert set(names(page, "table.board thead .link")) == heads
+    click(page, ".menu summary")
+    fill(page, ".menu input[type=search]", "no such column")
+    page.wait_for("document.querySelector('.menu .list').textContent == 'No column has this name.'")
+    fill(page, ".menu input[type=search]", "")
+    click(page, ".menu .link")  # restores the defaults
+    page.wait_for("!location.hash.includes('columns')")
+    assert "seed" not in names(page, "table.board thead .link")
+    page.press("Escape")
 
 
 def test_a_filter_compares_settings_metrics_and_states(page: Browser) -> None:
@@ -185,7 +211,8 @@ def test_the_values_are_shown_beside_the_point_before_and_after_a_zoom(page: Bro
             assert 0 < gap < 30, (zoomed, share)  # pixels between the pointer and the nearest edge of the values
             assert card["y"] <= shown["y"] and shown["y"] + shown["height"] <= card["y"] + card["height"] + 1
         before = page.evaluate(f"{tip}.textContent")
-        time.sleep(2.5)  # at least one poll
+        polls = "performance.getEntriesByType('resource').filter((one) => one.name.includes('/api/runs?')).length"
+        page.wait_for(f"{polls} > {page.evaluate(polls)}")
         assert page.evaluate(f"{tip}.textContent") == before and not page.evaluate(f"{tip}.hidden")
 
 
@@ -284,6 +311,33 @@ def test_samples_of_all_selected_runs_follow_one_slider(page: Browser) -> None:
     page.wait_for("document.querySelectorAll('#samples .pane').length == 3")
 
 
+def test_runs_are_shown_beside_the_real_images_of_their_data(page: Browser, runs: Path) -> None:
+    for name, color in (("low", 10), ("high", 10), ("wild", 200)):
+        size = (16, 16) if color == 10 else (24, 16)
+        Image.new("RGB", size, (color, 0, 0)).save(runs / name / "samples" / "real-000000000000.png")
+        Image.new("RGB", size).save(runs / name / "samples" / "errors-000000006000.png")
+    try:
+        click(page, "[data-view=samples]")
+        titles = "[...document.querySelectorAll('#samples .pane > div')].map((one) => one.textContent.trim())"
+        page.wait_for(f"{titles}.length == 6")
+        shown = page.evaluate(titles)
+        groups = " ".join(shown).split("real images")
+        assert shown.count("real images") == 2
+        assert any({"low", "high"} <= set(group.split()) and "wild" not in group for group in groups), shown
+        captions = " ".join(names(page, "#samples .pane.real figcaption"))
+        assert "and 1 more run" in captions and "training data of wild" in captions
+        assert names(page, "#samples select option") == ["errors", "samples"]
+        page.evaluate(
+            "(() => { const kind = document.querySelector('#samples select'); kind.value = 'errors';"
+            "kind.dispatchEvent(new Event('change')); })()"
+        )
+        page.wait_for("document.querySelectorAll('#samples img[data-images=\"6000\"]').length == 3")
+        assert "no images of the kind “errors”" in names(page, "#samples figcaption")
+    finally:
+        for file in [*runs.glob("*/samples/real-*"), *runs.glob("*/samples/errors-*")]:
+            file.unlink()
+
+
 def test_the_log_can_be_searched(page: Browser) -> None:
     click(page, "[data-view=logs]")
     page.wait_for("document.querySelector('pre.log').textContent.includes('training with lr')")
@@ -324,10 +378,15 @@ def test_tabs_and_the_filter_are_reached_with_the_keyboard(page: Browser) -> Non
     assert page.evaluate("document.activeElement.value") == ""
 
 
-def test_an_empty_folder_shows_the_command_that_starts_a_run(shared: Browser, tmp_path: Path) -> None:
+def test_each_view_explains_what_to_do_if_there_is_no_run_to_show(page: Browser, tmp_path: Path) -> None:
+    message = "document.querySelector('#nothing:not([hidden])')?.innerText.includes('{}')"
+    click(page, "#none")
+    page.wait_for(message.format("No run is selected"))
+    fill(page, "#filter", "nobody")
+    page.wait_for(message.format("No run matches the filter"))
     with serve(tmp_path) as board:
-        shared.open(board.url)
-        shared.wait_for("document.querySelector('#list').innerText.includes('paceline train')")
+        page.open(board.url)
         for view in ("curves", "table", "samples", "settings", "logs"):
-            click(shared, f"[data-view={view}]")
-            shared.wait_for(f"document.querySelector('#{view}').innerText.includes('No run is selected')")
+            click(page, f"[data-view={view}]")
+            page.wait_for(message.format("paceline train"))
+            assert page.evaluate(f"document.querySelector('#{view}').hidden")

@@ -18,7 +18,7 @@ from paceline.core.lock import LOCK
 from paceline.core.secrets import HIDDEN, is_private_name, redact
 from paceline.core.small_files import parse_toml
 from paceline.core.types import SettingValue
-from paceline.runs.metrics import METRICS, SAMPLE_NAME, SAMPLES
+from paceline.runs.metrics import METRICS, REAL_IMAGES, SAMPLE_NAME, SAMPLES
 from paceline.runs.status import MIRROR_STATE, STATES, STATUS, MirrorState, Status
 
 CONFIG = "config.toml"
@@ -194,6 +194,12 @@ class Run:
             if match and not entry.is_folder:
                 found.setdefault(match[1], []).append(int(match[2]))
         return {name: sorted(moments) for name, moments in found.items()}
+
+    def real_bytes(self) -> int | None:
+        """Return the size of the image with real examples, or None if there is none."""
+        file_name = f"{REAL_IMAGES}-{0:012}.png"
+        sizes = [entry.size for entry in self.files.entries(self._path(SAMPLES)) if entry.basename == file_name]
+        return sizes[0] if sizes else None
 
     def sample(self, name: str, images: int) -> bytes:
         """Return a sample image as PNG; raise FileNotFoundError if it does not exist."""

@@ -149,8 +149,9 @@ class Board:
         return _json(self._run(request.path_params["run"]).settings())
 
     def samples(self, request: Request) -> Response:
-        """Return how many images a run had seen each time it saved sample images."""
-        return _json({"samples": self._run(request.path_params["run"]).samples()})
+        """Return how many images a run had seen each time it saved sample images, and the size of its real images."""
+        run = self._run(request.path_params["run"])
+        return _json({"samples": run.samples(), "real_bytes": run.real_bytes()})
 
     def sample(self, request: Request) -> Response:
         """Return one sample image, selected by a query such as `?name=samples&images=5120`."""

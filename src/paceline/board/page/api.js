@@ -13,7 +13,7 @@ const byRun = (runs) => runs.map((run) => ["run", run]);
 
 export const fetchRuns = async (after) => (await request("/api/runs", [["after", after]])).json();
 export const fetchSettings = async (run) => (await request(`/api/runs/${run}/settings`)).json();
-export const fetchSamples = async (run) => (await (await request(`/api/runs/${run}/samples`)).json()).samples;
+export const fetchSamples = async (run) => (await request(`/api/runs/${run}/samples`)).json();
 export const fetchLog = async (run, rank, find) => (await request(`/api/runs/${run}/log`, [["rank", rank], ...(find ? [["find", find]] : [])])).json();
 export const fetchLeaderboard = async (runs) => (await (await request("/api/leaderboard", byRun(runs))).json()).rows;
 export const imageUrl = (run, name, images, version) =>

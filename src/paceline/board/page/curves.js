@@ -100,17 +100,17 @@ export class Curves {
     const filter = $("find-chart").value.trim().toLowerCase();
     const names = [...new Set(runs.flatMap((run) => run.names))].filter((name) => name.toLowerCase().includes(filter));
     const groups = GROUPS.map(([title, holds]) => [title, names.filter(holds).sort()]).filter(([, found]) => found.length);
-    const plan = JSON.stringify([groups, runs.length > 0]);
+    const plan = JSON.stringify([groups, filter !== ""]);
     if (plan !== this.plan) {
       this.plan = plan;
-      this.build(groups, runs);
+      this.build(groups);
     }
     for (const bars of this.bars.values()) bars.show(runs);
     this.split.show(runs);
     this.enlarged.openFromLink(names);
   }
 
-  build(groups, runs) {
+  build(groups) {
     const top = this.wall.parentElement.parentElement.scrollTop;
     this.watcher.disconnect();
     this.visible.clear();
@@ -121,7 +121,7 @@ export class Curves {
       parts.push(make("h2", {}, title), make("div", { class: "charts" }, ...names.map((name) => this.card(name))));
       if (title === "Speed") parts.push(this.split.place);
     }
-    if (!groups.length) parts.push(this.nothing(runs));
+    if (!groups.length) parts.push(this.nothing());
     this.wall.replaceChildren(...parts);
     for (const chart of this.charts.values()) this.watcher.observe(chart.card);
     this.wall.parentElement.parentElement.scrollTop = top;
@@ -134,10 +134,9 @@ export class Curves {
     return kept.get(name).card;
   }
 
-  nothing(runs) {
-    if ($("find-chart").value.trim() && runs.length) return empty("No chart matches the filter.", "Change or clear the filter for charts above.");
-    if (runs.length) return empty("No metrics yet.", "Charts appear when the run has written its first log line.");
-    return empty("No run is selected.", "Click the circle of a run in the list, or “all” above the list.");
+  nothing() {
+    if ($("find-chart").value.trim()) return empty("No chart matches the filter.", "Change or clear the filter for charts above.");
+    return empty("No metrics yet.", "Charts appear when the run has written its first log line.");
   }
 
   seen(entries) {

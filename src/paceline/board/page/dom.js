@@ -18,7 +18,7 @@ export function make(tag, properties = {}, ...children) {
 
 // A message for an empty view: what is missing and, in a second line, what to do.
 export function empty(what, todo = "", command = "") {
-  return make("div", { class: "empty" }, make("p", {}, what), todo || command ? make("p", {}, todo, command ? make("code", {}, command) : null) : null);
+  return make("div", { class: "empty" }, make("p", {}, what), todo || command ? make("p", {}, ...[todo].flat(), command ? make("code", {}, command) : null) : null);
 }
 
 export function remembered(name, fallback) {

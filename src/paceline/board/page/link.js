@@ -1,6 +1,6 @@
 // The part of the address after "#" keeps the view, the selected runs, the zoom and the chart options.
 // A link therefore opens the page as it was. The access token is never part of it.
-const NAMES = ["view", "hide", "only", "filter", "charts", "axis", "scale", "smooth", "zoom", "chart", "sort"];
+const NAMES = ["view", "hide", "only", "filter", "charts", "axis", "scale", "smooth", "zoom", "chart", "sort", "columns"];
 
 function parse() {
   const text = location.hash.slice(1);

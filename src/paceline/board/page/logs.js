@@ -37,8 +37,7 @@ export class Logs {
 
   async load() {
     const run = this.all?.find((one) => one.id === this.run);
-    this.select.hidden = this.find.hidden = !run;
-    if (!run) { this.showText("No run is selected. Click the circle of a run in the list, or “all” above the list."); return; }
+    if (!run) return;
     this.select.value = run.id;
     this.banner.hidden = !run.reason;
     this.banner.classList.toggle("calm", run.state !== "failed");

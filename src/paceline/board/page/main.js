@@ -5,6 +5,7 @@ import { $, remember, remembered } from "./dom.js";
 import { fromLink, toLink } from "./link.js";
 import { Logs } from "./logs.js";
 import { NoteDialog } from "./notes.js";
+import { showNothing } from "./nothing.js";
 import { Rows } from "./rows.js";
 import { Runs } from "./runs.js";
 import { Samples } from "./samples.js";
@@ -51,7 +52,9 @@ async function refresh() {
   runs.draw();
   try {
     if ((view === "table" || runs.needsRows) && (await rows.update(runs.all, { values: view === "table" }))) runs.draw();
-    await views[view].show(runs.chosen);
+    const blank = showNothing(runs);
+    for (const one of Object.keys(views)) $(one).hidden = blank || one !== view;
+    if (!blank) await views[view].show(runs.chosen);
   } catch (error) {
     fail(error);
   }
@@ -67,11 +70,10 @@ function open(name) {
     tab.setAttribute("aria-selected", tab.dataset.view === view);
     tab.tabIndex = tab.dataset.view === view ? 0 : -1;
   }
-  for (const one of Object.keys(views)) $(one).hidden = one !== view;
   toLink({ view: view === "curves" ? "" : view });
   showDrawer(false);
-  main.scrollTop = scrolled[view] ?? 0;
   refresh();
+  main.scrollTop = scrolled[view] ?? 0;
 }
 
 function showDrawer(on) {

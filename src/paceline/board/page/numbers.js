@@ -9,6 +9,14 @@ export function short(number) {
   return trim(number.toPrecision(4));
 }
 
+// The number of decimals with which a column of numbers lines up; null if the numbers are too different for that.
+export function decimals(values) {
+  const texts = values.filter(Number.isFinite).map(short);
+  const digits = Math.max(0, ...texts.map((text) => text.split(".")[1]?.length ?? 0));
+  const whole = Math.max(0, ...texts.map((text) => text.split(".")[0].length));
+  return texts.some((text) => /[a-z]/i.test(text)) || digits + whole > 7 ? null : digits;
+}
+
 const trim = (text) => (text.includes(".") && !text.includes("e") ? text.replace(/\.?0+$/, "") : text);
 
 export const whole = (number) => Math.round(number).toLocaleString("en");

@@ -88,7 +88,7 @@ export class Plot {
     context.textBaseline = "middle";
     context.textAlign = "right";
     const grid = css("--grid"), dim = css("--dim");
-    const labels = this.log ? logTicks(this.low, this.high) : ticks(this.low, this.high, 5);
+    const labels = this.log ? logTicks(this.low, this.high) : ticks(this.low, this.high, height / 35);
     for (const y of labels) {
       const at = Math.round(this.toY(y)) + 0.5;
       context.strokeStyle = grid;
@@ -102,6 +102,11 @@ export class Plot {
     context.textBaseline = "alphabetic";
     context.textAlign = "center";
     const seconds = this.options.axis === "seconds";
+    if (!seconds) {
+      context.textAlign = "left";
+      context.fillText("images", 2, height - 6); // times have units
+      context.textAlign = "center";
+    }
     const count = (width - LEFT) / 65;
     for (const x of seconds ? timeTicks(this.left, this.right, count) : ticks(this.left, this.right, count)) {
       const text = seconds ? duration(x) : short(x);

@@ -1,6 +1,6 @@
 // The list of runs with their states, and the selection of runs to show.
 import { assignColors, colorOf } from "./colors.js";
-import { $, empty, make, remember, remembered } from "./dom.js";
+import { $, make, remember, remembered } from "./dom.js";
 import { fromLink, shortId, toLink } from "./link.js";
 import { duration, short } from "./numbers.js";
 import { matches, needsRows, parseQuery } from "./query.js";
@@ -92,16 +92,12 @@ export class Runs {
     const counts = new Map();
     for (const run of this.all) counts.set(run.state, (counts.get(run.state) ?? 0) + 1);
     $("counts").title = $("counts").textContent = STATES.filter((state) => counts.has(state)).map((state) => `${counts.get(state)}\u00a0${state}`).join(" · ");
+    $("all").hidden = $("none").hidden = !this.all.length;
     const items = this.matching.map((run) => this.item(run));
-    if (!items.length) items.push(this.nothing());
+    if (!items.length && this.root !== undefined) items.push(make("li", { class: "dim" }, this.all.length ? "No run matches the filter." : "No runs yet."));
     const list = $("list");
     const same = list.children.length === items.length && items.every((item, at) => list.children[at] === item);
     if (!same) list.replaceChildren(...items);
-  }
-
-  nothing() {
-    if (this.all.length) return make("li", {}, empty("No run matches the filter.", "Search for a word in the name, state, tags or note, or for a condition such as ", "lr>0.01 tag:baseline"));
-    return make("li", {}, empty(`There are no runs in ${this.root} yet.`, "Start one, and it appears here: ", "paceline train dcgan --out runs/first"));
   }
 
   // An item is rebuilt only when it has changed, so that a checkbox keeps its focus.

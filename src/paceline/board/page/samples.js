@@ -11,9 +11,9 @@ const REAL = "real"; // the kind of the image that shows real examples; it does 
 export class Samples {
   constructor(fail) {
     this.fail = fail;
-    this.kept = new Map(); // run ID → {revision, kinds}; kinds: images seen at each sample, by kind
+    this.kept = new Map(); // run ID → {revision, kinds, real}; kinds: images seen at each sample, by kind
     this.panes = new Map(); // run ID → {pane, name, image, caption}
-    this.real = this.pane();
+    this.realPanes = new Map(); // size of the file with real images → pane
     this.runs = [];
     this.moments = [];
     this.follow = true; // show the newest image until the user moves the slider
@@ -38,7 +38,6 @@ export class Samples {
   }
 
   nothing(runs) {
-    if (!runs.length) return empty("No run is selected.", "Click the circle of a run in the list, or “all” above the list.");
     const what = runs.length === 1 ? "The selected run has no sample images yet." : "The selected runs have no sample images yet.";
     return empty(what, "Recipes that generate or restore images save them during training. To save them more often, use ", "--set sample_every=\"1 epochs\"");
   }
@@ -46,7 +45,10 @@ export class Samples {
   async arrange() {
     try {
       const stale = this.runs.filter((run) => this.kept.get(run.id)?.revision !== run.revision);
-      await Promise.all(stale.map(async (run) => this.kept.set(run.id, { revision: run.revision, kinds: await fetchSamples(run.id) })));
+      await Promise.all(stale.map(async (run) => {
+        const { samples, real_bytes: real } = await fetchSamples(run.id);
+        this.kept.set(run.id, { revision: run.revision, kinds: samples, real });
+      }));
     } catch (error) {
       this.fail(error);
     }
@@ -68,28 +70,38 @@ export class Samples {
 
   arrangePanes() {
     for (const run of this.runs) if (!this.panes.has(run.id)) this.panes.set(run.id, this.pane());
-    const panes = [...this.realPanes(), ...this.runs.map((run) => this.panes.get(run.id).pane)];
+    const panes = this.groups().flatMap(([real, runs]) => [...(real ? [this.realPane(real, runs)] : []), ...runs.map((run) => this.panes.get(run.id).pane)]);
     const same = this.grid.children.length === panes.length && panes.every((pane, at) => this.grid.children[at] === pane);
     if (!same) this.grid.replaceChildren(...panes);
     for (const run of this.runs) {
       const { name } = this.panes.get(run.id);
-      name.title = run.name;
       name.replaceChildren(make("span", { class: "dot", color: colorOf(run) }), ` ${run.name}`);
     }
   }
 
-  realPanes() {
-    const run = this.runs.find((one) => this.kept.get(one.id)?.kinds[REAL]);
-    if (!run) return [];
-    const source = imageUrl(run.id, REAL, this.kept.get(run.id).kinds[REAL][0], 1);
-    if (this.real.image.getAttribute("src") !== source) this.real.image.src = source;
-    this.real.name.textContent = this.real.image.alt = "real images";
-    this.real.caption.textContent = `from the training data of ${run.name}`;
-    return [this.real.pane];
+  // Runs with the same real images, so with the same training data, are shown together. Files of equal size are the same.
+  groups() {
+    const groups = new Map();
+    for (const run of this.runs) {
+      const real = this.kept.get(run.id)?.real ?? 0;
+      groups.set(real, [...(groups.get(real) ?? []), run]);
+    }
+    return [...groups];
+  }
+
+  realPane(real, runs) {
+    if (!this.realPanes.has(real)) this.realPanes.set(real, this.pane());
+    const { pane, name, image, caption } = this.realPanes.get(real);
+    const source = imageUrl(runs[0].id, REAL, this.kept.get(runs[0].id).kinds[REAL][0], 1);
+    if (image.getAttribute("src") !== source) image.src = source;
+    pane.classList.add("real");
+    name.textContent = image.alt = "real images";
+    caption.textContent = `training data of ${runs[0].name}` + (runs.length > 1 ? ` and ${runs.length - 1} more ${runs.length === 2 ? "run" : "runs"}` : "");
+    return pane;
   }
 
   pane() {
-    const name = make("div", { class: "ellipsis" });
+    const name = make("div");
     const image = make("img", { alt: "", decoding: "async" });
     const caption = make("figcaption");
     const large = make("button", { class: "picture", title: "enlarge or shrink the image", onclick: () => pane.classList.toggle("wide") }, image);
@@ -109,7 +121,7 @@ export class Samples {
       const moments = this.of(run.id);
       const shown = moments.findLast((one) => one <= moment) ?? moments[0];
       image.parentElement.hidden = shown === undefined;
-      if (shown === undefined) { caption.textContent = "no images yet"; continue; }
+      if (shown === undefined) { caption.textContent = moments.length || this.kinds.length < 2 ? "no images yet" : `no images of the kind “${this.kind.value}”`; continue; }
       const source = imageUrl(run.id, this.kind.value, shown, moments.length > 1 ? 0 : 1);
       if (image.getAttribute("src") !== source) image.src = source;
       image.alt = `${run.name} at ${whole(shown)} images`;

@@ -46,13 +46,12 @@ export class Settings {
     const key = JSON.stringify([filter, rows.map((row) => row.textContent), this.runs.map((run) => [run.name, colorOf(run)])]);
     if (key === this.key) return;
     this.key = key;
-    const head = make("tr", {}, make("th"), ...this.runs.map((run) => make("th", { scope: "col" }, make("span", { class: "dot", color: colorOf(run) }), ` ${run.name}`)));
+    const head = make("tr", {}, make("th"), ...this.runs.map((run) => make("th", { scope: "col" }, make("span", { class: "marked" }, make("span", { class: "dot", color: colorOf(run) }), run.name))));
     const table = make("table", { class: "settings" }, make("thead", {}, head), make("tbody", {}, ...rows));
-    this.place.replaceChildren(rows.length ? make("div", { class: "scroll" }, table) : this.nothing(filter));
+    this.place.replaceChildren(rows.length ? make("div", { class: "scroll tall" }, table) : this.nothing(filter));
   }
 
   nothing(filter) {
-    if (!this.runs.length) return empty("No run is selected.", "Click the circle of a run in the list, or “all” above the list.");
     if (filter) return empty("No setting matches the filter.", "Change or clear the filter for settings above.");
     if (this.runs.length > 1) return empty("These runs have the same settings.", "Clear “only differences” to see all settings.");
     return empty("This run has not recorded its settings.", "A run writes config.toml when it starts to train.");

@@ -1,13 +1,26 @@
 // The leaderboard: one row per run with the best and last values of its metrics and the settings that differ.
 import { colorOf } from "./colors.js";
+import { ColumnMenu } from "./columns.js";
 import { isLowerBetter, switchDirection } from "./direction.js";
-import { $, empty, make, remember, remembered } from "./dom.js";
+import { $, make } from "./dom.js";
 import { saveTable } from "./download.js";
 import { fromLink, toLink } from "./link.js";
-import { duration, short, whole } from "./numbers.js";
+import { decimals, duration, short, whole } from "./numbers.js";
 
 const SPEED = "time/images_per_second";
 const EVALUATED = /^(train|validation|test)\//;
+const COUNTED = /\/(count|checkpoint_images|\w*seconds)$/; // evaluated with the metrics, but not a result
+const BASELINE = /\/(input|bicubic)_/; // the score of the input, with which the result is compared
+const PLACES = new Set(["out", "name"]); // settings that differ in all runs
+const MAX_USUAL_SETTINGS = 12;
+const SECTIONS = [
+  ["Results", (name) => EVALUATED.test(name) && name.startsWith("test/") && !COUNTED.test(name)],
+  ["Results", (name) => EVALUATED.test(name) && !COUNTED.test(name)],
+  ["Speed and time", (name) => name === SPEED],
+  ["Losses", (name) => !/^(time|gpu|host|lr|train|validation|test)\//.test(name) && name !== "epoch"],
+  ["Speed and time", (name) => name.startsWith("time/")],
+  ["Other values", () => true],
+];
 
 export class Table {
   constructor(rows, { only, edit }) {
@@ -16,18 +29,11 @@ export class Table {
     this.edit = edit;
     const [column, direction] = (fromLink("sort") ?? "").split(/ (?=up$|down$)/);
     this.sort = column ? { column, up: direction === "up" } : null;
-    this.losses = this.option("losses", "losses", "add a column with the last value of each loss");
-    this.same = this.option("same", "equal settings", "add the settings that have the same value in all runs");
-    this.find = make("input", { type: "search", placeholder: "filter columns", "aria-label": "filter columns", spellcheck: "false", oninput: () => this.draw() });
+    this.menu = new ColumnMenu(() => this.draw());
     const csv = make("button", { class: "quiet", onclick: () => this.download() }, "CSV");
     this.note = make("span", { class: "dim" });
     this.place = make("div");
-    $("table").append(make("div", { class: "tools" }, this.losses.label, this.same.label, this.find, this.note, csv), this.place);
-  }
-
-  option(name, text, hint) {
-    const input = make("input", { type: "checkbox", checked: remembered(`table.${name}`, false), onchange: () => { remember(`table.${name}`, input.checked); this.draw(); } });
-    return { input, label: make("label", { class: "check", title: hint }, input, ` ${text}`) };
+    $("table").append(make("div", { class: "tools" }, this.menu.menu, csv, this.note), this.place);
   }
 
   show(runs) {
@@ -37,40 +43,52 @@ export class Table {
     this.draw();
   }
 
-  // Columns: {key, head, hint, value(run) for sorting and CSV, cell(run) for the page, metric, mark (emphasise the best)}.
+  // Columns: {key, head, hint, section (in the menu), usual (shown unless the user hides it), value(run) for sorting and
+  // CSV, cell(run, digits) for the page, number (a column of numbers with the same number of decimals), metric, mark (emphasise the best)}.
   columns() {
-    const found = [
+    return [
       { key: "run", head: "run", value: (run) => run.name, cell: (run) => this.name(run) },
-      { key: "images", head: "images", value: (run) => run.images, cell: (run) => whole(run.images) },
-      { key: "time", head: "time", hint: "training time", value: (run) => run.seconds, cell: (run) => duration(run.seconds) },
+      { key: "images", head: "images", section: "Run", usual: true, value: (run) => run.images, cell: (run) => whole(run.images) },
+      { key: "time", head: "time", section: "Run", usual: true, hint: "training time", value: (run) => run.seconds, cell: (run) => duration(run.seconds) },
+      { key: "host", head: "host", section: "Run", usual: false, setting: true, value: (run) => run.host, cell: (run) => run.host || "–" },
       ...this.metrics().flatMap((name) => this.metricColumns(name)),
-      ...this.settings().map((name) => ({ key: name, head: name, hint: `setting ${name}`, setting: true, value: (run) => this.rows.get(run.id)?.settings[name], cell: (run) => text(this.rows.get(run.id)?.settings[name]) })),
+      ...this.settings(),
     ];
-    const filter = this.find.value.trim().toLowerCase();
-    return found.filter(({ key, head }) => key === "run" || `${key} ${head}`.toLowerCase().includes(filter));
   }
 
   metrics() {
-    const names = [...new Set(this.runs.flatMap((run) => Object.keys(this.rows.get(run.id)?.results ?? {})))];
-    const rank = (name) => (name.startsWith("test/") ? 0 : EVALUATED.test(name) ? 1 : name === SPEED ? 3 : 2);
-    return names.filter((name) => this.losses.input.checked || rank(name) !== 2).sort((a, b) => rank(a) - rank(b) || (a < b ? -1 : 1));
+    const counts = new Map();
+    for (const name of this.runs.flatMap((run) => run.names)) counts.set(name, (counts.get(name) ?? 0) + 1);
+    const rank = (name) => SECTIONS.findIndex(([, holds]) => holds(name));
+    const compare = (a, b) => rank(a) - rank(b) || counts.get(b) - counts.get(a) || (a < b ? -1 : 1); // metrics of most runs first
+    return [...counts.keys()].filter((name) => !name.startsWith("spread/")).sort(compare);
   }
 
   metricColumns(name) {
+    const section = SECTIONS.find(([, holds]) => holds(name))[0];
     const result = (run) => this.rows.get(run.id)?.results[name];
-    const last = { key: `${name} last`, head: name, part: "last", metric: name, hint: `${name}: last value`, value: (run) => result(run)?.last, cell: (run) => short(result(run)?.last ?? null) };
-    if (!EVALUATED.test(name)) return [{ ...last, mark: name === SPEED }];
+    const value = (run) => result(run)?.last ?? run.last_values[name];
+    const usual = name === SPEED || (EVALUATED.test(name) && !COUNTED.test(name) && !BASELINE.test(name) && !this.isRepeated(name));
+    const last = { key: `${name} last`, head: name, part: "last", section, usual, metric: name, hint: `${name}: last value`, value, number: true, cell: (run, digits) => show(name, value(run), digits) };
+    if (!EVALUATED.test(name) || COUNTED.test(name)) return [{ ...last, part: "", mark: name === SPEED }];
     if (name.startsWith("test/")) return [{ ...last, part: "", mark: true, directed: true }];
     const side = isLowerBetter(name) ? "lowest" : "highest";
     const at = (run) => result(run)?.[`${side}_at`];
-    const best = { key: `${name} best`, head: name, part: "best", metric: name, mark: true, directed: true, hint: `${name}: best value`, value: (run) => result(run)?.[side], cell: (run) => make("span", { title: at(run) === undefined ? "" : `at ${whole(at(run))} images` }, short(result(run)?.[side] ?? null)) };
+    const best = { ...last, key: `${name} best`, part: "best", mark: true, directed: true, hint: `${name}: best value`, value: (run) => result(run)?.[side], cell: (run, digits) => make("span", { title: Number.isFinite(at(run)) ? `at ${whole(at(run))} images` : "" }, show(name, result(run)?.[side], digits)) };
     return [best, last];
+  }
+
+  // Metrics on training images are left out by default if the same metric was measured on validation images.
+  isRepeated(name) {
+    return name.startsWith("train/") && this.runs.some((run) => run.names.includes(name.replace("train/", "validation/")));
   }
 
   settings() {
     const names = [...new Set(this.runs.flatMap((run) => Object.keys(this.rows.get(run.id)?.settings ?? {})))];
-    const differs = (name) => new Set(this.runs.map((run) => JSON.stringify(this.rows.get(run.id)?.settings[name]))).size > 1;
-    return names.filter((name) => (this.same.input.checked || differs(name)) && !["out", "name"].includes(name));
+    const value = (run, name) => this.rows.get(run.id)?.settings[name];
+    const kinds = (name) => new Set(this.runs.map((run) => value(run, name)).filter((one) => one !== undefined)).size;
+    const usual = new Set(names.filter((name) => !PLACES.has(name) && kinds(name) > 1).slice(0, MAX_USUAL_SETTINGS));
+    return names.map((name) => ({ key: `setting ${name}`, head: name, section: "Settings", usual: usual.has(name), hint: `setting ${name}`, setting: true, value: (run) => value(run, name), cell: (run) => text(value(run, name)) }));
   }
 
   name(run) {
@@ -103,17 +121,14 @@ export class Table {
 
   draw() {
     if (!this.runs) return;
-    const columns = this.columns(), runs = this.sorted(columns);
+    const columns = this.menu.select(this.columns()), runs = this.sorted(columns);
     const key = JSON.stringify([this.sort, columns.map(({ key: one, metric }) => [one, metric && isLowerBetter(metric)]), runs.map((run) => [run.id, run.state, run.tags, run.note, colorOf(run), columns.map(({ value }) => value(run))])]);
     if (key === this.key) return;
     this.key = key;
-    if (!runs.length) {
-      this.place.replaceChildren(empty("No run is selected.", "Click the circle of a run in the list, or “all” above the list."));
-      return;
-    }
     const best = columns.map((column) => column.mark && runs.length > 1 ? bestOf(runs.map(column.value), isLowerBetter(column.metric)) : undefined);
+    const digits = columns.map((column) => (column.number ? decimals(runs.map(column.value)) : null));
     const body = runs.map((run) => make("tr", { "data-run": run.id }, ...columns.map((column, at) => {
-      const content = column.cell(run);
+      const content = column.cell(run, digits[at]);
       if (!at) return make("th", { scope: "row" }, content);
       return make("td", { class: [column.setting ? "setting" : "number", best[at] !== undefined && column.value(run) === best[at] ? "best" : ""].join(" ") }, content);
     })));
@@ -129,7 +144,7 @@ export class Table {
   }
 
   download() {
-    const columns = this.columns();
+    const columns = this.menu.select(this.columns());
     const head = columns.map(({ head: name, part }) => (part ? `${name} ${part}` : name));
     const lines = this.sorted(columns).map((run) => [...columns.map(({ value }) => value(run)), run.state, run.tags.join(" "), run.note]);
     saveTable("runs", [[...head, "state", "tags", "note"], ...lines.map((line) => line.map((value) => (typeof value === "boolean" ? String(value) : value)))]);
@@ -140,6 +155,11 @@ export class Table {
 function bestOf(values, lower) {
   const numbers = values.filter(Number.isFinite);
   return new Set(numbers).size > 1 ? (lower ? Math.min(...numbers) : Math.max(...numbers)) : undefined;
+}
+
+function show(name, value, digits) {
+  if (/\/(count|checkpoint_images)$/.test(name) && Number.isFinite(value)) return whole(value);
+  return digits !== null && Number.isFinite(value) ? value.toFixed(digits) : short(value ?? null);
 }
 
 function text(value) {
