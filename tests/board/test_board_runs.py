@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import struct
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +18,11 @@ from serving import Served, serve
 
 from paceline.board.files import RemoteFiles, open_files
 from paceline.board.gallery import Gallery
+from paceline.board.leaderboard import make_row
 from paceline.board.logs import tail
 from paceline.board.metrics_reader import LARGE, MetricsReader
+from paceline.board.requests import Requests
+from paceline.board.run import RunSummary
 from paceline.board.series import CAPACITY, Series
 from paceline.core.errors import UserError
 from paceline.runs.folder import RunFolder
@@ -206,6 +210,87 @@ def test_the_board_accepts_a_single_run_or_an_empty_folder(tmp_path: Path) -> No
         assert list(board.runs()) == ["run"]
     with serve((tmp_path / "empty").as_uri()) as board:
         assert board.runs() == {}
+
+
+GOOD = line(10, net__loss=1.0) + line(20, net__loss=0.5)
+STRANGE = {  # content of metrics.jsonl: number of valid lines, number of broken lines, last value of net/loss
+    "NaN and infinity": (GOOD + '{"images": 30, "net/loss": NaN}\n{"images": 40, "net/loss": Infinity}\n', 2, 2, 0.5),
+    "null": (GOOD + '{"images": 30, "seconds": null, "time": null, "net/loss": null}\n', 3, 0, 0.5),
+    "half a line": (GOOD + '{"images": 30, "net/lo', 2, 0, 0.5),
+    "byte order mark": ("\ufeff" + GOOD, 2, 0, 0.5),
+    "Windows line ends": (GOOD.replace("\n", "\r\n"), 2, 0, 0.5),
+    "the same position twice": (GOOD + line(20, net__loss=0.25), 3, 0, 0.25),
+    "positions that decrease": (line(20, net__loss=0.5) + line(10, net__loss=1.0), 2, 0, 1.0),
+    "another program": ('{"_step": 1, "loss": 0.5}\n' * 3 + '[1]\n"text"\nnull\n', 0, 6, None),
+    "values that are not numbers": (
+        GOOD + '{"images": 30, "net/loss": "0.1"}\n{"images": 40, "net/loss": true}\n',
+        4,
+        0,
+        0.5,
+    ),
+    "huge numbers": (GOOD + f'{{"images": 30, "net/loss": {"9" * 400}, "net/other": 1e400}}\n', 3, 0, 0.5),
+    "nested too deeply": ("[" * 50_000 + "]" * 50_000 + "\n" + GOOD, 2, 1, 0.5),
+    "the same name twice": ('{"images": 10, "net/loss": 1, "net/loss": 2}\n', 1, 0, 2.0),
+    "binary": ("\0" * 5000, 0, 0, None),
+    "nothing": ("", 0, 0, None),
+}
+
+
+@pytest.fixture(scope="module")
+def strange_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunSummary]:
+    """Summaries of runs with strange metrics, as JSON without NaN."""
+    root = tmp_path_factory.mktemp("strange")
+    for name, (content, *_) in STRANGE.items():
+        (root / name).mkdir()
+        (root / name / "metrics.jsonl").write_bytes(content.encode())
+    for empty in ("metrics.jsonl", "config.toml", "status.json", "notes.json", "mirror.json", ".lock"):
+        (root / "empty files").mkdir(exist_ok=True)
+        (root / "empty files" / empty).touch()
+    gallery = Gallery(open_files(str(root)))
+    gallery.refresh()
+    rows = [make_row(run) for run in gallery.runs.values()]
+    json.dumps(rows, allow_nan=False)
+    return {run["name"]: run for run in json.loads(json.dumps(gallery.summaries().runs, allow_nan=False))}
+
+
+@pytest.mark.parametrize("kind", STRANGE)
+def test_strange_metrics_are_read_as_far_as_possible(kind: str, strange_runs: dict[str, RunSummary]) -> None:
+    _, lines, broken, last = STRANGE[kind]
+    run = strange_runs[kind]
+    assert (run["lines"], run["broken_lines"], run["last_values"].get("net/loss")) == (lines, broken, last)
+
+
+def test_a_run_with_empty_files_is_listed(strange_runs: dict[str, RunSummary]) -> None:
+    assert strange_runs["empty files"]["state"] == "unknown" and strange_runs["empty files"]["lines"] == 0
+
+
+def test_folders_beyond_the_limit_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(4):
+        make_run(tmp_path / f"run-{number}")
+    for limit, num_runs, truncated in ((5, 4, False), (4, 3, True)):  # the root folder counts too
+        monkeypatch.setattr("paceline.board.gallery.MAX_FOLDERS", limit)
+        gallery = Gallery(open_files(str(tmp_path)))
+        gallery.refresh()
+        assert (len(gallery.runs), gallery.truncated) == (num_runs, truncated)
+
+
+def test_a_request_takes_precedence_over_reading_but_never_stops_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.board.requests.PATIENCE_SECONDS", 60.0)
+    requests, passed = Requests(), threading.Event()
+
+    def read() -> None:
+        requests.let_pass()
+        passed.set()
+
+    with requests.answering():
+        threading.Thread(target=read, daemon=True).start()
+        assert not passed.wait(0.2)
+    assert passed.wait(30)
+    monkeypatch.setattr("paceline.board.requests.PATIENCE_SECONDS", 0.01)
+    with requests.answering():
+        requests.let_pass()  # a slow client does not stop the reading
+        with requests.waiting():
+            requests.let_pass()
 
 
 def test_a_remote_folder_is_read_like_a_local_one(root: Path) -> None:

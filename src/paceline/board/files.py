@@ -59,6 +59,7 @@ class LocalFiles:
 
     def __init__(self, root: Path) -> None:
         self.root = Path(os.path.realpath(root))
+        self._prefix = os.path.join(self.root, "")  # every path inside the root starts with it
         self.shown = str(root)
 
     def entries(self, folder: str) -> list[Entry]:
@@ -127,13 +128,13 @@ class LocalFiles:
     def _real_path(self, name: str) -> str | None:
         """Resolve the symbolic links in a path; return None if it leads outside the root."""
         try:
-            path = os.path.realpath(self.root / name)
+            path = os.path.realpath(self._prefix + name)
         except (OSError, ValueError):
             return None
         return path if self._inside(path) else None
 
     def _inside(self, path: str) -> bool:
-        return Path(path).is_relative_to(self.root)
+        return os.path.join(path, "").startswith(self._prefix)
 
 
 def _read_all(file: int, start: int, length: int) -> bytes:

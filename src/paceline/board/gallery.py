@@ -20,7 +20,6 @@ LOCAL_SECONDS = 1.0  # time between two scans of all folders
 REMOTE_SECONDS = 10.0  # longer for remote storage, because requests may cost money
 FIRST_READING_SECONDS = 0.2  # time for reading metrics before a scan is shown; enough for typical runs
 PAUSE_AFTER_SECONDS = 60.0  # without requests, the files are no longer read after this time
-STALE_AFTER_SCANS = 5  # if no scan has ended for the time of this many scans, a request waits for the next one
 
 
 class Summaries(NamedTuple):
@@ -38,9 +37,10 @@ class Gallery:
         self.files = files
         self.runs: dict[str, Run] = {}
         self.error = ""  # one-line reason why the root folder cannot be read
+        self.truncated = False  # True if there are more folders than are searched
         self.seconds = LOCAL_SECONDS if files.local else REMOTE_SECONDS
         self.requests, self._watched = Requests(), threading.Event()
-        self._scanned, self._new_scan = 0.0, threading.Condition()
+        self._scanned, self._new_scan = 0.0, threading.Condition()  # time of the last scan; 0 before the first one
         self._sequence, self._listing = 0, threading.Lock()
         self._listed: dict[str, tuple[tuple[int, float], int]] = {}  # by run ID: its version, and the list's sequence
 
@@ -50,18 +50,17 @@ class Gallery:
         threading.Thread(target=self._follow, name="board", daemon=True).start()
 
     def wait_until_fresh(self) -> None:
-        """Record that the page is open, and wait for a new scan if the last one is old."""
+        """Record that the page is open, and wait for a scan if the runs are not being followed yet."""
         self._watched.set()
         with self.requests.waiting(), self._new_scan:
-            enough = time.monotonic() - STALE_AFTER_SCANS * self.seconds
-            self._new_scan.wait_for(lambda: self._scanned > enough, timeout=60)
+            self._new_scan.wait_for(lambda: self._scanned > 0, timeout=60)
 
     def _follow(self) -> None:
         while True:
             self._watched.wait()
-            if time.monotonic() - self.requests.newest > PAUSE_AFTER_SECONDS:
-                self._watched.clear()
+            if self._pause():
                 continue
+            started = time.monotonic()
             try:
                 self.refresh()
                 self.error = ""
@@ -70,21 +69,31 @@ class Gallery:
             with self._new_scan:
                 self._scanned = time.monotonic()
                 self._new_scan.notify_all()
-            self._read_metrics(
-                list(self.runs.values()), until=self._scanned + self.seconds, before=self.requests.let_pass
-            )
-            time.sleep(max(0.0, self._scanned + self.seconds - time.monotonic()))
+            until = self._scanned + max(self.seconds, self._scanned - started)
+            self._read_metrics(list(self.runs.values()), until, before=self.requests.let_pass)
+            time.sleep(max(0.0, until - time.monotonic()))
+
+    def _pause(self) -> bool:
+        """Stop following the runs if the page has been closed for a while; return whether that is the case."""
+        if time.monotonic() - self.requests.newest <= PAUSE_AFTER_SECONDS:
+            return False
+        self._watched.clear()
+        self._scanned = 0.0
+        if time.monotonic() - self.requests.newest <= PAUSE_AFTER_SECONDS:  # a request has just come
+            self._watched.set()
+        return True
 
     def refresh(self) -> None:
         """Find new runs and start reading their metrics; drop runs whose folders were removed."""
         runs = {}
-        for folder, entries in self._find("", 0, [MAX_FOLDERS]).items():
+        left = [MAX_FOLDERS]
+        for folder, entries in self._find("", 0, left).items():
             identity = hashlib.sha256(folder.encode()).hexdigest()[:12]
             name = folder or self.files.shown.rstrip("/").rpartition("/")[2] or self.files.shown
             run = runs[identity] = self.runs.get(identity) or Run(self.files, folder, identity, name)
             run.refresh(entries)
             run.metrics.preview(run.metrics_size)
-        self.runs = runs
+        self.runs, self.truncated = runs, left[0] < 0
         short = [run for run in runs.values() if run.metrics.read_share == 1]
         self._read_metrics(short, until=time.monotonic() + FIRST_READING_SECONDS)
 
@@ -101,8 +110,10 @@ class Gallery:
             return Summaries(self._sequence, [run.identity for run in runs], changed)
 
     def _find(self, folder: str, depth: int, left: list[int]) -> dict[str, list[Entry]]:
-        """Find all run folders in a folder, and return the files of each."""
+        """Find all run folders in a folder, and return the files of each; `left` is how many more may be searched."""
         left[0] -= 1
+        if left[0] < 0:
+            return {}
         entries = self.files.entries(folder)
         if any(entry.basename in RUN_FILES and not entry.is_folder for entry in entries):
             return {folder: entries}
@@ -110,7 +121,7 @@ class Gallery:
         for entry in entries if depth < MAX_DEPTH else ():
             if (
                 entry.is_folder
-                and left[0] > 0
+                and left[0] >= 0
                 and entry.basename not in RUN_SUBFOLDERS
                 and not entry.basename.startswith(".")
             ):

@@ -91,8 +91,10 @@ class Run:
     def refresh(self, entries: list[Entry]) -> None:
         """Update the run's state from the files in its folder, except for the metrics."""
         self._entries = {entry.basename: entry for entry in entries}
-        self.status = Status.parse(self._small_file(STATUS)) if STATUS in self._entries else None
-        self.mirror = MirrorState.parse(self._small_file(MIRROR_STATE)) if MIRROR_STATE in self._entries else None
+        if self._may_have_changed(STATUS, self._seen and self._seen.status):
+            self.status = Status.parse(self._small_file(STATUS)) if STATUS in self._entries else None
+        if self._may_have_changed(MIRROR_STATE, self._seen and self._seen.mirror):
+            self.mirror = MirrorState.parse(self._small_file(MIRROR_STATE)) if MIRROR_STATE in self._entries else None
         locked = self.files.is_locked(self._path(LOCK)) if LOCK in self._entries else None
         before, (self.state, self.reason) = self.state, self._state(locked)
         if self.state == "failed" and before != "failed":
@@ -241,6 +243,11 @@ class Run:
     def _version_of(self, name: str) -> tuple[float, int]:
         entry = self._entries.get(name)
         return (entry.changed, entry.size) if entry else (0.0, 0)
+
+    def _may_have_changed(self, name: str, before: tuple[float, int] | None) -> bool:
+        """Return whether a file may differ from its version `before`; some storage has no modification times."""
+        version = self._version_of(name)
+        return version != before or (name in self._entries and not version[0])
 
     def _path(self, name: str) -> str:
         return f"{self.folder}/{name}" if self.folder else name

@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from paceline import __version__
-from paceline.board.gallery import Gallery
+from paceline.board.gallery import MAX_FOLDERS, Gallery
 from paceline.board.guard import Guard
 from paceline.board.leaderboard import make_row
 from paceline.board.logs import search, tail
@@ -36,6 +36,9 @@ KINDS = {
     ".css": "text/css; charset=utf-8",
     ".svg": "image/svg+xml",
 }
+MANY_FOLDERS = (
+    f"only the first {MAX_FOLDERS:,} folders are searched for runs: start the board with a subfolder to see others"
+)
 MAX_BODY_BYTES = 2**16
 MAX_FIND_LENGTH = 200
 UNCOMPRESSED = {"content-encoding": "identity"}  # disables gzip for content that compresses poorly
@@ -103,6 +106,7 @@ class Board:
                 "now": time.time(),
                 "refresh_seconds": self.gallery.seconds,
                 "error": self.gallery.error,
+                "notice": MANY_FOLDERS if self.gallery.truncated else "",
                 **found._asdict(),
             }
         )

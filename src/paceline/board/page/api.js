@@ -9,6 +9,8 @@ async function request(path, parameters = [], options = {}) {
   return response;
 }
 
+export const MAX_RUNS_IN_URL = 500; // a server rejects a URL of more than 64 kB
+
 const byRun = (runs) => runs.map((run) => ["run", run]);
 
 export const fetchRuns = async (after) => (await request("/api/runs", [["after", after]])).json();

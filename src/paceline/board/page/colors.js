@@ -13,16 +13,18 @@ const book = new Map(Object.entries(remembered("colors", {}))); // run ID → in
 export function assignColors(ids) {
   const unknown = ids.filter((id) => !book.has(id)).sort();
   if (!unknown.length) return;
+  let next = LIGHT.length; // the first color after the fixed ones that may be free
   const taken = new Set(ids.filter((id) => book.has(id)).map((id) => book.get(id)));
   for (const id of unknown) {
     const preferred = parseInt(id.slice(0, 8), 16) % LIGHT.length;
     const slots = LIGHT.map((_, step) => (preferred + step) % LIGHT.length);
-    let index = slots.find((slot) => !taken.has(slot)) ?? LIGHT.length;
-    while (taken.has(index)) index++; // all fixed colors are taken
+    while (taken.has(next)) next++;
+    const index = slots.find((slot) => !taken.has(slot)) ?? next;
     taken.add(index);
     book.set(id, index);
   }
-  if (book.size > MAX_REMEMBERED) for (const id of [...book.keys()].filter((one) => !ids.includes(one))) book.delete(id);
+  const known = new Set(ids);
+  if (book.size > MAX_REMEMBERED) for (const id of [...book.keys()].filter((one) => !known.has(one))) book.delete(id);
   remember("colors", Object.fromEntries(book));
 }
 

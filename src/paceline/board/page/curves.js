@@ -1,5 +1,5 @@
 // One chart per metric. A chart is drawn when it is scrolled into view, and fetched again when its runs change.
-import { fetchSeries } from "./api.js";
+import { fetchSeries, MAX_RUNS_IN_URL } from "./api.js";
 import { Bars } from "./bars.js";
 import { Chart } from "./chart.js";
 import { $, empty, make, remember, remembered } from "./dom.js";
@@ -166,7 +166,8 @@ export class Curves {
         this.again = false;
         const names = [...new Set([...this.visible, ...(this.enlarged.name ? [this.enlarged.name] : [])])];
         const requests = this.requests(names);
-        for (const { runs, names: lacking, points } of requests) await this.fetch(runs, lacking, points);
+        for (const { runs, names: lacking, points } of requests)
+          for (let at = 0; at < runs.length; at += MAX_RUNS_IN_URL) await this.fetch(runs.slice(at, at + MAX_RUNS_IN_URL), lacking, points);
         const selection = (this.runs ?? []).map((run) => run.id).join();
         if (requests.length || selection !== this.selection) for (const name of names) this.give(name);
         this.selection = selection;
@@ -192,7 +193,8 @@ export class Curves {
       }
       for (const [points, ones] of lacking) {
         const key = `${points}\n${ones.join("\n")}`;
-        found.set(key, { runs: [...(found.get(key)?.runs ?? []), run], names: ones, points });
+        if (!found.has(key)) found.set(key, { runs: [], names: ones, points });
+        found.get(key).runs.push(run);
       }
     }
     return [...found.values()];

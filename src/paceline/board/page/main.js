@@ -83,12 +83,13 @@ function showDrawer(on) {
 
 let polledAt = 0;
 let error = "";
+let limit = "";
 function showStatus() {
   const seconds = Math.round((Date.now() - polledAt) / 1000);
   $("pulse").textContent = !polledAt ? "connecting" : seconds < 3 ? "live" : `${seconds} s ago`;
   $("pulse").classList.toggle("lost", Boolean(lost));
-  $("notice").hidden = !(lost || error);
-  $("notice").textContent = lost || (error && `cannot read the runs: ${error}`);
+  $("notice").hidden = !(lost || error || limit);
+  $("notice").textContent = lost || (error && `cannot read the runs: ${error}`) || limit;
 }
 
 // The server sends only the runs that have changed since the last answer.
@@ -110,6 +111,7 @@ async function poll() {
     const all = merge(response);
     lost = "";
     error = response.error;
+    limit = response.notice;
     pause = Math.max(pause, response.refresh_seconds);
     polledAt = Date.now();
     $("root").textContent = $("root").title = response.root;

@@ -88,7 +88,7 @@ export class Plot {
     context.textBaseline = "middle";
     context.textAlign = "right";
     const grid = css("--grid"), dim = css("--dim");
-    const labels = this.log ? logTicks(this.low, this.high) : ticks(this.low, this.high, height / 35);
+    const labels = this.log ? logTicks(this.low, this.high) : ticks(this.low, this.high, Math.max(5, height / 35));
     for (const y of labels) {
       const at = Math.round(this.toY(y)) + 0.5;
       context.strokeStyle = grid;
@@ -112,6 +112,7 @@ export class Plot {
       const text = seconds ? duration(x) : short(x);
       const half = context.measureText(text).width / 2;
       const at = Math.min(this.toX(x), width - half - 1);
+      if (!seconds && at - half < LEFT - 5) continue; // no room beside the name of the axis
       context.fillText(x === 0 ? "0" : text, at, height - 6);
     }
   }

@@ -1,7 +1,5 @@
 // Results and settings of the runs, for the table and for filters that compare settings. Loaded on demand.
-import { fetchLeaderboard } from "./api.js";
-
-const MAX_IN_URL = 500; // a server rejects a URL of more than 64 kB
+import { fetchLeaderboard, MAX_RUNS_IN_URL } from "./api.js";
 
 export class Rows {
   constructor() {
@@ -19,7 +17,7 @@ export class Rows {
       return !row || (values && row.revision !== run.revision);
     });
     if (!stale.length) return false;
-    const all = stale.length === runs.length || stale.length > MAX_IN_URL;
+    const all = stale.length === runs.length || stale.length > MAX_RUNS_IN_URL;
     const rows = await fetchLeaderboard(all ? [] : stale.map((run) => run.id));
     for (const row of rows) this.kept.set(row.run, row);
     return true;

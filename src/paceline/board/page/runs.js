@@ -131,7 +131,7 @@ export class Runs {
 
   details(run) {
     const details = [];
-    if (run.images) details.push(run.total_images > run.images ? `${short(run.images)} of ${short(run.total_images)}` : `${short(run.images)} images`);
+    if (run.images) details.push(run.total_images > run.images ? `${short(run.images)} of ${short(run.total_images)}` : `${short(run.images)} ${run.images === 1 ? "image" : "images"}`);
     const speed = run.last_values["time/images_per_second"];
     if (run.state === "running" && speed) {
       details.push(`${short(speed)}/s`);

@@ -13,6 +13,7 @@ const COUNTED = /\/(count|checkpoint_images|\w*seconds)$/; // evaluated with the
 const BASELINE = /\/(input|bicubic)_/; // the score of the input, with which the result is compared
 const PLACES = new Set(["out", "name"]); // settings that differ in all runs
 const MAX_USUAL_SETTINGS = 12;
+const MAX_ROWS = 500; // a browser needs seconds to lay out thousands of rows
 const SECTIONS = [
   ["Results", (name) => EVALUATED.test(name) && name.startsWith("test/") && !COUNTED.test(name)],
   ["Results", (name) => EVALUATED.test(name) && !COUNTED.test(name)],
@@ -39,7 +40,11 @@ export class Table {
   show(runs) {
     this.runs = runs;
     const partial = runs.filter((run) => this.rows.get(run.id)?.complete === false).length;
-    this.note.textContent = partial ? `${partial} ${partial === 1 ? "run is" : "runs are"} still being read: best values may change` : "";
+    const notes = [
+      runs.length > MAX_ROWS ? `showing ${whole(MAX_ROWS)} of ${whole(runs.length)} runs; filter or sort to see others, or download all as CSV` : "",
+      partial ? `${whole(partial)} ${partial === 1 ? "run is" : "runs are"} still being read: best values may change` : "",
+    ];
+    this.note.textContent = notes.filter(Boolean).join("; ");
     this.draw();
   }
 
@@ -121,11 +126,11 @@ export class Table {
 
   draw() {
     if (!this.runs) return;
-    const columns = this.menu.select(this.columns()), runs = this.sorted(columns);
+    const columns = this.menu.select(this.columns()), runs = this.sorted(columns).slice(0, MAX_ROWS);
     const key = JSON.stringify([this.sort, columns.map(({ key: one, metric }) => [one, metric && isLowerBetter(metric)]), runs.map((run) => [run.id, run.state, run.tags, run.note, colorOf(run), columns.map(({ value }) => value(run))])]);
     if (key === this.key) return;
     this.key = key;
-    const best = columns.map((column) => column.mark && runs.length > 1 ? bestOf(runs.map(column.value), isLowerBetter(column.metric)) : undefined);
+    const best = columns.map((column) => column.mark && runs.length > 1 ? bestOf(this.runs.map(column.value), isLowerBetter(column.metric)) : undefined);
     const digits = columns.map((column) => (column.number ? decimals(runs.map(column.value)) : null));
     const body = runs.map((run) => make("tr", { "data-run": run.id }, ...columns.map((column, at) => {
       const content = column.cell(run, digits[at]);
