@@ -130,12 +130,12 @@ export class Table {
     const key = JSON.stringify([this.sort, columns.map(({ key: one, metric }) => [one, metric && isLowerBetter(metric)]), runs.map((run) => [run.id, run.state, run.tags, run.note, colorOf(run), columns.map(({ value }) => value(run))])]);
     if (key === this.key) return;
     this.key = key;
-    const best = columns.map((column) => column.mark && runs.length > 1 ? bestOf(this.runs.map(column.value), isLowerBetter(column.metric)) : undefined);
     const digits = columns.map((column) => (column.number ? decimals(runs.map(column.value)) : null));
+    const best = columns.map((column, at) => column.mark && runs.length > 1 ? bestOf(this.runs.map(column.value), isLowerBetter(column.metric), digits[at]) : undefined);
     const body = runs.map((run) => make("tr", { "data-run": run.id }, ...columns.map((column, at) => {
       const content = column.cell(run, digits[at]);
       if (!at) return make("th", { scope: "row" }, content);
-      return make("td", { class: [column.setting ? "setting" : "number", best[at] !== undefined && column.value(run) === best[at] ? "best" : ""].join(" ") }, content);
+      return make("td", { class: [column.setting ? "setting" : "number", best[at] !== undefined && show(column.metric, column.value(run), digits[at]) === best[at] ? "best" : ""].join(" ") }, content);
     })));
     this.place.replaceChildren(make("div", { class: "scroll tall" }, make("table", { class: "board" }, make("thead", {}, make("tr", {}, ...columns.map((column) => this.head(column)))), make("tbody", {}, ...body))));
   }
@@ -156,10 +156,10 @@ export class Table {
   }
 }
 
-// The best of several values; nothing if all are equal.
-function bestOf(values, lower) {
-  const numbers = values.filter(Number.isFinite);
-  return new Set(numbers).size > 1 ? (lower ? Math.min(...numbers) : Math.max(...numbers)) : undefined;
+// The best of several values as text, so that values that look equal are all marked; nothing if all look equal.
+function bestOf(values, lower, digits) {
+  const numbers = values.filter(Number.isFinite), text = (value) => show("", value, digits);
+  return new Set(numbers.map(text)).size > 1 ? text(numbers.reduce((a, b) => ((lower ? b < a : b > a) ? b : a))) : undefined;
 }
 
 function show(name, value, digits) {
