@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import fcntl
 import os
 import pty
@@ -66,7 +67,7 @@ class Terminal:
         channels = {"stdin": slave, "stdout": slave, "stderr": slave} | streams
         self.process = subprocess.Popen(command, **channels, env=environment, start_new_session=True)  # type: ignore[call-overload]
         os.close(slave)
-        self.text = ""
+        self.text, self.decoder = "", codecs.getincrementaldecoder("utf-8")()
 
     def read(self, until: str | None = None) -> str:
         """Read and return the output until a given text appears or the program ends."""
@@ -75,7 +76,7 @@ class Terminal:
                 piece = os.read(self.master, 65536)
             except OSError:  # the program closed its side of the terminal
                 break
-            self.text += piece.decode()
+            self.text += self.decoder.decode(piece)  # a piece may end inside a character
         return self.text
 
     def end(self) -> int:
