@@ -4,8 +4,8 @@ Wang et al., ESRGAN: Enhanced Super-Resolution Generative Adversarial Networks (
 public checkpoints, so that their tensors can be loaded unchanged. For ×2, the image is first rearranged to half its
 size with four times the channels, and the network upscales it by 4, as in Real-ESRGAN.
 
-The network of the papers has no connection from its input to its output, so it must first learn to copy the image. That
-takes several thousand steps. With `output="residual"`, the output is added to the bicubically upscaled image instead.
+The network of the papers has no connection from its input to its output, so it must learn to copy the image. With
+`output="residual"`, the output is added to the bicubically upscaled image instead, for short trainings.
 """
 
 from __future__ import annotations
