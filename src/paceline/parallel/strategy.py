@@ -196,9 +196,10 @@ class Strategy:
         loss.backward()
 
     def whole_weights(self) -> AbstractContextManager[object]:
-        """Return a context in which any process may call the networks without the other processes.
+        """Return a context in which every process has all weights.
 
-        All processes must enter and leave the context together.
+        Inside the context, a process may call the networks independently of the other processes. All processes must
+        enter and leave the context together.
         """
         return nullcontext()
 
