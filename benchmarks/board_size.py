@@ -4,8 +4,8 @@
 
 Writes 200 runs with 2,000 lines each, and one run with 1,000,000 lines, and opens each folder in headless Chromium with
 a new server. Prints the median, lowest and highest value of: the time until the page lists every run; the time until a
-chart shows a curve of every run; the time until the curves of the chart contain every line; the processor time and the
-memory (RSS) of the server at that point; the JavaScript heap of the page; and the size and time of the answer that the
+chart shows a curve of every run; the time until the curves of the chart contain every line; the CPU time and memory
+(RSS) of the server at that point; the JavaScript heap of the page; and the size and time of the response that the
 page requests every two seconds. Times start when the page is opened. To measure another version, set PYTHONPATH to its
 `src` folder. This benchmark needs Chromium.
 """
@@ -48,11 +48,11 @@ def measure(root: Path, num_runs: int, num_lines: int) -> dict[str, float]:
             "page lists every run (s)": listed,
             "a chart shows every run (s)": shown,
             "every curve is complete (s)": complete,
-            "processor time of the server (s)": processor,
+            "CPU time of the server (s)": processor,
             "memory of the server (MiB)": memory,
             "JavaScript heap (MiB)": browser.evaluate("performance.memory.usedJSHeapSize") / 2**20,
-            "answer of a poll (kB)": size / 1000,
-            "answer of a poll (ms)": 1000 * seconds,
+            "size of a poll response (kB)": size / 1000,
+            "time of a poll request (ms)": 1000 * seconds,
         }
 
 
@@ -64,13 +64,13 @@ def wait_for(browser: Browser, expression: str) -> float:
 
 
 def processor_seconds(board: Served) -> float:
-    """Return the processor time of the server in user and kernel mode."""
+    """Return the CPU time of the server in user and kernel mode."""
     fields = Path(f"/proc/{board.process.pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def poll(board: Served) -> tuple[float, int]:
-    """Return the median time of a request for the runs that have changed, and the compressed size of the answer."""
+    """Return the median time of a request for the runs that have changed, and the compressed size of the response."""
     times, size = [], 0
     after = board.json("/api/runs").get("sequence", 0)  # versions without this number always send every run
     for _ in range(NUM_POLLS):
@@ -83,7 +83,7 @@ def poll(board: Served) -> tuple[float, int]:
 def main() -> None:
     """Measure both cases and print a table."""
     arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--repeats", type=int, default=3, help="how often each folder is opened")
+    arguments.add_argument("--repeats", type=int, default=3, help="number of times that each folder is opened")
     arguments.add_argument("--folder", help="folder for the runs, kept afterwards; existing runs are used again")
     arguments.add_argument("--json", help="also write the results to this file")
     options = arguments.parse_args()

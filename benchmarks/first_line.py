@@ -78,7 +78,7 @@ class Watched:
 
 
 def watch(words: Sequence[str], folder: Path, *, terminal: bool = False, stop_early: bool = False) -> Watched:
-    """Run a command and note when it prints."""
+    """Run a command and record when it prints."""
     environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
     environment |= {"TERM": "xterm-256color", "XDG_CACHE_HOME": str(folder / "cache")}
     reader, writer = pty.openpty() if terminal else os.pipe()

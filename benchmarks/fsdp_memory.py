@@ -64,9 +64,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         write_random_rows(Path(folder), options.crop)
         results = [measure_variant(name, options, Path(folder)) for name in VARIANTS]
-    print(
-        f"DeepLIIF, {results[0]['parameters']:,} parameters, {options.devices} processes; MiB in the process with most"
-    )
+    print(f"DeepLIIF, {results[0]['parameters']:,} parameters, {options.devices} processes; MiB in the largest process")
     print(f"  {'variant':30} {'training':>10} {'while saving':>13} {'its part of a checkpoint':>25}")
     for row in results:
         training, saving, part = (row[f"{name}_mib"] for name in ("training", "saving", "snapshot"))

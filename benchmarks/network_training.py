@@ -93,7 +93,7 @@ def make_plan(task: Task, options: argparse.Namespace) -> dict[str, float]:
     images, speed = options.images, 0.0
     if not images:
         trial = options.out / "trial"
-        shutil.rmtree(trial, ignore_errors=True)  # a trial that was interrupted measures nothing
+        shutil.rmtree(trial, ignore_errors=True)  # an interrupted trial is repeated from the start
         speed = train(task, trial, options.trial_images or task.trial_images, options)["images_per_second"]
         images = int(speed * options.minutes * 60 * SHARE_FOR_TRAINING)
     plan = {"images": images, "trial_images_per_second": speed, "minutes": options.minutes}
@@ -110,7 +110,7 @@ def evaluate_photographs(folder: Path, test: Path) -> dict[str, float]:
 
 
 def self_ensemble(upscale: Callable[[Tensor], Tensor], image: Tensor) -> Tensor:
-    """Return the mean of the results for all eight flips and rotations of an image, each turned back."""
+    """Return the mean of the results for all eight flips and rotations of an image, each transformed back."""
     made = []
     for flipped in (False, True):
         for quarter_turns in range(4):

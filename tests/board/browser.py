@@ -97,7 +97,7 @@ class Browser:
         self._call("Emulation.setTouchEmulationEnabled", enabled=width < 600)
 
     def prefer(self, scheme: str) -> None:
-        """Set the color scheme that the user prefers, `light` or `dark`."""
+        """Set the colour scheme that the user prefers, `light` or `dark`."""
         self._call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
     def mouse(self, kind: str, x: float, y: float, **details: Any) -> None:

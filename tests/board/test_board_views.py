@@ -129,7 +129,7 @@ def test_columns_are_shown_and_hidden_with_the_menu_and_kept_in_the_link(page: B
     assert set(names(page, "table.board thead .link")) == heads
     click(page, ".menu summary")
     fill(page, ".menu input[type=search]", "no such column")
-    page.wait_for("document.querySelector('.menu .list').textContent == 'No column has this name.'")
+    page.wait_for("document.querySelector('.menu .list').textContent == 'No column matches the search.'")
     fill(page, ".menu input[type=search]", "")
     click(page, ".menu .link")  # restores the defaults
     page.wait_for("!location.hash.includes('columns')")
@@ -271,7 +271,7 @@ def test_a_chart_and_the_table_are_downloaded(page: Browser, tmp_path: Path) -> 
         assert {row["run"]: float(row["generator.lr"]) for row in csv.DictReader(file)} == RATES
 
 
-def test_a_run_keeps_its_color_when_runs_are_added(page: Browser, served: Served, runs: Path) -> None:
+def test_a_run_keeps_its_colour_when_runs_are_added(page: Browser, served: Served, runs: Path) -> None:
     colors = """Object.fromEntries([...document.querySelectorAll('#list .run')].map((item) =>
         [item.querySelector('.name').textContent, item.style.getPropertyValue('--run')]))"""
     before = page.evaluate(colors)

@@ -142,4 +142,4 @@ def test_the_board_shows_a_mirrored_run(tmp_path: Path, server: S3Server) -> Non
     assert run["lines"] == len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
     assert Status.parse((tmp_path / "run" / "status.json").read_bytes()).since == run["since"]  # type: ignore[union-attr]
     text = tail(gallery.files, gallery.runs[run["id"]].logs()[0])
-    assert "going on" not in text and "480 images" in text
+    assert "resuming from" not in text and "480 images" in text

@@ -1,4 +1,4 @@
-"""Public weights of spandrel's networks are imported, applied, fine-tuned and exported; training is the same on DDP."""
+"""Weights files for spandrel's networks are imported, applied, fine-tuned and exported; DDP trains like one process."""
 
 from __future__ import annotations
 

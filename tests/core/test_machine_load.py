@@ -12,7 +12,7 @@ from running import run_fork
 from paceline.core.machine_load import LOAD, excess_load, record_load
 
 
-def test_the_load_when_the_command_started_is_reported_if_it_exceeds_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_load_when_the_command_started_is_reported_if_the_machine_was_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     monkeypatch.delenv(LOAD)
     monkeypatch.setattr(os, "getloadavg", lambda: (5.25, 0.0, 0.0))
@@ -20,11 +20,11 @@ def test_the_load_when_the_command_started_is_reported_if_it_exceeds_the_cores(m
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     record_load()
     assert excess_load() == "5.2 on 4 cores"
-    monkeypatch.setenv(LOAD, "4.0")
+    monkeypatch.setenv(LOAD, "5.0")
     assert excess_load() == ""
 
 
-def test_a_run_on_a_busy_machine_says_so_in_its_output_its_record_and_its_report(tmp_path: Path, tiny: str) -> None:
+def test_a_run_on_a_busy_machine_is_marked_in_its_output_and_its_record(tmp_path: Path, tiny: str) -> None:
     outputs = {}
     for seed, (name, load) in enumerate((("idle", "0.0"), ("busy", "999.0"))):
         words = ("train", tiny, "--images", "96", "--seed", str(seed), "--out", name)
@@ -34,8 +34,4 @@ def test_a_run_on_a_busy_machine_says_so_in_its_output_its_record_and_its_report
     where = f"999.0 on {os.cpu_count()} core"
     assert f"the machine was busy (load average {where}" in outputs["busy"] and "busy" not in outputs["idle"]
     records = {name: tomllib.loads((tmp_path / name / "config.toml").read_text())["provenance"] for name in outputs}
-    assert records["busy"]["load_average"].startswith(where) and "load_average" not in records["idle"]
-    compared = run_fork(tmp_path, "compare", "idle", "busy", "--trust", "--out", "report")
-    assert compared.wait() == 0, compared.stderr
-    note = f"representative speed of busy: the machine was busy (load average {where}"
-    assert note in compared.stdout and note in (tmp_path / "report" / "report.md").read_text()
+    assert records["busy"]["load_average_at_start"].startswith(where) and "load_average_at_start" not in records["idle"]

@@ -1,4 +1,4 @@
-"""An HTTP server for tests. It supports range requests unless told otherwise, counts requests, and can fail."""
+"""An HTTP server for tests. It supports range requests, records every request, and can fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Damaged, incomplete or malicious tar files: one line that names the file, or samples that are left out and listed."""
+"""Damaged or malicious tar files give a one-line error with the file's name, or a list of samples that are left out."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ BAD_MEMBERS = {
 
 
 @pytest.mark.parametrize("kind", BAD_MEMBERS)
-def test_unusable_samples_are_named_or_left_out(kind: str, tmp_path: Path) -> None:
+def test_unusable_samples_are_reported_or_left_out(kind: str, tmp_path: Path) -> None:
     members, message = BAD_MEMBERS[kind]
     write_tar(tmp_path / "train" / "0.tar", members)
     with pytest.raises(UserError, match=rf"--data-root .*: train/0\.tar/{message}.*--bad-images skip"):
@@ -61,7 +61,7 @@ def test_damaged_pixels_are_found_when_read_or_left_out_at_the_start(tmp_path: P
     assert len(open_shards(tmp_path, bad_images="skip")) == 5
 
 
-def test_pairs_of_different_sizes_are_named_or_left_out(tmp_path: Path) -> None:
+def test_pairs_of_different_sizes_are_reported_or_left_out(tmp_path: Path) -> None:
     large = encode_png(random_images(12, 12, 3))
     members = {f"{n}.{kind}.png": IMAGES[n] for n in range(4) for kind in ("input", "target")} | {"1.target.png": large}
     write_tar(tmp_path / "train" / "0.tar", members)
@@ -95,7 +95,7 @@ def _cut(content: bytes, kind: str) -> bytes:
         ("empty", "truncated"),
     ],
 )
-def test_a_truncated_or_damaged_tar_file_is_named(kind: str, message: str, tmp_path: Path) -> None:
+def test_a_truncated_or_damaged_tar_file_is_reported(kind: str, message: str, tmp_path: Path) -> None:
     write_tar(tmp_path / "train" / "0.tar", GOOD, tarfile.USTAR_FORMAT)
     file = tmp_path / "train" / "1.tar"
     file.write_bytes(_cut((tmp_path / "train" / "0.tar").read_bytes(), kind))

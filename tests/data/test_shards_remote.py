@@ -110,7 +110,7 @@ def test_prefetching_downloads_in_the_background(served: FileServer, tmp_path: P
 
 
 class Announced(ArraySource):
-    """A source that records what it is told to prefetch, and what is read."""
+    """A source that records what it is asked to prefetch, and what is read."""
 
     lookahead = 2
 
@@ -205,7 +205,7 @@ def test_a_full_disk_disables_the_cache_with_one_line(
     source = open_shards(served.url, tmp_path / "cache")
     assert np.array_equal(source.read_many(np.arange(30))["image"], IMAGES[:30])
     (line,) = capsys.readouterr().out.splitlines()
-    assert line.endswith("No space left on device; data is read without storing it; free up space")
+    assert line.endswith("No space left on device; data is not cached; free up space")
 
 
 def test_the_cache_leaves_space_on_the_disk_free(
@@ -258,7 +258,7 @@ def test_reading_waits_for_a_server_that_restarts(
     assert os.waitpid(pid, 0)[1] == 0
 
 
-def test_a_server_that_stays_away_ends_in_one_line(served: FileServer, tmp_path: Path) -> None:
+def test_a_server_that_stays_unreachable_ends_in_one_line(served: FileServer, tmp_path: Path) -> None:
     source = open_shards(served.url, tmp_path / "cache", shard_cache_gb=0, shard_wait=0.5)
     served.fails = True
     with pytest.raises(UserError, match=r"train-0\.tar: cannot be read .*check the URL and the server"):
@@ -274,7 +274,7 @@ def test_a_shard_that_disappears_or_changes_ends_in_one_line(served: FileServer,
     with pytest.raises(UserError, match=r"train-0\.tar/000: does not match its checksum.*restore the shard"):
         source.read(0)
     file.write_bytes(content[:5000])
-    with pytest.raises(UserError, match=r"train-0\.tar: shorter than its index says"):
+    with pytest.raises(UserError, match=r"train-0\.tar: shorter than recorded in its index"):
         source.read(0)
     file.unlink()
     with pytest.raises(UserError, match=r"train-0\.tar: not found.*check that the bucket and the files exist"):

@@ -1,4 +1,4 @@
-"""The source `shards` reads tar files of other programs, and gives the same batches as a folder of the same files."""
+"""The source `shards` reads tar files from other programs, with the same batches as from a folder of files."""
 
 from __future__ import annotations
 

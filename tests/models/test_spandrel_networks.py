@@ -115,7 +115,7 @@ BAD_INPUT: list[tuple[str, dict[str, Any], int, str]] = [
     ("NAFNet", {"img_channel": 3}, 1, "the data determines it"),
     ("SwinIR", {"upscale": 2}, 2, "use --set scale=N"),
     ("SwinIR", {"img_size": 64}, 2, "use --crop"),
-    ("NAFNet", {}, 4, "enlarges images 1 times, but this run needs 3 to 3 channels and scale 4"),
+    ("NAFNet", {}, 4, "at scale 1, but this run needs 3 to 3 channels at scale 4"),
     ("GFPGAN", {}, 1, "faces"),
     ("LaMa", {}, 1, "needs a mask"),
     ("DRUNet", {}, 1, "needs a map of the noise level"),

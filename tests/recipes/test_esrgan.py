@@ -223,7 +223,7 @@ def test_a_network_is_trained_interpolated_imported_and_applied(tmp_path: Path) 
     done = run_fork(tmp_path, "apply", "psnr", "photo.png", "--out", "psnr-alone")
     assert np.array_equal(made["0"], np.array(Image.open(next((tmp_path / "psnr-alone").iterdir()))))
     assert "0.5 × gan" in run_fork(tmp_path, "evaluate", "gan", "--interpolate", "0.5").stdout
-    refused = run_fork(tmp_path, "apply", "psnr", "photo.png", "--out", "no", "--interpolate", "0.5")
-    assert refused.wait() == 2 and "was not initialised from another model" in refused.stderr
-    refused = run_fork(tmp_path, "evaluate", "gan", "--interpolate", "2")
-    assert refused.wait() == 2 and "--interpolate 2: expected a number from 0 to 1" in refused.stderr
+    rejected = run_fork(tmp_path, "apply", "psnr", "photo.png", "--out", "no", "--interpolate", "0.5")
+    assert rejected.wait() == 2 and "was not initialised from another model" in rejected.stderr
+    rejected = run_fork(tmp_path, "evaluate", "gan", "--interpolate", "2")
+    assert rejected.wait() == 2 and "--interpolate 2: expected a number from 0 to 1" in rejected.stderr

@@ -103,7 +103,7 @@ BAD_INPUT: list[tuple[str, dict[str, Any], str]] = [
     ("convnext_tiny", {"depths": "many"}, "cannot be built with network_args depths=many"),
     ("convnext_tiny", {"checkpoint_path": "x.pth"}, r"network_args\.checkpoint_path: cannot be set; use --init-from"),
     ("convnext_tiny", {"num_classes": 3}, "the data determines it"),
-    ("convnext_tiny", {"pretrained": "yes"}, "is not true or false"),
+    ("convnext_tiny", {"pretrained": "yes"}, "expected true or false"),
 ]
 
 
@@ -119,7 +119,7 @@ def test_images_below_the_stride_of_the_network_are_rejected() -> None:
         build("convnext_tiny", DataSpec(3, 8, 8, num_classes=2), **SMALL)
 
 
-def test_a_transformer_rejects_images_that_differ_from_the_training_size_unless_told_otherwise() -> None:
+def test_a_transformer_rejects_images_that_differ_from_the_training_size_unless_sizes_are_dynamic() -> None:
     arguments = NETWORKS["vit_tiny_patch16_224"]
     larger = {"image": torch.zeros(1, 3, 64, 64, dtype=torch.float64)}
     with pytest.raises(UserError, match=r"cannot process images of 64×64 pixels"):

@@ -1,4 +1,4 @@
-"""Several processes write one checkpoint together, each the rows that it has."""
+"""Several processes write one checkpoint together; each writes its own rows."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ def test_lines_are_delivered_once_and_in_order_after_the_server_was_unreachable(
     assert recorder.calls == [*expected, ("end", "stopped", tmp_path / "weights")]
     assert capsys.readouterr().out.splitlines() == [
         "logger remote cannot be reached: Unreachable: connection refused at http://***@host; "
-        "training continues while it is retried",
+        "retrying while training continues",
         "logger remote can be reached again",
     ]
 
@@ -215,7 +215,7 @@ def test_a_run_with_a_hanging_logger_trains_the_same_weights(tmp_path: Path, tin
     assert metrics_without_times(tmp_path / "hanging") == metrics_without_times(tmp_path / "none")
 
 
-def test_loggers_learn_how_a_run_ended_and_where_its_weights_are(tmp_path: Path, tiny: str) -> None:
+def test_loggers_receive_the_final_state_and_the_path_to_the_weights(tmp_path: Path, tiny: str) -> None:
     (tmp_path / "ends.py").write_text(
         "from paceline import Logger\n\n\nclass Ends(Logger):\n"
         "    def __init__(self, folder, images):\n        self.folder = folder\n\n"

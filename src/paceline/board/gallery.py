@@ -19,7 +19,7 @@ RUN_SUBFOLDERS = {"checkpoints", "tensorboard", "logs", "samples"}
 LOCAL_SECONDS = 1.0  # time between two scans of all folders
 REMOTE_SECONDS = 10.0  # longer for remote storage, because requests may cost money
 FIRST_READING_SECONDS = 0.2  # time for reading metrics before a scan is shown; enough for typical runs
-PAUSE_AFTER_SECONDS = 60.0  # without requests, the files are no longer read after this time
+PAUSE_AFTER_SECONDS = 60.0  # reading of files stops after this time without requests
 
 
 class Summaries(NamedTuple):
@@ -79,7 +79,7 @@ class Gallery:
             return False
         self._watched.clear()
         self._scanned = 0.0
-        if time.monotonic() - self.requests.newest <= PAUSE_AFTER_SECONDS:  # a request has just come
+        if time.monotonic() - self.requests.newest <= PAUSE_AFTER_SECONDS:  # a request has just arrived
             self._watched.set()
         return True
 

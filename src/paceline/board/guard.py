@@ -73,7 +73,7 @@ class Guard:
         if headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate":
             return PlainTextResponse("Cross-site requests are not allowed.\n", 403)
         if scope["method"] not in READING and not self._may_write(headers):
-            return PlainTextResponse("A request that writes needs the Origin or Authorization header.\n", 403)
+            return PlainTextResponse("Write requests need an Origin and the cookie, or an Authorization header.\n", 403)
         return None
 
     def _may_write(self, headers: Headers) -> bool:

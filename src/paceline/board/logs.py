@@ -13,7 +13,7 @@ from paceline.core.secrets import redact
 
 TAIL_BYTES = 2**16
 CHUNK = 2**20  # bytes of a log that are searched at a time
-MAX_SEARCHED_BYTES = 2**26  # the end of a larger log is searched
+MAX_SEARCHED_BYTES = 2**26  # only the end of a larger log is searched
 MAX_MATCHES = 500
 MAX_LINE = 2000  # characters shown of a matching line
 NUM_TAIL_LINES = 12

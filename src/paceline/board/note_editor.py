@@ -1,4 +1,4 @@
-"""Who may edit tags and notes, and the checks before they are written."""
+"""Whether tags and notes may be edited, and the checks before they are written."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceline.core.small_files import parse_json, why
 
 
 class NoteEditor:
-    """Writes the tags and notes of runs. `obstacle` is the reason why this board cannot; empty if it can."""
+    """Writes the tags and notes of runs. `obstacle` is the reason why this board cannot write them; empty if it can."""
 
     def __init__(self, files: Files, *, allowed: bool) -> None:
         self._files, self._lock = files, threading.Lock()
@@ -42,7 +42,7 @@ class NoteEditor:
             raise HTTPException(400, str(error)) from None
         with self._lock:
             if content.get("notes_version", "") != run.read_notes().version:
-                raise HTTPException(409, "the notes were changed in the meantime; load the page again")
+                raise HTTPException(409, "the notes were changed in the meantime; reload the page")
             try:
                 write_notes(files.root, run.folder, notes)
             except OSError as error:

@@ -1,7 +1,7 @@
 """The tags and the note that a user gives to a run, stored in the file notes.json in the run's folder.
 
-The board is the only program that writes the file. It replaces the file as a whole and follows no symbolic link on the
-way, because a run folder may come from a stranger.
+The board is the only program that writes the file. It replaces the file as a whole and follows no symbolic
+links, because a run folder may come from an untrusted source.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Requests take precedence over reading metrics: one Python interpreter does both, one at a time."""
+"""Gives requests precedence over reading metrics, because one Python interpreter does both, one at a time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 PATIENCE_SECONDS = 0.1  # longest pause for requests before the next chunk of metrics is read
-PAGE_SECONDS = 0.4  # time for which reading pauses after the page was opened; the browser needs the processor then
+PAGE_SECONDS = 0.4  # how long reading pauses after the page is opened, while the browser needs the CPU
 
 
 class Requests:

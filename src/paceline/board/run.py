@@ -84,7 +84,7 @@ class Run:
         self.reason = ""
         self.log_tail: list[str] = []
         self.notes = Notes()
-        self._settings: dict[str, dict[str, SettingValue]] | None = None  # parsed when a page asks for them
+        self._settings: dict[str, dict[str, SettingValue]] | None = None  # parsed when the page requests them
         self._entries: dict[str, Entry] = {}
         self._seen: _Seen | None = None
 

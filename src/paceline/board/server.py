@@ -1,4 +1,4 @@
-"""The HTTP server for the board's page and its JSON API. The notes of a run are all that it writes."""
+"""The HTTP server for the board's page and its JSON API. It writes nothing except the notes of runs."""
 
 from __future__ import annotations
 

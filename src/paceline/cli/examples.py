@@ -1,4 +1,4 @@
-"""The examples in `--help`: one command per line; a comment follows two spaces and a number sign."""
+"""Example commands for `--help`, one per line. Two spaces and a number sign start a comment."""
 
 EXAMPLES = {
     "train": """\

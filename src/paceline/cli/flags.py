@@ -78,13 +78,13 @@ Vgg = Annotated[
 Interpolate = Annotated[
     float,
     typer.Option(
-        help="share of this model, from 0 to 1, if its weights are interpolated with those of --interpolate-with"
+        help="fraction of this model, from 0 to 1, when it is interpolated with the model in --interpolate-with"
     ),
 ]
 InterpolateWith = Annotated[
     str,
     typer.Option(
-        help=f"second model for --interpolate: a run or a {SAFETENSORS} file (default: the --init-from of the run)",
+        help=f"second model for --interpolate: a run or a {SAFETENSORS} file (default: the run's --init-from)",
         metavar="RUN|WEIGHTS",
     ),
 ]
@@ -143,7 +143,7 @@ def with_settings(
 
 
 def check_names(recipe: str | None, data: str | None) -> None:
-    """Raise UserError for an unknown recipe or source now, because the command itself first loads PyTorch."""
+    """Raise UserError for an unknown recipe or source, before the command spends seconds loading PyTorch."""
     if recipe is not None and not recipe.endswith(SAFETENSORS):  # the command explains how to use a weights file
         check_name("recipe", recipe)
     if data is not None:
@@ -202,7 +202,7 @@ def with_name(flags: Flags, name: str) -> Flags:
     if not name:
         return flags
     if "/" in name or name in (".", ".."):
-        raise UserError(f"--name {name}: a name is not a path; use --out for a folder outside runs/")
+        raise UserError(f"--name {name}: must not be a path; use --out for a folder outside runs/")
     return {**flags, "out": f"runs/{name}"}
 
 

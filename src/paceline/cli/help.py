@@ -15,12 +15,12 @@ from paceline.cli.interrupt import Interrupted
 from paceline.core.declared import preset_names
 from paceline.core.registry import about, names
 
-WIDEST, NARROWEST = 100, 30  # columns; help is not wider or narrower, whatever the terminal
+WIDEST, NARROWEST = 100, 30  # columns; limits on the width of the help, whatever the width of the terminal
 NARROW = 70  # columns; on a narrower terminal, the description of an option starts on a line of its own
 INDENT = 2
 OPTIONS = "Options"  # title for options that are in no group
 OTHERS = "Other options"  # the same title in a command that has groups
-ORDER = ("Common", "Data", "Devices", "Speed", "Cluster", "Evaluation and logging")  # of the groups
+ORDER = ("Common", "Data", "Devices", "Speed", "Cluster", "Evaluation and logging")  # order of the groups
 CONTEXT = {"help_option_names": ["-h", "--help"]}
 
 Row = tuple[str, str]
@@ -46,7 +46,7 @@ class Command(TyperCommand):
 
 
 class Commands(TyperGroup):
-    """A group of commands that raises Interrupted on Ctrl-C and lists its commands with a full sentence each."""
+    """A command group that raises Interrupted on Ctrl-C and describes each command in a full sentence."""
 
     def get_help(self, ctx: Any) -> str:
         return _help_text(ctx, super().get_help)
@@ -75,7 +75,7 @@ def _help_text(ctx: Any, get_help: Callable[[Any], str]) -> str:
 
 
 def _grouped(parameters: Iterable[Any], ctx: Any) -> dict[str, list[Row]]:
-    """Return the help of all parameters by the title of their group, arguments first."""
+    """Return the help for all parameters by group title, arguments first."""
     found: dict[str, list[Row]] = {}
     for parameter in parameters:
         record = parameter.get_help_record(ctx)

@@ -100,7 +100,7 @@ def measure(
     inception_sha256: Annotated[str, typer.Option(help="SHA-256 of an --inception file that you trust")] = "",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace existing files")] = False,
     niqe: Annotated[
-        bool, typer.Option("--niqe", help="also measure NIQE, the quality of each result without a reference")
+        bool, typer.Option("--niqe", help="also measure NIQE, a quality metric that needs no reference image")
     ] = False,
 ) -> None:
     """Compare images from any program with their targets: PSNR, SSIM, LPIPS, NIQE, FID, IoU and Dice."""
@@ -144,9 +144,9 @@ def import_weights(
     recipe: Annotated[
         str,
         typer.Option(
-            help="recipe of the weights: classification for timm, super_resolution for SRGAN, esrgan for RRDBNet with "
-            "a discriminator, translation for pix2pix "
-            "and DeepLIIF; without it, the file is searched for a network that spandrel recognises"
+            help="recipe that the weights are for: classification for timm, super_resolution for SRGAN, esrgan for "
+            "RRDBNet with a discriminator, translation for pix2pix and DeepLIIF; without --recipe, the network must be "
+            "one that spandrel recognises"
         ),
     ] = "",
     preset: Annotated[str, typer.Option(help="named set of settings defined by the recipe")] = "",
@@ -154,7 +154,7 @@ def import_weights(
 ) -> None:
     """Import weights from other projects: networks known to spandrel, timm classifiers, SRGAN, pix2pix and others.
 
-    Networks such as ESRGAN, SwinIR and NAFNet are recognised by spandrel. For other files, --recipe is needed.
+    The package spandrel recognises networks such as ESRGAN, SwinIR and NAFNet. Other files need --recipe.
     """
     from paceline.commands.import_weights import import_weights as job
 

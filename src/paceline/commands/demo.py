@@ -12,10 +12,10 @@ from paceline.core.screen import open_screen
 
 COMPARISONS = {  # arguments of each command, by output folder
     # In float64, equivalent strategies produce equal weights. In float32, rounding makes the weights differ. Two
-    # processes gain with the large batch. With the small batch, the time spent on communication outweighs the gain.
+    # processes are faster with the large batch. With the small batch, communication takes more time than they save.
     "runs/demo/strategies": "compare classification --preset quick --epochs 3 --strategies single,ddp --devices 2 "
     "--batch-size 16,96 --scale-lr linear --accelerator cpu --precision fp64 --set log_every='4 steps'",
-    # Small networks, small batches and a high learning rate: digits appear within 3 epochs, which take some seconds.
+    # Small networks, small batches and a high learning rate: digits appear within 3 epochs, which take a few seconds.
     "runs/demo/generators": "compare dcgan,dual_gan --preset quick --epochs 3 --strategies single --seeds 0,1 "
     "--jobs 2 --accelerator cpu --batch-size 8 --lr 1e-3 --set ngf=12 --set ndf=8 --set ema_half_life='300 images' "
     "--set evaluate_every='1.5 epochs' --set sample_every='1 epochs'",

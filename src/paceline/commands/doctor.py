@@ -96,7 +96,7 @@ def doctor(self_test: bool) -> int:
         console.print(f"last self-test: {cached['summary']} ({cache_file(SELF_TEST)})", soft_wrap=True)
     else:
         console.print(
-            "To check that training on several devices gives the same weights as on one, and how fast devices exchange "
+            "To check that training on several devices gives the same weights as on one, and to time the exchange of "
             "gradients, run: paceline doctor --self-test",
             soft_wrap=True,
         )
@@ -198,11 +198,11 @@ def _test_devices(config: Config) -> DeviceTest:
 
 def _summary(verified: bool, devices: int, gpus: int, tested: DeviceTest) -> str:
     """Describe the result; on a machine without several GPUs, leave out what does not apply to it."""
-    where = f"{devices} GPUs" if gpus > 1 else f"{devices} processes on {'one GPU' if gpus else 'the CPU'}"
-    weights = "give the same weights" if verified else "DO NOT give the same weights"
+    where = f"on {devices} GPUs" if gpus > 1 else f"in {devices} processes on {'one GPU' if gpus else 'the CPU'}"
+    weights = "gives the same weights" if verified else "DOES NOT give the same weights"
     reduced = tested.all_reduce
     parts = [
-        f"training in one process and on {where} {weights}",
+        f"training in one process and {where} {weights}",
         f"exchanging {ALL_REDUCE_MEGABYTES} MB of gradients takes {reduced.milliseconds:.1f} ms ({reduced.backend})",
     ]
     if tested.graph:

@@ -29,7 +29,7 @@ def export(path: str, out: str, checkpoint: str, *, overwrite: bool = False, ble
     with new_file(target) as temporary:
         activity("exporting the network to ONNX")
         write_onnx(exportable, temporary)
-        activity("comparing its results with PyTorch's")
+        activity("comparing the ONNX model's results with PyTorch's")
         difference = largest_difference(exportable, temporary, path)
         if not difference <= TOLERANCE:
             raise UserError(

@@ -18,7 +18,7 @@ from paceline.inference.uses import main_use
 from paceline.runs.config import load_recipe
 from paceline.runs.weights_file import write_weights
 
-ANY_NETWORK = "recognised"  # the importer that is used if the user names no recipe
+ANY_NETWORK = "recognised"  # the importer that is used if the user gives no recipe
 
 
 def import_weights(files: list[str], recipe: str, out: str, preset: str, assignments: list[str]) -> int:

@@ -190,7 +190,7 @@ def _print_table(
             row += ["\n".join(f"{lr * factor:.3g}" for lr in rates) for factor in (count, count**0.5)]
         table.add_row(*row)
         rows.append(row)
-    # The table keeps its full width, so that numbers are not cut off. Where it does not fit, each row becomes text.
+    # The table keeps its full width, so that numbers are not cut off. If it does not fit, each row is printed as text.
     table.width = console.measure(table, options=console.options.update_width(WIDEST)).maximum
     if not console.is_terminal or table.width <= console.width:
         console.print(table)

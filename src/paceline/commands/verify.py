@@ -203,7 +203,7 @@ def trace_strategy(config: Config, path: str, control: str, num_steps: int) -> N
 
 def _advance(parts: Parts, trace: Trace) -> Callable[[StepData], None]:
     def keep_gradients(phase: Phase, learner: Learner) -> None:
-        for name, parameter in learner.named.items():  # without parameters that are not trained
+        for name, parameter in learner.named.items():  # excludes parameters that are not trained
             assert parameter.grad is not None
             trace[f"gradients/{phase.name}/{phase.network}/{name}"] = gather_rows(parameter.grad).clone()
 
@@ -267,8 +267,8 @@ def explain(config: Config, differences: list[Difference]) -> str:
     if not adaptive or any(one.kind != "weights" for one in failed):
         return ""
     return (
-        "The gradients agree. Adam and AdamW divide by the size of each gradient, so they enlarge the rounding errors "
-        f"of gradients close to zero. To check {adaptive[0]} without this effect, add --set optimizer=sgd."
+        "The gradients agree. Adam and AdamW divide by the magnitude of each gradient, so they amplify rounding errors "
+        f"in gradients that are close to zero. To check {adaptive[0]} without this effect, add --set optimizer=sgd."
     )
 
 

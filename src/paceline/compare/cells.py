@@ -83,7 +83,7 @@ def _check_data(folder: Path, cell: Cell, config: Config, known: dict[str, str])
 
 
 def needs_training(planned: PlannedRun) -> bool:
-    """Return whether a run still has to be trained; if not, its cell has the reason."""
+    """Return whether a run still has to be trained; if not, its cell contains the reason."""
     cell, _, _, config = planned
     if config is None:
         return False

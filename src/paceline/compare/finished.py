@@ -77,7 +77,7 @@ def without_speed(run: Run) -> Run:
 def _without_wrong_speed(run: Run) -> Run:
     """Return a run without its speed if `compare --jobs` trained it at the same time as other runs."""
     folder = Path(run.folder)
-    records = [CellRecord.read(place) for place in (folder, folder.parent)]  # the record of a stage is in its parent
+    records = [CellRecord.read(place) for place in (folder, folder.parent)]  # a stage's record is in the parent folder
     return without_speed(run) if any(record and record.side_by_side for record in records) else run
 
 

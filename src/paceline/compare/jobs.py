@@ -81,7 +81,7 @@ def train_cells(
 
 
 def _repeating_command(one: PlannedRun, options: Options) -> str:
-    """Return the command that trains a run again, in another folder than the run itself."""
+    """Return the command that trains a run again, in a different folder."""
     assert one.config is not None
     again = one._replace(config=one.config.with_run(out=f"{one.config.run.out}-again"))
     return f"{threads_prefix()}paceline {shlex.join(training_arguments(again, options))}"

@@ -48,7 +48,7 @@ class Progress:
             self._spinner.stop()
 
     def begin(self, one: PlannedRun) -> None:
-        """Report that the training of a run starts."""
+        """Report that training of a run has started."""
         if not self._spinner:
             self._console.print(f"{self._words(one.cell)}: training …", soft_wrap=True)
             self._patience.note_output()
@@ -85,7 +85,7 @@ def _text(metric: str, value: float) -> str:
 
 
 def _seen(one: PlannedRun) -> str:
-    """Return how many images a run has seen; for speed, read only the end of the metrics file."""
+    """Return how many images a run has seen; to be fast, read only the end of the metrics file."""
     assert one.config is not None
     folder = Path(stages_of(one.config)[0].run.out)  # folder of the current stage
     status, metrics = Status.of(folder), folder / METRICS

@@ -17,7 +17,7 @@ class CellRecord:
 
     made_from: dict[str, str]
     finished: bool
-    side_by_side: bool = False  # whether other runs were trained at the same time, so that the run's speed is too low
+    side_by_side: bool = False  # whether other runs were trained at the same time, so the run's speed is too low
 
     @classmethod
     def read(cls, folder: Path) -> CellRecord | None:

@@ -1,4 +1,4 @@
-"""Measures the speed of runs that were trained side by side: a short run of each kind, with nothing else running."""
+"""Measures the speed of runs that were trained side by side, in one short run of each kind while nothing else runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SECONDS = 5.0  # approximate duration of the measured training
 MIN_STEPS = 32
 LOG_INTERVALS = 8
 NEVER = "1000000 epochs"
-KEPT_TIMES = ("data", "step", "between_steps")  # a short run spends too much of its time on evaluation and saving
+KEPT_TIMES = ("data", "step", "between_steps")  # not the others: evaluation and saving take up too much of a short run
 
 
 def measure_speeds(

@@ -53,14 +53,14 @@ def argument_value(value: object, where: str) -> SettingValue:
         value = list(value)
     items = value if isinstance(value, list) else [value]
     if not all(isinstance(item, get_args(Scalar)) for item in items):
-        raise UserError(f"{where}: {value!r} is not a number, true, false, text or a list of these")
+        raise UserError(f"{where}: {value!r} is not supported; use a number, true, false, text or a list of these")
     if any(isinstance(item, float) and not math.isfinite(item) for item in items):
         raise UserError(f"{where}: {value!r} is not finite; use a finite number")
     return value  # type: ignore[return-value]  # the checks above narrow it
 
 
 def _parse(text: str, where: str) -> SettingValue:
-    """Return a number, a boolean, a list such as [3,3,9,3], or else the text. Quotes make it a text."""
+    """Return a number, a boolean, a list such as [3,3,9,3], or else the text. Text in double quotes stays text."""
     if text.lower() in _CONSTANTS:
         return _CONSTANTS[text.lower()]
     try:

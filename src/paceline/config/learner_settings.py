@@ -21,7 +21,7 @@ class LearnerSettings:
     weight_decay: float = setting(0.0, "weight decay", at_least=0)
     layer_decay: float = setting(
         1.0,
-        "factor by which the learning rate falls from each layer to the one before it, towards the input",
+        "layer-wise decay: factor on the learning rate for each layer further from the output; 1 disables it",
         above=0,
         at_most=1,
     )

@@ -200,7 +200,7 @@ class RunSettings:
     )
     niqe: bool = setting(
         False,
-        "also measure NIQE of restored images, a quality metric that needs no reference image",
+        "also measure NIQE, a quality metric that needs no reference image, for restored images",
         mutable_on_resume=True,
     )
     few_images: Literal["fail", "allow"] = setting(

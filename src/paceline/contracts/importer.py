@@ -1,7 +1,7 @@
 """The base class for importers, which convert weight files from other projects to a recipe's weights.
 
 An importer is one file in `paceline.recipes.importers`; a recipe selects it with `Recipe.importer`. The importer
-`recognised` is used if the user names no recipe.
+`recognised` is used if the user specifies no recipe.
 """
 
 from __future__ import annotations

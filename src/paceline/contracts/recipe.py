@@ -86,7 +86,7 @@ class Recipe(nn.Module):
     from_weights: ClassVar[tuple[str, ...]] = ()
     """Settings that a run takes from its `--init-from` weights if they contain a network from another library.
 
-    The first is the name of the network. Settings that the user sets have precedence.
+    The first is the name of the network. Settings from the user take precedence.
     """
     stages: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Maps each value of the `stage` setting that stands for several stages to the names of those stages."""

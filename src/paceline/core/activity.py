@@ -22,7 +22,7 @@ from paceline.core.ticker import MAX_SECONDS, Patience
 Item = TypeVar("Item")
 SHOWN = "PACELINE_ACTIVITY"  # environment variable, which worker processes inherit
 SECONDS_BETWEEN_FRAMES = 0.1  # time between two updates of a counter on a terminal
-SECONDS_UNTIL_COUNTED = 1  # on a terminal, the seconds that an activity takes are counted from this second on
+SECONDS_UNTIL_COUNTED = 1  # on a terminal, the elapsed time is shown from this second on
 SHOW_CURSOR = "\x1b[?25h"
 _reported: set[str] = set()  # activities that this process has printed
 _status_line = StatusLine()
@@ -127,7 +127,7 @@ class Counter(Status):
         _status_line.end(self)
 
     def update(self, done: int) -> None:
-        """Show how much is done, unless the last update was a moment ago."""
+        """Show how much is done, unless it was shown a moment ago."""
         self._done = done
         now = time.monotonic()
         if now >= self._next:
@@ -158,7 +158,7 @@ def _is_shown() -> bool:
 
 
 class _TorchNotice:
-    """A finder that finds no module: it reports the first import of torch, which takes seconds."""
+    """An import finder that finds no modules. It reports the first import of torch, which takes seconds."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None

@@ -1,4 +1,4 @@
-"""Reads what a built-in recipe declares from its source code, without importing it, because imports load PyTorch."""
+"""Reads the presets of a built-in recipe from its source code. Importing the recipe would load PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers and durations as text for people."""
+"""Formats numbers and durations as text for the user."""
 
 from __future__ import annotations
 

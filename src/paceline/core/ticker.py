@@ -1,4 +1,4 @@
-"""Repeated work in the background, and the times at which a program that is not on a terminal prints progress."""
+"""Repeated work in the background, and the times at which progress is printed if the output is not a terminal."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class ImageFiles(Source):
         # Threads run in parallel, because Pillow releases the GIL.
         with ThreadPoolExecutor(max(1, settings.workers)) as threads:
             read = threads.map(lambda files: self._read_header(files, decoded=may_skip), samples)
-            headers = list(counted(read, f"reading the headers of images in {root}", len(samples)))
+            headers = list(counted(read, f"reading the image headers in {root}", len(samples)))
         if may_skip and settings.crop and split == "train" and not self.size:
             headers = [self._large_enough(*pair, settings.crop) for pair in zip(samples, headers, strict=True)]
         problems = [*problems, *(one.problem for one in headers if one.problem)]

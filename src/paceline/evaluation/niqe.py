@@ -52,8 +52,8 @@ def check_niqe_size(height: int, width: int, name: str) -> None:
     """Raise UserError if an image has fewer than two blocks."""
     if (height // BLOCK_PX) * (width // BLOCK_PX) < 2:
         raise UserError(
-            f"{name}: {width}×{height} pixels is too small for NIQE, which needs {2 * BLOCK_PX}×{BLOCK_PX} or more; "
-            "leave NIQE out, or use larger images"
+            f"{name}: {width}×{height} pixels is too small for NIQE, which needs at least {2 * BLOCK_PX}×{BLOCK_PX} "
+            f"or {BLOCK_PX}×{2 * BLOCK_PX}; leave NIQE out, or use larger images"
         )
 
 

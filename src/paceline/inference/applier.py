@@ -201,7 +201,7 @@ class Applier:
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            return "the change could not be measured, because memory ran out"
+            return "the effect of the tiles could not be measured, because memory ran out"
         return self._measured_error
 
     def _paste_on(

@@ -1,4 +1,4 @@
-"""The progress of `apply`: a bar on a terminal, otherwise a line at least every 10 seconds."""
+"""The progress of `apply`: a bar on a terminal, otherwise lines 2 to 10 s apart (longer if a tile takes longer)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Interpolation between the weights of two trained models with the same networks.
 
 Between a network trained with a pixel loss and the same network trained further with a discriminator, this trades
-accuracy against sharpness without new training (Wang et al., ESRGAN, 2018, section 3.4).
+accuracy for sharpness without retraining (Wang et al., ESRGAN, 2018, section 3.4).
 """
 
 from __future__ import annotations
@@ -74,10 +74,13 @@ def _check(blend: Blend) -> None:
 
 
 def _check_settings(stored: StoredModel, other: StoredModel, path: str, other_path: str) -> None:
-    """Raise UserError if the recipes differ, or a setting that changes what the networks compute."""
+    """Raise UserError if the recipes differ, or if a setting that changes what the networks compute differs."""
     names = (stored.config.recipe_name, other.config.recipe_name)
     if names[0] != names[1]:
-        raise UserError(f"--interpolate-with {other_path}: a model of {names[1]!r}, but {path} is one of {names[0]!r}")
+        raise UserError(
+            f"--interpolate-with {other_path}: its recipe is {names[1]!r}, but that of {path} is {names[0]!r}; "
+            "use two models of the same recipe"
+        )
     for name in stored.recipe_class.must_match_weights:
         ours, theirs = (getattr(one.config.recipe, name) for one in (stored, other))
         if ours != theirs:

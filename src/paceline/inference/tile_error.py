@@ -43,8 +43,8 @@ def describe_tile_error(
 ) -> str:
     """Return a phrase with the largest and the mean change at the image's centre, in 8-bit levels.
 
-    A tile is compared with the same pixels computed with twice the context. If the larger area does not fit in memory,
-    a tile half as large is compared with a tile, so that the change is overestimated.
+    A tile is compared with the same pixels computed from an area that extends half a tile further on each side. If
+    that area does not fit in memory, a tile half as large is compared with a full tile, which overestimates the change.
     """
     size, side = (pixels.shape[0], pixels.shape[1]), tiling.side_px
     tile = _central(size, side, field.multiple_px)

@@ -55,7 +55,7 @@ class Process(Protocol):
     def send_signal(self, number: int, /) -> None: ...
 
 
-# Starts a command with these arguments, whose output is appended to a log, with additional environment variables.
+# Starts a `paceline` command, given its arguments, the log file for its output and additional environment variables.
 Start = Callable[[Sequence[str], Path, Mapping[str, str]], Process]
 
 

@@ -1,6 +1,6 @@
 """Mixup and CutMix: each training image is mixed with another one, and so is its label.
 
-Zhang et al., mixup (2018) adds two images; Yun et al., CutMix (2019) pastes a rectangle. An image is mixed with its
+Mixup (Zhang et al. 2018) blends two images; CutMix (Yun et al. 2019) pastes a rectangle. An image is mixed with its
 neighbour in the global batch (positions 0 and 1, 2 and 3, …). The order of the samples is random, so the neighbour is a
 random image. If every device has an even number of images, the pairs do not depend on the number of devices.
 """

@@ -74,7 +74,7 @@ class NetworkChoice:
             raise self.failed("cannot be built", error, "check network_args") from None
 
     def failed(self, problem: str, error: Exception, advice: str) -> UserError:
-        """Return the error for an exception that another library raised; `advice` says what to do."""
+        """Return the error for an exception that another library raised; `advice` is what the user can do."""
         given = ", ".join(f"{name}={value}" for name, value in self.arguments.items())
         reason = " ".join(str(error).split())[:MAX_REASON_LENGTH]
         arguments = f" with network_args {given}" if given else ""
@@ -82,7 +82,7 @@ class NetworkChoice:
 
 
 def _similar(name: str, names: Collection[str]) -> list[str]:
-    """Return the names that are spelled like a name, whatever the case of their letters, or that start with it."""
+    """Return the names that start with a name or are spelled like it, ignoring case."""
     lower = {other.lower(): other for other in names}
     starting = sorted((other for other in lower if name and other.startswith(name.lower())), key=len)
     close = get_close_matches(name.lower(), lower, n=MAX_NAMES, cutoff=0.6)

@@ -5,7 +5,7 @@ public checkpoints, so that their tensors can be loaded unchanged. For ×2, the 
 size with four times the channels, and the network upscales it by 4, as in Real-ESRGAN.
 
 The network of the papers has no connection from its input to its output, so it must learn to copy the image. With
-`output="residual"`, the output is added to the bicubically upscaled image instead, for short trainings.
+`output="residual"`, the output is added to the bicubically upscaled image instead, for short training runs.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ DEFAULTS: dict[str, dict[str, SettingValue]] = {
     "SAFMN": {"dim": 36},
     "SAFMN_BCIE": {"dim": 32},
 }
-# Random depth makes the result depend on the number of devices. A file does not determine it: it serves training only.
+# Stochastic depth would make the result depend on the number of devices. Files do not store its rate.
 NOT_IN_FILES = {"drop_path_rate": 0.0}
 _FACES = "restores aligned photographs of faces in several stages"
 UNSUPPORTED = {
@@ -173,8 +173,8 @@ def _build(choice: NetworkChoice, entry: _Entry, task: NetworkTask) -> UnitRange
         if made == (task.in_channels, task.out_channels, task.scale):
             return UnitRangeNetwork(network, descriptor._call_fn, _size_rule(descriptor))
         problem = problem or UserError(
-            f"network={choice.name}: maps {made[0]} to {made[1]} channels and enlarges images {made[2]} times, "
-            f"but this run needs {task.in_channels} to {task.out_channels} channels and scale {task.scale}; "
+            f"network={choice.name}: maps {made[0]} to {made[1]} channels at scale {made[2]}, "
+            f"but this run needs {task.in_channels} to {task.out_channels} channels at scale {task.scale}; "
             "choose another network or other network_args"
         )
     assert problem is not None
@@ -251,7 +251,7 @@ def _describe_file(state: dict[str, Any], path: str) -> ImageModelDescriptor[nn.
 
 
 def _check_same(ours: UnitRangeNetwork, theirs: UnitRangeNetwork, channels: int, path: str) -> None:
-    """Raise UserError if the network with the recognised arguments computes other images than spandrel's."""
+    """Raise UserError if the network with the recognised arguments computes different images from spandrel's."""
     images = torch.rand(1, channels, CHECKED_PX, CHECKED_PX, generator=torch.Generator().manual_seed(0)) * 2 - 1
     with torch.no_grad():
         difference = (ours.eval()(images) - theirs.eval()(images)).abs().max()

@@ -81,11 +81,13 @@ def input_statistics(choice: NetworkChoice) -> tuple[Sequence[float], Sequence[f
 def _checked(choice: NetworkChoice, task: NetworkTask) -> dict[str, SettingValue]:
     """Return the arguments for the architecture; raise UserError for unknown names and unsuitable tasks."""
     if not task.num_classes:
-        raise UserError(f"network={choice.name}: is a classifier; this recipe needs a network from images to images")
+        raise UserError(
+            f"network={choice.name}: is a classifier; this recipe needs a network that maps images to images"
+        )
     _check_architecture(choice)
     choice.check_reserved(RESERVED)
     if not isinstance(choice.arguments.get(PRETRAINED, False), bool):
-        raise UserError(f"network_args.{PRETRAINED}={choice.arguments[PRETRAINED]}: is not true or false")
+        raise UserError(f"network_args.{PRETRAINED}={choice.arguments[PRETRAINED]}: expected true or false")
     return {name: value for name, value in choice.arguments.items() if name != PRETRAINED}
 
 

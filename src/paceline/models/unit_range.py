@@ -77,7 +77,7 @@ class UnitRangeNetwork(nn.Module):
 
 
 def _pad(images: Tensor, rows: int, columns: int) -> Tensor:
-    """Add reflected pixels at the bottom and at the right; if the image is too small, then repeat its edge."""
+    """Add reflected pixels at the bottom and at the right; if the image is too small for that, also repeat its edge."""
     if not rows and not columns:
         return images
     reflected_rows, reflected_columns = min(rows, images.shape[-2] - 1), min(columns, images.shape[-1] - 1)

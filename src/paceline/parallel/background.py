@@ -1,4 +1,4 @@
-"""Messages between the processes from a background thread, independent of the collectives of training."""
+"""Communication between the processes from a background thread, separate from training's collectives."""
 
 from __future__ import annotations
 

@@ -72,8 +72,8 @@ class _TorchSyncByImage(NormByImage, nn.SyncBatchNorm):  # type: ignore[misc]
     """Torch's synchronised BatchNorm; in eval mode, each image is normalised using its own statistics."""
 
 
-class _ThenMore(nn.Module):
-    """Applies the submodules of a BatchNorm to its result, in order."""
+class _ThenSubmodules(nn.Module):
+    """Applies a BatchNorm, and then its submodules in order."""
 
     def forward(self, input: Tensor) -> Tensor:
         result: Tensor = super().forward(input)
@@ -82,11 +82,11 @@ class _ThenMore(nn.Module):
         return result
 
 
-class _SynchronizedThenMore(_ThenMore, SynchronizedBatchNorm):
+class _SynchronizedThenSubmodules(_ThenSubmodules, SynchronizedBatchNorm):
     """Paceline's synchronised BatchNorm, followed by its submodules."""
 
 
-class _TorchSyncThenMore(_ThenMore, nn.SyncBatchNorm):
+class _TorchSyncThenSubmodules(_ThenSubmodules, nn.SyncBatchNorm):
     """Torch's synchronised BatchNorm, followed by its submodules."""
 
 
@@ -186,21 +186,21 @@ def has_batchnorm(module: nn.Module) -> bool:
 def synchronize(module: nn.Module, *, ours: bool) -> nn.Module:
     """Return the module with each BatchNorm synchronised across all processes, using Paceline's class or torch's."""
     by_image = [name for name, inner in module.named_modules() if isinstance(inner, NormByImage)]
-    with_more = {
-        name: inner for name, inner in module.named_modules() if isinstance(inner, AnyBatchNorm) and _more(inner)
+    with_submodules = {
+        name: inner for name, inner in module.named_modules() if isinstance(inner, AnyBatchNorm) and _submodules(inner)
     }
     converted: nn.Module = _converted(module) if ours else nn.SyncBatchNorm.convert_sync_batchnorm(module)
     for name in by_image:
         converted.get_submodule(name).__class__ = _SynchronizedByImage if ours else _TorchSyncByImage
-    for name, norm in with_more.items():
+    for name, norm in with_submodules.items():
         twin = converted.get_submodule(name)
-        twin.__class__ = _SynchronizedThenMore if ours else _TorchSyncThenMore
+        twin.__class__ = _SynchronizedThenSubmodules if ours else _TorchSyncThenSubmodules
         for key, child in norm.named_children():
             twin.add_module(key, child)
     return converted
 
 
-def _more(norm: nn.Module) -> list[nn.Module]:
+def _submodules(norm: nn.Module) -> list[nn.Module]:
     """Return the modules that a BatchNorm applies to its result, such as the activation in timm's BatchNormAct2d."""
     return list(norm.children())
 

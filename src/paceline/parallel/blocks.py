@@ -13,7 +13,7 @@ CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 def blocks_of(recipe: Recipe, name: str) -> list[nn.Module]:
-    """Return the blocks of one of the recipe's networks in the order of definition, each only once.
+    """Return the blocks of one of the recipe's networks in definition order, without duplicates.
 
     `name` is a key of `recipe.single_networks`. The recipe can list the blocks. By default, they are the largest
     modules that occur several times in a container.
@@ -32,10 +32,10 @@ def _named(network: nn.Module, name: str, path: str) -> nn.Module:
 
 
 def _repeated(module: nn.Module) -> list[nn.Module]:
-    """Return the largest modules of which a container has several of the same class, in order."""
+    """Return, in order, the largest modules whose class occurs more than once in a container."""
     inner = {child: _repeated(child) for child in module.children()}
     candidates = {child for child, blocks in inner.items() if _can_be_block(child, blocks)}
-    # A module that is used several times counts as several.
+    # A module that the container holds several times counts that many times.
     kinds = Counter(type(child) for child in module._modules.values() if child in candidates)
     found: list[nn.Module] = []
     for child, blocks in inner.items():
@@ -47,7 +47,7 @@ def _repeated(module: nn.Module) -> list[nn.Module]:
 def _can_be_block(module: nn.Module, blocks: list[nn.Module]) -> bool:
     """Return whether a module has parameters and submodules, but is not a stage that only contains other blocks.
 
-    A ResNet consists of such stages. A single layer is too small for a block.
+    A ResNet consists of such stages. A single layer is too small to be a block.
     """
     is_stage = isinstance(module, CONTAINERS) and bool(blocks)
     can_be_called = not isinstance(module, (nn.ModuleList, nn.ModuleDict))

@@ -1,7 +1,8 @@
 """Activation checkpointing: store only the inputs of a network's blocks, and recompute the rest in the backward pass.
 
-This saves memory at the cost of a second forward pass. The gradients have the same bits as without recomputing: random
-numbers are repeated, and buffers such as BatchNorm's running statistics are updated only by the first forward pass.
+This saves memory at the cost of a second forward pass. The gradients are bit-identical to those without
+recomputation: random numbers are repeated, and buffers such as BatchNorm's running statistics are updated only by the
+first forward pass.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Buffers = list[tuple[nn.Module, str, Tensor]]
 def recompute_blocks(recipe: Recipe) -> int:
     """Make the networks recompute their blocks in the backward pass; return the number of blocks.
 
-    Networks with a gradient penalty are left out, since they need their activations in a second backward pass.
+    Networks with a gradient penalty are skipped, since they need their activations in a second backward pass.
     """
     count = 0
     for name in recipe.single_networks:
@@ -47,7 +48,7 @@ def _recomputed(block: nn.Module, forward: Callable[..., Any]) -> Callable[..., 
 
 
 def _copy_buffers(block: nn.Module) -> Buffers:
-    """Return copies of a block's buffers in the state before its forward pass."""
+    """Return copies of a block's buffers, taken before its forward pass."""
     return [
         (module, name, buffer.clone())
         for module in block.modules()

@@ -57,7 +57,7 @@ class EsrganSettings(UpscalingSettings):
     growth: int = setting(32, "channels that each convolution adds inside a dense block", at_least=1)
     output: Literal["image", "residual"] = setting(
         "image",
-        "image: the generator's output is the image, as in ESRGAN; residual: add it to the bicubically upscaled image",
+        "image: the output is the upscaled image, as in ESRGAN; residual: the output is added to a bicubic upscaling",
     )
     relativistic: bool = setting(
         True,
@@ -68,13 +68,13 @@ class EsrganSettings(UpscalingSettings):
     )
     degradation: Literal["bicubic", "second_order"] = setting(
         "bicubic",
-        "how low-resolution images are made: bicubic downsampling, or blur, resizing, noise and JPEG, twice",
+        "how low-resolution images are made: bicubic downsampling, or two rounds of blur, resizing, noise and JPEG",
     )
     degradation_order: Literal["random", "fixed"] = setting(
         "random",
-        "second_order: blur, resize and add noise in a random order for each image; fixed: always in this order",
+        "second_order: order of the steps in a round: random for each image, or fixed: blur, resizing, noise",
     )
-    max_blur: float = setting(3.0, "second_order: largest sigma of the first blur in px; the second has half", above=0)
+    max_blur: float = setting(3.0, "second_order: largest sigma of the first blur in px; the second uses half", above=0)
     max_noise: float = setting(
         30.0,
         "second_order: largest standard deviation of the first Gaussian noise, on a scale from 0 to 255",

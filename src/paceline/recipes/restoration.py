@@ -37,7 +37,7 @@ class RestorationSettings(RestorationLossSettings):
     num_blocks: int = setting(8, "number of blocks in network=residual", at_least=1)
     content: Literal["mse", "l1", "charbonnier"] = setting("charbonnier", "pixel loss")
     perceptual: float = setting(
-        0.0, "weight of the perceptual loss (MSE between VGG19 features); 0: VGG19 is not needed", at_least=0
+        0.0, "weight of the perceptual loss (distance between VGG19 features); 0: VGG19 is not needed", at_least=0
     )
     adversarial: float = setting(0.0, "weight of the adversarial loss; 0: no discriminator", at_least=0)
     tv: float = setting(
@@ -45,8 +45,8 @@ class RestorationSettings(RestorationLossSettings):
     )
     fresh_noise: float = setting(
         0.0,
-        "train on targets with new Gaussian noise of this standard deviation (on a scale from 0 to 255) at every step, "
-        "instead of on the input images of the data; 0: off",
+        "add new Gaussian noise with this standard deviation (on a scale from 0 to 255) to the targets at every step, "
+        "and train on the result instead of the data's input images; 0: off",
         at_least=0,
     )
 

@@ -1,4 +1,4 @@
-"""Tick values and tick labels of a plot's axes."""
+"""Tick values and tick labels for a plot's axes."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def _quality(report: Report) -> Section:
     selection = report.metric.name
     show_selection = selection not in names and any(group.selection_metric for group in groups.values())
     several_seeds = len({group.n for group in groups.values()}) > 1
-    # The label of a run that the user named does not contain the differences, so that they need their own columns.
+    # The label of a run that the user named does not contain the differences, so they need their own columns.
     differences = list(dict.fromkeys(name for group in groups.values() for name in group.differences))
     differences = differences if report.subject == RUN and len(groups) > 1 else []
     head = [report.subject, *differences, *(["seeds"] if several_seeds else []), *map(metric_heading, names)]
@@ -70,7 +70,7 @@ def _quality(report: Report) -> Section:
 
 
 def _best_groups(report: Report) -> set[str]:
-    """Return the groups whose selection metric looks as good as the best; none if this is true of all groups."""
+    """Return the groups whose selection metric, as displayed, equals the best; empty if all groups are equal."""
     name, groups = report.metric.name, report.groups
     if report.best_group is None:
         return set()

@@ -78,7 +78,7 @@ def kind_of(checkpoint: Checkpoint | None) -> str:
 
 
 def _count(run: Run, heading: str) -> str:
-    """Return the number of images in the split that the heading of a column names."""
+    """Return the number of images in the split given by a column heading."""
     where = ("runs", run.folder)
     if heading == TEST_IMAGES:
         tested = run.checkpoint is not None and run.checkpoint.num_tested
@@ -88,7 +88,7 @@ def _count(run: Run, heading: str) -> str:
 
 
 def _note(report: Report) -> str:
-    note = "“Checkpoint” is the one that was evaluated: the best, the last, or one that is both."
+    note = "“Checkpoint” shows which checkpoint was evaluated: the best, the last, or one that is both."
     if report.metric.name:
         note += f" The best checkpoint has the best {metric_in_text(report.metric.name)}."
     if counted := _counted(report):
@@ -98,6 +98,6 @@ def _note(report: Report) -> str:
     if any(run.side_by_side for run in report.runs.values()):
         note += (
             " The seconds include the time lost to other runs that were trained at the same time. "
-            "“Speed” shows speeds that were measured separately."
+            "The section “Speed” shows speeds that were measured separately."
         )
     return note

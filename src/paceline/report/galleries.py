@@ -18,7 +18,7 @@ def samples_of(groups: Mapping[str, Group], runs: Sequence[Run]) -> list[Sample]
 
 
 def progress_of(groups: Mapping[str, Group], runs: Sequence[Run]) -> list[Gallery]:
-    """Return samples from several moments of the training of each group's first run."""
+    """Return samples from several points in the training of each group's first run."""
     found = []
     for group, run in _firsts(groups, runs):
         stages = [Sample(f"{one.images:,} images", one.path) for one in _spread_out(run.samples)]

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from paceline.core.machine_load import is_busy
 from paceline.report.group_key import Extras, GroupKey
 from paceline.report.labels import find_differences, join_names, label_of
 from paceline.report.model import Cell, Group, Scaling, SpeedSpread, Summary
@@ -27,7 +28,6 @@ IGNORED_SETTINGS |= {
     "loggers",
     "logger_wait",
 }
-BUSY_MARGIN = 1.0  # a load average above the number of cores by more than this shows that processes had to wait
 
 
 def make_groups(cells: Sequence[Cell]) -> dict[str, Group]:
@@ -193,9 +193,8 @@ def _is_crowded(run: Run) -> bool:
 
 
 def _was_busy(run: Run) -> bool:
-    """Return whether more processes than the cores can run at the same time were running or waiting."""
     cores = run.hardware["cores"]
-    return run.load_average is not None and cores.isdecimal() and run.load_average > int(cores) + BUSY_MARGIN
+    return run.load_average is not None and cores.isdecimal() and is_busy(run.load_average, int(cores))
 
 
 def _scaling(

@@ -1,4 +1,4 @@
-"""Labels of groups: what the user called the runs, or else the properties in which the groups differ."""
+"""Labels for groups: the names that the user gave the runs, or else the properties in which the groups differ."""
 
 from __future__ import annotations
 

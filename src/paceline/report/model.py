@@ -96,7 +96,7 @@ class Group:
     side_by_side: bool  # whether other runs were trained at the same time; the speed was then measured separately
     more_processes_than_cores: bool
     num_threads: int | None  # CPU threads per process; None if unknown or not the same in all runs
-    load_average: float | None  # mean load average of the host while the speed was measured
+    load_average: float | None  # the runs' highest mean load average of the host while the speed was measured
     was_busy: bool  # whether more processes than cores were running or waiting while the speed was measured
     images_per_second_without_loading: Summary | None
     seconds: Summary

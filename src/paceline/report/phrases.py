@@ -12,7 +12,7 @@ from paceline.core.types import Json, JsonObject
 # Delimiters of a placeholder. They are Unicode private-use characters, which `as_words` escapes in other text.
 _OPEN, _SPEC, _CLOSE = "\ue000", "\ue001", "\ue002"
 _NUMBER = re.compile(f"{_OPEN}(.+?){_SPEC}(.*?){_CLOSE}")
-_BETWEEN, _NOT_BETWEEN = "::", "\ue003"  # the latter replaces "::" in a component of a path
+_BETWEEN, _NOT_BETWEEN = "::", "\ue003"  # _NOT_BETWEEN replaces "::" inside a component of a path
 NO_VALUE = "–"
 
 

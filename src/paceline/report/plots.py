@@ -98,7 +98,7 @@ def _curve(run: Run, loss: str) -> Curve:
 
 
 def _points(curve: Curve, axis: str, group: Group) -> list[tuple[float, float]]:
-    """Return the points of a curve. If runs were trained side by side, the time follows from the measured speed."""
+    """Return the points of a curve. If runs were trained side by side, the time is computed from the measured speed."""
     speed = group.images_per_second
 
     def place(point: Point) -> float:

@@ -102,6 +102,6 @@ class Run:
     broken_lines: int = 0  # number of damaged lines in metrics.jsonl, which are skipped
     segment_changes: Sequence[SegmentChange] = ()
     side_by_side: bool = False  # whether other runs were trained at the same time
-    num_threads: int | None = None  # CPU threads per process; None if the run has not recorded it
+    num_threads: int | None = None  # CPU threads per process; None if the run did not record it
     load_average: float | None = None  # mean load average of the host during the run
     speed_run: str = ""  # folder of a separate run in which the speed was measured

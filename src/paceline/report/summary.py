@@ -36,7 +36,8 @@ def summarise(report: Report) -> list[str]:
 def _busy(report: Report) -> list[str]:
     """Warn that the machine was busy, so that the speeds may change on an idle machine."""
     sentences = busy_sentences(report.groups)
-    return [f"{sentences[0]} Repeat the comparison on an idle machine before you rely on them."] if sentences else []
+    remedy = "Repeat the comparison on an idle machine before you rely on the speeds."
+    return [f"{sentences[0]} {remedy}"] if sentences else []
 
 
 def _resumed(report: Report) -> list[str]:

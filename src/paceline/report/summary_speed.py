@@ -11,7 +11,7 @@ from paceline.report.phrases import at, listed
 from paceline.report.step_ladder import COSTS
 from paceline.report.summary_quality import labels_of
 
-SAME_SPEED = 0.05  # speeds that differ by less than this fraction are called the same
+SAME_SPEED = 0.05  # speeds that differ by less than this fraction count as the same
 MAX_EXPLAINED = 4  # maximum number of groups whose scaling the summary explains
 
 
@@ -37,7 +37,7 @@ def reason_not_to_use_more(report: Report, advice: Recommendation) -> str:
         return ""
     speeds = [at(".2f", "groups", group.id, "scaling", "speedup") + "×" for group in slower]
     words = f"On this machine, {listed(group.label for group in slower)} {'is' if len(slower) == 1 else 'are'} slower"
-    words += f" ({', '.join(speeds)} its speed)"
+    words += f" than one device ({', '.join(speeds)} the speed)"
     costs = [_cost(report, group) for group in slower]
     known = list(dict.fromkeys(cost for cost in costs if cost))
     return f"{words}, because {known[0]}." if len(known) == 1 else f"{words}."
@@ -87,7 +87,7 @@ def _scaling_sentence(report: Report, group: Group, explained: Collection[str]) 
 
 
 def _within_spread(report: Report, group: Group) -> bool:
-    """Return whether the speeds of a group and of one device differ by less than the standard deviation of one."""
+    """Return whether the speeds of a group and of one device differ by at most the larger standard deviation."""
     assert group.scaling is not None
     alone = report.groups[group.scaling.baseline]
     if group.images_per_second is None or alone.images_per_second is None:
@@ -117,7 +117,9 @@ def tie_sentence(report: Report, advice: Recommendation) -> list[str]:
     limit = f"their spread over {known}" if known else "5 %, the spread assumed for a single log interval"
     simplest = any(complexity(groups[key]) != complexity(chosen) for key in others)
     end = f" **{chosen.label}** is recommended because it is the simplest of these." if simplest else ""
-    return [f"Its speed is a tie with {labels_of(report, others)}: the speeds differ by less than {limit}.{end}"]
+    verb = "is" if len(others) == 1 else "are"
+    start = f"{labels_of(report, others)} {verb} as fast as **{chosen.label}**"
+    return [f"{start}: the speeds differ by less than {limit}.{end}"]
 
 
 def _rank(advice: Recommendation) -> str:

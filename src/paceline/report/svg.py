@@ -13,7 +13,7 @@ WIDTH, HEIGHT = 460, 290
 LEFT, RIGHT, TOP, BOTTOM = 66, 16, 32, 44
 NUM_COLOURS = 8
 MAX_MARKED = 24  # curves with at most this many points have a visible dot at every point
-DASH_PX = 8  # length of the dashes of curves that coincide
+DASH_PX = 8  # dash length of curves that coincide
 NEUTRAL = "neutral"  # CSS class of lines that belong to no group
 
 Points = Sequence[tuple[float, float]]
@@ -48,7 +48,7 @@ class Bar(NamedTuple):
 
 
 def group_colour(place: int) -> str:
-    """Return the CSS class for the group at this place; the palette repeats after its last colour."""
+    """Return the CSS class for the group at this position; the palette repeats after its last colour."""
     return f"c{place % NUM_COLOURS}"
 
 
@@ -82,7 +82,7 @@ def lines(title: str, x: Axis, y: Axis, series: Sequence[Series]) -> Markup:
 
 
 def _coinciding(paths: Sequence[Points], thin: Sequence[bool]) -> list[list[int]]:
-    """Return, for each path, the numbers of all paths that look the same: as thick, and at most a pixel away."""
+    """Return, for each path, the indices of all paths that look the same: equally thick and at most a pixel apart."""
 
     def same(one: Points, other: Points) -> bool:
         if len(one) != len(other) or len(one) < 2:

@@ -41,9 +41,9 @@ class HostReadings:
         self._next_at = 0.0
 
     def read(self) -> dict[str, float]:
-        """Return the readings by name; empty if the last call was less than two seconds ago.
+        """Return the readings by name; empty if the last reading was less than two seconds ago.
 
-        Loads and rates are averages since the previous reading, so the first reading has none.
+        CPU usage and rates are averages since the previous reading, so the first reading has none.
         """
         if time.monotonic() < self._next_at:
             return {}
@@ -111,8 +111,8 @@ class HostReadings:
     def _interfaces(self) -> list[list[str]]:
         """Return the counters of each network device.
 
-        Bridges and tunnels are left out, because a device counts their traffic too. A container has no network devices;
-        its interfaces except the loopback interface are used then.
+        Bridges and tunnels are left out, because the devices also count their traffic. A container has no network
+        devices, so all its interfaces except the loopback interface are used.
         """
         rows = dict(line.split(":", 1) for line in self._lines_or_none(self._proc / "net" / "dev")[2:])
         counters = {name.strip(): row.split() for name, row in rows.items() if name.strip() != "lo"}

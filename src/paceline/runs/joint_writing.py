@@ -1,4 +1,4 @@
-"""Write a checkpoint's tensors from several processes, of which each has some rows of the sharded tensors.
+"""Write a checkpoint's tensors from several processes, each of which has some rows of the sharded tensors.
 
 The first process creates the files and later completes the checkpoint. No process ever has a whole sharded tensor.
 """
@@ -74,7 +74,7 @@ def _parts(snapshot: Snapshot) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 
 
 def _write_own(folder: Path, snapshot: Snapshot, weights: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> str:
-    """Write tensors to the checkpoint's files; return the number of the operating system's error, "" if none."""
+    """Write tensors to the checkpoint's files; return the errno of an OSError as text, or "" if there was none."""
     first = {name: rows.first for name, rows in snapshot.rows.items()}
     try:
         for name, tensors in zip(TENSORS, (weights, state), strict=True):

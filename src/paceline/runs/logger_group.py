@@ -13,7 +13,7 @@ from paceline.runs.logger import LogLine, Pixels, load_loggers
 from paceline.runs.logger_queue import End, SampleImage
 from paceline.runs.logger_thread import LoggerThread
 
-FLUSH_SECONDS = 2.0  # maximum delay of a checkpoint, once for each time that a logger hangs
+FLUSH_SECONDS = 2.0  # maximum delay of a checkpoint; a logger that hangs delays only one checkpoint
 UNFINISHED_SECONDS = 10.0  # maximum wait at the end of a run that was stopped or failed
 
 

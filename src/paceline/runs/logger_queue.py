@@ -48,7 +48,7 @@ class LoggerQueue:
         self._waiting: deque[Entry] = deque()
         self._changed = threading.Condition()
         self._image_bytes = 0
-        self._num_requests = 0  # number of waiting entries that are no lines or images
+        self._num_requests = 0  # number of waiting entries that are neither lines nor images
         self._is_closed = False
         self.dropped_lines = 0
         self.dropped_images = 0
@@ -58,7 +58,7 @@ class LoggerQueue:
         with self._changed:
             if self._is_closed:
                 _answer(entry)
-                return True  # the logger is switched off, which the user already knows
+                return True  # the logger is switched off, which has already been reported
             if self._is_full(entry):
                 self.dropped_lines += isinstance(entry, LogLine)
                 self.dropped_images += isinstance(entry, SampleImage)

@@ -1,4 +1,4 @@
-"""The file loggers.json in a run folder: the id of the run in each logger's service, so that a resumed run keeps it."""
+"""The file loggers.json in a run folder: the ID of the run in each logger's service, so that a resumed run keeps it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
 
 def read_run_id(folder: Path, logger: str, service: str = "") -> str:
-    """Return the id of this run in a logger's service; empty if there is none, or if the service is a different one."""
+    """Return the ID of this run in a logger's service; empty if there is none, or if the service is a different one."""
     entry = read_json(folder / LOGGER_RUNS).get(logger)
     if not isinstance(entry, dict) or entry.get("service") != redact(service):
         return ""
@@ -28,7 +28,7 @@ def read_run_id(folder: Path, logger: str, service: str = "") -> str:
 
 
 def write_run_id(folder: Path, logger: str, run_id: str, service: str = "") -> None:
-    """Store the id of this run in a logger's service; `service` is its address, stored without credentials."""
+    """Store the ID of this run in a logger's service; `service` is its address, stored without credentials."""
     with _writing:
         kept = dict(read_json(folder / LOGGER_RUNS))
         write_json(folder / LOGGER_RUNS, {**kept, logger: {"id": run_id, "service": redact(service)}}, indent=1)

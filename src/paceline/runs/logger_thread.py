@@ -28,7 +28,7 @@ class LoggerThread:
         self.name = name
         self._queue = LoggerQueue()
         self._flush: Flush | None = None  # the last request
-        self._is_full = False  # whether the user has been told that entries are dropped
+        self._is_full = False  # whether it has been reported that entries are dropped
         self._given_up = threading.Event()
         self._thread = threading.Thread(
             target=self._run, args=(partial(logger_class, folder, images),), name=f"logger {name}", daemon=True
@@ -42,7 +42,7 @@ class LoggerThread:
             self._report("is too slow: its queue is full, so entries are dropped; the run folder contains all of them")
 
     def request_flush(self) -> Flush | None:
-        """Request a flush; return None if the logger has not finished the last one, so that nobody waits again."""
+        """Request a flush; return None if the last flush is not finished, so that no caller waits for it again."""
         if self._flush and not self._flush.done.is_set():
             return None
         self._flush = Flush()
@@ -62,7 +62,7 @@ class LoggerThread:
         self._given_up.set()
         unsent_lines, unsent_images = self._queue.close()
         if self._thread.is_alive():
-            self._report("did not finish in time; its log may be incomplete, and the run folder contains everything")
+            self._report("did not finish in time; its log may be incomplete, but the run folder contains everything")
         lines, images = unsent_lines + self._queue.dropped_lines, unsent_images + self._queue.dropped_images
         if lines or images:
             self._report(f"dropped {_count(lines, 'line')} and {_count(images, 'image')}")
@@ -93,7 +93,7 @@ class LoggerThread:
                 call()
             except Logger.Unreachable as error:
                 if pause == FIRST_RETRY_SECONDS:
-                    self._report(f"cannot be reached: {one_line(error)}; training continues while it is retried")
+                    self._report(f"cannot be reached: {one_line(error)}; retrying while training continues")
                 self._given_up.wait(pause)
                 pause = min(2 * pause, MAX_RETRY_SECONDS)
             else:

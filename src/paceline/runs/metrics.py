@@ -28,7 +28,7 @@ from paceline.runs.logger_group import LoggerGroup
 
 METRICS = "metrics.jsonl"
 SAMPLES = "samples"
-REAL_IMAGES = "real"  # name of the training images that are saved next to generated ones
+REAL_IMAGES = "real"  # name of the training images that are saved alongside generated ones
 SAMPLE_NAME = re.compile(r"(.+)-(\d{12})\.png")
 MAX_METRICS_BYTES = 2**32
 MAX_LINE_BYTES = 2**20  # a longer line counts as broken

@@ -11,7 +11,7 @@ from pathlib import Path
 from paceline.config.resolve import Config
 
 DEFAULT_PARENT = Path("runs")  # the folder of runs that have no `--out`
-MAX_SETTINGS, MAX_LENGTH = 3, 60  # of the part that is added to the name
+MAX_SETTINGS, MAX_LENGTH = 3, 60  # limits for the part that is added to the name
 
 
 def suggest_other_folder(path: Path, config: Config, changed: Iterable[str] = ()) -> str:

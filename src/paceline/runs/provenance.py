@@ -14,8 +14,6 @@ import torch
 
 from paceline.core.machine_load import excess_load
 
-LOAD_AVERAGE = "load_average"  # recorded only if it exceeds the number of cores
-
 
 def versions_and_hardware() -> dict[str, str]:
     """Return versions and hardware by name, omitting what this machine does not have."""
@@ -28,7 +26,7 @@ def versions_and_hardware() -> dict[str, str]:
         "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB",
         **describe_gpus(),
         "git_commit": _git_commit(),
-        LOAD_AVERAGE: excess_load(),
+        "load_average_at_start": excess_load(),  # only if the machine was busy
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     return {name: value for name, value in found.items() if value}

@@ -18,7 +18,7 @@ def stored_network(recipe: str, names: Sequence[str], layers: Iterable[SettingVa
     """Return the settings `names` of the weights that a run starts from, if their network comes from another library.
 
     The first name is the setting for the network. If the user or a preset sets it, nothing is returned. A run that is
-    resumed does not need the initial weights, so its own folder is used if they are gone.
+    resumed does not need the initial weights, so its own folder is used if they no longer exist.
     """
     given: dict[str, SettingValue] = {}
     for layer in layers:

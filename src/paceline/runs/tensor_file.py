@@ -28,13 +28,13 @@ DTYPES = {
     torch.bool: "BOOL",
 }
 BYTES_AT_ONCE = 2**26
-CANNOT_RESERVE = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)  # from file systems without preallocation
+CANNOT_RESERVE = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)  # from file systems that cannot preallocate
 
 
 def reserve(
     path: Path, tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], metadata: Mapping[str, str]
 ) -> None:
-    """Create a file with room for tensors of these dtypes and shapes; raise OSError if the disk is too small."""
+    """Create a file with room for tensors of these dtypes and shapes; raise OSError if the disk is full."""
     header, end = _header(tensors, metadata)
     with _opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
         try:

@@ -64,7 +64,7 @@ def check_checkpoint(path: str, checkpoint: str) -> None:
 def weights_metadata(recipe: str, settings: SettingValues, spec: DataSpec) -> dict[str, str]:
     """Return the metadata for a weights file; `settings` are all settings of the run, by name."""
     own = {field.name for field in fields(load_recipe(recipe).Settings)}
-    # The name of an entry in a table setting is TABLE.ENTRY. Settings of single networks look alike, but are left out.
+    # Entries of table settings are named TABLE.ENTRY. Settings of single networks look similar, but are left out.
     of_recipe = {name: value for name, value in flatten(settings).items() if name.partition(".")[0] in own}
     plain = {name: value for name, value in settings.items() if not isinstance(value, Mapping) and "." not in name}
     of_source = plain.keys() - own - SHARED_SETTINGS - {*FOLDERS, "recipe"}

@@ -28,7 +28,7 @@ WriteTensors = Callable[[Path, Snapshot, Mapping[str, str]], dict[str, Written]]
 
 
 def write_alone(folder: Path, snapshot: Snapshot, metadata: Mapping[str, str]) -> dict[str, Written]:
-    """Write all tensors from this process, which has them whole."""
+    """Write all tensors from this process, which has them in full."""
     written = {}
     for name, (content, notes) in zip(TENSORS, (pack(snapshot.weights, metadata), pack(snapshot.state)), strict=True):
         (folder / name).write_bytes(content)

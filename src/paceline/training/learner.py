@@ -47,8 +47,8 @@ class Learner:
         self.scaler = torch.amp.GradScaler(precision.device_type, enabled=precision.scaled)
         if self.scaler.is_enabled() and not any(own.numel() for own in self.rows.values()):
             raise UserError(
-                f"--precision fp16: network {name!r} is too small for this number of devices: one of them has no "
-                "weights; use --precision bf16, or --strategy ddp"
+                f"--precision fp16: network {name!r} is too small for this number of devices: at least one "
+                "device would hold none of its weights; use --precision bf16, or --strategy ddp"
             )
         self.ema_half_life = ema_half_life
         self.ema = [p.detach().clone() for p in self.rows.values()] if ema_half_life else []

@@ -86,8 +86,8 @@ class Loop:
         folder = self.outputs.folder
         if self.world.sum(torch.tensor([float(folder.is_mine)], device=self.world.device)).item() > 1:
             raise UserError(
-                f"--out {folder.path}: each host has its own folder, but a sharded run writes one; "
-                "use a file system that all hosts share, or --strategy ddp"
+                f"--out {folder.path}: each host has its own folder, but the hosts of a sharded run must share one; "
+                "use a folder on a shared file system, or --strategy ddp"
             )
         return BackgroundGroup(self.world, self.parts.config.run.timeout)
 
@@ -248,7 +248,7 @@ class Loop:
         self._sampled_at = self.images
 
     def _show_real_images(self) -> None:
-        """Write real images, with which generated images can be compared."""
+        """Write real images for comparison with the generated images."""
         if self.outputs.writer and self.previews:
             with self.stopwatch("sample"):
                 real = self.previews.real()

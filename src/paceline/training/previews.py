@@ -50,7 +50,7 @@ class Previews:
         return np.asarray(make_strips(self._recipe, self._samples, self._precision))
 
     def real(self) -> np.ndarray | None:
-        """Return real images of the size that `render` has generated, as a grid; None if there are none."""
+        """Return a grid of real images with the size of the generated images; None if there are none."""
         if self._generated_shape is None:
             return None
         crops = real_crops(self._source, *self._generated_shape)

@@ -76,7 +76,7 @@ def _weights(step: Step) -> dict[str, Tensor]:
 
 
 def _rows(step: Step) -> dict[str, Rows]:
-    """Return which rows this process has of each sharded tensor in a snapshot."""
+    """Return which rows of each sharded tensor in a snapshot belong to this process."""
     found = {key: _rows_of(tensor) for key, tensor in step.recipe.state_dict().items() if is_sharded(tensor)}
     for name, learner in step.learners.items():
         for key, parameter in learner.named.items():
@@ -92,7 +92,7 @@ def _rows_of(tensor: Tensor) -> Rows:
 
 
 def _like_whole(tensors: dict[str, Tensor], rows: dict[str, Rows]) -> dict[str, Tensor]:
-    """Return tensors with the dtypes and whole shapes of tensors of which this process has some rows."""
+    """Return the tensors, with a meta tensor of the whole shape in place of each sharded one."""
     return {
         name: torch.empty(rows[name].shape, dtype=tensor.dtype, device="meta") if name in rows else tensor
         for name, tensor in tensors.items()

@@ -44,7 +44,7 @@ def leave_terminal() -> None:
 class StopRequest:
     """A request to stop, made by Ctrl-C, SIGTERM, SIGUSR1 or SIGHUP. A second Ctrl-C stops immediately.
 
-    If `announces`, the first signal prints a line, so that the user knows that the run is about to stop.
+    If `announces` is true, the first signal prints a line, so that the user knows that the run is about to stop.
     """
 
     def __init__(self, announces: bool = False) -> None:
@@ -88,7 +88,7 @@ class StopRequest:
         if not self.signal:
             self.signal, self._since = number, time.monotonic()
             if self.announces:
-                # A thread waits for the stream's lock; a signal handler could have interrupted its owner.
+                # Print in a thread: this handler may have interrupted the owner of the stream's lock.
                 threading.Thread(target=print_line, args=[_answer_to(number)], daemon=True).start()
 
 

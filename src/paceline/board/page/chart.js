@@ -6,7 +6,7 @@ import { duration, short, whole } from "./numbers.js";
 import { BOTTOM, LEFT, Plot, RIGHT, TOP } from "./plot.js";
 
 const MAX_TIP_ROWS = 8;
-const REACH = 40; // pixels between the pointer and the points that the crosshair shows
+const REACH = 40; // maximum distance in pixels between the pointer and the points that the crosshair shows
 
 export const title = (name) => {
   const slash = name.lastIndexOf("/");
@@ -62,7 +62,7 @@ export class Chart {
     this.showTip();
   }
 
-  // The points next to the pointer are found at every drawing, because new values and a new zoom move them.
+  // The points near the pointer are looked up on every redraw, because new values and zooming move them.
   drawPointer(context, height) {
     this.near = this.pointer ? this.nearest() : [];
     if (!this.pointer) return;

@@ -49,7 +49,7 @@ export class ColumnMenu {
     if (key === this.key) return;
     this.key = key;
     const focused = document.activeElement?.dataset.column;
-    this.list.replaceChildren(...(found.length ? [...sections].map(([section, columns]) => this.section(section, columns)) : [make("p", { class: "dim" }, "No column has this name.")]));
+    this.list.replaceChildren(...(found.length ? [...sections].map(([section, columns]) => this.section(section, columns)) : [make("p", { class: "dim" }, "No column matches the search.")]));
     if (focused) [...this.list.querySelectorAll("input")].find((input) => input.dataset.column === focused)?.focus();
   }
 

@@ -7,7 +7,7 @@ const EVALUATED = /^(train|validation|test)\//;
 const switched = new Set(remembered("directions", []));
 
 export function isLowerBetter(name) {
-  const lower = name.startsWith("time/") ? false : !EVALUATED.test(name) || LOWER.test(name); // outside evaluations, losses
+  const lower = name.startsWith("time/") ? false : !EVALUATED.test(name) || LOWER.test(name); // metrics outside evaluations are losses
   return lower !== switched.has(name);
 }
 

@@ -17,7 +17,7 @@ function save(name, blob) {
 
 const fileName = (name, suffix) => `${name.replaceAll(/[^\w.-]+/g, "-").replaceAll(/^-+|-+$/g, "") || "board"}.${suffix}`;
 
-// A spreadsheet would run a cell that starts with one of these characters as a formula, so a text gets an apostrophe.
+// A spreadsheet would run a cell that starts with one of these characters as a formula, so an apostrophe is put before such text.
 const FORMULA = /^[=+\-@\t\r]/;
 
 function cell(value) {

@@ -32,7 +32,7 @@ export class Enlarged {
     this.load();
   }
 
-  // Opens the chart in the link once its metric is known.
+  // Opens the chart that the link refers to, once its metric is known.
   openFromLink(names) {
     const name = fromLink("chart");
     if (name && !this.dialog.open && names.includes(name)) this.open(name);

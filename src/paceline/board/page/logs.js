@@ -74,7 +74,7 @@ export class Logs {
   }
 
   showMatches({ matches, total, searched_share: share }, wanted) {
-    const shown = matches.length < total ? `, the last ${whole(matches.length)} are shown` : "";
+    const shown = matches.length < total ? `; the last ${whole(matches.length)} are shown` : "";
     const part = share < 1 ? ` in the last ${Math.round(100 * share)} % of the log` : "";
     this.count.textContent = `${whole(total)} ${total === 1 ? "line" : "lines"}${part}${shown}`;
     const key = JSON.stringify([wanted, matches]);

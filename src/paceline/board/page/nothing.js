@@ -13,8 +13,8 @@ export function showNothing(runs) {
 
 function message(runs) {
   if (runs.root === undefined) return null; // the server has not answered yet
-  if (!runs.all.length) return empty(`There are no runs in ${runs.root} yet.`, "Start one, and it appears here: ", "paceline train dcgan --preset quick --out runs/first");
+  if (!runs.all.length) return empty(`There are no runs in ${runs.root} yet.`, "Start a run, and it appears here: ", "paceline train dcgan --preset quick --out runs/first");
   if (!runs.matching.length) return empty("No run matches the filter.", "Search for a word in the name, state, tags or note, or for a condition such as ", "lr>0.01 tag:baseline");
   const list = make("span", { class: "only-narrow" }, "Open the list with the button “Runs”. ");
-  return empty("No run is selected.", [list, "Click the circle of a run in the list, or “all” above the list."]);
+  return empty("No run is selected.", [list, "Click the circle next to a run in the list, or “all” above the list."]);
 }

@@ -9,7 +9,7 @@ export function short(number) {
   return trim(number.toPrecision(4));
 }
 
-// The number of decimals with which a column of numbers lines up; null if the numbers are too different for that.
+// The number of decimals that aligns a column of numbers; null if their magnitudes differ too much.
 export function decimals(values) {
   const texts = values.filter(Number.isFinite).map(short);
   const digits = Math.max(0, ...texts.map((text) => text.split(".")[1]?.length ?? 0));

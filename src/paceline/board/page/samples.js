@@ -79,7 +79,7 @@ export class Samples {
     }
   }
 
-  // Runs with the same real images, so with the same training data, are shown together. Files of equal size are the same.
+  // Runs with the same real images, and therefore the same training data, share a pane. Files of equal size count as equal.
   groups() {
     const groups = new Map();
     for (const run of this.runs) {

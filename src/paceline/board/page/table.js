@@ -9,7 +9,7 @@ import { decimals, duration, short, whole } from "./numbers.js";
 
 const SPEED = "time/images_per_second";
 const EVALUATED = /^(train|validation|test)\//;
-const COUNTED = /\/(count|checkpoint_images|\w*seconds)$/; // evaluated with the metrics, but not a result
+const COUNTED = /\/(count|checkpoint_images|\w*seconds)$/; // recorded with the metrics, but not results
 const BASELINE = /\/(input|bicubic)_/; // the score of the input, with which the result is compared
 const PLACES = new Set(["out", "name"]); // settings that differ in all runs
 const MAX_USUAL_SETTINGS = 12;

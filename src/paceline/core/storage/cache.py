@@ -5,8 +5,8 @@
     blocks/KEY/NUMBER  one block; KEY identifies a version of a remote file
 
 A block is written to a temporary file and then renamed. Locks are released if a process dies. Old blocks are removed
-before a new one is written, so the cache never exceeds its limit. Blocks have no checksums: whoever reads them must
-compare the content with a checksum of its own, because a power failure can damage a block.
+before a new one is written, so the cache never exceeds its limit. Blocks have no checksums. The caller must
+compare the content with its own checksum, because a power failure can damage a block.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from paceline.core.files import WRITING, replacing
 
 MIN_FREE_BYTES = 2**30  # space left free on the disk, so that checkpoints can still be written
 FILLED_SHARE = 0.9  # fraction of the limit that is still used after old blocks were removed
-LEFTOVER_SECONDS = 60.0  # age at which a temporary file belongs to a process that was killed
+LEFTOVER_SECONDS = 60.0  # an older temporary file belongs to a process that was killed
 MAX_DIGITS = 20  # of the number in the file `usage`
 
 
@@ -39,7 +39,7 @@ class Block(NamedTuple):
 
 
 class BlockCache:
-    """Stores blocks in a folder, and removes those that were not used for longest if the limit is exceeded."""
+    """Stores blocks in a folder, and removes the least recently used ones to stay within the limit."""
 
     def __init__(self, folder: Path, limit: int) -> None:
         self.folder, self.limit, self._blocks = folder, limit, str(folder / "blocks")
@@ -49,7 +49,7 @@ class BlockCache:
             self._claims = os.open(folder / "claims", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise UserError(
-                f"cache folder {folder}: {error.strerror}; choose a folder that can be created and written to"
+                f"cache folder {folder}: {error.strerror}; set shard_cache to a folder that can be written to"
             ) from None
 
     def has(self, block: Block) -> bool:
@@ -130,7 +130,7 @@ class BlockCache:
             os.close(opened)
 
     def _reduce(self, target: int) -> int:
-        """Remove the blocks that were not used for longest until the rest fits in `target` bytes; return their size."""
+        """Remove the least recently used blocks until the rest fits in `target` bytes; return the size of the rest."""
         found = sorted(self._stored())
         total = sum(size for _, size, _ in found)
         for _, size, path in found:
@@ -157,7 +157,7 @@ class BlockCache:
 
 
 class _Threads:
-    """A lock for the threads of this process. A forked process needs a new one, because a thread may hold it."""
+    """A lock for the threads of this process. A forked process needs a new one: its parent may hold the lock."""
 
     def __init__(self) -> None:
         self.renew()

@@ -15,7 +15,7 @@ from paceline.core.printable import print_line, printable
 from paceline.core.secrets import one_line, redact
 
 PARALLEL_REQUESTS = 16
-MAX_DEPTH = 4  # levels of folders below the root that are searched
+MAX_DEPTH = 4  # levels of folders that are searched at a URL; local folders have no limit
 OPENING_SECONDS = 15.0  # how long to retry when a source is opened
 GONE_SECONDS = 15.0  # how long to retry if a file is missing during training: a restarting server may not find it yet
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 5.0
@@ -32,7 +32,7 @@ class Span(NamedTuple):
 
 
 class StoredFile(NamedTuple):
-    """A file in a storage."""
+    """A file in storage."""
 
     name: str  # path relative to the root, with slashes
     place: str  # path in the storage
@@ -44,7 +44,7 @@ class Storage:
     """Files under a root. The connection is opened again in each process, because it does not survive a fork."""
 
     def __init__(self, root: str, flag: str) -> None:
-        """Open the root, which `flag` gives, without connecting to it."""
+        """Open the root without connecting to it; messages name `flag` as the option that sets the root."""
         self.shown = f"{flag} {redact(root)}"
         self.url = root
         self.is_local = "://" not in root or root.startswith(("file://", "local://"))
@@ -75,7 +75,7 @@ class Storage:
             return list(threads.map(self._describe, names))
 
     def read_file(self, name: str, max_bytes: int) -> bytes | None:
-        """Return the content of a small file; None if there is no such file."""
+        """Return at most the first `max_bytes` of a file; None if there is no such file."""
         place = self._place(name)
         if self.is_local:
             return _pread(place, 0, max_bytes) if Path(place).is_file() else None
@@ -261,6 +261,6 @@ def _pread(place: str, start: int, size: int) -> bytes:
 def _whole(content: bytes, span: Span) -> bytes:
     if len(content) != span.stop - span.start:
         raise UserError(
-            f"{printable(redact(span.place))}: shorter than its index says; restore or index the shard again"
+            f"{printable(redact(span.place))}: shorter than recorded in its index; restore the shard, or index it again"
         )
     return content

@@ -47,7 +47,7 @@ class Reader:
         return [b"".join(self._pieces(cache, span, found)) for span in spans]
 
     def prefetch(self, spans: Sequence[Span]) -> None:
-        """Start to download blocks that are not in the cache; return without waiting."""
+        """Start downloading blocks that are not in the cache; return without waiting."""
         cache = self.cache
         if cache is None:
             return
@@ -93,7 +93,7 @@ class Reader:
         begin = block.number * BLOCK_BYTES
         piece = cache.read(block, start - begin, stop - begin)
         if piece is None:
-            raise UserError(f"cache folder {cache.folder}: too small for the files in use; set a larger cache")
+            raise UserError(f"cache folder {cache.folder}: too small for the files in use; increase shard_cache_gb")
         return piece
 
     def _fetch(self, cache: BlockCache, blocks: Sequence[Block], wait: bool) -> dict[Block, bytes]:
@@ -163,9 +163,7 @@ class Reader:
                 raise UserError(f"cache folder {cache.folder}: {error.strerror}; free up space") from None
             if not self._here().reported:
                 self._here().reported = True
-                print_line(
-                    f"cache folder {cache.folder}: {error.strerror}; data is read without storing it; free up space"
-                )
+                print_line(f"cache folder {cache.folder}: {error.strerror}; data is not cached; free up space")
 
     def _span(self, run: Sequence[Block]) -> Span:
         file = self._files[run[0].key]
@@ -176,7 +174,8 @@ class Reader:
         if limit < 2 * largest.size:
             raise UserError(
                 f"{self.storage.shown}: the server does not support range requests, so whole files must fit in the "
-                f"cache of {limit / 1e9:.2g} GB; set a cache size of at least {2 * largest.size / 1e9:.2g} GB"
+                f"cache of {limit / 1e9:.2g} GB; increase shard_cache_gb "
+                f"(at least {2 * largest.size / 1e9:.2g} GB are needed)"
             )
 
     def _here(self) -> _Process:

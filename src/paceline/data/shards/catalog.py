@@ -41,7 +41,7 @@ class Catalog(NamedTuple):
 
 
 def open_catalog(root: str, flag: str) -> Catalog:
-    """List the shards under the root that `flag` gives; raise UserError if there are none."""
+    """List the shards under the root that `flag` sets; raise UserError if there are none."""
     if "{" in root or root.endswith(TAR):
         base = root.partition("{")[0].rpartition("/")[0]
         storage = Storage(base or ".", flag)
@@ -102,7 +102,7 @@ def _split(names: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
     if not train or not test:
         return {"": list(names)}, []
     unused = [name for name in names if name not in {*train, *test}]
-    notes = [f"{len(unused)} shards are in no split and are not used, such as {printable(unused[0])}"] if unused else []
+    notes = [f"{len(unused)} unused shards belong to no split, such as {printable(unused[0])}"] if unused else []
     return {"train": train, "test": test}, notes
 
 

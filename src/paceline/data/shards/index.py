@@ -1,6 +1,6 @@
 """The index of a shard: where each of its members (the files in the tar file) starts, with sizes and checksums.
 
-`paceline pack --to-shards` writes an index beside every shard. For other shards, one scan makes the index, which is
+`paceline pack --to-shards` writes an index beside every shard. For other shards, one scan creates the index, which is
 then kept in the cache folder. That file can be copied beside the shard, as NAME.tar.index.json.
 """
 

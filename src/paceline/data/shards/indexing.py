@@ -48,7 +48,7 @@ def _load(catalog: Catalog, shard: StoredFile, reader: Reader, folder: Path) -> 
     lock = Lock(folder, f".{file.stem}.lock", wait_seconds=math.inf)  # the processes of a host scan each shard once
     try:
         index = _kept(file, shard) or scan(reader, shard)
-        with suppress(OSError):  # without space, the shard is scanned again next time
+        with suppress(OSError):  # if the disk is full, the shard is scanned again next time
             write_file(file, index.encode(), durable=False)
     finally:
         lock.release(remove=True)
@@ -74,7 +74,7 @@ def _beside(catalog: Catalog, shard: StoredFile) -> ShardIndex:
     try:
         index = ShardIndex.parse(content)
     except ValueError as error:
-        raise UserError(f"{shown}: {error}; delete it, and the shard is scanned instead") from None
+        raise UserError(f"{shown}: {error}; delete it, so that the shard is scanned instead") from None
     if index.size != shard.size:
         raise UserError(
             f"{shown}: made for a shard of {index.size:,} bytes, but {printable(shard.name)} has {shard.size:,}; "

@@ -65,7 +65,7 @@ class SampleLayout:
         return table.images[INPUT].pixels // (1, max(1, len(self.row)))
 
     def problems(self, table: SampleTable) -> dict[int, str]:
-        """Return why samples cannot be used, by row: images of one sample that do not fit together."""
+        """Return, by row, why a sample cannot be used: the sizes of its images do not fit together."""
         height, width = table.images[INPUT].pixels.T
         found: dict[int, str] = {}
         if self.row:
@@ -110,5 +110,7 @@ def _find_scale(table: SampleTable) -> int:
     found = _ratios(table)
     values, counts = np.unique(found[found > 1], return_counts=True)
     if not len(values):
-        raise UserError(f"{table.names[0]}: the image must be larger than {LOW} by a whole-number factor, such as 4")
+        raise UserError(
+            f"{table.names[0]}: the image must be larger than the field {LOW!r} by a whole-number factor, such as 4"
+        )
     return int(values[counts.argmax()])

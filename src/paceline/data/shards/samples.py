@@ -42,7 +42,7 @@ class Placed(NamedTuple):
 
 
 class Names:
-    """The names of many samples, in little memory."""
+    """The names of many samples, stored compactly."""
 
     def __init__(self, names: Iterable[str]) -> None:
         encoded = [name.encode(errors="surrogateescape") for name in names]
@@ -57,7 +57,7 @@ class Names:
 class SampleTable:
     """All usable samples of several shards, in order, without their content."""
 
-    places: tuple[str, ...]  # of the shards
+    places: tuple[str, ...]  # path or URL of each shard
     images: Mapping[str, Placed]  # by field
     labels: NDArray[np.int64] | None
     names: Names
@@ -89,7 +89,7 @@ class _Found(NamedTuple):
 
 
 def make_table(shards: Sequence[tuple[StoredFile, ShardIndex]]) -> SampleTable:
-    """Return the samples of all shards that have the fields that most samples have."""
+    """Return the samples in all shards; leave out those without the fields that most samples have."""
     problems = [f"{printable(file.name)}: {index.problem}" for file, index in shards if index.problem]
     ignored: Counter[str] = Counter()
     found = [sample for row, (file, index) in enumerate(shards) for sample in _samples(row, file.name, index, ignored)]
@@ -152,7 +152,7 @@ def _samples(shard: int, shard_name: str, index: ShardIndex, ignored: Counter[st
 
 
 def _common_fields(found: Sequence[_Found]) -> set[str]:
-    """Return the fields of most samples."""
+    """Return the fields that most samples have."""
     counted = Counter(frozenset(sample.fields) for sample in found if not sample.problem)
     most = max(((count, len(fields), sorted(fields)) for fields, count in counted.items()), default=(0, 0, []))
     return {INPUT, *most[-1]} if found else set()

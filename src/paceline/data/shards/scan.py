@@ -19,7 +19,7 @@ CHUNK_BYTES = 2**22  # bytes that are read together
 MAX_READ_BYTES = 2**29  # maximum size of a member, and of a tar header
 LABEL_SUFFIX = ".cls"
 MAX_LABEL_BYTES = 32
-# Reading these formats would execute code that the file contains.
+# Reading these formats can execute code that the file contains.
 PICKLES = {".pyd", ".pickle", ".pkl", ".pth", ".pt"}
 END = bytes(tarfile.BLOCKSIZE)  # a tar file ends with two such blocks
 
@@ -82,7 +82,7 @@ def _described(member: Member, content: bytes) -> Member:
 
 
 def _problem_at_end(opened: _RemoteFile) -> str:
-    """Return what is wrong with the end of a tar file, at which the position is; "" if nothing is."""
+    """Return what is wrong with the end of a tar file, where `opened` is positioned; "" if nothing is wrong."""
     position, block = opened.tell(), opened.read(len(END))
     if len(block) < len(END):
         return "no end marker, so the file may be truncated"

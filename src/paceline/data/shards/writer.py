@@ -84,7 +84,9 @@ def _members(source: Source, number: int, decoded: bool) -> dict[str, bytes]:
         images = {field: (".png", _png(sample, field)) for field in sample if field not in numbers}
     unknown = [field for field in numbers if field != LABEL]
     if unknown:
-        raise UserError(f"{source.name_of(number)}: shards cannot store the field {unknown[0]!r}; use plain `pack`")
+        raise UserError(
+            f"{source.name_of(number)}: shards cannot store the field {unknown[0]!r}; pack without --to-shards"
+        )
     members = {}
     for field, (suffix, content) in images.items():
         named = "" if len(images) == 1 else f".{INPUT_MEMBER if field == INPUT else field}"
@@ -96,7 +98,7 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror}; the file was removed during packing; pack again") from None
+        raise UserError(f"{path}: cannot be read ({error.strerror}); restore the file, then pack again") from None
 
 
 def _png(sample: Sample, field: str) -> bytes:

@@ -38,7 +38,7 @@ from paceline.data.tickets import Shuffle
 from paceline.images.decode import BadImage, check_image_settings, decode
 
 GIGABYTE = 10**9
-MAX_HELD_BYTES = 2**26  # encoded images that `read_many` holds in memory together
+MAX_HELD_BYTES = 2**26  # maximum size of the encoded images that `read_many` holds at once
 
 
 class Shards(Source):
@@ -51,7 +51,7 @@ class Shards(Source):
         """The cache for remote shards, and the order of the samples."""
 
         shard_cache: str = setting(
-            "", "folder of the cache for remote shards (default: ~/.cache/paceline/shards)", mutable_on_resume=True
+            "", "cache folder for remote shards (default: ~/.cache/paceline/shards)", mutable_on_resume=True
         )
         shard_cache_gb: float = setting(
             50.0, "maximum size of the cache in GB; 0 disables it", at_least=0, mutable_on_resume=True
@@ -169,7 +169,7 @@ class Shards(Source):
             if not self._layout.makes_squares and (image.height, image.width) != (height, width):
                 raise UserError(
                     f"{self._name(index)}: the {field} is {image.width}×{image.height} pixels, "
-                    f"but its header specifies {width}×{height}; use --bad-images skip to leave such samples out"
+                    f"but its header specifies {width}×{height}; use --bad-images skip to leave out such samples"
                 )
         labels = self._table.labels
         return self._layout.arrange(images, None if labels is None else np.asarray(labels[index]))
@@ -234,7 +234,7 @@ class Shards(Source):
             listed = f" and list all {len(problems)} in {NOT_USED}" if len(problems) > MAX_NAMED else ""
             raise UserError(f"{self._shown}: {first_few(problems)}; use --bad-images skip to leave these out{listed}")
         if not num_left:
-            reason = f"none can be used: {first_few(problems)}" if problems else "no images found"
+            reason = f"no sample can be used: {first_few(problems)}" if problems else "no images found"
             raise UserError(f"{self._shown}: {reason}; expected members such as 000123.jpg and 000123.cls")
         if problems:
             self.not_used += tuple(f"{self._shown}/{problem}" for problem in problems)

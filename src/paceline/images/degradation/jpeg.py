@@ -86,7 +86,7 @@ def _code_colours(levels: Tensor, canvas: Canvas, quality: Tensor) -> Tensor:
 
 
 def _coded(planes: Tensor, quality: Tensor, base: tuple[int, ...]) -> Tensor:
-    """Transform planes [n, c, h, w] by 8×8 blocks, quantise the coefficients, and transform back to 0…255."""
+    """Transform planes [n, c, h, w] in 8×8 blocks, quantise the coefficients, and transform back to 0…255."""
     num, channels, height, width = planes.shape
     blocks = (planes - 128).view(num, channels, height // BLOCK, BLOCK, width // BLOCK, BLOCK)
     basis = constant(DCT, planes.device, planes.dtype).view(BLOCK, BLOCK)

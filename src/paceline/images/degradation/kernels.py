@@ -49,7 +49,7 @@ def blur(canvas: Canvas, kernels: Tensor) -> Canvas:
 
 
 def random_blur_kernels(numbers: Numbers, probability: float, sinc_probability: float, max_sigma: float) -> Tensor:
-    """Return a kernel [n, SIDE, SIDE] of a random family per sample; with 1 - `probability`, one without effect."""
+    """Return a random kernel per sample, [n, SIDE, SIDE]; a fraction 1 - `probability` has no effect."""
     used, kind, *others = numbers.take(NUM_BLUR_NUMBERS)
     side, sigma1, sigma2, angle, beta, sinc = others
     shape = random_shape(kind, side, sigma1, sigma2, angle, beta, max_sigma)
@@ -100,7 +100,7 @@ def sinc_kernels(side: Tensor, cutoff: Tensor) -> Tensor:
 
 
 def random_sinc_kernels(numbers: Numbers, probability: float) -> Tensor:
-    """Return a sinc kernel per sample; with 1 - `probability`, one without effect."""
+    """Return a sinc kernel per sample; a fraction 1 - `probability` has no effect."""
     used, side, cutoff = numbers.take(NUM_SINC_NUMBERS)
     sides = SMALLEST_SIDE + 2 * pick(side, NUM_SIDES)
     made = sinc_kernels(sides, between(cutoff, math.pi / 3, math.pi))

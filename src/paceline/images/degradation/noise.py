@@ -1,4 +1,4 @@
-"""Gaussian and Poisson noise with a strength of its own for each image, in colour or equal in all channels."""
+"""Gaussian and Poisson noise with a separate strength for each image, in colour or equal in all channels."""
 
 from __future__ import annotations
 

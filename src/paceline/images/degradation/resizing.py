@@ -1,7 +1,7 @@
 """Resizing of each image to its own size, as products with resampling matrices.
 
 Like the degradations in the paper, bilinear and bicubic filters do not adapt to the scale when they shrink an image, so
-that they alias; the area filter averages. Under precisions that allow TF32, the products round values to 11 bits.
+they alias; the area filter averages. Under precisions that allow TF32, the products round values to 11 bits.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Second-order degradation: low-resolution images as they occur in practice, from high-resolution ones.
+"""Second-order degradation: realistic low-resolution images, made from high-resolution ones.
 
 Wang et al., Real-ESRGAN: Training Real-World Blind Super-Resolution with Pure Synthetic Data (2021). Each image is
 blurred, resized, made noisy and compressed as JPEG; then the same four steps are repeated with other parameters.
-Finally it is resized to the low resolution, filtered with a sinc kernel, and compressed again, where the compression
-comes first for half of the images. Every parameter is computed from the sample's own uniform random numbers.
+Finally, it is resized to the low resolution, filtered with a sinc kernel, and compressed again; for half of the images,
+this compression comes first. Every parameter is computed from the sample's own uniform random numbers.
 
 Blur, resizing and noise have the order of the paper, or a random order for each image and round (as in Zhang et al.,
 Designing a Practical Degradation Model for Deep Blind Image Super-Resolution, 2021). A batch has images with different
@@ -99,7 +99,7 @@ def degrade(
 
 
 def _round(canvas: Canvas, numbers: Numbers, settings: Round, height: int, width: int, order: Tensor | None) -> Canvas:
-    """Blur, resize relative to `height` × `width` and add noise, in this or each image's own order; then compress."""
+    """Blur, resize relative to `height` × `width` and add noise, then compress; `order` permutes the first three."""
     kernels = random_blur_kernels(
         numbers, settings.blur_probability, settings.sinc_probability, settings.max_blur_sigma
     )
@@ -136,7 +136,7 @@ def _in_random_order(canvas: Canvas, kernels: Tensor, resizing: Resizing, noise:
 
 def _apply_where(chosen: Tensor, step: Callable[[Canvas], Canvas], canvas: Canvas) -> Canvas:
     """Apply a step to the images for which `chosen` [n] is true."""
-    if chosen.device.type == "cpu" and not chosen.any():  # on a GPU, this question would interrupt a captured step
+    if chosen.device.type == "cpu" and not chosen.any():  # on a GPU, this check would interrupt the capture of a step
         return canvas
     return choose(chosen, step(canvas), canvas)
 

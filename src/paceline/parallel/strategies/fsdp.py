@@ -34,7 +34,7 @@ class FullyShardedDataParallel(Strategy):
     memory_format = torch.contiguous_format  # fully_shard rejects parameters in other formats
     cannot_capture = "FSDP allocates and releases weights in every step, so they have no fixed address"
     cannot_compile = "FSDP gathers the weights in hooks, which torch.compile does not support for every network"
-    ladder_obstacle = "FSDP's communication cannot be separated from the step; compare ddp instead"
+    ladder_obstacle = "FSDP's communication cannot be separated from the step; measure ddp instead"
 
     def __init__(self, settings: RunSettings, world: World, precision: Precision, recipe: Recipe) -> None:
         super().__init__(settings, world, precision, recipe)
@@ -93,7 +93,7 @@ class FullyShardedDataParallel(Strategy):
 
     @contextmanager
     def _averaging(self, network: str) -> Iterator[None]:
-        """Average the gradients of a replicated network over the processes after its backward pass."""
+        """Average the gradients of a replicated network across the processes after its backward pass."""
         yield
         gradients = [p.grad for p in self.trainable.parameters[network] if p.grad is not None]
         flat = self.world.sum(torch.cat([gradient.flatten() for gradient in gradients])) / self.world.size

@@ -29,7 +29,7 @@ class RestorationLossSettings:
     content: Literal["mse", "l1", "charbonnier"] = setting("mse", "pixel loss")
     pixel: float = setting(1.0, "weight of the pixel loss", at_least=0)
     perceptual: float = setting(
-        0.006, "weight of the perceptual loss (distance of VGG19 features); 0: VGG19 is not needed", at_least=0
+        0.006, "weight of the perceptual loss (distance between VGG19 features); 0: VGG19 is not needed", at_least=0
     )
     adversarial: float = setting(1e-3, "weight of the adversarial loss", at_least=0)
     tv: float = setting(
@@ -46,7 +46,9 @@ class RestorationLossSettings:
     )
     perceptual_distance: Literal["mse", "l1"] = setting("mse", "how VGG19 features are compared")
     fft: float = setting(0.0, "weight of the L1 loss between Fourier coefficients", at_least=0)
-    ssim: float = setting(0.0, "weight of the structural loss, 1 − SSIM; needs images of 11 pixels or more", at_least=0)
+    ssim: float = setting(
+        0.0, "weight of the structural loss, 1 − SSIM; images must have 11×11 pixels or more", at_least=0
+    )
     lpips: float = setting(0.0, "weight of the LPIPS distance; needs the package lpips", at_least=0)
     d_width: int = setting(
         64, "channels in the discriminator's first feature map; the last has 8 times as many", at_least=1

@@ -80,7 +80,7 @@ class UpscalingRecipe(RestorationRecipe):
         check_sides(spec, self.output_scale, f"scale={settings.scale}")
 
     def add_discriminator(self, discriminator: nn.Module) -> None:
-        """Add the network that tells real images from upscaled ones, and its phase."""
+        """Add the network that distinguishes real images from upscaled ones, and its phase."""
         self.discriminator = discriminator
         self.phases += (Phase("discriminator", "discriminator"),)
 

@@ -23,7 +23,7 @@ EXPERIMENT = "paceline"  # used if MLFLOW_EXPERIMENT_NAME is not set
 SAMPLES = "samples"
 WEIGHTS_TAG = "paceline.weights"
 FOLDER_TAG = "paceline.folder"
-# MLflow itself waits minutes for a dead server. Paceline repeats requests, so it needs no long waits.
+# MLflow itself waits minutes for a server that does not answer. Paceline repeats requests, so it needs no long waits.
 REQUEST_LIMITS = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "20", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
 STATES = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}  # MLflow's word for each state
 MAX_METRICS = 1000  # per request
@@ -48,13 +48,13 @@ class MLflow(Logger):
             os.environ.setdefault(name, value)
         for name in ("mlflow", "alembic"):
             logging.getLogger(name).setLevel(logging.WARNING)
-        os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"  # MLflow would print credentials in the address
+        os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"  # a printed URL may contain credentials
         self._folder, self._images = folder, images
         self._is_local = not mlflow.is_tracking_uri_set()
         self._uri = _local_database(folder) if self._is_local else mlflow.get_tracking_uri()
         self._service = "" if self._is_local else self._uri  # a run folder, and its database with it, may be moved
         self._client: Any = mlflow.MlflowClient(tracking_uri=self._uri)
-        self._run = ""  # the run's id, known once the server has answered
+        self._run = ""  # the run's ID, known once the server has answered
         self._params: dict[str, str] = {}  # settings that are not sent yet
         self._sent: dict[str, set[int]] = defaultdict(set)  # the steps of each metric that the server already has
 
@@ -71,7 +71,7 @@ class MLflow(Logger):
                 print_line(redact(f"MLflow run: {self._uri.rstrip('/')}/#/experiments/{experiment}/runs/{self._run}"))
 
     def _resume(self) -> str:
-        """Return the id of the run to resume; empty if there is none."""
+        """Return the ID of the run to resume; empty if there is none."""
         run_id = read_run_id(self._folder, NAME, self._service)
         run = self._find_run(run_id) if run_id else None
         if run is None or run.info.lifecycle_stage != "active":

@@ -38,7 +38,7 @@ SETTINGS = {
 
 
 class WandB(Logger):
-    """Logs a run to Weights & Biases. A resumed run keeps its id.
+    """Logs a run to Weights & Biases. A resumed run keeps its ID.
 
     W&B cannot append to a run that was logged offline. A run that resumes offline therefore writes its earlier metrics
     and samples again, so that its newest offline folder is complete.
