@@ -194,7 +194,7 @@ def test_the_error_for_float_images_differs_from_that_for_other_unsupported_file
 def test_progress_for_few_images_counts_pixels_and_ends_at_the_total(weights, capsys, monkeypatch):
     save("good.png")
     Path("cut.png").write_bytes(Path("good.png").read_bytes()[:-500])
-    monkeypatch.setattr("paceline.inference.apply_progress.SECONDS_BETWEEN_LINES", -1.0)
+    monkeypatch.setattr("paceline.core.ticker.FIRST_SECONDS", -1.0)
     assert apply(weights / "twice.safetensors", "good.png", "--out", "out", "--tile", "25") == 0
     assert "62% of 2,000 pixels\n" in capsys.readouterr().out
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)

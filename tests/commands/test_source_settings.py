@@ -102,7 +102,7 @@ def test_commands_that_read_no_data_work_without_the_source_file(place: Path, mo
         ),
         (
             [("--config my.toml", {"data": "panels", "panels": "image,-"}), ("flag", {"data": "npz"})],
-            "--config my.toml panels belongs to source 'panels', but --data is 'npz'; leave it out",
+            "--config my.toml panels belongs to source 'panels' or 'shards', but --data is 'npz'; leave it out",
         ),
         (
             [("flag", {"data": "degraded"}), ("--set", {"degrade_nois": "3"})],

@@ -101,7 +101,10 @@ def test_panels_in_folders_named_a_and_b_are_evaluated_on_their_test_split(tmp_p
 
 
 @pytest.mark.parametrize("name", sorted({*writers} - {*FOLDERS}))
-def test_sources_with_a_fixed_test_split_evaluate_that_split(name: str, tmp_path: Path) -> None:
+def test_sources_with_a_fixed_test_split_evaluate_that_split(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writers[name](tmp_path, monkeypatch)
     settings = settings_of(name, tmp_path)
     assert source_class(name).measure_whole(settings) is settings
 

@@ -81,7 +81,7 @@ def test_a_job_with_no_requeue_is_not_requeued(here: Path) -> None:
         (("--nodes", "0"), "--nodes 0"),
         (("--gpus-per-node", "2"), "--devices 3: differs from --gpus-per-node 2"),
         (("--batch-size", "4"), "batch"),
-        (("--strategy", "single"), "--strategy single: runs in a single process; use ddp or lightning"),
+        (("--strategy", "single"), "--strategy single: runs in a single process; use ddp, fsdp or lightning"),
         (("--out", "a\nb"), "line breaks"),
         (("--data-root", "https://me:secret@host/"), "a credential"),
         (("--submit",), "sinfo: SLURM is not installed on this machine"),

@@ -17,7 +17,7 @@ import torch
 from paceline.config.resolve import Config
 from paceline.config.spans import split_batch
 from paceline.contracts.step_ladder import MeasuredRung, StepLadder
-from paceline.core.activity import activity, counted
+from paceline.core.activity import activity, counted, end_activity
 from paceline.core.files import write_json
 from paceline.data.feed import StepData
 from paceline.parallel.batchnorm import has_batchnorm
@@ -27,8 +27,8 @@ from paceline.parallel.world import Place, World
 from paceline.training.build import Parts, assemble
 from paceline.training.graph import GraphedStep
 
-ROUNDS = 7
-BLOCK_SECONDS = 0.4
+ROUNDS = 5
+BLOCK_SECONDS = 0.25
 WARMUP_STEPS = {"cpu": 2, "cuda": 14}  # on a GPU, the CUDA graph is captured after 11 eager steps
 
 
@@ -48,6 +48,7 @@ def measure_ladder(config: Config, path: str) -> None:
     target = assemble(config)
     variants = list(_variants(config, target))
     blocks = [steps_per_block(variant, target.world) for variant in variants]
+    end_activity()
     seconds: list[list[float]] = [[] for _ in variants]
     for _ in counted(range(ROUNDS), "measuring the training step", ROUNDS):
         for variant, steps, times in zip(variants, blocks, seconds, strict=True):
@@ -119,7 +120,7 @@ def steps_per_block(variant: Variant, world: World, block_seconds: float = BLOCK
     """Warm up, then return how many steps take about `block_seconds`; the number is the same on all ranks."""
     time_block(variant, WARMUP_STEPS[world.device.type], world)
     seconds = time_block(variant, 2, world) / 2
-    steps = world.broadcast(max(2, min(200, round(block_seconds / seconds))))
+    steps = world.broadcast(max(1, min(200, round(block_seconds / seconds))))
     assert isinstance(steps, int)
     return steps
 

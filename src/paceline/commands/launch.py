@@ -107,4 +107,5 @@ def job_name(config: Config, name: str) -> str:
 
 def _strategies_in_processes() -> str:
     classes = load_classes("strategy", Strategy)
-    return " or ".join(name for name, strategy in classes.items() if strategy.needs_processes)
+    *names, last = (name for name, strategy in classes.items() if strategy.needs_processes)
+    return f"{', '.join(names)} or {last}"

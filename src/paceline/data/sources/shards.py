@@ -256,7 +256,8 @@ def _find(split: str, settings: Shards.Settings) -> tuple[Catalog, tuple[StoredF
     if split in catalog.splits:
         return catalog, catalog.splits[split], True
     if "" not in catalog.splits:
-        raise UserError(f"{catalog.storage.shown}: has no shards for the split {split!r}; set --test-root")
+        remedy = "set --test-root" if split == "test" else f"put {split!r} in the names of its shards or folders"
+        raise UserError(f"{catalog.storage.shown}: has no shards for the split {split!r}; {remedy}")
     return catalog, catalog.splits[""], bool(settings.test_root)
 
 
