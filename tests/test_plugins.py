@@ -315,6 +315,7 @@ def test_a_run_with_a_user_loader_equals_a_run_with_a_built_in_loader(tiny: str,
     assert own_state["state.safetensors"] == ours_state["state.safetensors"]
 
 
+@pytest.mark.slow
 def test_train_and_verify_work_with_a_user_strategy(tiny: str, tmp_path: Path) -> None:
     (tmp_path / "my_strategy.py").write_text(OWN_STRATEGY)
     own = ("--strategy", "./my_strategy.py", "--devices", "2")

@@ -36,6 +36,7 @@ def seen(folder: Path, seed: int) -> Path:
     return folder / f"table/cells/classification-single-1-batch64-seed{seed}"
 
 
+@pytest.mark.slow
 def test_a_comparison_that_was_killed_resumes_without_repeating_finished_runs(tmp_path: Path) -> None:
     killed = tmp_path / "killed"
     killed.mkdir()

@@ -88,6 +88,7 @@ def test_average_pooling_excludes_padding():
     assert ((channels_first(out) - wanted).abs() <= 1.05 * ROUNDED * wanted + 1e-6).all()
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_the_whole_network_computes_the_same_features_in_float16_and_float32():
     torch.manual_seed(0)

@@ -37,6 +37,7 @@ def test_a_forked_command_writes_a_log_and_returns_its_exit_code(tmp_path: Path,
     assert "no-such-recipe" in failure_reason(tmp_path / "logs/bad.txt")
 
 
+@pytest.mark.slow
 def test_forked_commands_have_the_environment_variables_of_their_server(tmp_path: Path, servers: ForkServers) -> None:
     widths = []
     for columns in ("60", "110"):

@@ -102,6 +102,7 @@ def train_in_a_program(tiny: str) -> int:
     return 7
 
 
+@pytest.mark.slow
 def test_a_hung_run_raises_an_error_that_the_calling_program_can_catch(tmp_path: Path, tiny: str) -> None:
     running = start_function_in_ranks(tmp_path, 1, train_in_a_program, tiny)[0]
     wait_until(lambda: has_saved(tmp_path / "run"), running)

@@ -95,6 +95,7 @@ def test_restarting_a_finished_run_changes_nothing(tmp_path: Path, tiny: str) ->
     assert (metrics_without_times(tmp_path / "run"), weights_of(tmp_path / "run")) == before
 
 
+@pytest.mark.slow
 def test_two_processes_resume_after_the_launcher_or_a_rank_is_killed(tmp_path: Path, tiny: str) -> None:
     command = ("train", tiny, *SLOW_SAVES, "--devices", "2", "--set", "dropout=0.2")
     assert run_ranks(tmp_path, 2, *command, "--out", "whole") == [0, 0]
