@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
@@ -108,3 +109,22 @@ def test_a_wrong_recipe_or_source_is_reported_before_torch_is_imported() -> None
     assert done.stdout == "[2, 2, 2] False\n"
     assert done.stderr.startswith("paceline: unknown recipe 'clasification'; did you mean 'classification'?\n")
     assert len(done.stderr.splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "suggested"),
+    [
+        ("train cl", {"classification"}),
+        ("train classification --preset qu", {"quick"}),
+        ("train dcgan --data sh", {"shards"}),
+        ("train dcgan --strategy ", {*names("strategy")}),
+        ("compare dcgan --sync-batchnorm o", {"on", "off"}),
+    ],
+)
+def test_the_shell_completes_recipes_presets_plugins_and_choices(words: str, suggested: set[str]) -> None:
+    line = f"paceline {words}"
+    request = {"_PACELINE_COMPLETE": "complete_bash", "COMP_WORDS": line}
+    request["COMP_CWORD"] = str(len(line.split(" ")) - 1)
+    command = [sys.executable, "-c", "from paceline.cli.app import app; app(prog_name='paceline')"]
+    answer = subprocess.run(command, env={**os.environ, **request}, capture_output=True, text=True, timeout=60)
+    assert set(answer.stdout.split()) == suggested, answer.stderr

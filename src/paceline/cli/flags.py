@@ -12,12 +12,13 @@ from typing import Annotated, Any, Literal, Protocol, TypeAlias, get_args, get_o
 
 import typer
 
+from paceline.cli.completion import complete_recipe, completion_of
 from paceline.config.other_names import COMMON
 from paceline.config.settings import COMMON_ALIASES, LearnerSettings
 from paceline.config.source_flags import SourceFlags
 from paceline.core.errors import UserError
 from paceline.core.files import SAFETENSORS
-from paceline.core.registry import check_name, names
+from paceline.core.registry import check_name
 from paceline.core.trust import set_trust
 from paceline.core.types import SettingValue
 
@@ -36,16 +37,12 @@ GROUPS = {
 }
 
 
-def _complete_recipe(incomplete: str) -> list[str]:
-    return [name for name in names("recipe") if name.startswith(incomplete)]
-
-
 RecipeName = Annotated[
     str,
     typer.Argument(
         metavar="RECIPE",
         help="name of a recipe, or path to your own .py file",
-        autocompletion=_complete_recipe,
+        autocompletion=complete_recipe,
     ),
 ]
 RunName = Annotated[
@@ -171,6 +168,7 @@ def _option(f: Field[Any], hint: Any, defaults: Mapping[str, Any]) -> inspect.Pa
         help=_with_default(f, hint, default),
         show_default=False,
         metavar=None if kind is bool else "VALUE",
+        autocompletion=completion_of(f.name, hint),
         rich_help_panel=next((group for group, members in GROUPS.items() if f.name in members), None),
     )
     annotation = Annotated[kind | None, flag]  # type: ignore[valid-type]
