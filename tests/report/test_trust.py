@@ -247,12 +247,12 @@ def test_the_report_states_where_each_efficiency_was_measured(tmp_path: Path) ->
     ladders = {"classification-ddp-2-64": measured(one=500, part=900, gradients=450)}
     report, printed = made(cell(speed=1000), cell("ddp", 2, speed=440), step_ladders=ladders)
     assert "**ddp × 2** does not gain: it trains at 0.44× the speed of one device." in printed
-    assert "A separate step-time breakdown (efficiency 45%) shows the largest cost: gradients are exchanged" in printed
+    assert "A separate step-time breakdown (efficiency 45 %) shows the largest cost: gradients are exchanged" in printed
     assert "ddp × 2 is slower than one device (0.44× the speed), because gradients are exchanged" in printed
     write_report(report, tmp_path)
     words = (tmp_path / "report.md").read_text()
     assert (
-        "**ddp × 2** reaches 45% of the ideal 2× speedup in this measurement (during the runs: 22%; see Speed)."
+        "**ddp × 2** reaches 45 % of the ideal 2× speedup in this measurement (during the runs: 22 %; see Speed)."
         in words
     )
 
@@ -260,7 +260,7 @@ def test_the_report_states_where_each_efficiency_was_measured(tmp_path: Path) ->
 def test_a_difference_in_speed_within_the_spread_is_not_a_gain() -> None:
     for spread, words in (
         (150.0, "**ddp × 2** does not gain: it is as fast as one device, given the spread of both (1.10×)"),
-        (50.0, "**ddp × 2** gains: it trains 1.10× as fast as one device (efficiency 55%)"),
+        (50.0, "**ddp × 2** gains: it trains 1.10× as fast as one device (efficiency 55 %)"),
     ):
         _, printed = made(cell(speed=1000, spread=1.0), cell("ddp", 2, speed=1100, spread=spread))
         assert words in printed

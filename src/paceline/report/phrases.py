@@ -47,7 +47,7 @@ def fill(phrase: str, content: JsonObject, show: Callable[[str, Json, str], str]
     def replace(match: re.Match[str]) -> str:
         path, spec = match.groups()
         value = look_up(content, path)
-        text = NO_VALUE if value is None else format(value, spec)
+        text = NO_VALUE if value is None else format(value, spec).replace("%", " %")
         return show(path, value, text) if show else text
 
     return _NUMBER.sub(replace, phrase)
