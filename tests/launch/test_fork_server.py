@@ -59,7 +59,8 @@ def test_a_forked_command_can_be_interrupted_and_killed(tmp_path: Path, servers:
 
 def test_forked_commands_die_with_their_server(tmp_path: Path, servers: ForkServers) -> None:
     board = servers.start(["board", ".", "--port", "0"], tmp_path / "log.txt", {"MARK": str(tmp_path / "mark")})
-    wait_until(lambda: "http" in (tmp_path / "log.txt").read_text())
+    log = tmp_path / "log.txt"
+    wait_until(lambda: log.is_file() and "http" in log.read_text())
     (server,) = servers._servers.values()
     server._process.kill()
     assert board.wait() == -signal.SIGKILL
