@@ -30,7 +30,7 @@ test-extras: $(INSTALLED) $(EXTRAS)  ## run the tests of optional parts: DALI, O
 	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "extras and not slow" -rs $(PYTEST_ARGS)
 
 test-cluster: $(INSTALLED) $(S3_SERVER)  ## run the tests on SLURM, network namespaces and an S3 server, where available (as root)
-	@$(BIN)/python -m pytest -n 2 --dist loadfile -m cluster tests/cluster $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "cluster and not slow" tests/cluster $(PYTEST_ARGS)
 
 test-all: lint $(EXTRAS) $(LIBRARIES)  ## run the tests of `test` and `test-extras`, the slow tests, and those of timm, spandrel, MLflow and W&B
 	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not cluster and not torture" $(PYTEST_ARGS)

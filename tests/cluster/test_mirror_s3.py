@@ -50,6 +50,7 @@ def is_uploading(run: Path) -> bool:
     return (run / ".mirror" / "checkpoints").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_mirrored_runs_lose_nothing_when_the_server_is_killed_during_uploads(tmp_path: Path, server: S3Server) -> None:
     chance, tally = random.Random(5), Counter[str]()
