@@ -82,7 +82,8 @@ def test_a_finished_run_is_complete_in_mlflow(tmp_path: Path, server: MlflowServ
     assert Path(run.data.tags["paceline.weights"]).is_relative_to(folder)
     assert Path(run.data.tags["paceline.weights"]).is_file()
     samples = [file.path for file in client_of(server).list_artifacts(run.info.run_id, "samples")]
-    assert samples == [f"samples/samples-{images:012}.png" for images in (0, 640)]
+    names = ("real-000000000000", "samples-000000000000", "samples-000000000640")
+    assert samples == [f"samples/{name}.png" for name in names]
     copy = mlflow.artifacts.download_artifacts(
         run_id=run.info.run_id, artifact_path=samples[1], tracking_uri=server.address, dst_path=str(tmp_path)
     )

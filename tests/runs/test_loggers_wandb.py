@@ -56,9 +56,13 @@ def test_a_finished_run_is_complete_in_its_offline_folder(tmp_path: Path, strate
     (file,) = files_of(folder)
     assert logged(file) == lines_of(folder)
     samples = [entry for entry in history(file) if entry[0].startswith("samples/")]
-    assert [(name, step) for name, step, _ in samples] == [("samples/samples", 0), ("samples/samples", 640)]
-    for _, step, path in samples:
-        original = np.asarray(Image.open(folder / "samples" / f"samples-{step:012}.png"))
+    assert sorted((name, step) for name, step, _ in samples) == [
+        ("samples/real", 0),
+        ("samples/samples", 0),
+        ("samples/samples", 640),
+    ]
+    for name, step, path in samples:
+        original = np.asarray(Image.open(folder / f"{name}-{step:012}.png"))
         assert np.array_equal(np.asarray(Image.open(file.parent / "files" / path)), original)
     assert config(file)["lr"] == 0.01 and config(file)["recipe"] == TINY_GAN
     assert Path(summary(file)["weights"]).is_file() and summary(file)["state"] == "finished"
