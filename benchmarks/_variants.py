@@ -1,4 +1,4 @@
-"""Helpers for the benchmarks: interleaved measurements of variants, the engine's training step, tables and JSON."""
+"""Helpers for the benchmarks: measurements of variants in turn, the engine's training step, tables and JSON."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from paceline.training.loop import Loop, Outputs
 
 WARMUP_STEPS = 14  # enough for the engine, which captures its CUDA graph after 11 eager steps
 MAX_STEPS = 400
+Fit = Callable[[int], float]  # function that runs a number of steps and returns the elapsed seconds
 
 
 @dataclass

@@ -19,7 +19,7 @@ import logging
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import repeat
 from pathlib import Path
 from time import perf_counter
@@ -30,6 +30,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from _variants import (
+    Fit,
     engine_variant,
     print_rows,
     set_torch_defaults,
@@ -45,7 +46,6 @@ from paceline.models.dcgan import Discriminator, Generator
 
 SIDE_PX, NOISE = 32, 100
 WARMUP_BATCHES = 20  # number of batches before timing starts in each fit
-Fit = Callable[[int], float]  # function that runs a number of steps and returns the elapsed seconds
 
 
 class Images(Dataset):

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from _variants import (
+    Fit,
     engine_variant,
     print_rows,
     set_torch_defaults,
@@ -44,7 +45,6 @@ from paceline.models.rrdbnet import RRDBNet
 WARMUP_STEPS = 12  # steps before timing starts in each block of a plain loop or a fit
 TRIAL_STEPS = 4
 VARIANTS = ("plain", "plain compiled", "trainer", "trainer compiled", "engine", "engine compiled")
-Fit = Callable[[int], float]  # function that runs a number of steps and returns the elapsed seconds
 
 
 @dataclass(frozen=True)

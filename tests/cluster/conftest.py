@@ -1,4 +1,7 @@
-"""Set up a real SLURM cluster with two nodes, and two hosts in network namespaces, all on one machine. Needs root."""
+"""Set up a real SLURM cluster with two nodes, two hosts in network namespaces, and an S3 server, all on one machine.
+
+SLURM and the hosts need root.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from pathlib import Path
 import pytest
 from machines import Host, ask, free_ports, ip, need_root
 from running import wait_until
+from s3_server import S3Server, find_weed
 
 from paceline.core.heartbeat import die_with_parent
 
@@ -134,3 +138,15 @@ def hosts() -> Iterator[tuple[Host, Host]]:
     finally:
         for host in pair:
             subprocess.run(["ip", "netns", "delete", host.name], capture_output=True, timeout=20)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """Start a real S3 server, with its credentials in the environment."""
+    server = S3Server(find_weed(), tmp_path_factory.mktemp("s3") / "server")
+    server.start()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in server.environment.items():
+            patch.setenv(name, value)
+        yield server
+    server.kill()

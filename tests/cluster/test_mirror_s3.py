@@ -7,12 +7,11 @@ import shutil
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from running import Running, metrics_without_times, run_fork, start_fork, wait_until, weights_of
-from s3_server import BUCKET, S3Server, find_weed
+from s3_server import BUCKET, S3Server
 
 from paceline.core.checksums import checksum_of_file
 from paceline.runs.mirror.destination import Destination, open_destination
@@ -21,17 +20,6 @@ from paceline.runs.status import MirrorState, Status
 
 TINY = str(Path(__file__).resolve().parent.parent / "tiny.py")
 QUICK = ("--set", "mirror_every=0.2", "--set", "pause=0.05")
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    server = S3Server(find_weed(), tmp_path_factory.mktemp("s3") / "server")
-    server.start()
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in server.environment.items():
-            patch.setenv(name, value)
-        yield server
-    server.kill()
 
 
 def whole_snapshots(destination: Destination, scratch: Path) -> list[int]:

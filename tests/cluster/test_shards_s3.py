@@ -7,13 +7,12 @@ import shutil
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import safetensors.numpy
 from running import run_fork, start_fork, wait_until, weights_of
-from s3_server import S3Server, find_weed
+from s3_server import S3Server
 
 from paceline.commands.pack_shards import pack_to_shards
 
@@ -22,17 +21,6 @@ BUCKET = "data"
 EPOCH, KILLS = 1294, 10  # nine tenths of the 1,438 training digits
 COMMAND = ("train", TINY, "--data", "shards", "--loader", "workers", "--workers", "2", "--set", "channels=1")
 COMMAND = (*COMMAND, "--images", str(2 * EPOCH), "--set", "save_every=5 steps", "--set", "evaluate_every=40 steps")
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    server = S3Server(find_weed(), tmp_path_factory.mktemp("s3") / "server")
-    server.start()
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in server.environment.items():
-            patch.setenv(name, value)
-        yield server
-    server.kill()
 
 
 @pytest.fixture(scope="module")

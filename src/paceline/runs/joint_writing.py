@@ -37,7 +37,7 @@ class Writers(Protocol):
 def joint_writer(writers: Writers) -> Iterator[WriteTensors]:
     """Yield a function with which process 0 writes a checkpoint's tensors, while the others call `help_write`.
 
-    If the function is not called, the other processes are told to write nothing.
+    If the function is not called, the other processes write nothing.
     """
     announced = False
 

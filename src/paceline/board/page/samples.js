@@ -104,7 +104,7 @@ export class Samples {
     const name = make("div");
     const image = make("img", { alt: "", decoding: "async" });
     const caption = make("figcaption");
-    const large = make("button", { class: "picture", title: "enlarge or shrink the image", onclick: () => pane.classList.toggle("wide") }, image);
+    const large = make("button", { class: "enlarge", title: "enlarge or shrink the image", onclick: () => pane.classList.toggle("wide") }, image);
     const pane = make("div", { class: "pane" }, name, make("figure", {}, large, caption));
     return { pane, name, image, caption };
   }
