@@ -22,6 +22,7 @@ from typing import Any
 from paceline.runs.metrics import read_metrics
 from paceline.runs.provenance import versions_and_hardware
 
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 LARGEST_CROP = 128  # crop size of the preset train291
 TRIAL_IMAGES = 20_000
 SHARE_FOR_TRAINING = 0.9  # fraction of --minutes; the remaining time is for startup, evaluation and saving
@@ -85,7 +86,7 @@ def link_photographs(root: Path, folder: Path, crop: int) -> dict[str, int]:
 
     folder.mkdir(exist_ok=True)
     counts = {"used": 0, "too_small": 0}
-    for path in sorted(path for path in root.iterdir() if path.suffix.lower() in (".png", ".jpg", ".jpeg", ".bmp")):
+    for path in sorted(path for path in root.iterdir() if path.suffix.lower() in SUFFIXES):
         with Image.open(path) as image:
             fits = min(image.size) >= crop
         counts["used" if fits else "too_small"] += 1

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from paceline.core.errors import UserError
 from paceline.core.types import SettingValue
+from paceline.models.channel_norm import fuse_channel_norms
 from paceline.models.network_choice import NetworkChoice, NetworkTask
 from paceline.models.recognised import RecognisedNetwork
 from paceline.models.unit_range import SizeRule, UnitRangeNetwork
@@ -171,7 +172,7 @@ def _build(choice: NetworkChoice, entry: _Entry, task: NetworkTask) -> UnitRange
             continue
         made = descriptor.input_channels, descriptor.output_channels, descriptor.scale
         if made == (task.in_channels, task.out_channels, task.scale):
-            return UnitRangeNetwork(network, descriptor._call_fn, _size_rule(descriptor))
+            return UnitRangeNetwork(fuse_channel_norms(network), descriptor._call_fn, _size_rule(descriptor))
         problem = problem or UserError(
             f"network={choice.name}: maps {made[0]} to {made[1]} channels at scale {made[2]}, "
             f"but this run needs {task.in_channels} to {task.out_channels} channels at scale {task.scale}; "

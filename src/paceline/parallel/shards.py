@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -34,7 +35,15 @@ def first_row(tensor: Tensor) -> int:
 
 def gather_rows(tensor: Tensor) -> Tensor:
     """Return the whole tensor; every process must call this at the same time."""
-    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
+    if not isinstance(tensor, DTensor):
+        return tensor.detach()
+    mesh, own = tensor.device_mesh, own_rows(tensor)
+    rows = -(-len(tensor) // mesh.size())  # rows per process; the last processes may have fewer
+    padded = own.new_zeros(rows, *own.shape[1:])
+    padded[: len(own)] = own
+    whole = own.new_empty(rows * mesh.size(), *own.shape[1:])
+    dist.all_gather_into_tensor(whole, padded, group=mesh.get_group())
+    return whole[: len(tensor)]
 
 
 def select_rows(whole: Tensor, like: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from paceline.core.errors import UserError
 from paceline.parallel.blocks import blocks_of
 from paceline.parallel.precision import Precision
 from paceline.parallel.shards import is_sharded
+from paceline.parallel.staged_collectives import StagedAllGather, StagedReduceScatter
 from paceline.parallel.strategy import Strategy
 from paceline.parallel.trainable import Trainable
 from paceline.parallel.world import World
@@ -73,6 +74,10 @@ class FullyShardedDataParallel(Strategy):
         # between the processes after an evaluation. An explicit order is the same in every process.
         for before, module in zip([modules[0], *modules], modules, strict=False):
             module.set_modules_to_backward_prefetch([before])
+        if self.world.device.type == "cuda" and self.world.backend == "gloo":
+            for module in modules:
+                module.set_custom_all_gather(StagedAllGather())  # type: ignore[arg-type]
+                module.set_custom_reduce_scatter(StagedReduceScatter())  # type: ignore[arg-type]
         return modules
 
     def _describe(self) -> list[str]:
