@@ -143,7 +143,7 @@ def forecast(config: Config, device_bytes: int = 0) -> Forecast:
 
     `device_bytes` is the memory of a device, which decides whether the samples are kept on it; 0 if it is not known.
     """
-    precision = _precision(config)
+    precision = precision_of(config)
     activity(f"opening the data source {config.run.data}")
     sources = open_sources(config)
     batch = split_batch(config.run.batch_size, 1, config.run.accumulate)
@@ -162,18 +162,18 @@ def forecast(config: Config, device_bytes: int = 0) -> Forecast:
         config,
         StepMemory(*traces[False]),
         StepMemory(*traces[True]) if traces[True] else None,
-        _data_bytes(config, sources, torch.device(precision.device_type), device_bytes),
+        kept_data_bytes(config, sources, torch.device(precision.device_type), device_bytes),
     )
 
 
-def _precision(config: Config) -> Precision:
+def precision_of(config: Config) -> Precision:
     """Return the precision on a GPU that supports bf16, unless the run uses the CPU."""
     device_type = "cpu" if config.run.accelerator == "cpu" else "cuda"
     name = config.run.precision
     return Precision(("bf16" if device_type == "cuda" else "fp32") if name == "auto" else name, device_type)
 
 
-def _data_bytes(config: Config, sources: Mapping[str, Source], device: torch.device, device_bytes: int) -> int:
+def kept_data_bytes(config: Config, sources: Mapping[str, Source], device: torch.device, device_bytes: int) -> int:
     """Return the size of the samples that loaders keep on a device."""
     budget = Budget(config.run.devices, free={device.type: device_bytes or UNKNOWN_BYTES})
     order = sorted(sources, key=lambda split: split != "train")

@@ -63,7 +63,7 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ign
         self.phase = ""
         self._storages: dict[int, _Storage] = {}
         self._rows: list[tuple[str, tuple[int, ...]]] = []
-        self._moves: list[tuple[int, Column, Column, int]] = []
+        self._moves: list[tuple[int, int, Column, int]] = []  # corrections of the rows [start, end)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -74,9 +74,18 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ign
                 return None  # fused optimizers have no implementation for fake tensors
             if kwargs.get("device") == META:
                 kwargs = kwargs | {"device": self.device}
+        for tensor in _tensors(args):
+            self._find(tensor)
         result = func(*args, **kwargs)
         self.mark(_tensors(result), Column(Kind.ACTIVATIONS), only_new=True)
         return result
+
+    def _find(self, tensor: Tensor) -> None:
+        """Count a tensor that was created before the log was active as a buffer, from the start of the timeline."""
+        if tensor.device == self.device and id(storage := tensor.untyped_storage()) not in self._storages:
+            column = Column(Kind.BUFFERS)
+            self._count(storage, column)
+            self._moves.append((0, len(self._rows), column, self._storages[id(storage)].size))
 
     def mark(self, tensors: Iterable[Tensor], column: Column, *, only_new: bool = False) -> None:
         """Count the memory of tensors in a column, from now on; with `only_new`, skip memory that is known."""
@@ -96,11 +105,13 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ign
                 self._add(old, -storage.size)
                 self._storages[key] = storage._replace(column=new)
                 self._add(new, storage.size)
-                self._moves.append((storage.since, old, new, storage.size))
+                end = len(self._rows)
+                self._moves += [(storage.since, end, old, -storage.size), (storage.since, end, new, storage.size)]
 
     def restart(self) -> None:
         """Forget the timeline so far; it starts again with the memory that is in use."""
         self._storages = {key: storage._replace(since=0) for key, storage in self._storages.items()}
+        self._moves.clear()
         self._rows = [(self.phase, tuple(self.live.values()))]
 
     def timeline(self) -> Timeline:
@@ -109,9 +120,8 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ign
         live = np.zeros((len(self._rows), len(columns)))
         for number, (_, sizes) in enumerate(self._rows):
             live[number, : len(sizes)] = sizes  # columns are only ever appended
-        for since, old, new, size in self._moves:
-            live[since:, columns.index(old)] -= size
-            live[since:, columns.index(new)] += size
+        for start, end, column, size in self._moves:
+            live[start:end, columns.index(column)] += size
         return Timeline(columns, live, tuple(phase for phase, _ in self._rows))
 
     def _count(self, storage: torch.UntypedStorage, column: Column) -> bool:
@@ -141,10 +151,10 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ign
         return -(-size // self.block_bytes) * self.block_bytes
 
 
-def _tensors(result: Any) -> Iterator[Tensor]:
-    """Yield the tensors in the result of an operation."""
-    if isinstance(result, Tensor):
-        yield result
-    elif isinstance(result, (tuple, list)):
-        for part in result:
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors among the arguments or results of an operation."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for part in value:
             yield from _tensors(part)
