@@ -3,8 +3,8 @@
 Each row is one recipe at a size that needs more than 4 GiB. The forecast is computed in processes of its own, which do
 not use the GPU. The measurement trains some steps in another process. On a GPU, `allocated` is
 torch.cuda.max_memory_allocated after the first step, in which cuDNN also tries slower algorithms, and `first step` is
-the peak of that step. `tensors` is the peak of the memory of all tensors in a step, without cuDNN's workspaces and other
-memory that operations use internally. On a CPU, only `tensors` is measured.
+the peak of that step. `tensors` is the peak of the memory of all tensors in a step, without cuDNN's workspaces and
+other memory that operations use internally. On a CPU, only `tensors` is measured.
 
     PYTHONPATH=src python benchmarks/memory_forecast.py --json memory_forecast.json
     PYTHONPATH=src python benchmarks/memory_forecast.py --accelerator cpu --small

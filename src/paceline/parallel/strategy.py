@@ -114,8 +114,7 @@ class Strategy:
 
     def __init__(self, settings: RunSettings, world: World, precision: Precision, recipe: Recipe) -> None:
         """Move the recipe to its device and wrap it, ready for the first step."""
-        undeclared = not self.needs_processes and type(self).num_devices is Strategy.num_devices
-        most = 1 if self.max_devices is None and undeclared else self.max_devices
+        most = self.device_limit()
         if most is not None and settings.devices > most:
             name = settings.strategy
             raise UserError(
@@ -134,6 +133,12 @@ class Strategy:
     def num_devices(self) -> int:
         """The number of devices that each batch is divided among."""
         return self.world.size
+
+    @classmethod
+    def device_limit(cls) -> int | None:
+        """Return the maximum number of devices; None if there is no maximum."""
+        undeclared = not cls.needs_processes and cls.num_devices is Strategy.num_devices
+        return 1 if cls.max_devices is None and undeclared else cls.max_devices
 
     @classmethod
     def memory_shares(cls, recipe: Recipe, num_devices: int) -> MemoryShares:

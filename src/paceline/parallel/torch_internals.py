@@ -24,12 +24,12 @@ from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 __all__ = [
+    "DEVICE_QUERY",
     "AnyBatchNorm",
     "AnyDropout",
     "ElasticAgent",
     "FakeTensorMode",
     "TCPStore",
-    "DEVICE_QUERY",
     "TorchDispatchMode",
     "copy_all",
     "end_broken_capture",

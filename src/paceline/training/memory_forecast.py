@@ -25,6 +25,7 @@ from paceline.parallel.strategy import Strategy
 from paceline.training.memory_trace import Trace, trace_step
 from paceline.training.storage_log import Kind
 
+GIB = 2**30
 USABLE = 0.9  # part of a device's memory; the CUDA context, cuDNN workspaces and fragmentation need the rest
 MAX_SAMPLES = 2**20  # per device
 UNKNOWN_BYTES = 2**62  # of a device whose memory is not known
@@ -102,7 +103,7 @@ class Forecast:
         """Return whether activations are recomputed with the settings."""
         wanted = self.config.run.checkpoint_activations
         on = wanted == "on" or (wanted == "auto" and strategy.shards_weights and devices > 1)
-        return on and not strategy.cannot_recompute and self.recomputed is not None
+        return on and self.can_recompute(strategy)
 
     def memory(
         self, strategy: type[Strategy], devices: int, samples: int, *, recompute: bool | None = None
@@ -117,17 +118,37 @@ class Forecast:
         network = next((one.network for one in step.recipe.phases if one.name == phase), "")
         return DeviceMemory({kind: size for kind, size in found.items() if size}, phase, network)
 
+    def can_recompute(self, strategy: type[Strategy]) -> bool:
+        """Return whether `checkpoint_activations=on` is possible."""
+        return self.recomputed is not None and not strategy.cannot_recompute
+
+    def can_divide(self, devices: int) -> bool:
+        """Return whether each device gets at least one sample of each micro-batch."""
+        batch = split_batch(self.config.run.batch_size, 1, self.config.run.accumulate)
+        return "/" in self.config.run.batch_size or batch >= devices * self.config.run.accumulate
+
+    def advice(self, memory: DeviceMemory) -> str:
+        """Return what reduces the memory of a step whose smallest batch does not fit."""
+        smaller = "a smaller network"
+        if memory.largest == Kind.ACTIVATIONS:
+            recompute = "--set checkpoint_activations=on, " if self.recomputed else ""
+            return f"use {recompute}smaller images (--crop or --set size=N) or {smaller}"
+        return f"use --strategy fsdp on more devices, or {smaller}"
+
     def samples_per_device(self, devices: int) -> int:
         """Return the number of samples per device and micro-batch with the run's batch size."""
         batch = split_batch(self.config.run.batch_size, devices, self.config.run.accumulate)
         return math.ceil(batch / devices / self.config.run.accumulate)
 
+    def fits(self, memory: DeviceMemory, device_bytes: int) -> bool:
+        """Return whether a step fits in a device's memory."""
+        return memory.total <= device_bytes * USABLE
+
     def largest_batch(self, strategy: type[Strategy], devices: int, device_bytes: int, *, recompute: bool) -> int:
         """Return the largest global batch whose step fits in a device's memory; 0 if one sample does not fit."""
 
         def fits(samples: int) -> bool:
-            memory = self.memory(strategy, devices, samples, recompute=recompute)
-            return memory.total <= device_bytes * USABLE
+            return self.fits(self.memory(strategy, devices, samples, recompute=recompute), device_bytes)
 
         low, high = 0, 1
         while high <= MAX_SAMPLES and fits(high):
@@ -138,14 +159,15 @@ class Forecast:
         return low * devices * self.config.run.accumulate
 
 
-def forecast(config: Config, device_bytes: int = 0) -> Forecast:
+def forecast(config: Config, device_bytes: int = 0, sources: Mapping[str, Source] | None = None) -> Forecast:
     """Trace the step of a run and return its memory; the process must not train afterwards (see `memory_trace`).
 
     `device_bytes` is the memory of a device, which decides whether the samples are kept on it; 0 if it is not known.
     """
     precision = precision_of(config)
-    activity(f"opening the data source {config.run.data}")
-    sources = open_sources(config)
+    if sources is None:
+        activity(f"opening the data source {config.run.data}")
+        sources = open_sources(config)
     batch = split_batch(config.run.batch_size, 1, config.run.accumulate)
     samples = math.ceil(batch / config.run.accumulate)
     sizes = (samples, 2 * samples) if samples < 4 else (samples // 2, samples)
@@ -185,3 +207,8 @@ def num_graphs(recipe: Recipe) -> int:
     """Return how many CUDA graphs a run captures: one for each set of phases that run in the same step."""
     period = math.lcm(*(phase.every for phase in recipe.phases))
     return len({tuple(phase.name for phase in recipe.phases if number % phase.every == 0) for number in range(period)})
+
+
+def gib(size: float) -> str:
+    """Return a number of bytes in GiB."""
+    return f"{size / GIB:.2f}" if size >= GIB / 100 else f"{size / GIB:.2g}" if size else "0"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from inspect import signature
 from typing import Any
 
@@ -60,7 +60,7 @@ def trace_step(
     """
     device = torch.device("cuda", 0) if precision.device_type == "cuda" else torch.device("cpu")
     log = StorageLog(device, is_fake=True)
-    with FakeTensorMode(allow_non_fake_inputs=True), pretend_cuda(), _CudaDropout():
+    with _fake_mode(), pretend_cuda(), _CudaDropout():
         recipe = _fake_recipe(config, sources)
         with log:
             strategy = _OneDevice(log, config, precision, recipe, recompute)
@@ -69,7 +69,7 @@ def trace_step(
                 config.with_run(batch_size=str(total)), recipe, precision, epoch=EPOCH_IMAGES, step=total, total=total
             )
             step = Step(recipe, learners, strategy, lambda batch: batch, samples * config.run.accumulate, total)
-            _mark_weights(log, recipe, learners)
+            mark_recipe(log, recipe, learners)
             fetched = _batches(config, sources["train"], recipe, precision, samples, device)
             log.mark((t for some in fetched for batch in some for t in batch.values()), Column(Kind.BATCH))
             recipe.train()
@@ -79,6 +79,12 @@ def trace_step(
             log.relabel_remaining(Column(Kind.ACTIVATIONS), Column(Kind.BUFFERS))  # constants that recipes keep
             strategy.trainable.release()
             return Trace(samples, recipe, log.timeline(), strategy.recomputes)
+
+
+@cache
+def _fake_mode() -> FakeTensorMode:
+    """Return the mode of all traces in this process; tensors of different modes cannot be combined."""
+    return FakeTensorMode(allow_non_fake_inputs=True)
 
 
 def _learn(step: Step, fetched: list[list[Batch]], log: StorageLog) -> None:
@@ -109,9 +115,7 @@ def _fake_recipe(config: Config, sources: Mapping[str, Source]) -> Recipe:
 class _OneDevice(Strategy):
     """One device whose memory a log follows."""
 
-    def __init__(
-        self, log: StorageLog, config: Config, precision: Precision, recipe: Recipe, recompute: bool
-    ) -> None:
+    def __init__(self, log: StorageLog, config: Config, precision: Precision, recipe: Recipe, recompute: bool) -> None:
         self.log, self.recompute = log, recompute
         super().__init__(config.with_run(devices=1).run, World(Place(), log.device), precision, recipe)
 
@@ -156,8 +160,8 @@ class _CudaDropout(TorchFunctionMode):
         return torch.native_dropout(tensor, p, training)[0]
 
 
-def _mark_weights(log: StorageLog, recipe: Recipe, learners: Mapping[str, Learner]) -> None:
-    """Tell the log what the recipe's tensors are, and later also their gradients."""
+def mark_recipe(log: StorageLog, recipe: Recipe, learners: Mapping[str, Learner]) -> None:
+    """Label the recipe's weights and buffers, the learners' state and, when they are computed, the gradients."""
     log.mark(recipe.parameters(), Column(Kind.WEIGHTS))  # frozen weights belong to no network
     log.mark(recipe.buffers(), Column(Kind.BUFFERS))
     for name, network in recipe.networks.items():
@@ -178,7 +182,10 @@ def _create_state(learner: Learner) -> list[Tensor]:
     for parameter in learner.parameters:
         state = learner.optimizer.state[parameter]
         if not state:
-            state |= {name: torch.zeros_like(like, device=parameter.device) for name, like in learner.state_like(parameter).items()}
+            state |= {
+                name: torch.zeros_like(like, device=parameter.device)
+                for name, like in learner.state_like(parameter).items()
+            }
     return [value for state in learner.optimizer.state.values() for value in state.values()]
 
 

@@ -38,7 +38,10 @@ class DistributedDataParallel(Strategy):
     @classmethod
     def memory_shares(cls, recipe: Recipe, num_devices: int) -> MemoryShares:
         # Each phase has its own buckets. Gradients are views of them.
-        sizes = (bytes_of(p for p in recipe.networks[phase.network].parameters() if p.requires_grad) for phase in recipe.phases)
+        sizes = (
+            bytes_of(p for p in recipe.networks[phase.network].parameters() if p.requires_grad)
+            for phase in recipe.phases
+        )
         return MemoryShares(gradient_copies=0, buffer_bytes=sum(sizes))
 
     def _wrap(self, phase: Phase) -> nn.parallel.DistributedDataParallel:

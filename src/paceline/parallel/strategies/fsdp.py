@@ -25,7 +25,6 @@ from paceline.parallel.strategy import Strategy
 from paceline.parallel.trainable import Trainable
 from paceline.parallel.world import World
 
-
 # Memory for the largest block in a backward pass: its weights, those of the next block twice (while they are gathered),
 # its gradients, and the gradients that are being summed twice.
 COPIES_OF_BLOCK = 6
