@@ -209,15 +209,24 @@ def plan(
     check: Annotated[
         bool, typer.Option("--check", help="also measure the actual speed and print the prediction error")
     ] = False,
+    memory: Annotated[
+        bool, typer.Option("--memory", help="print the memory that each strategy needs per GPU instead of the speed")
+    ] = False,
+    device_memory: Annotated[
+        str, typer.Option(help="memory of one GPU, e.g. 24GiB, to find the largest batch (default: this machine's GPU)")
+    ] = "",
     config: ConfigFile = "",
     vgg: Vgg = "",
     set_: Assignments = [],  # noqa: B006
 ) -> None:
-    """Predict the speed of a recipe on more devices from a short measurement on this machine."""
+    """Predict the speed or the memory use of a recipe on more devices.
+
+    The speed is predicted from a short measurement on this machine. The memory is computed without a GPU.
+    """
     from paceline.commands.plan import Options
     from paceline.commands.plan import plan as job
 
-    options = Options(nodes, bandwidth, latency, check)
+    options = Options(nodes, bandwidth, latency, check, memory, device_memory)
     raise typer.Exit(job(recipe, flags, options, config_file=config, assignments=with_vgg(set_, vgg)))
 
 

@@ -20,7 +20,8 @@ paceline compare classification --preset quick --strategies single,ddp --devices
 paceline compare runs/first runs/second  # a report on finished runs""",
     "plan": """\
 paceline plan classification --preset quick --devices 2 --accelerator cpu
-paceline plan classification --devices 16 --nodes 2 --bandwidth 25GB/s""",
+paceline plan classification --devices 16 --nodes 2 --bandwidth 25GB/s
+paceline plan classification --preset quick --memory --device-memory 24GiB""",
     "pack": """\
 paceline pack photos packed  # then train with --data packed --data-root packed
 paceline pack cifar10 packed

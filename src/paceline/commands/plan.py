@@ -18,6 +18,7 @@ from paceline.benchmarking.link_override import LinkOverride
 from paceline.benchmarking.scaling_forecast import Link, Measurement, max_useful_devices, predict
 from paceline.benchmarking.scaling_probe import measure_scaling
 from paceline.commands.configure import configure
+from paceline.commands.plan_memory import plan_memory
 from paceline.config.resolve import Config
 from paceline.config.spans import split_batch
 from paceline.core.errors import UserError
@@ -42,6 +43,8 @@ class Options:
     bandwidth: str = ""
     latency: str = ""
     check: bool = False
+    memory: bool = False
+    device_memory: str = ""
 
 
 def plan(
@@ -54,6 +57,11 @@ def plan(
 ) -> int:
     """Measure steps on this machine and print the predicted speed; with `check`, also measure the actual speed."""
     devices = _parse_devices(str(flags.get("devices", DEFAULT_DEVICES)))
+    if options.memory or options.device_memory:
+        _check_memory_options(options)
+        return plan_memory(
+            recipe, flags, _counts(devices), options.device_memory, config_file=config_file, assignments=assignments
+        )
     here = {name: value for name, value in flags.items() if name != "devices"}
     config = configure(recipe, here, config_file=config_file, assignments=assignments)
     batch = split_batch(config.run.batch_size, devices, config.run.accumulate)
@@ -81,6 +89,13 @@ def plan(
     if options.check:
         _print_error(console, measured)
     return 0
+
+
+def _check_memory_options(options: Options) -> None:
+    """Raise UserError for options of the speed prediction, which the memory forecast does not use."""
+    for flag, value in (("--bandwidth", options.bandwidth), ("--latency", options.latency), ("--check", options.check)):
+        if value:
+            raise UserError(f"{flag}: predicts the speed, so it cannot be combined with --memory; leave one out")
 
 
 def _parse_devices(text: str) -> int:

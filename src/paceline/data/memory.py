@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 
 import torch
 
@@ -77,8 +78,9 @@ def _lines(file: Path) -> list[str]:
 class Budget:
     """The memory budget for samples: a fraction of the memory that is free at the start, shared by all sources."""
 
-    def __init__(self, processes: int = 1) -> None:
+    def __init__(self, processes: int = 1, free: Mapping[str, int] = MappingProxyType({})) -> None:
         self.processes = processes  # number of processes that share host memory; each has its own GPU
+        self.free = free  # free bytes by type of device, if they are not those of this machine
         self._left: dict[str, int] = {}
         self._taken: set[str] = set()
 
@@ -87,7 +89,8 @@ class Budget:
         kind = device.type
         num_sharing = self.processes if kind == "cpu" else 1
         if kind not in self._left:
-            self._left[kind] = int(free_bytes(device) * SHARES[kind] / num_sharing)
+            free = self.free[kind] if kind in self.free else free_bytes(device)
+            self._left[kind] = int(free * SHARES[kind] / num_sharing)
         needed, left = bytes_needed(source), self._left[kind]
         fits = needed <= left
         shared = f", shared by {num_sharing} processes" if num_sharing > 1 else ""

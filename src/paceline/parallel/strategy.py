@@ -15,6 +15,7 @@ from paceline.contracts.recipe import Batch, Loss, Phase, Recipe
 from paceline.core.errors import UserError
 from paceline.core.registry import load_class
 from paceline.parallel.batchnorm import has_batchnorm, synchronize
+from paceline.parallel.memory_shares import MemoryShares
 from paceline.parallel.precision import Precision
 from paceline.parallel.recompute import recompute_blocks
 from paceline.parallel.trainable import Trainable
@@ -113,8 +114,7 @@ class Strategy:
 
     def __init__(self, settings: RunSettings, world: World, precision: Precision, recipe: Recipe) -> None:
         """Move the recipe to its device and wrap it, ready for the first step."""
-        undeclared = not self.needs_processes and type(self).num_devices is Strategy.num_devices
-        most = 1 if self.max_devices is None and undeclared else self.max_devices
+        most = self.device_limit()
         if most is not None and settings.devices > most:
             name = settings.strategy
             raise UserError(
@@ -122,10 +122,7 @@ class Strategy:
             )
         self.settings, self.world, self.precision, self.recipe = settings, world, precision, recipe
         self.notes: list[str] = []  # decisions and their reasons, printed before the first step
-        # A sharding strategy moves one block at a time, because a whole network may be too large for a device.
-        recipe.to(device=None if self.shards_weights else world.device, dtype=precision.weights)
-        if world.device.type == "cuda":
-            recipe.to(memory_format=self.memory_format)
+        self.place(recipe)
         if self.needs_processes and world.size > 1:
             self._synchronize_batchnorm(recipe)
         self.recomputes = self._recompute(recipe)
@@ -136,6 +133,24 @@ class Strategy:
     def num_devices(self) -> int:
         """The number of devices that each batch is divided among."""
         return self.world.size
+
+    @classmethod
+    def device_limit(cls) -> int | None:
+        """Return the maximum number of devices; None if there is no maximum."""
+        undeclared = not cls.needs_processes and cls.num_devices is Strategy.num_devices
+        return 1 if cls.max_devices is None and undeclared else cls.max_devices
+
+    @classmethod
+    def memory_shares(cls, recipe: Recipe, num_devices: int) -> MemoryShares:
+        """Return how the strategy divides memory among a number of devices, for `paceline plan --memory`."""
+        return MemoryShares()
+
+    def place(self, recipe: Recipe) -> None:
+        """Move the recipe to the device, in the precision and memory format of the run."""
+        # A sharding strategy moves one block at a time, because a whole network may be too large for a device.
+        recipe.to(device=None if self.shards_weights else self.world.device, dtype=self.precision.weights)
+        if self.world.device.type == "cuda":
+            recipe.to(memory_format=self.memory_format)
 
     def _synchronize_batchnorm(self, recipe: Recipe) -> None:
         with_norm = [name for name, network in recipe.networks.items() if has_batchnorm(network)]

@@ -7,7 +7,8 @@ exists with the expected signature, and its failures list the features that woul
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,8 +21,10 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRende
 from torch.nn.modules.batchnorm import _BatchNorm as AnyBatchNorm  # torch has no public BatchNorm base class
 from torch.nn.modules.dropout import _DropoutNd as AnyDropout  # torch has no public dropout base class
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 __all__ = [
+    "DEVICE_QUERY",
     "AnyBatchNorm",
     "AnyDropout",
     "ElasticAgent",
@@ -30,11 +33,14 @@ __all__ = [
     "TorchDispatchMode",
     "copy_all",
     "end_broken_capture",
+    "has_no_result",
     "is_view",
     "lerp_all",
     "local_address",
     "local_collectives",
     "norms_of",
+    "pretend_cuda",
+    "real_tensors",
     "stop_heartbeats",
     "undo_compile",
 ]
@@ -138,3 +144,34 @@ def norms_of(tensors: Sequence[Tensor], order: float) -> list[Tensor]:
 def is_view(tensor: Tensor) -> bool:
     """Return whether a tensor is a view of another one; torch has no public check."""
     return tensor._is_view()
+
+
+# The operation by which autograd asks a fake tensor for its device. Without a GPU, autograd cannot run the backward
+# pass of fake CUDA tensors, because it looks for their CUDA stream. A dispatch mode can answer "meta" instead. Python
+# code, dispatch and autocast still see the fake device.
+DEVICE_QUERY = torch.ops.prim.device.default
+
+
+@contextmanager
+def pretend_cuda() -> Iterator[None]:
+    """Let autocast and GradScaler work on fake CUDA tensors without a GPU, which torch checks for."""
+    answers = {
+        (torch.cuda.amp.common, "amp_definitely_not_available"): False,
+        (torch.cuda, "is_bf16_supported"): True,
+        (torch.cuda, "is_current_stream_capturing"): False,
+    }
+    with ExitStack() as stack:
+        for (module, name), answer in answers.items():
+            stack.callback(setattr, module, name, getattr(module, name))
+            setattr(module, name, lambda *_, answer=answer, **__: answer)
+        yield
+
+
+def real_tensors() -> AbstractContextManager[object]:
+    """Return a context inside a FakeTensorMode in which tensors are real; torch has no public way to leave a mode."""
+    return _disable_current_modes()
+
+
+def has_no_result(operation: Any) -> bool:
+    """Return whether an operation of a dispatch mode only changes its arguments, such as a fused optimizer's step."""
+    return not operation._schema.returns

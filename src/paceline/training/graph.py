@@ -114,7 +114,7 @@ class GraphedStep:
             torch.cuda.set_stream(stream)  # an error at the end of a capture can leave its private stream current
             if not isinstance(_root(error), Exception):
                 raise _root(error) from None  # Ctrl-C during the capture
-            reason = f"{_culprit(error)} cannot be captured in a CUDA graph ({_first_line(error)})"
+            reason = f"{culprit(error)} cannot be captured in a CUDA graph ({first_line(error)})"
             self.failed = True
             self.captured.clear()
             end_broken_capture(pool, self.step.world.device)  # so that the process can continue after the error
@@ -125,8 +125,8 @@ class GraphedStep:
             print_line(f"step: eager from now on, since {reason}")
 
 
-def _culprit(error: BaseException) -> str:
-    """Return the innermost function and line outside torch where the capture failed."""
+def culprit(error: BaseException) -> str:
+    """Return the innermost function and line outside torch where a step failed."""
     frames = traceback.extract_tb(_root(error).__traceback__)
     outside = [frame for frame in frames if not frame.filename.startswith(TORCH)]
     own = [frame for frame in outside if not frame.filename.startswith(AROUND_RECIPES)]
@@ -134,7 +134,8 @@ def _culprit(error: BaseException) -> str:
     return f"{last.name} ({last.filename}:{last.lineno})"
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """Return the first line of the original error's message."""
     return str(_root(error)).strip().splitlines()[0]
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
+import torch
+
 from paceline.core.activity import Counter, activity
 from paceline.core.errors import DISK_FULL, NOT_WRITABLE, UserError
 from paceline.core.machine_load import excess_load
@@ -35,6 +37,7 @@ from paceline.training.build import Parts
 from paceline.training.evaluate import SplitEvaluator, final_evaluator, training_evaluator
 from paceline.training.initial_weights import initialise
 from paceline.training.loop import Loop, Outputs
+from paceline.training.memory_advice import explain_out_of_memory
 from paceline.training.rehearsal import rehearse
 from paceline.training.snapshot import check_fits, restore_snapshot
 from paceline.training.stop import StopRequest
@@ -210,7 +213,7 @@ class Record:
 def open_session(parts: Parts, folder: RunFolder) -> Iterator[Session]:
     """Open a run folder for this process and release it at the end.
 
-    A full disk and a killed loader process are reported as a UserError.
+    A full disk, a full device and a killed loader process are reported as a UserError.
     """
     mirroring = Mirroring(parts.config, folder, parts.world.is_first)
     on_error = ExitStack()
@@ -231,7 +234,7 @@ def open_session(parts: Parts, folder: RunFolder) -> Iterator[Session]:
         folder.end("failed", str(error))
         raise
     except Exception as error:
-        problem = _user_problem(error, folder) or parts.world.explain(error)
+        problem = _user_problem(error, folder, parts) or parts.world.explain(error)
         folder.end("failed", problem or f"{type(error).__name__}: {error}")
         if problem:
             raise UserError(f"--out {folder.path}: {problem}; {folder.checkpoints.describe_newest()}") from error
@@ -248,10 +251,12 @@ def open_session(parts: Parts, folder: RunFolder) -> Iterator[Session]:
             loader.close()
 
 
-def _user_problem(error: Exception, folder: RunFolder) -> str:
-    """Describe the full disk or dead worker that caused an error; empty if the error has a different cause."""
+def _user_problem(error: Exception, folder: RunFolder, parts: Parts) -> str:
+    """Describe the full disk, full device or dead worker that caused an error; empty if it has a different cause."""
     found = ""
-    if isinstance(error, OSError) and error.errno in DISK_FULL:
+    if isinstance(error, torch.OutOfMemoryError):
+        found = explain_out_of_memory(error, parts)
+    elif isinstance(error, OSError) and error.errno in DISK_FULL:
         found = str(error.strerror)
     elif isinstance(error, OSError) and error.errno in NOT_WRITABLE and isinstance(error.filename, str):
         found = f"{error.filename}: {error.strerror}" if Path(error.filename).is_relative_to(folder.path) else ""

@@ -81,7 +81,11 @@ class Step:
 
     def _learn_phase(self, phase: Phase, repetitions: list[list[Batch]], watch: Watch | None) -> list[Entry]:
         self.strategy.trainable.select(phase.network)
-        return [entry for batches in repetitions[: phase.repeat] for entry in self._run(phase, batches, watch)]
+        try:
+            return [entry for batches in repetitions[: phase.repeat] for entry in self._run(phase, batches, watch)]
+        except torch.OutOfMemoryError as error:
+            error.add_note(f"phase {phase.name!r} (network {phase.network!r})")
+            raise
 
     def _run(self, phase: Phase, batches: list[Batch], watch: Watch | None) -> list[Entry]:
         learner = self.learners[phase.network]

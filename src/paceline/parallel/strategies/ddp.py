@@ -13,6 +13,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Batch, Loss, Phase, Recipe
 from paceline.parallel.ddp_options import NO_BUFFER_BROADCAST
+from paceline.parallel.memory_shares import MemoryShares, bytes_of
 from paceline.parallel.precision import Precision
 from paceline.parallel.strategy import NOTHING, Strategy
 from paceline.parallel.world import World
@@ -33,6 +34,15 @@ class DistributedDataParallel(Strategy):
             self.notes.append(f"gradients: rounded to {settings.compress} for communication; results differ slightly")
         self.wrappers = {phase.name: self._wrap(phase) for phase in recipe.phases}
         self.trainable.release()
+
+    @classmethod
+    def memory_shares(cls, recipe: Recipe, num_devices: int) -> MemoryShares:
+        # Each phase has its own buckets. Gradients are views of them.
+        sizes = (
+            bytes_of(p for p in recipe.networks[phase.network].parameters() if p.requires_grad)
+            for phase in recipe.phases
+        )
+        return MemoryShares(gradient_copies=0, buffer_bytes=sum(sizes))
 
     def _wrap(self, phase: Phase) -> nn.parallel.DistributedDataParallel:
         self.trainable.select(phase.network)

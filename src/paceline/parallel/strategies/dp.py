@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Batch, Loss, Phase, Recipe
+from paceline.parallel.memory_shares import MemoryShares
 from paceline.parallel.precision import Precision
 from paceline.parallel.strategy import PhaseCall, Strategy
 from paceline.parallel.world import World, gpu_ids
@@ -82,6 +83,13 @@ class DataParallel(Strategy):
             self.notes.append("dp: on a CPU, DataParallel does not split batches, so dp is the same as single")
         else:
             self.replicas = _Replicas(_ReplicaCall(recipe, precision), gpu_ids(settings))
+
+    @classmethod
+    def memory_shares(cls, recipe: Recipe, num_devices: int) -> MemoryShares:
+        if num_devices == 1:
+            return MemoryShares()
+        # The first GPU also stores the whole batch and, while gradients are added, those of a second GPU.
+        return MemoryShares(gradient_copies=2, batch_copies=1 + num_devices)
 
     @property
     def num_devices(self) -> int:

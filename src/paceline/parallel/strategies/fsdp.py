@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
@@ -18,12 +18,17 @@ from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Phase, Recipe
 from paceline.core.errors import UserError
 from paceline.parallel.blocks import blocks_of
+from paceline.parallel.memory_shares import MemoryShares, bytes_of
 from paceline.parallel.precision import Precision
 from paceline.parallel.shards import is_sharded
 from paceline.parallel.staged_collectives import StagedAllGather, StagedReduceScatter
 from paceline.parallel.strategy import Strategy
 from paceline.parallel.trainable import Trainable
 from paceline.parallel.world import World
+
+# Memory for the largest block in a backward pass: its weights, those of the next block twice (while they are gathered),
+# its gradients, and the gradients that are being summed twice.
+COPIES_OF_BLOCK = 6
 
 
 class FullyShardedDataParallel(Strategy):
@@ -53,6 +58,22 @@ class FullyShardedDataParallel(Strategy):
         _move_rest(recipe, world.device)
         self.trainable = Trainable(recipe)  # sharding has replaced the parameters
         self.notes += self._describe()
+
+    @classmethod
+    def memory_shares(cls, recipe: Recipe, num_devices: int) -> MemoryShares:
+        if num_devices == 1:
+            return MemoryShares()
+        held, gathered = {}, 0
+        for name, network in recipe.networks.items():
+            if name not in recipe.double_backward:
+                whole = bytes_of(network.parameters())
+                held[name] = sum(_bytes_of_rows(p, num_devices) for p in network.parameters()) / whole
+        for name, network in recipe.single_networks.items():
+            if name.partition(".")[0] not in recipe.double_backward:
+                blocks = [bytes_of(block.parameters()) for block in blocks_of(recipe, name) if block is not network]
+                rest = bytes_of(network.parameters()) - sum(blocks)
+                gathered = max(gathered, rest + COPIES_OF_BLOCK * max(blocks, default=rest))
+        return MemoryShares(held, buffer_bytes=gathered)
 
     def _check(self, recipe: Recipe) -> None:
         if not recipe.networks.keys() - self.replicated:
@@ -128,3 +149,8 @@ def _move_rest(recipe: Recipe, device: torch.device) -> None:
     for module in recipe.modules():
         for name, buffer in module.named_buffers(recurse=False):
             setattr(module, name, buffer.to(device))
+
+
+def _bytes_of_rows(tensor: Tensor, num_devices: int) -> int:
+    """Return the size of the first device's rows of a tensor."""
+    return tensor.nbytes // len(tensor) * -(-len(tensor) // num_devices)

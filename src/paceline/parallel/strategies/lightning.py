@@ -17,6 +17,7 @@ from torch import Tensor
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Recipe
 from paceline.core.errors import UserError, install_extra
+from paceline.parallel.memory_shares import MemoryShares, bytes_of
 from paceline.parallel.precision import Precision
 from paceline.parallel.strategy import StepData, Strategy
 from paceline.parallel.world import World
@@ -37,6 +38,12 @@ class Lightning(Strategy):
     def __init__(self, settings: RunSettings, world: World, precision: Precision, recipe: Recipe) -> None:
         super().__init__(settings, world, precision, recipe)
         self._module: Module | None = None  # set when the Trainer starts
+
+    @classmethod
+    def memory_shares(cls, recipe: Recipe, num_devices: int) -> MemoryShares:
+        # Lightning's wrapper has buckets for all networks, which are separate from the gradients.
+        buckets = bytes_of(p for network in recipe.networks.values() for p in network.parameters() if p.requires_grad)
+        return MemoryShares(buffer_bytes=buckets if num_devices > 1 else 0)
 
     def drive(self, steps: Iterable[StepData], advance: Callable[[StepData], None]) -> None:
         try:

@@ -1,0 +1,151 @@
+"""`paceline plan --memory`: print the memory that a recipe needs per device, and the largest batch that fits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from paceline.commands.configure import configure
+from paceline.core.activity import end_activity
+from paceline.core.errors import UserError
+from paceline.core.registry import load_classes
+from paceline.core.screen import open_screen
+from paceline.core.types import SettingValue
+from paceline.parallel.strategy import Strategy
+from paceline.training.memory_forecast import GIB, USABLE, DeviceMemory, Forecast, forecast, gib
+from paceline.training.storage_log import Kind
+
+UNITS = {"B": 1, "MB": 10**6, "GB": 10**9, "TB": 10**12, "MIB": 2**20, "GIB": GIB, "TIB": 2**40}
+SHOWN = (Kind.WEIGHTS, Kind.GRADIENTS, Kind.OPTIMIZER, Kind.EMA, Kind.ACTIVATIONS)
+WIDEST = 1000  # width in characters, more than any table that this command prints
+
+
+class Row(NamedTuple):
+    """One strategy on a number of devices."""
+
+    name: str
+    strategy: type[Strategy]
+    devices: int
+
+
+def plan_memory(
+    recipe: str,
+    flags: Mapping[str, SettingValue],
+    counts: Sequence[int],
+    device_memory: str,
+    *,
+    config_file: str = "",
+    assignments: Sequence[str] = (),
+) -> int:
+    """Print the memory of each strategy on each number of devices, computed without training or a GPU."""
+    device_bytes = parse_bytes(device_memory) if device_memory else _bytes_of_this_gpu()
+    settings = {name: value for name, value in flags.items() if name != "devices"}
+    config = configure(recipe, settings, config_file=config_file, assignments=assignments, elsewhere=True)
+    found = forecast(config, device_bytes)
+    end_activity()
+    console = open_screen(soft_wrap=True)
+    rows = list(_rows(found, counts))
+    _print_table(console, found, rows, device_bytes)
+    _print_notes(console, found, device_bytes)
+    if device_bytes:
+        _check_fits(found, rows, device_bytes, device_memory)
+    return 0
+
+
+def parse_bytes(text: str) -> int:
+    """Return the number of bytes in a text like 24GiB or 80GB."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", text)
+    if not match or match[2].upper() not in UNITS or float(match[1]) == 0:
+        raise UserError(f"--device-memory {text}: expected a size like 24GiB or 80GB")
+    return int(float(match[1]) * UNITS[match[2].upper()])
+
+
+def _bytes_of_this_gpu() -> int:
+    """Return the memory of the first GPU; 0 if there is none."""
+    return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else 0
+
+
+def _rows(found: Forecast, counts: Sequence[int]) -> Iterator[Row]:
+    """Yield each strategy with each number of devices that it can use and that the batch can be divided among."""
+    strategies = sorted(load_classes("strategy", Strategy).items(), key=lambda item: item[1].complexity)
+    for name, strategy in strategies:
+        limit = strategy.device_limit()
+        for devices in counts:
+            if (limit is None or devices <= limit) and found.can_divide(devices):
+                yield Row(name, strategy, devices)
+
+
+def _print_table(console: Console, found: Forecast, rows: Sequence[Row], device_bytes: int) -> None:
+    batch = found.config.run.batch_size
+    table = Table(
+        title=f"GiB per device, batch {batch}", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1)
+    )
+    headings = ["strategy", "devices", "per device", *SHOWN, "other", "total"]
+    headings += ["largest batch", "recomputed"] if device_bytes else []
+    for heading in headings:
+        table.add_column(str(heading), justify="left" if heading == "strategy" else "right")
+    lines = []
+    for row in rows:
+        samples = found.samples_per_device(row.devices)
+        lines.append(
+            [row.name, str(row.devices), str(samples), *_cells(found.memory(row.strategy, row.devices, samples))]
+        )
+        if device_bytes:
+            lines[-1] += [_largest(found, row, device_bytes, recompute) for recompute in (False, True)]
+        table.add_row(*lines[-1])
+    # The table keeps its full width, so that numbers are not cut off. If it does not fit, each row is printed as text.
+    table.width = console.measure(table, options=console.options.update_width(WIDEST)).maximum
+    if not console.is_terminal or table.width <= console.width:
+        console.print(table)
+        return
+    for line in lines:
+        console.print("  " + "; ".join(f"{heading}: {cell}" for heading, cell in zip(headings, line, strict=True)))
+
+
+def _cells(memory: DeviceMemory) -> list[str]:
+    sizes = [memory.bytes.get(kind, 0) for kind in SHOWN]
+    return [gib(size) for size in (*sizes, memory.total - sum(sizes), memory.total)]
+
+
+def _largest(found: Forecast, row: Row, device_bytes: int, recompute: bool) -> str:
+    if recompute and not found.can_recompute(row.strategy):
+        return "–"
+    return f"{found.largest_batch(row.strategy, row.devices, device_bytes, recompute=recompute):,}"
+
+
+def _print_notes(console: Console, found: Forecast, device_bytes: int) -> None:
+    memory = found.memory(Strategy, 1, found.samples_per_device(1))
+    console.print(f"peak on one device: in phase {memory.phase!r}, which updates {memory.network!r}")
+    console.print(
+        "other: the batch, samples kept on the device, frozen networks, buckets, gathered weights, CUDA graphs"
+    )
+    console.print("not included: the CUDA context, cuDNN workspaces and fragmentation")
+    if device_bytes:
+        console.print(
+            f"largest batch: fits in {USABLE:.0%} of {gib(device_bytes)} GiB, with activations stored, "
+            "and recomputed (--set checkpoint_activations=on)"
+        )
+    else:
+        console.print("add --device-memory, e.g. --device-memory 24GiB, to find the largest batch that fits")
+
+
+def _check_fits(found: Forecast, rows: Sequence[Row], device_bytes: int, given: str) -> None:
+    """Raise UserError if not even the smallest batch fits with any strategy."""
+    if any(
+        found.largest_batch(row.strategy, row.devices, device_bytes, recompute=recompute)
+        for row in rows
+        for recompute in (False, True)
+    ):
+        return
+    needed = min((found.memory(row.strategy, row.devices, 1) for row in rows), key=lambda memory: memory.total)
+    raise UserError(
+        f"--device-memory {given or gib(device_bytes) + 'GiB'}: one image per device needs {gib(needed.total)} GiB, "
+        f"of which {needed.largest} {gib(needed.bytes[needed.largest])} GiB in phase {needed.phase!r}: "
+        f"{found.advice(needed)}"
+    )
