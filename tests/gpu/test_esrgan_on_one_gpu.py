@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from paceline.commands.configure import configure
-from paceline.images.degradation.second_order import NUM_NUMBERS, NUM_ORDER_NUMBERS, degrade
+from paceline.images.degradation.parameters import NUM_NUMBERS, NUM_ORDER_NUMBERS
+from paceline.images.degradation.second_order import degrade
 from paceline.training.build import Parts, assemble
 from paceline.training.graph import GraphedStep
 

@@ -40,6 +40,12 @@ def with_shape(canvas: Canvas, shape: tuple[int, int]) -> Canvas:
     return canvas.replaced(F.pad(canvas.pixels, (0, shape[1] - width, 0, shape[0] - height)))
 
 
+def larger_shape(canvas: Canvas, shape: tuple[int, int]) -> tuple[int, int]:
+    """Return the smallest shape that contains both the canvas and `shape`."""
+    rows, columns = canvas.pixels.shape[-2:]
+    return max(rows, shape[0]), max(columns, shape[1])
+
+
 def choose(chosen: Tensor, one: Canvas, other: Canvas) -> Canvas:
     """Return the image of `one` where `chosen` [n] is true and that of `other` elsewhere; their shapes are equal."""
     return Canvas(

@@ -2,6 +2,7 @@
 
 Gaussian kernels are isotropic or anisotropic. Generalised Gaussian kernels have heavier or lighter tails, and plateau
 kernels have a flat top; a shape parameter β controls both. Sinc kernels cut off high frequencies and cause ringing.
+The elements of a kernel are relative weights: `normalised` makes their sum 1, and so does everything that blurs.
 """
 
 from __future__ import annotations
@@ -40,12 +41,17 @@ class Shape(NamedTuple):
 
 
 def blur(canvas: Canvas, kernels: Tensor) -> Canvas:
-    """Filter each image with its own kernel [n, side, side], reflecting the image at its border."""
+    """Filter each image with its own kernel [n, side, side], normalised, reflecting the image at its border."""
     num, channels, height, width = canvas.pixels.shape
     margin = kernels.shape[-1] // 2
     padded = pad(canvas, margin, (height + 2 * margin, width + 2 * margin), "reflect").flatten(0, 1)[None]
-    weights = kernels.repeat_interleave(channels, dim=0)[:, None]
+    weights = normalised(kernels).repeat_interleave(channels, dim=0)[:, None]
     return canvas.replaced(F.conv2d(padded, weights, groups=num * channels).view(canvas.pixels.shape))
+
+
+def normalised(kernels: Tensor) -> Tensor:
+    """Return kernels with a sum of 1."""
+    return kernels / kernels.sum((1, 2), keepdim=True)
 
 
 def random_blur_kernels(numbers: Numbers, probability: float, sinc_probability: float, max_sigma: float) -> Tensor:
@@ -125,12 +131,11 @@ def _offsets(like: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _cropped(values: Tensor, side: Tensor) -> Tensor:
-    """Set elements outside each kernel's own side to zero, and make the rest sum to 1."""
+    """Set elements outside each kernel's own side to zero."""
     row, column = _offsets(values)
     reach = _column(side // 2)
     inside = (row.abs() <= reach) & (column.abs() <= reach)
-    kept = torch.where(inside, values, torch.zeros_like(values))
-    return kept / kept.sum((1, 2), keepdim=True)
+    return torch.where(inside, values, torch.zeros_like(values))
 
 
 def _column(values: Tensor) -> Tensor:

@@ -8,7 +8,14 @@ import torch
 from torch import Tensor
 
 from paceline.images.degradation.canvas import Canvas
-from paceline.images.degradation.numbers import Numbers, between, to_normal, to_poisson, uniform_field
+from paceline.images.degradation.numbers import (
+    Numbers,
+    between,
+    field_keys,
+    to_normal,
+    to_poisson,
+    uniform_field,
+)
 
 LUMA = (0.299, 0.587, 0.114)
 SMALLEST_SIGMA, SMALLEST_POISSON = 1.0, 0.05
@@ -18,36 +25,45 @@ NUM_NOISE_NUMBERS = 5
 HALF = 127.5  # 8-bit levels per unit of images in [-1, 1]
 
 
-class Noise(NamedTuple):
-    """The random numbers of a batch's noise: fields [n, c, h, w], and parameters [n] of each image."""
+class NoiseParameters(NamedTuple):
+    """The parameters of each image's noise, tensors [n]."""
 
-    uniform: Tensor  # field of numbers in (0, 1)
-    normal: Tensor  # the standard normal quantiles of `uniform`
-    sigma: Tensor  # standard deviation of Gaussian noise, in levels
-    scale: Tensor  # factor of Poisson noise
+    keys: Tensor  # keys of the fields of random numbers
+    strength: Tensor  # standard deviation of Gaussian noise in levels, or the factor of Poisson noise
     is_gaussian: Tensor  # whether the image gets Gaussian instead of Poisson noise
     is_grey: Tensor  # whether all channels get the same noise
 
+
+class Noise(NamedTuple):
+    """The noise of a batch: fields [n, c, h, w] of random numbers, and the parameters of each image."""
+
+    uniform: Tensor  # field of numbers in (0, 1)
+    normal: Tensor  # the standard normal quantiles of `uniform`
+    parameters: NoiseParameters
+
     def apply(self, canvas: Canvas) -> Canvas:
         """Add the noise to each image, and clip the result to 0…255."""
-        poisson = poisson_noise(canvas.pixels, self.uniform, self.normal, self.scale, self.is_grey)
-        noise = torch.where(_column(self.is_gaussian), _column(self.sigma) * self.normal, poisson)
+        _, strength, is_gaussian, is_grey = self.parameters
+        poisson = poisson_noise(canvas.pixels, self.uniform, self.normal, strength, is_grey)
+        noise = torch.where(_column(is_gaussian), _column(strength) * self.normal, poisson)
         return canvas.replaced((canvas.pixels + noise).clamp(0, 255))
 
 
-def random_noise(shape: tuple[int, ...], numbers: Numbers, max_sigma: float, max_poisson: float) -> Noise:
-    """Return Gaussian or Poisson noise of random strength for each image of the shape [c, h, w]."""
+def random_noise(numbers: Numbers, max_sigma: float, max_poisson: float) -> NoiseParameters:
+    """Return the parameters of Gaussian or Poisson noise of random strength for each image."""
     kind, strength, grey, *seeds = numbers.take(NUM_NOISE_NUMBERS)
-    is_grey = grey < GREY_PROBABILITY
-    uniform = _shared(uniform_field((seeds[0], seeds[1]), shape), is_grey)
-    return Noise(
-        uniform,
-        normal=to_normal(uniform),
-        sigma=between(strength, min(SMALLEST_SIGMA, max_sigma), max_sigma),
-        scale=between(strength, min(SMALLEST_POISSON, max_poisson), max_poisson),
-        is_gaussian=kind < GAUSSIAN_PROBABILITY,
-        is_grey=is_grey,
+    sigma = between(strength, min(SMALLEST_SIGMA, max_sigma), max_sigma)
+    scale = between(strength, min(SMALLEST_POISSON, max_poisson), max_poisson)
+    is_gaussian = kind < GAUSSIAN_PROBABILITY
+    return NoiseParameters(
+        field_keys(*seeds), torch.where(is_gaussian, sigma, scale), is_gaussian, is_grey=grey < GREY_PROBABILITY
     )
+
+
+def make_noise(parameters: NoiseParameters, shape: tuple[int, ...]) -> Noise:
+    """Return noise for images on a canvas of the shape [c, h, w]."""
+    uniform = _shared(uniform_field(parameters.keys, shape, parameters.strength.dtype), parameters.is_grey)
+    return Noise(uniform, to_normal(uniform), parameters)
 
 
 def add_gaussian_noise(images: Tensor, seeds: Tensor, sigma: float) -> Tensor:
@@ -55,7 +71,7 @@ def add_gaussian_noise(images: Tensor, seeds: Tensor, sigma: float) -> Tensor:
 
     `seeds` are two uniform numbers per image, [n, 2], which determine its noise. `sigma` is on a scale from 0 to 255.
     """
-    normal = to_normal(uniform_field((seeds[:, 0], seeds[:, 1]), images.shape[1:]))
+    normal = to_normal(uniform_field(field_keys(seeds[:, 0], seeds[:, 1]), images.shape[1:], seeds.dtype))
     levels = (images + 1) * HALF + sigma * normal
     return levels.round().clamp(0, 2 * HALF) / HALF - 1
 

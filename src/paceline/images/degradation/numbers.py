@@ -49,13 +49,17 @@ def pick(uniform: Tensor, count: int) -> Tensor:
     return (uniform * count).long()
 
 
-def uniform_field(seeds: tuple[Tensor, Tensor], shape: tuple[int, ...]) -> Tensor:
-    """Return numbers in (0, 1) of the shape [n, *shape] from two seeds per sample, which are numbers in [0, 1)."""
-    first, second = (pick(seed, SEED_RANGE) for seed in seeds)
-    key = _hashed(_hashed(first) ^ second)
-    position = _hashed(torch.arange(math.prod(shape), device=first.device))
-    bits = _hashed(position[None] ^ key[:, None]) >> (32 - FIELD_BITS)
-    return ((bits.to(seeds[0].dtype) + 0.5) * 2.0**-FIELD_BITS).view(-1, *shape)
+def field_keys(first_seed: Tensor, second_seed: Tensor) -> Tensor:
+    """Return the 32-bit keys [n] of fields from two seeds per sample, which are numbers in [0, 1)."""
+    first, second = (pick(seed, SEED_RANGE) for seed in (first_seed, second_seed))
+    return _hashed(_hashed(first) ^ second)
+
+
+def uniform_field(keys: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return numbers in (0, 1) of the shape [n, *shape] from one key per sample."""
+    position = _hashed(torch.arange(math.prod(shape), device=keys.device))
+    bits = _hashed(position[None] ^ keys[:, None]) >> (32 - FIELD_BITS)
+    return ((bits.to(dtype) + 0.5) * 2.0**-FIELD_BITS).view(-1, *shape)
 
 
 def to_normal(uniform: Tensor) -> Tensor:
