@@ -58,7 +58,7 @@ KEY, SECRET, BUCKET = "AKbench", "SKbench", "bench"
 NUM_CLASSES, TEST_SHARE, JPEG_QUALITY = 10, 0.02, 90
 TRAINED_SIDE = 32  # the classifier is trained on smaller images, because the CPU would be too slow otherwise
 CHECKS = ("equal_batches", "within_limit", "same_weights", "survived_outage")
-OUTAGE_STEPS, OUTAGE_SECONDS = 100, 3.0  # length of the run during which the server is killed, and for how long
+OUTAGE_STEPS, OUTAGE_SECONDS = 20, 3.0  # length of the run during which the server is killed, and for how long
 CPU = torch.device("cpu")
 
 
@@ -272,7 +272,7 @@ def survives_outage(server: Server, options: argparse.Namespace, images: Path, u
     command = train(str(images), folder / "outage-folder", options, images=length)
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     out, log = folder / "outage-s3", folder / "outage.txt"
-    command = train(url, out, options, "shard_cache_gb=0", images=length)
+    command = train(url, out, options, "shard_cache_gb=0", "save_every=5 steps", images=length)
     with log.open("wb") as output:
         running = subprocess.Popen(command, stdout=output, preexec_fn=die_with_parent)
         wait_for_checkpoint(running, out, "")
