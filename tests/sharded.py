@@ -53,7 +53,7 @@ def print_errors(recipe: str) -> None:
     """Print why two recipes cannot be sharded: every network has a gradient penalty, or a parameter is a scalar."""
     config = configure(recipe, {"accelerator": "cpu", "strategy": "fsdp"})
     parts = assemble(config)
-    for spoil in (_penalise_all, _add_scalar):
+    for spoil in (_penalise_all, _add_scalar, _add_empty, _tie_networks):
         made = make_recipe(config, {"train": parts.loaders["train"].source})
         spoil(made)
         try:
@@ -61,6 +61,33 @@ def print_errors(recipe: str) -> None:
         except UserError as error:
             print(error)
     parts.world.leave()
+
+
+def train_tied(folder: str, recipe: str, strategy: str) -> None:
+    """Train a network whose blocks have tied weights for three steps; write its weights to FOLDER/STRATEGY."""
+    flags: dict[str, Any] = {"accelerator": "cpu", "precision": "fp64", "strategy": strategy, "norm": "none"}
+    trace_strategy(configure(recipe, flags), str(Path(folder) / strategy), "", 3)
+
+
+def print_cast_caching(recipe: str) -> None:
+    """Print whether autocast keeps cast weights while each part of the network runs, in bf16."""
+    parts = assemble(configure(recipe, {"accelerator": "cpu", "precision": "bf16", "strategy": "fsdp"}))
+    found: set[bool] = set()
+    hook: Any = lambda *_: found.add(torch.is_autocast_cache_enabled())  # noqa: E731
+    for module in parts.recipe.modules():
+        module.register_forward_hook(hook)
+    for data in parts.feed.steps(0, parts.feed.images_per_step):
+        parts.step(data)
+    print(sorted(found))
+    parts.world.leave()
+
+
+def _tie_networks(recipe: Any) -> None:
+    recipe.critic[0].bias = recipe.generator[0].bias
+
+
+def _add_empty(recipe: Any) -> None:
+    recipe.generator.empty = nn.Parameter(torch.zeros(0, 3))
 
 
 def _penalise_all(recipe: Any) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import gzip
 import http.server
 import re
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -15,6 +17,10 @@ class FileServer:
     def __init__(self, folder: Path, port: int = 0) -> None:
         self.requests: list[str] = []  # method, path and range of each request
         self.fails = False  # whether every request gets the status 503
+        self.ranges_supported = True
+        self.compresses = False  # whether files are sent with gzip if the client accepts that
+        self.extra_bytes = 0  # size of a shards.json that contains only spaces; 0 if there is no such file
+        self.sent_bytes = 0  # how many of these bytes have been sent
         handler = functools.partial(_Handler, self, directory=str(folder))
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", port), handler)
         self.port = self._server.server_address[1]
@@ -50,20 +56,36 @@ class _Handler(http.server.SimpleHTTPRequestHandler):
         if self.owner.fails:
             self.send_error(503)
             return
+        if self.owner.extra_bytes and path.name == "shards.json":
+            self._send_spaces()
+            return
         match = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-        if not match or not path.is_file():
+        if not match or not path.is_file() or not self.owner.ranges_supported:
             super().do_GET()
             return
-        content = path.read_bytes()
+        content, is_compressed = path.read_bytes(), False
+        if self.owner.compresses and "gzip" in self.headers.get("Accept-Encoding", ""):
+            content, is_compressed = gzip.compress(content), True  # the range selects compressed bytes
         start, stop = int(match[1]), min(int(match[2]) + 1, len(content))
         if start >= len(content):
             self.send_error(416)
             return
         self.send_response(206)
+        if is_compressed:
+            self.send_header("Content-Encoding", "gzip")
         self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(content)}")
         self.send_header("Content-Length", str(stop - start))
         self.end_headers()
         self.wfile.write(content[start:stop])
+
+    def _send_spaces(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(self.owner.extra_bytes))
+        self.end_headers()
+        with suppress(ConnectionError):
+            for _ in range(0, self.owner.extra_bytes, 2**20):
+                self.wfile.write(b" " * 2**20)
+                self.owner.sent_bytes += 2**20
 
     def _note(self) -> None:
         self.owner.requests.append(f"{self.command} {self.path} {self.headers.get('Range', '-')}")

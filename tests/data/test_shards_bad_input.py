@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from made_data import encode_png, random_images, write_tar
 
+from paceline.core.checksums import checksum_of_content
 from paceline.core.errors import UserError
+from paceline.core.storage.files import Storage
+from paceline.core.storage.reader import Reader
+from paceline.data.shards import catalog
 from paceline.data.shards.index import SUFFIX
+from paceline.data.shards.scan import scan
 from paceline.data.sources.shards import Shards
 
 IMAGES = [encode_png(image) for image in random_images(6, 10, 12, 3)]
@@ -38,6 +46,10 @@ BAD_MEMBERS = {
     "pickle": (GOOD | {"2.pyd": b"\x80\x04"}, r"2: 2\.pyd: pickled data is not read"),
     "second pickle": (GOOD | {"2.target.pickle": b"\x80\x04"}, r"2: 2\.target\.pickle: pickled data is not read"),
     "word": (GOOD | {"2.cls": b"cat"}, r"2: 2\.cls: not a class number"),
+    "ID": (GOOD | {"2.cls": b"4000000000"}, r"2: 2\.cls: a class number above 10,000,000"),
+    "long number": (GOOD | {"2.cls": b"9" * 5000}, r"2: 2\.cls: a class number above 10,000,000"),
+    "mask": (GOOD | {"2.label.png": IMAGES[2]}, r"2: 2\.label\.png: 'label' is the name of another field"),
+    "other name": (GOOD | {"2.index.png": IMAGES[2]}, r"2: 2\.index\.png: 'index' is the name of another field"),
     "text": (GOOD | {"2.png": b"hello"}, r"2: 2\.png: unreadable image"),
     "empty": (GOOD | {"2.png": b""}, r"2: 2\.png: unreadable image \(the file is empty\)"),
 }
@@ -163,6 +175,98 @@ def test_a_member_with_a_negative_or_huge_size_ends_the_scan(tmp_path: Path) -> 
         (tmp_path / "train" / "0.tar").write_bytes(content)
         with pytest.raises(UserError, match=r"train/0\.tar: truncated"):
             open_shards(tmp_path)
+
+
+@pytest.mark.parametrize("kind", [tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE])
+def test_a_long_chain_of_headers_is_reported(tmp_path: Path, kind: bytes) -> None:
+    header, content = tarfile.TarInfo("x"), b"21 comment=aaaaaaaaa\n"
+    header.type, header.size = kind, len(content)
+    one = header.tobuf(tarfile.GNU_FORMAT) + content.ljust(tarfile.BLOCKSIZE, b"\0")
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "0.tar").write_bytes(one * 3000)
+    with pytest.raises(UserError, match=r"train/0\.tar: truncated, or not an uncompressed tar file"):
+        open_shards(tmp_path)
+
+
+def test_a_sparse_file_is_left_out_and_the_rest_of_the_shard_is_used(tmp_path: Path) -> None:
+    if "GNU" not in subprocess.run(["tar", "--version"], capture_output=True, text=True).stdout:
+        pytest.skip("needs GNU tar")
+    for name, content in GOOD.items():
+        (tmp_path / name).write_bytes(content)
+    with (tmp_path / "2.png").open("ab") as file:
+        file.truncate(2**24)
+    (tmp_path / "root" / "train").mkdir(parents=True)
+    subprocess.run(["tar", "--sparse", "-cf", "root/train/0.tar", *GOOD], cwd=tmp_path, check=True)
+    with pytest.raises(UserError, match=r"train/0\.tar/2: 2\.png: sparse files are not supported"):
+        open_shards(tmp_path / "root")
+    assert len(open_shards(tmp_path / "root", bad_images="skip")) == 5
+
+
+BAD_NUMBERS = {"checksum": (3, 2**40), "negative checksum": (3, -1), "height": (4, 10**30), "label": (6, -5)}
+
+
+@pytest.mark.parametrize("kind", BAD_NUMBERS)
+def test_a_forged_index_is_rejected(kind: str, tmp_path: Path) -> None:
+    column, number = BAD_NUMBERS[kind]
+    write_tar(tmp_path / "train" / "0.tar", GOOD)
+    index = index_of(tmp_path)
+    index["members"][0][column] = number
+    write_index(tmp_path, index)
+    with pytest.raises(UserError, match=r"0\.tar\.index\.json: the index contains an invalid number for '0\.png'"):
+        open_shards(tmp_path)
+    index["members"][0][column] = 0
+    write_index(tmp_path, index)
+    if column == 4:
+        with pytest.raises(UserError, match=r"0\.png: no image size in the index"):
+            open_shards(tmp_path)
+
+
+def test_a_name_in_an_index_that_is_not_valid_text_is_escaped(tmp_path: Path) -> None:
+    write_tar(tmp_path / "train" / "0.tar", {f"{n}.png": image for n, image in enumerate(IMAGES)})
+    index = index_of(tmp_path)
+    index["members"][0][0] = "\ud800.png"
+    write_index(tmp_path, index)
+    assert open_shards(tmp_path).name_of(0) == "train/0.tar/\ud800"
+
+
+def index_of(root: Path) -> dict[str, Any]:
+    """Return the index of train/0.tar without its checksum."""
+    storage = Storage(str(root / "train"), "test")
+    (file,) = storage.describe_files(["0.tar"])
+    index: dict[str, Any] = json.loads(scan(Reader(storage, [file], None, 0.0), file).encode())
+    del index["sha256"]
+    return index
+
+
+def write_index(root: Path, index: dict[str, Any]) -> None:
+    text = json.dumps(index | {"sha256": checksum_of_content(index)})
+    (root / "train" / f"0.tar{SUFFIX}").write_text(text)
+
+
+def test_notes_list_only_the_most_frequent_suffixes(tmp_path: Path) -> None:
+    others = {f"x{n}.\x1b[2J{n}": b"" for n in range(100)} | {f"y{n}.txt": b"" for n in range(3)}
+    write_tar(tmp_path / "train" / "0.tar", GOOD | others)
+    (note,) = open_shards(tmp_path).notes
+    assert ".txt (3)" in note and note.endswith(", …") and len(note) < 500 and "\x1b" not in note
+
+
+def test_names_that_are_not_the_image_are_listed(tmp_path: Path) -> None:
+    write_tar(tmp_path / "train" / "0.tar", {f"{n}.v1.png": image for n, image in enumerate(IMAGES)})
+    with pytest.raises(UserError, match=r"train/0\.tar/0: no member for 'image', only for v1"):
+        open_shards(tmp_path)
+
+
+def test_lists_of_shards_that_cannot_be_meant_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog, "MAX_SHARDS", 1000)
+    write_tar(tmp_path / "0.tar", GOOD)
+    for root, message in (
+        (f"{tmp_path}/{{0,0}}.tar", r"0\.tar is listed twice"),
+        ("s3://{a,b}/0.tar", "braces cannot stand for a host or a bucket"),
+        (f"{tmp_path}/{{0..99}}-{{0..99}}.tar", "stands for more than 1,000 shards"),
+        ("/no-such-shard-{0..1}.tar", r"--data-root /: no-such-shard-0\.tar: no such file"),
+    ):
+        with pytest.raises(UserError, match=message):
+            Shards("train", Shards.Settings(data="shards", data_root=root))
 
 
 def test_a_folder_without_usable_shards_is_rejected(tmp_path: Path) -> None:

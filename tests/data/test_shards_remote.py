@@ -23,8 +23,10 @@ from paceline.core.errors import UserError
 from paceline.core.storage import cache as cache_module
 from paceline.core.storage import files, reader
 from paceline.core.storage.cache import Block, BlockCache
+from paceline.core.storage.files import Span, Storage
 from paceline.data.loaders.workers import Workers
 from paceline.data.source import ArraySource, Sample, Subset
+from paceline.data.shards.catalog import describe_detection
 from paceline.data.sources.shards import Shards
 from paceline.data.tickets import Stream, in_order
 
@@ -242,6 +244,96 @@ def test_a_server_without_ranges_sends_every_shard_once(served: FileServer, tmp_
     finally:
         plain.kill()
         plain.wait()
+
+
+def _read_ten(source: Shards, first: int) -> None:
+    source.read_many(np.arange(first, first + 10))
+
+
+def test_processes_download_a_whole_shard_once(served: FileServer, tmp_path: Path) -> None:
+    served.ranges_supported = False
+    open_shards(served.url, tmp_path / "first")
+    (tmp_path / "second").mkdir()
+    (tmp_path / "first" / "index").rename(tmp_path / "second" / "index")
+    source = open_shards(served.url, tmp_path / "second")
+    served.requests.clear()
+    fork = multiprocessing.get_context("fork")
+    processes = [fork.Process(target=_read_ten, args=(source, first), daemon=True) for first in (0, 10, 20)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0
+    assert len(served.ranges("train-0.tar")) == 1
+
+
+def test_a_server_that_stops_supporting_ranges_is_reported(served: FileServer, tmp_path: Path) -> None:
+    source = open_shards(served.url, tmp_path / "cache", shard_cache_gb=0)
+    served.ranges_supported = False
+    with pytest.raises(UserError, match=r"train-0\.tar: the server sent .* bytes instead of .*range requests"):
+        source.read(0)
+
+
+def test_a_server_that_compresses_files_sends_them_uncompressed(served: FileServer, tmp_path: Path) -> None:
+    served.compresses = True
+    source = open_shards(served.url, tmp_path / "cache")
+    assert np.array_equal(source.read_many(np.arange(30))["image"], IMAGES[:30])
+
+
+def test_a_huge_manifest_is_not_downloaded(served: FileServer, tmp_path: Path) -> None:
+    served.extra_bytes = 2**28
+    with pytest.raises(UserError, match=r"shards\.json has more than 16,777,216 bytes"):
+        open_shards(served.url, tmp_path / "cache")
+    assert served.sent_bytes < 2**27
+
+
+def test_a_server_that_reports_no_versions_is_noted(served: FileServer, tmp_path: Path) -> None:
+    (shard,) = Storage(served.url, "x").describe_files(["train-0.tar"])
+    assert describe_detection(Storage(served.url, "x"), [shard]) == ()
+    (note,) = describe_detection(Storage(served.url, "x"), [shard, shard._replace(version="")])
+    assert "neither an ETag nor a modification time" in note
+
+
+def test_blocks_of_another_user_and_unreadable_blocks_do_not_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    cache = BlockCache(tmp_path, 1000)
+    cache.write(Block("a", 0), b"abc")
+    (tmp_path / "blocks" / "a" / "1").mkdir()  # opening succeeds, but reading fails
+    (tmp_path / "blocks" / "stray").write_bytes(b"")
+    monkeypatch.setattr(os, "utime", fail)
+    assert cache.read(Block("a", 0), 0, 3) == b"abc" and cache.read(Block("a", 1), 0, 3) is None
+    (tmp_path / "blocks" / "a" / "1").rmdir()
+    (tmp_path / "usage").unlink()
+    cache.write(Block("a", 2), bytes(900))
+    assert cache.has(Block("a", 2))
+
+
+def test_scattered_reads_hold_few_blocks_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[int] = []
+
+    class Recorded(reader.Reader):
+        def _pieces(self, cache: BlockCache, span: Span, found: dict[Block, bytes]) -> Iterator[bytes]:
+            held.append(sum(map(len, found.values())))
+            return super()._pieces(cache, span, found)
+
+    monkeypatch.setattr(reader, "BLOCK_BYTES", 2**10)
+    monkeypatch.setattr(reader, "MAX_HELD_BYTES", 2**13)
+    content = random_images(2**17).tobytes()
+    (tmp_path / "served").mkdir()
+    (tmp_path / "served" / "x.tar").write_bytes(content)
+    server = FileServer(tmp_path / "served")
+    storage = Storage(server.url, "x")
+    files = storage.describe_files(["x.tar"])
+    source = Recorded(storage, files, BlockCache(tmp_path / "cache", 10**6), 5.0)
+    starts = list(range(0, 2**17, 2**11))
+    read = source.read([Span(files[0].place, start, start + 10) for start in starts])
+    server.stop()
+    assert read == [content[start : start + 10] for start in starts]
+    assert len(held) == len(starts) and max(held) <= 2**13
 
 
 def test_reading_waits_for_a_server_that_restarts(

@@ -204,6 +204,31 @@ def test_braces_select_shards_and_names_select_splits(tmp_path: Path) -> None:
         open_shards(f"{tmp_path}/set-{{10...12}}.tar")
 
 
+def test_a_list_of_shards_uses_the_indexes_beside_them(tmp_path: Path) -> None:
+    write_folder(tmp_path / "files", pytest.MonkeyPatch())
+    files, shards = str(tmp_path / "files"), tmp_path / "shards"
+    assert pack_to_shards(files, str(shards), {"data": "folder", "workers": 0}, {}, 1) == 0
+    kept = tmp_path / "user-cache" / "paceline" / "shards" / "index"
+    assert len(open_shards(f"{shards}/train-{{000000..000000}}.tar")) > 0 and not list(kept.iterdir())
+    (shards / "train-000000.tar.index.json").unlink()
+    assert len(open_shards(shards)) == 8 and list(kept.iterdir()), "a shard without an index is scanned"
+
+
+def test_names_of_shards_may_be_uppercase(tmp_path: Path) -> None:
+    write_tar(tmp_path / "0.TAR", {name.upper(): content for name, content in LABELLED.items()})
+    assert len(open_shards(tmp_path)) + len(open_shards(tmp_path, "test")) == 6
+
+
+def test_packing_again_reports_a_shard_that_is_missing(tmp_path: Path) -> None:
+    write_folder(tmp_path / "files", pytest.MonkeyPatch())
+    pack = (str(tmp_path / "files"), str(tmp_path / "shards"), {"data": "folder", "workers": 0}, {}, 1)
+    assert pack_to_shards(*pack) == 0 and pack_to_shards(*pack) == 0
+    for file in (tmp_path / "shards").glob("test-000000.tar*"):
+        file.unlink()
+    with pytest.raises(UserError, match=r"test-000000\.tar: is missing; restore it"):
+        pack_to_shards(*pack)
+
+
 def test_class_names_are_read_and_checked(tmp_path: Path) -> None:
     write_tar(tmp_path / "0.tar", LABELLED)
     (tmp_path / "classnames.txt").write_text("cat\ndog\nowl\n")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,6 +37,45 @@ def test_a_forked_command_writes_a_log_and_returns_its_exit_code(tmp_path: Path,
     assert (end_of(good), end_of(bad)) == (0, 2)
     assert __version__ in (tmp_path / "logs/good.txt").read_text()
     assert "no-such-recipe" in failure_reason(tmp_path / "logs/bad.txt")
+
+
+def test_a_log_that_cannot_be_written_raises_an_error_at_once(tmp_path: Path, servers: ForkServers) -> None:
+    with pytest.raises(FileNotFoundError):
+        servers.start(["--version"], tmp_path / "nowhere" / "log.txt", {})
+
+
+def test_a_command_may_have_the_process_id_of_an_earlier_one(tmp_path: Path, servers: ForkServers) -> None:
+    first = servers.start(["--version"], tmp_path / "log.txt", {})
+    assert first.wait() == 0
+    (server,) = servers._servers.values()
+    ours, theirs = socket.socketpair()
+    before, server._socket = server._socket, ours
+    with ours, theirs:
+        theirs.sendall(json.dumps({"pid": first.pid}).encode() + b"\n")
+        server.read_messages(wait=True)
+        second = server._started
+        assert second is not None and second.pid == first.pid and (first.poll(), second.poll()) == (0, None)
+        theirs.sendall(json.dumps({"pid": first.pid, "exit_code": 3}).encode() + b"\n")
+        assert (second.wait(), first.poll()) == (3, 0)
+    server._socket = before
+
+
+def test_a_changed_environment_reaches_the_next_command(
+    tmp_path: Path, servers: ForkServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servers.start(["--version"], tmp_path / "log.txt", {}).wait()
+    monkeypatch.setenv("COLUMNS", "60")
+    assert servers.start(["--help"], tmp_path / "help.txt", {}).wait() == 0
+    assert max(map(len, (tmp_path / "help.txt").read_text().splitlines())) <= 60
+
+
+def test_killing_a_command_that_has_just_ended_is_no_error(
+    tmp_path: Path, servers: ForkServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = Child(["--version"], tmp_path / "log.txt", start=servers.start)
+    wait_until(lambda: not Path(f"/proc/{child._process.pid}").exists())
+    monkeypatch.setattr(child, "poll", lambda: None)  # the command ends between this check and the signal
+    child.kill()
 
 
 @pytest.mark.slow

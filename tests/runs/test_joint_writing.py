@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 
 from paceline.core.errors import UserError
@@ -15,6 +16,7 @@ from paceline.runs import joint_writing
 from paceline.runs.checkpoint import Checkpoints, load
 from paceline.runs.saver import Saver
 from paceline.runs.snapshot import CheckpointNumbers, Rows, Snapshot
+from paceline.runs.tensor_file import reserve, write_rows
 
 SIZE = 3
 WEIGHT = torch.arange(20.0).reshape(4, 5)  # two rows for the first two processes, none for the third
@@ -95,6 +97,36 @@ def test_a_process_that_cannot_write_its_rows_fails_the_checkpoint(
     errors = save_in_threads(tmp_path)
     assert "No space left on device" in str(errors[0]) and errors[1:] == [None, None]
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("failing", range(SIZE))
+def test_no_process_waits_if_one_has_an_unexpected_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    write_rows = joint_writing.write_rows
+
+    def fail_in_one(path: Path, tensors: dict, first: dict) -> None:
+        is_first = "net.count" in tensors or "net/weight/step" in tensors
+        rows = tensors.get("net.weight", tensors.get("net/weight/moment"))
+        rank = 0 if is_first else 1 if len(rows) and first["net.weight"] == 2 else 2
+        if rank == failing:
+            raise MemoryError("no memory")
+        write_rows(path, tensors, first)
+
+    monkeypatch.setattr(joint_writing, "write_rows", fail_in_one)
+    errors = save_in_threads(tmp_path)
+    assert "MemoryError: no memory" in str(errors[0]) and errors[1:] == [None, None]
+    assert (f"(rank {failing})" in str(errors[0])) == (failing > 0)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2])
+def test_buffers_of_every_dtype_are_written(tmp_path: Path, dtype: torch.dtype) -> None:
+    tensor = torch.tensor([1.0, 2.0, 3.0]).to(dtype)
+    reserve(tmp_path / "x", {"x": (dtype, (3,))}, {})
+    write_rows(tmp_path / "x", {"x": tensor}, {})
+    loaded = safetensors.torch.load_file(tmp_path / "x")["x"]
+    assert loaded.dtype == dtype and torch.equal(loaded.view(torch.uint8), tensor.view(torch.uint8))
 
 
 def test_no_process_waits_if_the_first_one_cannot_start_writing(tmp_path: Path) -> None:

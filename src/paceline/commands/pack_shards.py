@@ -13,7 +13,7 @@ from paceline.core.types import SettingValues
 from paceline.data.packing.manifest import UNFINISHED, Manifest, SplitRecord, load_manifest
 from paceline.data.packing.origin import describe, difference
 from paceline.data.packing.writer import begin
-from paceline.data.shards.catalog import MANIFEST, encode_manifest
+from paceline.data.shards.catalog import MANIFEST, encode_manifest, parse_manifest
 from paceline.data.shards.writer import check_shard, write_shards
 from paceline.data.source import Source
 
@@ -65,9 +65,10 @@ def _check(folder: Path, sources: Mapping[str, Source], splits: Mapping[str, Spl
             f"{folder}: was written from a different source, or the source has changed since then ({differs}); "
             f"delete {folder} and pack again, or choose a different folder"
         )
+    names = parse_manifest((folder / MANIFEST).read_bytes(), str(folder)).splits
     for split, source in sources.items():
         with progress(f"checking: {split}", len(source)) as shown:
-            for path in sorted(folder.glob(f"{split}-*.tar")):
-                shown(check_shard(folder, path.name))
+            for name in names.get(split, ()):
+                shown(check_shard(folder, name))
     print_line(f"{folder} is already complete; all checksums match")
     return 0

@@ -10,6 +10,12 @@ from paceline.core.secrets import redact
 EXTRAS = {"s3": "s3", "s3a": "s3", "http": "http", "https": "http"}  # extra to install for each URL scheme
 
 
+def _options(url: str) -> dict[str, Any]:
+    """Return options that prevent an HTTP server from compressing files: a range would then be one of other bytes."""
+    is_http = url.startswith(("http://", "https://"))
+    return {"headers": {"Accept-Encoding": "identity"}} if is_http else {}
+
+
 def open_file_system(url: str, shown: str) -> tuple[Any, str]:
     """Return the fsspec file system and the path for a URL; raise UserError if fsspec does not support it."""
     import fsspec
@@ -17,7 +23,7 @@ def open_file_system(url: str, shown: str) -> tuple[Any, str]:
     if "::" in url:
         raise UserError(f"{redact(shown)}: chained URLs are not supported: use a single URL")
     try:
-        found: tuple[Any, str] = fsspec.url_to_fs(url, use_listings_cache=False)
+        found: tuple[Any, str] = fsspec.url_to_fs(url, use_listings_cache=False, **_options(url))
         return found
     except ImportError as error:
         extra = EXTRAS.get(url.partition("://")[0])

@@ -10,6 +10,7 @@ from paceline.contracts.data_spec import INPUT, LEFT_OUT
 from paceline.core.errors import UserError
 
 TARGET = "target"  # default name of the second of two panels
+RESERVED = ("label", "index", "uniforms")  # other fields of a batch
 
 
 @dataclass(frozen=True)
@@ -33,4 +34,7 @@ def parse_panels(text: str) -> tuple[str, ...]:
     invalid = [name for name in named if not name.isidentifier()]
     if invalid:
         raise UserError(f"panels={text}: {invalid[0]!r} is not a valid name; use letters, digits and _")
+    reserved = [name for name in named if name in RESERVED]
+    if reserved:
+        raise UserError(f"panels={text}: {reserved[0]!r} is the name of another field; choose a different name")
     return names

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Protocol
@@ -100,7 +100,8 @@ class Child:
     def kill(self) -> None:
         """Kill the command and the processes that it started, unless the command has exited."""
         if self.poll() is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it has exited in the meantime
+                os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
 

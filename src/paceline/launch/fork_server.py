@@ -37,11 +37,12 @@ class ForkedProcess:
 
     def __init__(self, pid: int, server: ForkServer) -> None:
         self.pid, self._server = pid, server
+        self.exit_code: int | None = None  # set by the server's messages
 
     def poll(self) -> int | None:
         """Return the exit code, or None while the command is running."""
         self._server.read_messages(wait=False)
-        return self._server.exit_codes.get(self.pid)
+        return self.exit_code
 
     def wait(self) -> int:
         """Wait until the command has ended, and return its exit code."""
@@ -51,7 +52,7 @@ class ForkedProcess:
 
     def send_signal(self, number: int) -> None:
         """Send a signal to the command, unless it has ended. Signal handlers may call this method."""
-        if self.pid not in self._server.exit_codes:
+        if self.exit_code is None:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
@@ -64,8 +65,9 @@ class ForkServer:
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        self.exit_codes: dict[int, int] = {}  # exit codes of the commands that have ended, by process ID
-        self._pids: list[int] = []  # all commands, in the order in which they were started
+        # The commands that have not ended. A later command may have the process ID of one that has ended.
+        self._running: dict[int, ForkedProcess] = {}
+        self._started: ForkedProcess | None = None  # the command that was started last
         self._has_ended = False
         self._unread = b""  # the beginning of a message that has not arrived completely
         self._socket, other = socket.socketpair()
@@ -90,15 +92,16 @@ class ForkServer:
 
     def start(self, arguments: Sequence[str], log: Path) -> ForkedProcess:
         """Start a `paceline` command that appends its output to a file."""
+        os.close(open_append(log))  # raises an error here if the log cannot be written
+        self._started = None
         request = {"arguments": [*arguments], "log": str(log), "folder": os.getcwd()}
-        started = len(self._pids)
         with suppress(OSError):  # if the server has died, `read_messages` reports that
             self._socket.sendall(json.dumps(request).encode() + b"\n")
-        while len(self._pids) == started:
+        while self._started is None:
             self.read_messages(wait=True)
             if self._has_ended:
                 raise UserError("the process that starts the runs ended unexpectedly; run the same command again")
-        return ForkedProcess(self._pids[-1], self)
+        return self._started
 
     def read_messages(self, *, wait: bool) -> None:
         """Read what the server has reported: commands that have started, and commands that have ended."""
@@ -111,15 +114,16 @@ class ForkServer:
                 received = b""
             if not received:
                 self._has_ended = True
-                for pid in self._pids:  # the commands die with the server
-                    self.exit_codes.setdefault(pid, -signal.SIGKILL)
+                for command in self._running.values():  # the commands die with the server
+                    command.exit_code = -signal.SIGKILL
+                self._running.clear()
                 return
             *lines, self._unread = (self._unread + received).split(b"\n")
             for message in map(json.loads, lines):
                 if "exit_code" in message:
-                    self.exit_codes[message["pid"]] = message["exit_code"]
+                    self._running.pop(message["pid"]).exit_code = message["exit_code"]
                 else:
-                    self._pids.append(message["pid"])
+                    self._started = self._running[message["pid"]] = ForkedProcess(message["pid"], self)
 
 
 class ForkServers:
@@ -139,7 +143,7 @@ class ForkServers:
 
     def start(self, arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> ForkedProcess:
         """Start a `paceline` command with additional environment variables."""
-        key = tuple(sorted(environment.items()))
+        key = tuple(sorted({**os.environ, **environment}.items()))  # this process's environment may have changed
         if key not in self._servers:
             self._servers[key] = ForkServer(environment)
         return self._servers[key].start(arguments, log)

@@ -20,14 +20,34 @@ def blocks_of(recipe: Recipe, name: str) -> list[nn.Module]:
     """
     network = recipe.single_networks[name]
     listed = recipe.blocks.get(name, recipe.blocks.get(name.partition(".")[0]))
-    found = _repeated(network) if listed is None else [_named(network, name, path) for path in listed]
-    return list(dict.fromkeys(found))
+    if listed is None:
+        return list(dict.fromkeys(_repeated(network)))
+    found = list(dict.fromkeys(_named(network, name, path) for path in listed))
+    for outer in found:
+        inside = {inner for inner in outer.modules() if inner is not outer}
+        nested = next((path for path in listed if network.get_submodule(path) in inside), None)
+        if nested is not None:
+            raise UserError(f"blocks: {nested!r} of network {name!r} is inside another block: list only one of them")
+    return found
+
+
+def shares_parameters(block: nn.Module, network: nn.Module) -> bool:
+    """Return whether a module outside a block has one of the block's parameters (tied weights)."""
+    inside, own = set(block.modules()), set(block.parameters())
+    return any(
+        parameter in own
+        for module in network.modules()
+        if module not in inside
+        for parameter in module.parameters(recurse=False)
+    )
 
 
 def _named(network: nn.Module, name: str, path: str) -> nn.Module:
     modules: dict[str, nn.Module] = dict(network.named_modules())
     if path not in modules or not path:
         raise UserError(f"blocks: network {name!r} has no module {path!r}: list names from its named_modules()")
+    if isinstance(modules[path], (nn.ModuleList, nn.ModuleDict)):
+        raise UserError(f"blocks: {path!r} of network {name!r} cannot be called: list the modules that it contains")
     return modules[path]
 
 

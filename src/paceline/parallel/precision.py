@@ -16,6 +16,7 @@ class Precision:
 
     name: str
     device_type: str
+    caches_casts: bool = True  # whether autocast keeps the cast weights until the end of the forward pass
 
     @property
     def weights(self) -> torch.dtype:
@@ -30,7 +31,7 @@ class Precision:
     def autocast(self) -> AbstractContextManager[object]:
         """Return the context for a recipe's forward pass."""
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.name)
-        return torch.autocast(self.device_type, dtype) if dtype else nullcontext()
+        return torch.autocast(self.device_type, dtype, cache_enabled=self.caches_casts) if dtype else nullcontext()
 
     def apply(self, *, deterministic: bool) -> None:
         """Set PyTorch's global precision flags for this process."""

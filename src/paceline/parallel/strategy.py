@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import ClassVar, TypeVar
 
 import torch
@@ -127,7 +128,8 @@ class Strategy:
             self._synchronize_batchnorm(recipe)
         self.recomputes = self._recompute(recipe)
         self.trainable = Trainable(recipe)
-        self.call = PhaseCall(recipe, precision)
+        # Cast copies of sharded weights would stay in memory after the weights themselves are released.
+        self.call = PhaseCall(recipe, replace(precision, caches_casts=not self.shards_weights))
 
     @property
     def num_devices(self) -> int:

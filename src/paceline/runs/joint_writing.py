@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,8 +49,9 @@ def joint_writer(writers: Writers) -> Iterator[WriteTensors]:
         announced = True
         writers.exchange(str(folder))
         problems = writers.exchange(_write_own(folder, snapshot, snapshot.weights, snapshot.state))
-        for problem in filter(None, problems):
-            raise OSError(int(problem), os.strerror(int(problem)))
+        for rank, problem in enumerate(problems):
+            if problem:
+                raise OSError(errno.EIO, problem if rank == writers.rank else f"{problem} (rank {rank})")
         return {name: Written(_digest(folder / name), note) for name, note in notes.items()}
 
     try:
@@ -74,13 +74,15 @@ def _parts(snapshot: Snapshot) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 
 
 def _write_own(folder: Path, snapshot: Snapshot, weights: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> str:
-    """Write tensors to the checkpoint's files; return the errno of an OSError as text, or "" if there was none."""
+    """Write tensors to the checkpoint's files; return why this failed, or "" if it did not."""
     first = {name: rows.first for name, rows in snapshot.rows.items()}
     try:
         for name, tensors in zip(TENSORS, (weights, state), strict=True):
             write_rows(folder / name, tensors, first)
     except OSError as error:
-        return str(error.errno or errno.EIO)
+        return error.strerror or str(error)
+    except Exception as error:  # the other processes wait for this one, so every error must be reported to them
+        return f"{type(error).__name__}: {error}"
     return ""
 
 

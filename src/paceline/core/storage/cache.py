@@ -64,7 +64,10 @@ class BlockCache:
             return None
         try:
             content = os.pread(opened, stop - start, start)
-            os.utime(opened)  # marks the block as recently used
+            with suppress(PermissionError):  # the block belongs to another user
+                os.utime(opened)  # marks the block as recently used
+        except OSError:  # for example, the disk is damaged
+            return None
         finally:
             os.close(opened)
         return content if len(content) == stop - start else None
@@ -106,7 +109,9 @@ class BlockCache:
         total = int(digits) if digits.isdigit() else self._reduce(self.limit)
         lacking = MIN_FREE_BYTES + size - shutil.disk_usage(self.folder).free
         if total + size > self.limit or lacking > 0:
-            total = self._reduce(min(int(self.limit * FILLED_SHARE) - size, total - max(0, lacking)))
+            # Remove more than necessary, because the search for the oldest blocks takes long.
+            spare = int(self.limit * (1 - FILLED_SHARE))
+            total = self._reduce(min(self.limit - spare - size, total - lacking - spare if lacking > 0 else total))
             lacking = MIN_FREE_BYTES + size - shutil.disk_usage(self.folder).free
         fits = total + size <= self.limit and lacking <= 0
         os.ftruncate(usage, 0)
@@ -147,13 +152,22 @@ class BlockCache:
     def _stored(self) -> Iterator[tuple[int, int, str]]:
         """Yield the time of the last use, the size and the path of every block; remove old temporary files."""
         for folder in os.scandir(self.folder / "blocks"):
-            for entry in os.scandir(folder):
+            for entry in _entries(folder.path):
                 with suppress(FileNotFoundError):
                     status = entry.stat(follow_symlinks=False)
                     if entry.name.endswith(WRITING) and time.time() - status.st_mtime > LEFTOVER_SECONDS:
                         os.unlink(entry.path)
                     else:
                         yield status.st_mtime_ns, status.st_size, entry.path
+
+
+def _entries(folder: str) -> list[os.DirEntry[str]]:
+    """Return the files in a folder; none if it is a file, or if another program has removed it."""
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 class _Threads:

@@ -75,17 +75,20 @@ class Storage:
             return list(threads.map(self._describe, names))
 
     def read_file(self, name: str, max_bytes: int) -> bytes | None:
-        """Return at most the first `max_bytes` of a file; None if there is no such file."""
+        """Return the content of a small file; None if there is no such file. Raise UserError if it is too large."""
         place = self._place(name)
         if self.is_local:
-            return _pread(place, 0, max_bytes) if Path(place).is_file() else None
-        try:
-            content = self._retry(lambda files: files.cat_file(place), OPENING_SECONDS, 0.0)
-        except FileNotFoundError:
-            return None
-        except Exception as error:
-            raise self._unreadable(self.shown, error) from None
-        return bytes(content[:max_bytes])
+            content = _read_local(Span(place, 0, max_bytes + 1)) if Path(place).is_file() else None
+        else:
+            try:
+                content = self._retry(lambda files: _read_start(files, place, max_bytes + 1), OPENING_SECONDS, 0.0)
+            except FileNotFoundError:
+                return None
+            except Exception as error:
+                raise self._unreadable(self.shown, error) from None
+        if content is not None and len(content) > max_bytes:
+            raise UserError(f"{self.shown}: {printable(name)} has more than {max_bytes:,} bytes; check the file")
+        return content
 
     def supports_ranges(self, file: StoredFile) -> bool:
         """Return whether the server sends parts of files; a few HTTP servers send only whole files."""
@@ -167,7 +170,12 @@ class Storage:
             if not path.is_file():
                 raise UserError(f"{self.shown}: {printable(name)}: no such file; check the name")
             return _local_file(name, path)
-        return _described(name, place, self._at_start(lambda files: files.info(place)))
+        found = _described(name, place, self._at_start(lambda files: files.info(place)))
+        if found.size < 0:
+            raise UserError(
+                f"{self.shown}: the server does not report the size of {printable(name)}; use a different server"
+            )
+        return found
 
     def _connection(self) -> Any:
         if self._pid != os.getpid():
@@ -230,6 +238,16 @@ def _described(name: str, place: str, details: dict[str, Any]) -> StoredFile:
     return StoredFile(name, place, -1 if size is None else int(size), str(next(filter(None, found), "")))
 
 
+def _read_start(files: Any, place: str, size: int) -> bytes:
+    """Return at most this many bytes of a remote file, without receiving the rest."""
+    content = bytearray()
+    streamed = {"block_size": 0} if place.startswith(("http://", "https://")) else {}
+    with files.open(place, "rb", **streamed) as opened:
+        while len(content) < size and (piece := opened.read(size - len(content))):
+            content += piece
+    return bytes(content)
+
+
 def _walk(root: Path) -> Iterator[StoredFile]:
     for folder, folders, files in os.walk(root):
         folders[:] = [name for name in folders if not name.startswith(".")]
@@ -259,7 +277,13 @@ def _pread(place: str, start: int, size: int) -> bytes:
 
 
 def _whole(content: bytes, span: Span) -> bytes:
-    if len(content) != span.stop - span.start:
+    size = span.stop - span.start
+    if len(content) > size:
+        raise UserError(
+            f"{printable(redact(span.place))}: the server sent {len(content):,} bytes instead of {size:,}, so it does "
+            "not support range requests for this file; use a different server"
+        )
+    if len(content) < size:
         raise UserError(
             f"{printable(redact(span.place))}: shorter than recorded in its index; restore the shard, or index it again"
         )

@@ -40,11 +40,13 @@ class Reader:
         cache = self.cache
         if cache is None:
             return self.storage.read(spans, self.wait_seconds)
-        found: dict[Block, bytes] = {}
-        missing = [block for block in self._blocks(spans) if not cache.has(block)]
-        for group in _groups(missing):
-            found |= self._fetch(cache, group, wait=True)
-        return [b"".join(self._pieces(cache, span, found)) for span in spans]
+        contents: list[bytes] = []
+        for part, missing in self._parts(cache, spans):
+            found: dict[Block, bytes] = {}
+            for group in _groups(missing):
+                found |= self._fetch(cache, group, wait=True)
+            contents += [b"".join(self._pieces(cache, span, found)) for span in part]
+        return contents
 
     def prefetch(self, spans: Sequence[Span]) -> None:
         """Start downloading blocks that are not in the cache; return without waiting."""
@@ -76,6 +78,19 @@ class Reader:
         )
         return list(dict.fromkeys(blocks))
 
+    def _parts(self, cache: BlockCache, spans: Sequence[Span]) -> Iterator[tuple[list[Span], list[Block]]]:
+        """Split a list of spans so that the blocks to download for each part fit in memory; yield both."""
+        part: list[Span] = []
+        missing: dict[Block, None] = {}
+        for span in spans:
+            part.append(span)
+            missing |= dict.fromkeys(block for block in self._blocks([span]) if not cache.has(block))
+            if len(missing) * BLOCK_BYTES >= MAX_HELD_BYTES:
+                yield part, list(missing)
+                part, missing = [], {}
+        if part:
+            yield part, list(missing)
+
     def _pieces(self, cache: BlockCache, span: Span, found: dict[Block, bytes]) -> Iterator[bytes]:
         for block in self._blocks([span]):
             begin = block.number * BLOCK_BYTES
@@ -89,7 +104,7 @@ class Reader:
         file = self._files[block.key]
         if not self._whole_files:
             return self.storage.read([Span(file.place, start, stop)], self.wait_seconds)[0]
-        self._download_whole(cache, file, self.wait_seconds)
+        self._download_whole(cache, file, [block], self.wait_seconds)
         begin = block.number * BLOCK_BYTES
         piece = cache.read(block, start - begin, stop - begin)
         if piece is None:
@@ -129,7 +144,8 @@ class Reader:
     def _download(self, cache: BlockCache, blocks: Sequence[Block], wait_seconds: float) -> dict[Block, bytes]:
         if self._whole_files:
             for key in dict.fromkeys(block.key for block in blocks):
-                self._download_whole(cache, self._files[key], wait_seconds)
+                wanted = [block for block in blocks if block.key == key]
+                self._download_whole(cache, self._files[key], wanted, wait_seconds)
             return {}
         found: dict[Block, bytes] = {}
         runs = list(_runs(blocks))
@@ -140,20 +156,28 @@ class Reader:
                 self._store(cache, block, found[block])
         return found
 
-    def _download_whole(self, cache: BlockCache, file: StoredFile, wait_seconds: float) -> None:
-        """Download a file from a server that does not send parts of files."""
-        whole = Block(self._keys[file.place], -1)
-        while not cache.claim(whole):
-            time.sleep(POLL_SECONDS)
+    def _download_whole(
+        self, cache: BlockCache, file: StoredFile, wanted: Sequence[Block], wait_seconds: float
+    ) -> None:
+        """Download a file from a server that does not send parts of files, unless another process has just done so."""
+        here, whole = self._here(), Block(self._keys[file.place], -1)
+        while not here.begin([whole]):
+            here.wait_for([whole])
         try:
-            self.storage.stream(
-                file,
-                BLOCK_BYTES,
-                lambda number, content: self._store(cache, Block(whole.key, number), content),
-                wait_seconds,
-            )
+            while not cache.claim(whole):
+                time.sleep(POLL_SECONDS)
+            try:
+                if not all(map(cache.has, wanted)):
+                    self.storage.stream(
+                        file,
+                        BLOCK_BYTES,
+                        lambda number, content: self._store(cache, Block(whole.key, number), content),
+                        wait_seconds,
+                    )
+            finally:
+                cache.release(whole)
         finally:
-            cache.release(whole)
+            here.end([whole])
 
     def _store(self, cache: BlockCache, block: Block, content: bytes) -> None:
         try:

@@ -8,13 +8,16 @@ files under the root are used, and words in their paths select the split: `train
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from paceline.core.checksums import checksum_of_content
 from paceline.core.errors import UserError
 from paceline.core.files import json_text
 from paceline.core.printable import printable
+from paceline.core.secrets import redact
 from paceline.core.small_files import MAX_BYTES, parse_json
 from paceline.core.storage.files import Storage, StoredFile
 from paceline.data.shards.index import SUFFIX
@@ -34,7 +37,7 @@ class Catalog(NamedTuple):
 
     storage: Storage
     splits: Mapping[str, tuple[StoredFile, ...]]  # by split; a single entry "" if there are no splits
-    indexed: frozenset[str]  # names of shards with an index beside them
+    indexed: frozenset[str] | None  # names of shards with an index beside them; None if this is not known
     class_names: tuple[str, ...] = ()
     flip_allowed: bool = True  # whether a flipped image is still a valid sample
     notes: tuple[str, ...] = ()
@@ -42,17 +45,14 @@ class Catalog(NamedTuple):
 
 def open_catalog(root: str, flag: str) -> Catalog:
     """List the shards under the root that `flag` sets; raise UserError if there are none."""
-    if "{" in root or root.endswith(TAR):
-        base = root.partition("{")[0].rpartition("/")[0]
-        storage = Storage(base or ".", flag)
-        names = list(_expand(root[len(base) + 1 :] if base else root, f"{flag} {root}"))
-        return Catalog(storage, {"": tuple(storage.describe_files(names))}, frozenset())
+    if "{" in root or _is_shard(root):
+        return _from_list(root, flag)
     storage = Storage(root, flag)
     content = storage.read_file(MANIFEST, MAX_BYTES)
     if content is not None:
         return _from_manifest(storage, content)
     files = {file.name: file for file in storage.list_files()}
-    shards = [name for name in files if name.endswith(TAR)]
+    shards = [name for name in files if _is_shard(name)]
     if not shards:
         raise _no_shards(storage, files)
     if any(files[name].size < 0 for name in shards):
@@ -67,28 +67,77 @@ def open_catalog(root: str, flag: str) -> Catalog:
     )
 
 
+def _from_list(root: str, flag: str) -> Catalog:
+    shown = f"{flag} {redact(root)}"
+    base, slash, pattern = root.partition("{")[0].rpartition("/")
+    pattern += root[len(base) + len(slash) + len(pattern) :]
+    if base.endswith((":", ":/")):
+        raise UserError(f"{shown}: braces cannot stand for a host or a bucket; give one URL")
+    names = list(islice(_expand(pattern, shown), MAX_SHARDS + 1))
+    if len(names) > MAX_SHARDS:
+        raise UserError(f"{shown}: stands for more than {MAX_SHARDS:,} shards; use fewer")
+    storage = Storage(base or slash or ".", flag)
+    return Catalog(storage, {"": tuple(storage.describe_files(_unique(names, shown)))}, None)
+
+
+def _is_shard(name: str) -> bool:
+    return name.lower().endswith(TAR)
+
+
+def _unique(names: Sequence[str], shown: str) -> Sequence[str]:
+    twice = next((name for name, count in Counter(names).items() if count > 1), None)
+    if twice is not None:
+        raise UserError(f"{shown}: {printable(twice)} is listed twice, so its samples would be too; list it once")
+    return names
+
+
+def describe_detection(storage: Storage, shards: Sequence[StoredFile]) -> tuple[str, ...]:
+    """Return a note if a shard that is replaced by another one of the same size would not be noticed."""
+    if storage.is_local or all(shard.version for shard in shards):
+        return ()
+    return (
+        f"{storage.shown}: the server reports neither an ETag nor a modification time; if you replace a shard, delete "
+        "the cache folder",
+    )
+
+
 def encode_manifest(splits: Mapping[str, Sequence[str]], class_names: Sequence[str], flip_allowed: bool) -> str:
     """Return the content of `shards.json`."""
     content = {"version": VERSION, "splits": splits, "class_names": list(class_names), "flip_allowed": flip_allowed}
     return json_text(content | {"sha256": checksum_of_content(content)}, indent=1) + "\n"
 
 
-def _from_manifest(storage: Storage, content: bytes) -> Catalog:
+class Manifest(NamedTuple):
+    """The content of `shards.json`."""
+
+    splits: Mapping[str, Sequence[str]]  # names of the shards of each split
+    class_names: tuple[str, ...]
+    flip_allowed: bool
+
+
+def parse_manifest(content: bytes, shown: str) -> Manifest:
+    """Parse `shards.json` in the folder `shown`; raise UserError if it is damaged."""
     try:
         read = parse_json(content)
         if read.pop("sha256") != checksum_of_content(read) or read["version"] != VERSION:
             raise ValueError("checksum or version mismatch")
         splits = {str(split): [_safe_name(name) for name in names] for split, names in read["splits"].items()}
-        class_names, flip_allowed = tuple(map(str, read["class_names"])), bool(read["flip_allowed"])
+        return Manifest(splits, tuple(map(str, read["class_names"])), bool(read["flip_allowed"]))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{storage.shown}: {MANIFEST} is damaged ({error}); write the shards again") from None
-    described = {split: tuple(storage.describe_files(names)) for split, names in splits.items()}
-    indexed = frozenset(name for names in splits.values() for name in names)
-    return Catalog(storage, described, indexed, class_names, flip_allowed)
+        raise UserError(f"{shown}: {MANIFEST} is damaged ({error}); write the shards again") from None
+
+
+def _from_manifest(storage: Storage, content: bytes) -> Catalog:
+    manifest = parse_manifest(content, storage.shown)
+    described = {
+        split: tuple(storage.describe_files(_unique(names, storage.shown))) for split, names in manifest.splits.items()
+    }
+    indexed = frozenset(name for names in manifest.splits.values() for name in names)
+    return Catalog(storage, described, indexed, manifest.class_names, manifest.flip_allowed)
 
 
 def _safe_name(name: object) -> str:
-    if not isinstance(name, str) or not name.endswith(TAR) or name.startswith("/") or ".." in name.split("/"):
+    if not isinstance(name, str) or not _is_shard(name) or name.startswith("/") or ".." in name.split("/"):
         raise ValueError(f"{name!r} is not the name of a shard")
     return name
 

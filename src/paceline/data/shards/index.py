@@ -15,6 +15,8 @@ from paceline.core.small_files import parse_json
 VERSION = 1
 SUFFIX = ".index.json"
 MAX_INDEX_BYTES = 2**28
+MAX_LABEL = 10_000_000  # a network has an output for every class number up to the largest one
+MAX_SIDE_PX = 2**31
 
 
 class Member(NamedTuple):
@@ -68,4 +70,7 @@ def _member(row: list[Any], size: int) -> Member:
     member = Member(str(name), *numbers, str(problem))
     if not 0 <= member.offset <= member.offset + member.size <= size:
         raise ValueError("the index lists bytes outside the shard")
+    is_valid = 0 <= member.crc32 < 2**32 and -1 <= member.label <= MAX_LABEL
+    if not is_valid or not all(0 <= side < MAX_SIDE_PX for side in (member.height, member.width)):
+        raise ValueError(f"the index contains an invalid number for {member.name!r:.40}")
     return member

@@ -39,10 +39,11 @@ def load_indexes(
 
 
 def _load(catalog: Catalog, shard: StoredFile, reader: Reader, folder: Path) -> ShardIndex:
-    if shard.name in catalog.indexed:
-        return _beside(catalog, shard)
     file = folder / f"{key_of(catalog.storage, shard)}.json"
-    index = _kept(file, shard)
+    is_listed = catalog.indexed is not None and shard.name in catalog.indexed
+    index = (_beside(catalog, shard) if is_listed else None) or _kept(file, shard)
+    if index is None and catalog.indexed is None:
+        index = _beside(catalog, shard)
     if index is not None:
         return index
     lock = Lock(folder, f".{file.stem}.lock", wait_seconds=math.inf)  # the processes of a host scan each shard once
@@ -64,13 +65,13 @@ def _kept(file: Path, shard: StoredFile) -> ShardIndex | None:
     return index if index.size == shard.size else None
 
 
-def _beside(catalog: Catalog, shard: StoredFile) -> ShardIndex:
-    """Return the index beside a shard; raise UserError if it is damaged or the shard has changed."""
+def _beside(catalog: Catalog, shard: StoredFile) -> ShardIndex | None:
+    """Return the index beside a shard, if there is one; raise UserError if it is damaged or the shard has changed."""
     name = shard.name + SUFFIX
     content = catalog.storage.read_file(name, MAX_INDEX_BYTES)
     shown = f"{catalog.storage.shown}: {printable(name)}"
     if content is None:
-        raise UserError(f"{shown}: not found; copy it together with the shards")
+        return None
     try:
         index = ShardIndex.parse(content)
     except ValueError as error:

@@ -20,6 +20,7 @@ from paceline.contracts.data_spec import INPUT
 from paceline.core.printable import printable
 from paceline.core.storage.files import Span, StoredFile
 from paceline.data.file_lists import HIDDEN, SUFFIXES
+from paceline.data.panel_names import RESERVED
 from paceline.data.shards.index import Member, ShardIndex
 from paceline.data.shards.scan import LABEL_SUFFIX, PICKLES
 
@@ -45,12 +46,13 @@ class Names:
     """The names of many samples, stored compactly."""
 
     def __init__(self, names: Iterable[str]) -> None:
-        encoded = [name.encode(errors="surrogateescape") for name in names]
+        # Surrogates stand for bytes that are not UTF-8.
+        encoded = [name.encode(errors="surrogatepass") for name in names]
         self._ends = np.cumsum([0, *map(len, encoded)])
         self._text = b"".join(encoded)
 
     def __getitem__(self, index: int) -> str:
-        return self._text[self._ends[index] : self._ends[index + 1]].decode(errors="surrogateescape")
+        return self._text[self._ends[index] : self._ends[index + 1]].decode(errors="surrogatepass")
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ def make_table(shards: Sequence[tuple[StoredFile, ShardIndex]]) -> SampleTable:
     usable = []
     for sample in found:
         missing = [field for field in sorted(fields) if field not in sample.fields]
-        problem = sample.problem or (f"no member for {missing[0]!r}" if missing else "")
+        problem = sample.problem or (_describe_missing(missing[0], sample) if missing else "")
         if problem:
             problems.append(f"{printable(sample.name)}: {problem}")
         else:
@@ -110,6 +112,11 @@ def make_table(shards: Sequence[tuple[StoredFile, ShardIndex]]) -> SampleTable:
         problems=tuple(problems),
         ignored=ignored,
     )
+
+
+def _describe_missing(field: str, sample: _Found) -> str:
+    others = f", only for {', '.join(sorted(sample.fields))}" if field == INPUT and sample.fields else ""
+    return f"no member for {field!r}{others}"
 
 
 def split_name(name: str) -> tuple[str, str]:
@@ -143,12 +150,22 @@ def _samples(shard: int, shard_name: str, index: ShardIndex, ignored: Counter[st
             ignored[suffix] += 1
             continue
         fields = found.setdefault(key, {})
-        if member.problem:
-            problems.setdefault(key, f"{printable(PurePosixPath(member.name).name)}: {member.problem}")
+        problem = member.problem or _wrong_use(field, rest, member)
+        if problem:
+            problems.setdefault(key, f"{printable(PurePosixPath(member.name).name)}: {problem}")
         if field in fields:
             problems.setdefault(key, f"several members for {field!r}, such as {printable(member.name)}")
         fields[field] = member
     return [_Found(f"{shard_name}/{key}", shard, fields, problems.get(key, "")) for key, fields in found.items()]
+
+
+def _wrong_use(field: str, rest: str, member: Member) -> str:
+    """Return why an intact member cannot be used as this field; "" if it can."""
+    if field == LABEL and f".{rest}" == LABEL_SUFFIX:
+        return "" if member.label >= 0 else "no class number in the index"
+    if field in RESERVED:
+        return f"{field!r} is the name of another field; rename the image"
+    return "" if member.height and member.width else "no image size in the index"
 
 
 def _common_fields(found: Sequence[_Found]) -> set[str]:

@@ -12,13 +12,13 @@ from paceline.core.errors import UserError
 from paceline.core.storage.files import Span, StoredFile
 from paceline.core.storage.reader import Reader
 from paceline.data.file_lists import SUFFIXES
-from paceline.data.shards.index import Member, ShardIndex
+from paceline.data.shards.index import MAX_LABEL, Member, ShardIndex
 from paceline.images.decode import BadImage, upright_size
 
 CHUNK_BYTES = 2**22  # bytes that are read together
 MAX_READ_BYTES = 2**29  # maximum size of a member, and of a tar header
 LABEL_SUFFIX = ".cls"
-MAX_LABEL_BYTES = 32
+MAX_LABEL_DIGITS = 32  # Python needs quadratic time to parse an integer
 # Reading these formats can execute code that the file contains.
 PICKLES = {".pyd", ".pickle", ".pkl", ".pth", ".pt"}
 END = bytes(tarfile.BLOCKSIZE)  # a tar file ends with two such blocks
@@ -38,7 +38,8 @@ def scan(reader: Reader, file: StoredFile) -> ShardIndex:
             problem = _problem_at_end(opened)
     except UserError:
         raise
-    except (tarfile.TarError, EOFError, ValueError, ArithmeticError, LookupError) as error:
+    # tarfile calls itself for every header that describes the next one, so a chain of them exceeds the recursion limit
+    except (tarfile.TarError, EOFError, ValueError, ArithmeticError, LookupError, RecursionError) as error:
         problem = f"truncated, or not an uncompressed tar file ({' '.join(str(error).split())})"
     return ShardIndex(file.size, tuple(members), problem)
 
@@ -47,11 +48,12 @@ def _files(archive: tarfile.TarFile, size: int) -> Iterator[Member]:
     """Yield the files in a tar file, before their content is read."""
     known: dict[str, Member] = {}
     while (entry := archive.next()) is not None:
-        if entry.size < 0 or entry.offset_data + entry.size > size:
+        if entry.issparse():  # its size includes holes, which are not stored
+            known[entry.name] = Member(entry.name, 0, 0, 0, problem="sparse files are not supported")
+        elif entry.size < 0 or entry.offset_data + entry.size > size:
             raise ValueError(f"{entry.name!r} has {entry.size:,} bytes, more than the tar file contains")
-        if entry.isreg():
-            problem = "sparse files are not supported" if entry.issparse() else ""
-            known[entry.name] = Member(entry.name, entry.offset_data, 0 if problem else entry.size, 0, problem=problem)
+        elif entry.isreg():
+            known[entry.name] = Member(entry.name, entry.offset_data, entry.size, 0)
         elif entry.islnk() and entry.linkname in known and entry.name not in known:
             known[entry.name] = known[entry.linkname]._replace(name=entry.name)  # a file with several names
         elif entry.issym():
@@ -70,8 +72,11 @@ def _described(member: Member, content: bytes) -> Member:
         return member._replace(problem="pickled data is not read, because it can execute code; store it as an image")
     if suffix == LABEL_SUFFIX:
         digits = content.strip()
-        is_number = digits.isdigit() and len(digits) <= MAX_LABEL_BYTES
-        return member._replace(label=int(digits)) if is_number else member._replace(problem="not a class number")
+        if not digits.isdigit():
+            return member._replace(problem="not a class number")
+        if len(digits) > MAX_LABEL_DIGITS or int(digits) > MAX_LABEL:
+            return member._replace(problem=f"a class number above {MAX_LABEL:,}, the maximum")
+        return member._replace(label=int(digits))
     if suffix not in SUFFIXES:
         return member
     try:

@@ -45,6 +45,8 @@ def write_shards(
 
 def check_shard(folder: Path, name: str) -> int:
     """Compare a shard with its index, and return the number of the next sample; raise UserError if they differ."""
+    if not (folder / name).is_file():
+        raise UserError(f"{folder / name}: is missing; restore it, or delete {folder} and pack again")
     if _kept(folder / (name + SUFFIX)) != _scanned(folder, name):
         raise UserError(f"{folder / name}: does not match its index; delete {folder} and pack again")
     return _next_sample(folder, name)
@@ -123,6 +125,6 @@ def _kept(file: Path) -> ShardIndex | None:
 def _next_sample(folder: Path, name: str) -> int:
     """Return the number of the sample after a finished shard; 0 if the shard is not finished."""
     index, path = _kept(folder / (name + SUFFIX)), folder / name
-    if index is None or not path.is_file() or path.stat().st_size != index.size:
+    if index is None or not index.members or not path.is_file() or path.stat().st_size != index.size:
         return 0
     return int(split_name(index.members[-1].name)[0]) + 1

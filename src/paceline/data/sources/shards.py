@@ -29,7 +29,7 @@ from paceline.core.user_cache import user_cache
 from paceline.data.file_lists import MAX_NAMED, NOT_USED, first_few
 from paceline.data.groups import group_keys, split_files
 from paceline.data.panel_names import PanelSettings, parse_panels
-from paceline.data.shards.catalog import Catalog, open_catalog
+from paceline.data.shards.catalog import Catalog, describe_detection, open_catalog
 from paceline.data.shards.indexing import load_indexes
 from paceline.data.shards.layout import SampleLayout
 from paceline.data.shards.samples import LABEL, SampleTable, make_table
@@ -38,6 +38,7 @@ from paceline.data.tickets import Shuffle
 from paceline.images.decode import BadImage, check_image_settings, decode
 
 GIGABYTE = 10**9
+MAX_SUFFIXES = 8  # maximum number of suffixes in a note
 MAX_HELD_BYTES = 2**26  # maximum size of the encoded images that `read_many` holds at once
 
 
@@ -80,13 +81,16 @@ class Shards(Source):
         limit = int(settings.shard_cache_gb * GIGABYTE)
         catalog, shards, is_split = _find(split, settings)
         cache = BlockCache(folder, limit) if limit and not catalog.storage.is_local else None
-        self._shown, self.notes = catalog.storage.shown, catalog.notes
+        self._shown = catalog.storage.shown
+        self.notes = catalog.notes + describe_detection(catalog.storage, shards)
         self._reader = Reader(catalog.storage, shards, cache, min(settings.shard_wait, settings.timeout / 2))
         self._may_skip = settings.bad_images == "skip"
         table = make_table(load_indexes(catalog, shards, self._reader, folder / "index", settings.workers))
         if table.ignored:
-            kinds = ", ".join(f"{suffix} ({count:,})" for suffix, count in sorted(table.ignored.items()))
-            self.notes += (f"{self._shown}: members that are not images or class numbers are not used: {kinds}",)
+            self.notes += (
+                f"{self._shown}: members that are not images or class numbers are not used: "
+                f"{_describe_ignored(table.ignored)}",
+            )
         self._report(table.problems, len(table))
         self._table = table if is_split else _held_out(table, split, settings, self._shown)
         if self._may_skip:
@@ -259,6 +263,13 @@ def _find(split: str, settings: Shards.Settings) -> tuple[Catalog, tuple[StoredF
         remedy = "set --test-root" if split == "test" else f"put {split!r} in the names of its shards or folders"
         raise UserError(f"{catalog.storage.shown}: has no shards for the split {split!r}; {remedy}")
     return catalog, catalog.splits[""], bool(settings.test_root)
+
+
+def _describe_ignored(ignored: Mapping[str, int]) -> str:
+    """Return the most frequent suffixes, with the number of members."""
+    common = sorted(ignored.items(), key=lambda item: (-item[1], item[0]))
+    shown = ", ".join(f"{printable(suffix):.20} ({count:,})" for suffix, count in common[:MAX_SUFFIXES])
+    return f"{shown}, …" if len(common) > MAX_SUFFIXES else shown
 
 
 def _paths(table: SampleTable) -> list[Path]:

@@ -13,12 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
 from paceline.config.settings import RunSettings
-from paceline.contracts.recipe import Phase, Recipe
+from paceline.contracts.recipe import Batch, Loss, Phase, Recipe
 from paceline.core.errors import UserError
-from paceline.parallel.blocks import blocks_of
+from paceline.parallel.blocks import blocks_of, shares_parameters
 from paceline.parallel.memory_shares import MemoryShares, bytes_of
+from paceline.parallel.penalty_check import RejectPenalty
 from paceline.parallel.precision import Precision
 from paceline.parallel.shards import is_sharded
 from paceline.parallel.staged_collectives import StagedAllGather, StagedReduceScatter
@@ -46,11 +48,13 @@ class FullyShardedDataParallel(Strategy):
         super().__init__(settings, world, precision, recipe)
         self.replicated = frozenset(recipe.double_backward)
         self.sharded: list[list[FSDPModule]] = []  # for each network: its blocks, then the network itself
+        self._unchecked: set[str] = set()  # phases that may contain a gradient penalty that the recipe does not declare
         if world.size == 1:
             recipe.to(world.device)
             self.notes.append("fsdp: there is only one process, so no network is sharded")
             return
         self._check(recipe)
+        self._unchecked |= {phase.name for phase in recipe.phases if phase.network not in self.replicated}
         mesh = init_device_mesh(world.device.type, (world.size,))
         for name, network in recipe.single_networks.items():
             if name.partition(".")[0] not in self.replicated:
@@ -80,16 +84,25 @@ class FullyShardedDataParallel(Strategy):
             raise UserError(
                 "--strategy fsdp: there is nothing to shard, since every network has a gradient penalty; use ddp"
             )
-        for name, parameter in recipe.named_parameters():
-            if parameter.ndim == 0 and name.partition(".")[0] not in self.replicated:
-                raise UserError(f"--strategy fsdp: parameter {name!r} is a scalar, which cannot be sharded; use ddp")
+        networks: dict[nn.Parameter, str] = {}  # the network of each parameter
+        for network, module in recipe.single_networks.items():
+            for name, parameter in module.named_parameters(network):
+                if networks.setdefault(parameter, network) != network:
+                    raise UserError(
+                        f"--strategy fsdp: parameter {name!r} is also part of network {networks[parameter]!r}, but "
+                        "FSDP shards each network separately; use ddp"
+                    )
+                if not parameter.ndim or not parameter.numel():
+                    what = "has no elements, so it" if parameter.ndim else "is a scalar, which"
+                    if network.partition(".")[0] not in self.replicated:
+                        raise UserError(f"--strategy fsdp: parameter {name!r} {what} cannot be sharded; use ddp")
 
     def _shard(self, network: nn.Module, blocks: list[nn.Module], mesh: DeviceMesh) -> list[FSDPModule]:
         reduce = torch.bfloat16 if self.settings.compress == "bf16" else None
         policy = MixedPrecisionPolicy(reduce_dtype=reduce)  # autocast selects the precision of each operation
         modules = [
             fully_shard(module, mesh=mesh, reshard_after_forward=True, mp_policy=policy)
-            for module in (*(block for block in blocks if block is not network), network)
+            for module in (*(block for block in blocks if not shares_parameters(block, network)), network)
         ]
         # By default, FSDP derives what to prefetch from all forward passes since the last backward pass. These differ
         # between the processes after an evaluation. An explicit order is the same in every process.
@@ -112,6 +125,28 @@ class FullyShardedDataParallel(Strategy):
             lines.append(f"fsdp: not sharded, because FSDP does not support gradient penalties: {names}")
         return lines
 
+    def forward(self, phase: Phase, batch: Batch) -> Loss:
+        try:
+            with self._checking(phase):
+                return super().forward(phase, batch)
+        except RuntimeError as error:
+            if DTensor.__name__ not in str(error):
+                raise
+            raise UserError(
+                f"--strategy fsdp: phase {phase.name!r} uses a network's weights while they are divided among the "
+                "processes; call the network itself, self.NETWORK(...), not its methods, layers or weights; or use ddp"
+            ) from error
+
+    def _checking(self, phase: Phase) -> AbstractContextManager[object]:
+        """Return a context for a phase's forward pass, which rejects a gradient penalty in the first one."""
+        if phase.name not in self._unchecked:
+            return nullcontext()
+        self._unchecked.discard(phase.name)
+        return RejectPenalty(
+            f"--strategy fsdp: phase {phase.name!r} computes gradients with create_graph=True, which FSDP does not "
+            f"support; add {phase.network!r} to the recipe's double_backward, so that it is not sharded, or use ddp"
+        )
+
     def accumulating(self, phase: Phase, last: bool) -> AbstractContextManager[object]:
         if self.world.size == 1 or phase.network not in self.replicated or not last:
             return nullcontext()  # FSDP adds up the gradients of micro-batches in their sharded form
@@ -122,6 +157,8 @@ class FullyShardedDataParallel(Strategy):
         """Average the gradients of a replicated network across the processes after its backward pass."""
         yield
         gradients = [p.grad for p in self.trainable.parameters[network] if p.grad is not None]
+        if not gradients:
+            return
         flat = self.world.sum(torch.cat([gradient.flatten() for gradient in gradients])) / self.world.size
         for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
             gradient.copy_(part.view_as(gradient))
