@@ -21,7 +21,7 @@ def test_sharded_networks_end_with_the_weights_of_one_process(tmp_path: Path, re
 def test_a_sharded_run_in_bf16_saves_evaluates_and_resumes(tmp_path: Path) -> None:
     blocky = str(Path(__file__).parents[1] / "blocky.py")
     command = ("train", blocky, "--strategy", "fsdp", *TWO_ON_ONE, "--precision", "bf16", "--deterministic")
-    assert run_fork(tmp_path, *command, "--out", "whole").wait() == 0
-    for images in ("120", "240"):
-        assert run_fork(tmp_path, *command, "--images", images, "--out", "parts").wait() == 0
+    for more in (("--out", "whole"), ("--images", "120", "--out", "parts"), ("--images", "240", "--out", "parts")):
+        trained = run_fork(tmp_path, *command, *more)
+        assert trained.wait() == 0, trained.stdout + trained.stderr
     assert weights_of(tmp_path / "parts") == weights_of(tmp_path / "whole")
