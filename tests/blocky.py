@@ -50,7 +50,7 @@ class Blocky(Recipe):
     def __init__(self, settings: NoSettings, spec: DataSpec) -> None:
         super().__init__(settings, spec)
         body = nn.Sequential(*(Block() for _ in range(4)))
-        head = nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(4 * WIDTH, spec.num_classes))
+        head = nn.Sequential(nn.AvgPool2d(4), nn.Flatten(), nn.Linear(4 * WIDTH, spec.num_classes))
         self.classifier = nn.Sequential(nn.Conv2d(spec.channels, WIDTH, 3, padding=1), body, head)
 
     def classifier_loss(self, batch: Batch) -> Loss:
