@@ -50,7 +50,7 @@ def test_memory_that_is_too_small_for_one_image_is_reported_with_what_is_too_lar
     assert done.wait() == 2
     (line,) = done.stderr.splitlines()
     assert "--device-memory 100MiB: one image per device needs 0." in line
-    assert "of which optimizer 0.12 GiB" in line and "fsdp" in line
+    assert "of which optimizer 0.13 GiB" in line and "fsdp" in line
 
 
 def test_a_run_that_is_out_of_memory_ends_with_the_phase_and_settings_that_fit(tmp_path: Path) -> None:

@@ -164,13 +164,11 @@ def _mark_gradient(log: StorageLog, column: Column, parameter: Tensor) -> None:
 
 def _create_state(learner: Learner) -> list[Tensor]:
     """Create the state that the optimizer would create in its first step; return its tensors."""
-    for parameter in learner.parameters:
-        state = learner.optimizer.state[parameter]
+    for rows in learner.rows.values():
+        state = learner.optimizer.state[rows]
         if not state:
-            state |= {
-                name: torch.zeros_like(like, device=parameter.device)
-                for name, like in learner.state_like(parameter).items()
-            }
+            likes = learner.state_like(rows)
+            state |= {name: torch.zeros_like(like, device=rows.device) for name, like in likes.items()}
     return [value for state in learner.optimizer.state.values() for value in state.values()]
 
 
