@@ -27,7 +27,10 @@ CASES: dict[str, tuple[str, Settings]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+SLOW = {"recomputed activations", "one network with an EMA"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CASES])
 def test_the_forecast_equals_the_memory_of_a_real_step(tmp_path: Path, name: str) -> None:
     (process,) = start_function_in_ranks(tmp_path, 1, print_forecast_and_count, *CASES[name])
     assert process.wait() == 0, process.stderr
