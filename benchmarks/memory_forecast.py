@@ -82,7 +82,7 @@ def forecast_row(name: str, options: argparse.Namespace) -> dict[str, Any]:
     parts: dict[str, float] = {}
     for column, size in zip(traced.timeline.columns, live[at], strict=True):
         parts[column.kind] = parts.get(column.kind, 0.0) + size / GIBIBYTE
-    parts["data"] = kept_data_bytes(config, sources, torch.device(precision.device_type), 0) / GIBIBYTE
+    parts["data"] = kept_data_bytes(config, sources, 0) / GIBIBYTE
     return {"forecast": parts, "forecast_gib": sum(parts.values()), "phase": traced.timeline.phases[at]}
 
 

@@ -23,12 +23,15 @@ from torch.utils import _python_dispatch
 from paceline.launch.rendezvous import Rendezvous
 from paceline.parallel import torch_internals
 from paceline.parallel.torch_internals import (
+    FakeTensorMode,
     copy_all,
+    has_no_result,
     is_view,
     lerp_all,
     local_address,
     local_collectives,
     norms_of,
+    real_tensors,
     stop_heartbeats,
     undo_compile,
 )
@@ -62,6 +65,7 @@ LEAVING = "a host that stops while the others continue"
 CAPTURE = "training continues eagerly where a step cannot be captured (--graph auto)"
 EMA = "EMA updates and the check that weights are finite"
 TILES = "receptive fields, which `paceline apply` cuts images into tiles by"
+MEMORY = "`paceline plan --memory`"
 
 INTERNALS: dict[str, tuple[Callable[[], bool], str]] = {
     "LocalElasticAgent._monitor_workers(worker_group)": (
@@ -127,14 +131,19 @@ INTERNALS: dict[str, tuple[Callable[[], bool], str]] = {
     "Tensor._is_view": (lambda: callable(torch.Tensor._is_view), TILES),
     "FakeTensorMode(allow_non_fake_inputs)": (
         lambda: "allow_non_fake_inputs" in parameters(fake_tensor.FakeTensorMode),
-        TILES,
+        f"{TILES}; {MEMORY}",
     ),
     "TorchDispatchMode.__torch_dispatch__": (
         lambda: (
             parameters(_python_dispatch.TorchDispatchMode.__torch_dispatch__)[1:] == ["func", "types", "args", "kwargs"]
         ),
-        TILES,
+        f"{TILES}; {MEMORY}",
     ),
+    "torch.utils._python_dispatch._disable_current_modes": (
+        lambda: not parameters(_python_dispatch._disable_current_modes),
+        f"{MEMORY} for networks that read numbers from tensors when they are built",
+    ),
+    "OpOverload._schema.returns": (lambda: len(torch.ops.aten.add.Tensor._schema.returns) == 1, MEMORY),
 }
 
 
@@ -232,3 +241,15 @@ def test_operations_on_lists_of_tensors_equal_operations_on_each_tensor() -> Non
 def test_a_view_is_distinguished_from_a_copy() -> None:
     tensor = torch.zeros(4)
     assert is_view(tensor[:2]) and not is_view(tensor.clone())
+
+
+def test_operations_that_only_change_their_arguments_have_no_result() -> None:
+    assert has_no_result(torch.ops.aten._fused_adam_.default)
+    assert not has_no_result(torch.ops.aten.add.Tensor)
+
+
+def test_tensors_can_be_real_inside_a_fake_mode() -> None:
+    with FakeTensorMode():
+        with real_tensors():
+            assert torch.ones(2).sum().item() == 2
+        assert isinstance(torch.ones(2), fake_tensor.FakeTensor)

@@ -82,20 +82,18 @@ def _rows(found: Forecast, counts: Sequence[int]) -> Iterator[Row]:
 
 
 def _print_table(console: Console, found: Forecast, rows: Sequence[Row], device_bytes: int) -> None:
-    batch = found.config.run.batch_size
-    table = Table(
-        title=f"GiB per device, batch {batch}", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1)
-    )
+    memories = [found.memory(row.strategy, row.devices, found.samples_per_device(row.devices)) for row in rows]
+    unit = "GiB" if max(memory.total for memory in memories) >= GIB else "MiB"
+    title = f"{unit} per device, batch {found.config.run.batch_size}"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))
     headings = ["strategy", "devices", "per device", *SHOWN, "other", "total"]
     headings += ["largest batch", "recomputed"] if device_bytes else []
     for heading in headings:
         table.add_column(str(heading), justify="left" if heading == "strategy" else "right")
     lines = []
-    for row in rows:
+    for row, memory in zip(rows, memories, strict=True):
         samples = found.samples_per_device(row.devices)
-        lines.append(
-            [row.name, str(row.devices), str(samples), *_cells(found.memory(row.strategy, row.devices, samples))]
-        )
+        lines.append([row.name, str(row.devices), str(samples), *_cells(memory, UNITS[unit.upper()])])
         if device_bytes:
             lines[-1] += [_largest(found, row, device_bytes, recompute) for recompute in (False, True)]
         table.add_row(*lines[-1])
@@ -108,9 +106,9 @@ def _print_table(console: Console, found: Forecast, rows: Sequence[Row], device_
         console.print("  " + "; ".join(f"{heading}: {cell}" for heading, cell in zip(headings, line, strict=True)))
 
 
-def _cells(memory: DeviceMemory) -> list[str]:
+def _cells(memory: DeviceMemory, unit_bytes: int) -> list[str]:
     sizes = [memory.bytes.get(kind, 0) for kind in SHOWN]
-    return [gib(size) for size in (*sizes, memory.total - sum(sizes), memory.total)]
+    return [f"{size / unit_bytes:,.2f}" for size in (*sizes, memory.total - sum(sizes), memory.total)]
 
 
 def _largest(found: Forecast, row: Row, device_bytes: int, recompute: bool) -> str:

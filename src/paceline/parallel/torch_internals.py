@@ -7,7 +7,7 @@ exists with the expected signature, and its failures list the features that woul
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 import torch
@@ -24,7 +24,6 @@ from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 __all__ = [
-    "DEVICE_QUERY",
     "AnyBatchNorm",
     "AnyDropout",
     "ElasticAgent",
@@ -39,7 +38,6 @@ __all__ = [
     "local_address",
     "local_collectives",
     "norms_of",
-    "pretend_cuda",
     "real_tensors",
     "stop_heartbeats",
     "undo_compile",
@@ -144,27 +142,6 @@ def norms_of(tensors: Sequence[Tensor], order: float) -> list[Tensor]:
 def is_view(tensor: Tensor) -> bool:
     """Return whether a tensor is a view of another one; torch has no public check."""
     return tensor._is_view()
-
-
-# The operation by which autograd asks a fake tensor for its device. Without a GPU, autograd cannot run the backward
-# pass of fake CUDA tensors, because it looks for their CUDA stream. A dispatch mode can answer "meta" instead. Python
-# code, dispatch and autocast still see the fake device.
-DEVICE_QUERY = torch.ops.prim.device.default
-
-
-@contextmanager
-def pretend_cuda() -> Iterator[None]:
-    """Let autocast and GradScaler work on fake CUDA tensors without a GPU, which torch checks for."""
-    answers = {
-        (torch.cuda.amp.common, "amp_definitely_not_available"): False,
-        (torch.cuda, "is_bf16_supported"): True,
-        (torch.cuda, "is_current_stream_capturing"): False,
-    }
-    with ExitStack() as stack:
-        for (module, name), answer in answers.items():
-            stack.callback(setattr, module, name, getattr(module, name))
-            setattr(module, name, lambda *_, answer=answer, **__: answer)
-        yield
 
 
 def real_tensors() -> AbstractContextManager[object]:

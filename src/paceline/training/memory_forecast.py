@@ -98,6 +98,7 @@ class Forecast:
     stored: StepMemory  # without recomputation
     recomputed: StepMemory | None  # with `checkpoint_activations=on`; None if no network can recompute
     data_bytes: int  # samples that the loader keeps on each device
+    captures: bool  # whether steps are captured as CUDA graphs, if the strategy allows it
 
     def recomputes(self, strategy: type[Strategy], devices: int) -> bool:
         """Return whether activations are recomputed with the settings."""
@@ -113,7 +114,7 @@ class Forecast:
         step = self.recomputed if wanted and self.recomputed else self.stored
         found, phase = step.peak(strategy.memory_shares(step.recipe, devices), samples)
         found[Kind.BUFFERS] += self.data_bytes
-        if self.config.run.graph != "off" and not strategy.cannot_capture and not wanted:
+        if self.captures and not strategy.cannot_capture and not wanted:
             found[Kind.GRAPHS] += (num_graphs(step.recipe) - 1) * found[Kind.ACTIVATIONS]
         network = next((one.network for one in step.recipe.phases if one.name == phase), "")
         return DeviceMemory({kind: size for kind, size in found.items() if size}, phase, network)
@@ -184,19 +185,21 @@ def forecast(config: Config, device_bytes: int = 0, sources: Mapping[str, Source
         config,
         StepMemory(*traces[False]),
         StepMemory(*traces[True]) if traces[True] else None,
-        kept_data_bytes(config, sources, torch.device(precision.device_type), device_bytes),
+        kept_data_bytes(config, sources, device_bytes),
+        captures=config.run.accelerator != "cpu" and config.run.graph != "off",
     )
 
 
 def precision_of(config: Config) -> Precision:
-    """Return the precision on a GPU that supports bf16, unless the run uses the CPU."""
-    device_type = "cpu" if config.run.accelerator == "cpu" else "cuda"
-    name = config.run.precision
-    return Precision(("bf16" if device_type == "cuda" else "fp32") if name == "auto" else name, device_type)
+    """Return the precision on a GPU that supports bf16, unless the run uses the CPU; without a GPU, on fake tensors."""
+    for_gpu = config.run.accelerator != "cpu"
+    name = ("bf16" if for_gpu else "fp32") if config.run.precision == "auto" else config.run.precision
+    return Precision(name, "cuda" if for_gpu and torch.cuda.is_available() else "cpu")
 
 
-def kept_data_bytes(config: Config, sources: Mapping[str, Source], device: torch.device, device_bytes: int) -> int:
+def kept_data_bytes(config: Config, sources: Mapping[str, Source], device_bytes: int) -> int:
     """Return the size of the samples that loaders keep on a device."""
+    device = torch.device("cpu" if config.run.accelerator == "cpu" else "cuda")
     budget = Budget(config.run.devices, free={device.type: device_bytes or UNKNOWN_BYTES})
     order = sorted(sources, key=lambda split: split != "train")
     kept = [split for split in order if choose_loader(config.run, sources[split], device, budget).home == device]

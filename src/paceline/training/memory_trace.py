@@ -1,24 +1,22 @@
 """Follows the memory of one training step on one device, computed with fake tensors, which have no data.
 
-Neither a GPU nor the memory itself is needed. The step is the run's own, with its learners, autocast and EMA. Recipes
-and losses cache constants for the life of a process. After a trace, these caches contain fake tensors, so the process
-must not train afterwards.
+Neither a GPU nor the memory itself is needed. The step is the run's own, with its learners, autocast and EMA. Without a
+GPU, autograd cannot run on fake CUDA tensors, so that the step runs on fake CPU tensors (see `like_cuda`). Recipes and
+losses cache constants for the life of a process. After a trace, these caches contain fake tensors, so the process must
+not train afterwards.
 """
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
-from inspect import signature
-from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from paceline.config.resolve import Config
 from paceline.contracts.recipe import Batch, Loss, Phase, Recipe
@@ -28,16 +26,16 @@ from paceline.data.source import Source
 from paceline.parallel.precision import Precision
 from paceline.parallel.recompute import recompute_blocks
 from paceline.parallel.strategy import Strategy
-from paceline.parallel.torch_internals import FakeTensorMode, pretend_cuda, real_tensors
+from paceline.parallel.torch_internals import FakeTensorMode, real_tensors
 from paceline.parallel.world import Place, World
 from paceline.runs.recipe import make_recipe
 from paceline.training.build import make_learners
 from paceline.training.graph import culprit, first_line
 from paceline.training.learner import Learner
+from paceline.training.like_cuda import LikeCuda
 from paceline.training.step import Step
 from paceline.training.storage_log import Column, Kind, StorageLog, Timeline
 
-_DROPOUT = signature(F.dropout)
 EPOCH_IMAGES = 2**20  # any number: the memory of a step does not depend on the length of the run
 
 
@@ -58,9 +56,10 @@ def trace_step(
 
     With `recompute`, the networks recompute activations if they can.
     """
+    for_gpu = config.run.accelerator != "cpu"
     device = torch.device("cuda", 0) if precision.device_type == "cuda" else torch.device("cpu")
     log = StorageLog(device, is_fake=True)
-    with _fake_mode(), pretend_cuda(), _CudaDropout():
+    with _fake_mode(), LikeCuda() if for_gpu and device.type == "cpu" else nullcontext():
         recipe = _fake_recipe(config, sources)
         with log:
             strategy = _OneDevice(log, config, precision, recipe, recompute)
@@ -134,7 +133,7 @@ class _OneDevice(Strategy):
 
     def _placed(self, tensor: Tensor) -> Tensor:
         dtype = self.precision.weights if tensor.is_floating_point() else tensor.dtype
-        last = self.world.device.type == "cuda" and tensor.ndim == 4
+        last = self.settings.accelerator != "cpu" and tensor.ndim == 4
         layout = torch.channels_last if last else torch.preserve_format
         return tensor.detach().to(self.world.device, dtype, copy=True, memory_format=layout)
 
@@ -144,20 +143,6 @@ class _OneDevice(Strategy):
     def forward(self, phase: Phase, batch: Batch) -> Loss:
         self.log.phase = phase.name
         return super().forward(phase, batch)
-
-
-class _CudaDropout(TorchFunctionMode):
-    """Dropout as it runs on a GPU, where it stores a mask of one byte per value."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is not F.dropout:
-            return func(*args, **(kwargs or {}))
-        bound = _DROPOUT.bind(*args, **(kwargs or {}))
-        bound.apply_defaults()
-        tensor, p, training, inplace = bound.arguments.values()
-        if not training or inplace:
-            return func(*args, **(kwargs or {}))
-        return torch.native_dropout(tensor, p, training)[0]
 
 
 def mark_recipe(log: StorageLog, recipe: Recipe, learners: Mapping[str, Learner]) -> None:
@@ -179,13 +164,11 @@ def _mark_gradient(log: StorageLog, column: Column, parameter: Tensor) -> None:
 
 def _create_state(learner: Learner) -> list[Tensor]:
     """Create the state that the optimizer would create in its first step; return its tensors."""
-    for parameter in learner.parameters:
-        state = learner.optimizer.state[parameter]
+    for rows in learner.rows.values():
+        state = learner.optimizer.state[rows]
         if not state:
-            state |= {
-                name: torch.zeros_like(like, device=parameter.device)
-                for name, like in learner.state_like(parameter).items()
-            }
+            likes = learner.state_like(rows)
+            state |= {name: torch.zeros_like(like, device=rows.device) for name, like in likes.items()}
     return [value for state in learner.optimizer.state.values() for value in state.values()]
 
 

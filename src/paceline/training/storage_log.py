@@ -12,9 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline.parallel.torch_internals import DEVICE_QUERY, TorchDispatchMode, has_no_result
+from paceline.parallel.torch_internals import TorchDispatchMode, has_no_result
 
-META = torch.device("meta")
 BLOCK_BYTES = 512  # the CUDA allocator rounds every size up to a multiple of this
 
 
@@ -66,17 +65,11 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ign
         self._moves: list[tuple[int, int, Column, int]] = []  # corrections of the rows [start, end)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if self.is_fake:
-            if func is DEVICE_QUERY:
-                return META
-            if has_no_result(func):
-                return None  # fused optimizers have no implementation for fake tensors
-            if kwargs.get("device") == META:
-                kwargs = kwargs | {"device": self.device}
+        if self.is_fake and has_no_result(func):
+            return None  # fused optimizers have no implementation for fake tensors
         for tensor in _tensors(args):
             self._find(tensor)
-        result = func(*args, **kwargs)
+        result = func(*args, **(kwargs or {}))
         self.mark(_tensors(result), Column(Kind.ACTIVATIONS), only_new=True)
         return result
 

@@ -1,0 +1,66 @@
+"""The memory forecast equals the memory of real steps, which are counted on a CPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from counted_memory import (
+    Settings,
+    print_forecast_and_count,
+    print_large_forecast,
+    print_sharded,
+    print_sharded_forecast,
+)
+from PIL import Image
+from running import start_function_in_ranks
+
+GIB = 2**30
+TESTS = Path(__file__).parents[1]
+CASES: dict[str, tuple[str, Settings]] = {
+    "one network with an EMA": ("classification", {"ema_half_life": "500 images"}),
+    "recomputed activations": ("classification", {"checkpoint_activations": "on"}),
+    "a GAN with a penalty": ("dcgan", {"r1": 1.0, "d_norm": "none", "accumulate": 2}),
+    "a GAN with a frozen network": ("super_resolution", {"stage": "adversarial", "vgg": "random"}),
+    "bf16": ("dual_gan", {"precision": "bf16"}),
+}
+
+
+SLOW = {"recomputed activations", "one network with an EMA"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CASES])
+def test_the_forecast_equals_the_memory_of_a_real_step(tmp_path: Path, name: str) -> None:
+    (process,) = start_function_in_ranks(tmp_path, 1, print_forecast_and_count, *CASES[name])
+    assert process.wait() == 0, process.stderr
+    found = json.loads(process.stdout.splitlines()[-1])
+    for kind in ("weights", "optimizer", "EMA"):
+        assert found[f"forecast {kind}"] == found[kind]
+    assert bool(found["EMA"]) == ("ema_half_life" in CASES[name][1])
+    counted = found["peak activations"] + found["peak gradients"]
+    forecast = sum(found[f"forecast {kind}"] for kind in ("activations", "gradients", "batch"))
+    assert forecast == pytest.approx(counted, rel=0.02)
+
+
+@pytest.mark.slow
+def test_the_forecast_of_a_large_network_does_not_allocate_it(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        (tmp_path / "rows" / split).mkdir(parents=True)
+        Image.new("RGB", (6 * 512, 512)).save(tmp_path / "rows" / split / "0.png")
+    (process,) = start_function_in_ranks(tmp_path, 1, print_large_forecast, str(tmp_path / "rows"))
+    assert process.wait(600) == 0, process.stderr
+    found = json.loads(process.stdout.splitlines()[-1])
+    assert found["weights"] > 1.6 * GIB and found["forecast"] > 8 * GIB
+    assert found["used"] < 1 * GIB
+
+
+def test_the_weights_and_state_of_a_process_are_those_of_a_sharded_run(tmp_path: Path) -> None:
+    settings: Settings = {"width": 32, "batch_size": "8"}
+    (forecast,) = start_function_in_ranks(tmp_path, 1, print_sharded_forecast, "classification", settings, 2)
+    assert forecast.wait() == 0, forecast.stderr
+    ranks = start_function_in_ranks(tmp_path, 2, print_sharded, "classification", settings)
+    assert [rank.wait() for rank in ranks] == [0, 0], ranks[0].stderr
+    found, counted = (json.loads(process.stdout.splitlines()[-1]) for process in (forecast, ranks[0]))
+    for kind in ("weights", "optimizer"):
+        assert found[kind] == pytest.approx(counted[kind], rel=0.02)
