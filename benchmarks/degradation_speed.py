@@ -2,6 +2,7 @@
 
 The workers of torch's DataLoader degrade one image at a time with Pillow (resizing, JPEG) and NumPy (blur by FFT,
 noise). Their images then travel to the device. The device variants degrade whole batches: eager, and as one CUDA graph.
+On a GPU, they use Triton kernels; `--torch` adds PyTorch's own operations, which other devices use.
 Both sides start from the same crops in memory, so decoding is not included. Both compute the same steps with the same
 parameters, from the same table of random numbers. Before the measurement, the images of both sides without noise are
 compared, and their mean difference is printed. It is not zero, because Pillow's filters adapt to the scale when they
@@ -11,6 +12,7 @@ The sides take turns. The workers run during their own turns only. A turn starts
 prepared in advance have been fetched.
 
     PYTHONPATH=src python benchmarks/degradation_speed.py --workers 16 --json degradation_speed.json
+    PYTHONPATH=src python benchmarks/degradation_speed.py --workers 16 --torch   # about 30 seconds longer
     PYTHONPATH=src python benchmarks/degradation_speed.py --workers 2 --batch 4 --crop 64 --seconds 1   # on a CPU
 """
 
@@ -31,10 +33,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from paceline.data.bundled import FOLDER
 from paceline.images.decode import decode
-from paceline.images.degradation import noise
-from paceline.images.degradation.kernels import random_blur_kernels, random_sinc_kernels
+from paceline.images.degradation import noise, torch_steps
+from paceline.images.degradation.kernels import normalised, random_blur_kernels, random_sinc_kernels
 from paceline.images.degradation.numbers import Numbers
-from paceline.images.degradation.second_order import (
+from paceline.images.degradation.parameters import (
     FINAL_SINC_PROBABILITY,
     FIRST,
     NUM_NUMBERS,
@@ -43,11 +45,12 @@ from paceline.images.degradation.second_order import (
     ORDERS,
     SECOND,
     Round,
-    degrade,
 )
+from paceline.images.degradation.second_order import Steps, degrade, fastest_steps
 
 SCALE = 4
 TABLE_ROWS = 4096  # rows of random numbers, used in turn
+STEPS_PER_TURN = {"Triton": 200, "PyTorch": 20}  # on a GPU, which needs shorter turns than the workers
 FIXED_ORDER = "blur resize noise"
 FILTERS = (Image.Resampling.BOX, Image.Resampling.BILINEAR, Image.Resampling.BICUBIC)
 PHOTOGRAPHS = ("astronaut.webp", "coffee.webp", "chelsea.webp", "motorcycle_left.webp")
@@ -85,7 +88,7 @@ class Degraded(Dataset[Tensor]):
         for settings, order, size in zip(self.rounds, orders, ((height, width), small), strict=True):
             image = degrade_once(image, numbers, settings, order, *size)
         jpeg_first, chosen = scalars(numbers, 2)
-        kernel = random_sinc_kernels(numbers, FINAL_SINC_PROBABILITY)[0].numpy()
+        kernel = normalised(random_sinc_kernels(numbers, FINAL_SINC_PROBABILITY))[0].numpy()
         quality = draw_quality(numbers, self.rounds[1])
         image = compress(image, quality) if jpeg_first < 0.5 else image
         image = blur(resize(image, *small, chosen), kernel)
@@ -115,7 +118,7 @@ def degrade_once(image: Pixels, numbers: Numbers, settings: Round, order: str, h
     noise_numbers = scalars(numbers, noise.NUM_NOISE_NUMBERS)
     for step in order.split():
         if step == "blur":
-            image = blur(image, kernel[0].numpy())
+            image = blur(image, normalised(kernel)[0].numpy())
         elif step == "resize":
             image = resize(image, max(1, int(height * scale)), max(1, int(width * scale)), chosen)
         else:
@@ -208,9 +211,10 @@ class Workers:
 
 
 def device_variants(
-    crops: NDArray[np.uint8], table: Table, batch: int, device: torch.device, workers: Workers
+    crops: NDArray[np.uint8], table: Table, batch: int, device: torch.device, workers: Workers, steps: Steps
 ) -> list[Variant]:
     """Return the variants that degrade on the device: eager and, on a GPU, as a CUDA graph."""
+    kind = "PyTorch" if steps is torch_steps else "Triton"
     stored = torch.from_numpy(crops).permute(0, 3, 1, 2).to(device)
     generator = torch.Generator(device).manual_seed(0)
     chosen, rows = (torch.zeros(batch, dtype=torch.int64, device=device) for _ in range(2))
@@ -219,7 +223,8 @@ def device_variants(
 
     def degrade_batch() -> Tensor:
         images = stored[chosen].float() / 127.5 - 1
-        return degrade(images, uniforms[rows], SCALE, orders=None if orders is None else orders[rows])
+        chosen_orders = None if orders is None else orders[rows]
+        return degrade(images, uniforms[rows], SCALE, orders=chosen_orders, steps=steps)
 
     def draw() -> None:
         chosen.random_(0, len(stored), generator=generator)
@@ -229,7 +234,8 @@ def device_variants(
         draw()
         degrade_batch()
 
-    variants = [Variant(f"{device.type}, eager", eager, before=workers.stop)]
+    length = STEPS_PER_TURN[kind] if device.type == "cuda" else 0
+    variants = [Variant(f"{device.type}, {kind}, eager", eager, before=workers.stop, length=length)]
     if device.type == "cuda":
         stream = torch.cuda.Stream()
         with torch.cuda.stream(stream):
@@ -244,7 +250,7 @@ def device_variants(
             draw()
             graph.replay()
 
-        variants.append(Variant("cuda, one CUDA graph", replay, before=workers.stop))
+        variants.append(Variant(f"cuda, {kind}, one CUDA graph", replay, before=workers.stop, length=length))
     return variants
 
 
@@ -266,8 +272,9 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=48, help="images per batch (default: 48)")
     parser.add_argument("--crop", type=int, default=256, help="side of the crops in pixels (default: 256)")
     parser.add_argument("--order", choices=("random", "fixed"), default="random", help="order of a round's steps")
-    parser.add_argument("--seconds", type=float, default=10.0, help="duration of a turn (default: 10)")
+    parser.add_argument("--seconds", type=float, default=4.0, help="duration of the workers' turns (default: 4)")
     parser.add_argument("--repeats", type=int, default=5, help="turns per variant (default: 5)")
+    parser.add_argument("--torch", action="store_true", help="measure PyTorch's own operations on the GPU, too")
     parser.add_argument("--json", default="", help="JSON file for the results, with versions and hardware")
     options = parser.parse_args()
     torch.set_grad_enabled(False)
@@ -284,7 +291,9 @@ def main() -> None:
     )
     workers = Workers(loader, device)
     variants = [Variant(f"{options.workers} CPU workers", workers.fetch, workers.start, workers.stop)]
-    variants += device_variants(crops, table, options.batch, device, workers)
+    fastest = fastest_steps(torch.empty(0, device=device))
+    for steps in [fastest] + [torch_steps] * (options.torch and fastest is not torch_steps):
+        variants += device_variants(crops, table, options.batch, device, workers, steps)
     title = f"degradation in {options.order} order, {options.crop} px crops, ×{SCALE}, batch {options.batch}, {device}"
     rows = measure_interleaved(
         variants,

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from paceline.commands.configure import configure
+from paceline.images.degradation import torch_steps
 from paceline.images.degradation.parameters import NUM_NUMBERS, NUM_ORDER_NUMBERS
-from paceline.images.degradation.second_order import degrade
+from paceline.images.degradation.second_order import degrade, fastest_steps
 from paceline.training.build import Parts, assemble
 from paceline.training.graph import GraphedStep
 
@@ -40,23 +41,59 @@ def test_a_captured_step_trains_the_same_weights_as_an_eager_step(settings: dict
         assert torch.equal(captured.recipe.state_dict()[name], value), name
 
 
-def test_degraded_images_on_the_gpu_equal_those_on_the_cpu_apart_from_rare_rounding() -> None:
+def inputs(channels: int = 3) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return eight smooth images, their random numbers and their random orders."""
     generator = torch.Generator().manual_seed(0)
-    images = torch.rand(8, 3, 16, 16, generator=generator)
-    images = torch.nn.functional.interpolate(images, (128, 128), mode="bicubic").clamp(0, 1) * 2 - 1
+    images = torch.rand(8, channels, 16, 16, generator=generator)
+    images = torch.nn.functional.interpolate(images, (128, 144), mode="bicubic").clamp(0, 1) * 2 - 1
     numbers, orders = (torch.rand(8, count, generator=generator) for count in (NUM_NUMBERS, NUM_ORDER_NUMBERS))
-    on_cpu = degrade(images.double(), numbers.double(), 4, orders=orders)
-    on_gpu = degrade(images.cuda().double(), numbers.cuda().double(), 4, orders=orders.cuda()).cpu()
+    return images.cuda(), numbers.cuda(), orders.cuda()
+
+
+def test_degraded_images_on_the_gpu_equal_those_on_the_cpu_apart_from_rare_rounding() -> None:
+    images, numbers, orders = inputs()
+    on_cpu = degrade(images.cpu().double(), numbers.cpu().double(), 4, orders=orders.cpu())
+    on_gpu = degrade(images.double(), numbers.double(), 4, orders=orders).cpu()
     assert ((on_cpu - on_gpu).abs() > 1e-6).double().mean() < 0.001
 
 
-def test_degraded_images_on_the_gpu_do_not_depend_on_the_batch() -> None:
-    generator = torch.Generator().manual_seed(0)
-    images = torch.rand(8, 3, 128, 128, generator=generator).cuda() * 2 - 1
-    numbers, orders = (torch.rand(8, count, generator=generator).cuda() for count in (NUM_NUMBERS, NUM_ORDER_NUMBERS))
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("random_order", [True, False])
+def test_triton_kernels_degrade_images_as_torch_does_apart_from_rare_rounding(
+    channels: int, random_order: bool
+) -> None:
+    pytest.importorskip("triton")
+    images, numbers, orders = inputs(channels)
+    chosen = orders if random_order else None
+    assert fastest_steps(images) is not torch_steps
+    found = degrade(images, numbers, 4, orders=chosen)
+    wanted = degrade(images, numbers, 4, orders=chosen, steps=torch_steps)
+    assert (found - wanted).abs().mean() * 127.5 < 0.05
+    assert ((found - wanted).abs() > 1e-6).float().mean() < 0.01
+
+
+def test_a_captured_degradation_has_the_bits_of_an_eager_one() -> None:
+    images, numbers, orders = inputs()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            degrade(images, numbers, 4, orders=orders)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = degrade(images, numbers, 4, orders=orders)
+    others = numbers.flip(0), orders.flip(0)
+    for tensor, values in zip((numbers, orders), others, strict=True):
+        tensor.copy_(values)
+    graph.replay()
+    assert torch.equal(captured, degrade(images, numbers, 4, orders=orders))
+
+
+def test_a_degraded_image_on_the_gpu_has_the_same_bits_in_any_batch() -> None:
+    images, numbers, orders = inputs()
     together = degrade(images, numbers, 4, orders=orders)
     alone = degrade(images[3:4], numbers[3:4], 4, orders=orders[3:4])
-    assert ((together[3:4] - alone).abs() > 1e-6).float().mean() < 0.001
+    assert torch.equal(together[3:4], alone)
 
 
 def test_two_processes_on_one_gpu_train_the_same_weights_as_one() -> None:

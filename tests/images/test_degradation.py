@@ -22,22 +22,23 @@ from paceline.images.degradation.kernels import (
     Shape,
     bell_kernels,
     blur,
+    normalised,
     random_blur_kernels,
     sinc_kernels,
 )
-from paceline.images.degradation.noise import random_noise
-from paceline.images.degradation.numbers import Numbers, to_normal, to_poisson, uniform_field
-from paceline.images.degradation.resizing import AREA, BICUBIC, BILINEAR, make_resizing, resize
-from paceline.images.degradation.second_order import (
+from paceline.images.degradation.noise import make_noise, random_noise
+from paceline.images.degradation.numbers import Numbers, field_keys, to_normal, to_poisson, uniform_field
+from paceline.images.degradation.parameters import (
     FIRST,
     NUM_NUMBERS,
     NUM_ORDER_NUMBERS,
     ORDERS,
     SECOND,
-    _in_random_order,
-    degrade,
     random_scale,
 )
+from paceline.images.degradation.resizing import AREA, BICUBIC, BILINEAR, make_resizing, resize
+from paceline.images.degradation.second_order import degrade
+from paceline.images.degradation.torch_steps import in_random_order
 
 NAMES = ("astronaut", "coffee", "chelsea")
 
@@ -78,7 +79,7 @@ def test_blur_equals_scipy_for_images_of_different_sizes():
     images = [photographs(40, 48, torch.float64)[0], photographs(31, 25, torch.float64)[1]]
     kernels = random_blur_kernels(Numbers(uniforms(2, NUM_BLUR_NUMBERS).double()), 1.0, 0.0, 3.0)
     made = blur(on_canvas(images, 40, 48), kernels).pixels
-    for image, kernel, found in zip(images, kernels, made, strict=True):
+    for image, kernel, found in zip(images, normalised(kernels), made, strict=True):
         for channel, filtered in zip(image, found, strict=True):
             wanted = scipy.ndimage.convolve(channel.numpy(), kernel.numpy(), mode="mirror")
             np.testing.assert_allclose(filtered[: image.shape[1], : image.shape[2]], wanted, atol=1e-9)
@@ -91,7 +92,7 @@ def test_an_isotropic_gaussian_kernel_equals_scipy():
     point = np.zeros((SIDE, SIDE))
     point[SIDE // 2, SIDE // 2] = 1
     wanted = scipy.ndimage.gaussian_filter(point, 1.7, radius=SIDE // 2)
-    np.testing.assert_allclose(bell_kernels(shape)[0], wanted, atol=1e-12)
+    np.testing.assert_allclose(normalised(bell_kernels(shape))[0], wanted, atol=1e-12)
 
 
 def test_anisotropic_generalised_and_plateau_kernels_equal_their_formulas():
@@ -111,14 +112,14 @@ def test_anisotropic_generalised_and_plateau_kernels_equal_their_formulas():
     distance = np.einsum("hwi,ij,hwj->hw", grid, inverse, grid)
     inside = np.abs(grid).max(axis=-1) <= 7
     for found, values in zip(
-        bell_kernels(shape), (np.exp(-0.5 * distance**beta), 1 / (1 + distance**beta)), strict=True
+        normalised(bell_kernels(shape)), (np.exp(-0.5 * distance**beta), 1 / (1 + distance**beta)), strict=True
     ):
         wanted = values * inside
         np.testing.assert_allclose(found, wanted / wanted.sum(), atol=1e-12)
 
 
 def test_sinc_kernels_equal_scipy_and_remove_frequencies_above_the_cutoff():
-    found = sinc_kernels(torch.tensor([21]), constant(math.pi / 2))[0].numpy()
+    found = normalised(sinc_kernels(torch.tensor([21]), constant(math.pi / 2)))[0].numpy()
     offset = np.arange(SIDE) - SIDE // 2
     radius = np.hypot(offset[:, None], offset)
     with np.errstate(invalid="ignore"):
@@ -193,14 +194,15 @@ def test_jpeg_of_grey_images_is_close_to_the_file_that_pillow_writes():
 
 def test_noise_fields_are_uniform_independent_and_depend_only_on_their_seeds():
     seeds = uniforms(3, 2, seed=5)
-    field = uniform_field((seeds[:, 0], seeds[:, 1]), (3, 64, 64))
+    keys = field_keys(seeds[:, 0], seeds[:, 1])
+    field = uniform_field(keys, (3, 64, 64), torch.float32)
     assert field.min() > 0 and field.max() < 1
     assert scipy.stats.kstest(field.flatten().numpy(), "uniform").pvalue > 1e-3
     flat = field.flatten(1)
     assert torch.corrcoef(flat).fill_diagonal_(0).abs().max() < 0.04
     for shift in (1, 64, 64 * 64):
         assert abs(torch.corrcoef(torch.stack([flat[0], flat[0].roll(shift)]))[0, 1]) < 0.04
-    again = uniform_field((seeds[1:2, 0], seeds[1:2, 1]), (3, 64, 64))
+    again = uniform_field(keys[1:2], (3, 64, 64), torch.float32)
     assert torch.equal(again[0], field[1])
 
 
@@ -223,11 +225,12 @@ def test_normal_numbers_are_the_quantiles_of_scipy():
 def test_grey_noise_is_equal_in_all_channels_and_colour_noise_is_not(kind):
     numbers = torch.tensor([[kind, 0.99, 0.0, 0.3, 0.4], [kind, 0.99, 0.9, 0.5, 0.6]])
     levels = torch.full((2, 3, 64, 64), 100.0)
-    grey, coloured = random_noise((3, 64, 64), Numbers(numbers), 20.0, 2.0).apply(full_canvas(levels)).pixels - 100
+    noise = make_noise(random_noise(Numbers(numbers), 20.0, 2.0), (3, 64, 64))
+    grey, coloured = noise.apply(full_canvas(levels)).pixels - 100
     assert torch.equal(grey[0], grey[2]) and not torch.equal(coloured[0], coloured[2])
-    for noise in (grey, coloured):
-        assert noise.std().item() == pytest.approx(20, rel=0.1)  # a Poisson number with mean 100 deviates by 10
-        assert abs(noise.mean().item()) < 1
+    for added in (grey, coloured):
+        assert added.std().item() == pytest.approx(20, rel=0.1)  # a Poisson number with mean 100 deviates by 10
+        assert abs(added.mean().item()) < 1
 
 
 def test_scales_have_the_probabilities_and_ranges_of_the_paper():
@@ -244,9 +247,8 @@ def test_each_image_of_a_batch_is_blurred_resized_and_made_noisy_in_its_own_orde
     kernels = random_blur_kernels(Numbers(uniforms(rows, NUM_BLUR_NUMBERS).double()), 1.0, 0.0, 3.0)
     sizes = torch.tensor([20, 36, 11, 25, 30, 33]), torch.tensor([40, 14, 26, 31, 20, 9])
     resizing = make_resizing(canvas, *sizes, torch.tensor([AREA, BILINEAR, BICUBIC] * 2), (36, 40))
-    noise = random_noise((3, 36, 40), Numbers(uniforms(rows, 5).double()), 20.0, 2.0)
-    numbers = (torch.arange(rows) + 0.5) / rows
-    found = _in_random_order(canvas, kernels, resizing, noise, numbers)
+    noise = make_noise(random_noise(Numbers(uniforms(rows, 5).double()), 20.0, 2.0), (3, 36, 40))
+    found = in_random_order(canvas, kernels, resizing, noise, torch.arange(rows))
     assert torch.equal(found.height, sizes[0]) and torch.equal(found.width, sizes[1])
     steps = {"blur": lambda one: blur(one, kernels), "resize": resizing.apply, "noise": noise.apply}
     made = []

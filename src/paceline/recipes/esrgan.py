@@ -20,14 +20,8 @@ from paceline.config.settings import setting
 from paceline.contracts.recipe import Batch, DataSpec, Draw, Loss
 from paceline.core.errors import UserError
 from paceline.core.types import SettingValues
-from paceline.images.degradation.second_order import (
-    FIRST,
-    NUM_NUMBERS,
-    NUM_ORDER_NUMBERS,
-    SECOND,
-    Round,
-    degrade,
-)
+from paceline.images.degradation.parameters import FIRST, NUM_NUMBERS, NUM_ORDER_NUMBERS, SECOND, Round
+from paceline.images.degradation.second_order import degrade
 from paceline.models.losses import score
 from paceline.models.rrdbnet import RRDBNet
 from paceline.models.srresnet import Discriminator

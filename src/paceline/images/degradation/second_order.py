@@ -56,7 +56,9 @@ def degrade(
     [n, NUM_ORDER_NUMBERS]; they select the order of the steps, which is that of the paper if `orders` is None. An image
     depends only on its own rows. `steps` is the implementation; the default is the fastest one for these images.
     """
-    with torch.no_grad(), torch.autocast(images.device.type, enabled=False):
+    # Triton computes on the current GPU, so make it the one that holds the images.
+    current = torch.cuda.device_of(images)  # type: ignore[no-untyped-call, unused-ignore]
+    with current, torch.no_grad(), torch.autocast(images.device.type, enabled=False):
         levels = (images.to(torch.promote_types(images.dtype, torch.float32)) + 1) * 127.5
         steps = steps or fastest_steps(levels)
         numbers = Numbers(uniforms.to(levels.dtype))

@@ -61,8 +61,8 @@ def _code(
     if (top >= rows) | (left >= columns):
         return
     pixels += image.to(tl.int64) * CHANNELS * plane
-    row, column = top + tl.arange(0, TILE), left + tl.arange(0, TILE)
-    at = tl.minimum(row, rows - 1)[:, None] * width + tl.minimum(column, columns - 1)[None, :]
+    row, column = top + tl.arange(0, TILE)[:, None], left + tl.arange(0, TILE)[None, :]
+    at = tl.max_contiguous(tl.minimum(column, columns - 1), [1, TILE]) + tl.minimum(row, rows - 1) * width
     if CHANNELS == 3:
         red, green, blue = _level(pixels + at), _level(pixels + plane + at), _level(pixels + 2 * plane + at)
         grey = (19595 * red + 38470 * green + 7471 * blue + HALF) >> 16
@@ -70,22 +70,22 @@ def _code(
         grey = _level(pixels + at)
     coded = _coded(grey, luma_tables + image * (BLOCK * BLOCK), basis, TILE, TILE)
     luma += image.to(tl.int64) * padded_plane
-    tl.store(luma + row[:, None] * padded_width + column[None, :], coded.to(tl.uint8))
+    tl.store(luma + row * padded_width + column, coded.to(tl.uint8))
     if CHANNELS == 3:
-        row, column = top // 2 + tl.arange(0, TILE // 2), left // 2 + tl.arange(0, TILE // 2)
+        row, column = top // 2 + tl.arange(0, TILE // 2)[:, None], left // 2 + tl.arange(0, TILE // 2)[None, :]
         # libjpeg repeats the last row after the subsampling, but the last column before it.
         last_row = tl.minimum(row, (rows + 1) // 2 - 1)
         blueness = tl.zeros((TILE // 2, TILE // 2), dtype=tl.int32)
         redness = tl.zeros((TILE // 2, TILE // 2), dtype=tl.int32)
         for part in tl.static_range(4):
             down, right = tl.minimum(2 * last_row + part // 2, rows - 1), tl.minimum(2 * column + part % 2, columns - 1)
-            at = down[:, None] * width + right[None, :]
+            at = tl.max_contiguous(right, [1, TILE // 2]) + down * width
             red, green, blue = _level(pixels + at), _level(pixels + plane + at), _level(pixels + 2 * plane + at)
             blueness += ((-11059 * red - 21709 * green + 32768 * blue + (HALF - 1)) >> 16) + 128
             redness += ((32768 * red - 27439 * green - 5329 * blue + (HALF - 1)) >> 16) + 128
-        bias = (1 + column % 2)[None, :]  # halves are rounded down and up in alternate columns
+        bias = 1 + column % 2  # halves are rounded down and up in alternate columns
         tables = chroma_tables + image * (BLOCK * BLOCK)
-        chroma += image.to(tl.int64) * (padded_plane // 2) + row[:, None] * (padded_width // 2) + column[None, :]
+        chroma += image.to(tl.int64) * (padded_plane // 2) + row * (padded_width // 2) + column
         coded = _coded((blueness + bias) >> 2, tables, basis, TILE // 2, TILE)
         tl.store(chroma, coded.to(tl.uint8))
         coded = _coded((redness + bias) >> 2, tables, basis, TILE // 2, TILE)
@@ -130,11 +130,11 @@ def _restore(
     top, left = tl.program_id(0) // across * TILE, tl.program_id(0) % across * TILE
     if (top >= rows) | (left >= columns):
         return
-    row, column = top + tl.arange(0, TILE), left + tl.arange(0, TILE)
-    inside = (row < rows)[:, None] & (column < columns)[None, :]
-    pixels += image.to(tl.int64) * CHANNELS * plane + row[:, None] * width + column[None, :]
+    row, column = top + tl.arange(0, TILE)[:, None], left + tl.arange(0, TILE)[None, :]
+    inside = (row < rows) & (column < columns)
+    pixels += image.to(tl.int64) * CHANNELS * plane + row * width + column
     luma += image.to(tl.int64) * padded_plane
-    grey = tl.load(luma + row[:, None] * padded_width + column[None, :]).to(tl.int32)
+    grey = tl.load(luma + row * padded_width + column).to(tl.int32)
     if CHANNELS == 3:
         chroma += image.to(tl.int64) * (padded_plane // 2)
         blueness = _doubled(chroma, row, column, rows, columns, padded_width // 2) - 128
@@ -150,17 +150,19 @@ def _restore(
 def _doubled(plane, row, column, rows, columns, stride):
     """Upsample by 2 with weights of 3/4 and 1/4, which libjpeg calls fancy upsampling."""
     last_row, last_column = (rows + 1) // 2 - 1, (columns + 1) // 2 - 1
-    near_row, near_column = tl.minimum(row // 2, last_row) * stride, tl.minimum(column // 2, last_column)
+    near_row = tl.minimum(row // 2, last_row) * stride
+    near_column = tl.max_contiguous(tl.minimum(column // 2, last_column), [1, column.shape[1]])
     far_row = tl.minimum(tl.maximum(row // 2 + row % 2 * 2 - 1, 0), last_row) * stride
     far_column = tl.minimum(tl.maximum(column // 2 + column % 2 * 2 - 1, 0), last_column)
+    far_column = tl.max_contiguous(far_column, [1, column.shape[1]])
     near = 3 * _chroma(plane, near_row, near_column) + _chroma(plane, far_row, near_column)
     far = 3 * _chroma(plane, near_row, far_column) + _chroma(plane, far_row, far_column)
-    return (3 * near + far + (8 - column % 2)[None, :]) >> 4
+    return (3 * near + far + 8 - column % 2) >> 4
 
 
 @triton.jit
 def _chroma(plane, row, column):
-    return tl.load(plane + row[:, None] + column[None, :]).to(tl.int32)
+    return tl.load(plane + row + column).to(tl.int32)
 
 
 @triton.jit

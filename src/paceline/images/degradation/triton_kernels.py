@@ -3,6 +3,10 @@
 A Triton program computes a tile of one plane of one image. It reads the image's own step, size and parameters, and
 returns at once if the tile is outside of the image. So the time depends on the sizes of the images and not on the size
 of their canvas, and a batch with different steps needs only one launch.
+
+Columns that are almost contiguous are declared to be so (`tl.max_contiguous`), right after the operation that computes
+them. Neighbouring threads then read neighbouring columns. Each thread still reads one number at a time, since nothing
+is declared about the alignment; so columns that are not contiguous are read correctly, too.
 """
 
 # Triton determines the types of kernel arguments itself.
@@ -51,7 +55,7 @@ def apply_steps(
     top, left = tl.program_id(0) // across * ROWS, tl.program_id(0) % across * COLUMNS
     if (top >= rows) | (left >= columns):
         return
-    row, column = top + tl.arange(0, ROWS), left + tl.arange(0, COLUMNS)
+    row, column = top + tl.arange(0, ROWS)[:, None], left + tl.arange(0, COLUMNS)[None, :]
     first = source + image.to(tl.int64) * CHANNELS * source_plane
     plane = first + channel * source_plane
     if step == BLUR:
@@ -61,9 +65,9 @@ def apply_steps(
         kind = tl.load(filters + image)
         values = _resized(plane, source_width, row, column, height, width, rows, columns, kind)
     else:
-        at = tl.minimum(row, height - 1)[:, None] * source_width + tl.minimum(column, width - 1)[None, :]
+        at = tl.max_contiguous(tl.minimum(column, width - 1), [1, COLUMNS]) + tl.minimum(row, height - 1) * source_width
         is_grey = tl.load(grey + image)
-        position = row[:, None] * field_width + column[None, :] + tl.where(is_grey, 0, channel) * field_plane
+        position = row * field_width + column + tl.where(is_grey, 0, channel) * field_plane
         uniform = _uniform(position, tl.load(keys + image))
         level, normal, strength = tl.load(plane + at), _normal(uniform), tl.load(strengths + image)
         if tl.load(gaussian + image):
@@ -79,8 +83,7 @@ def apply_steps(
             added = strength * (_poisson(uniform, normal, mean) - mean)
         values = _clamped(level + added)
     result = target + (image.to(tl.int64) * CHANNELS + channel) * target_plane
-    inside = (row < rows)[:, None] & (column < columns)[None, :]
-    tl.store(result + row[:, None] * target_width + column[None, :], values, mask=inside)
+    tl.store(result + row * target_width + column, values, mask=(row < rows) & (column < columns))
 
 
 @triton.jit
@@ -88,13 +91,15 @@ def _blurred(plane, stride, row, column, height, width, weights, reach):
     """Return the average of a tile's neighbours with relative weights, reflecting the image at its border."""
     centre = weights + REACH * SIDE + REACH
     row_folds, column_folds = _num_folds(height), _num_folds(width)
-    sums = tl.zeros((row.shape[0], column.shape[0]), dtype=tl.float32)
+    sums = tl.zeros((row.shape[0], column.shape[1]), dtype=tl.float32)
     weight_sum = 0.0
     for down in range(-reach, reach + 1):
-        start = plane + _reflected(row + down, height, row_folds) * stride
+        start = plane + tl.maximum(_reflected(row + down, height, row_folds), 0) * stride
         for right in range(-reach, reach + 1):
+            at = tl.maximum(_reflected(column + right, width, column_folds), 0)
+            at = tl.max_contiguous(at, [1, column.shape[1]])
             weight = tl.load(centre + down * SIDE + right)
-            sums += weight * tl.load(start[:, None] + _reflected(column + right, width, column_folds)[None, :])
+            sums += weight * tl.load(start + at)
             weight_sum += weight
     return sums / weight_sum
 
@@ -108,11 +113,14 @@ def _num_folds(length):
 
 @triton.jit
 def _reflected(position, length, num_folds):
-    """Return positions inside an image of this length; each fold reflects at both borders once."""
+    """Return positions inside an image of this length; each fold reflects at both borders once.
+
+    Positions far beyond the border, which belong to no pixel of the image, may become negative.
+    """
     last = length - 1
     for _ in range(num_folds):
         position = last - tl.abs(last - tl.abs(position))
-    return tl.maximum(position, 0)  # positions far beyond the border belong to no pixel of the image
+    return position
 
 
 @triton.jit
@@ -121,14 +129,15 @@ def _resized(plane, stride, row, column, height, width, rows, columns, kind):
     row_ratio, column_ratio = _ratio(height, rows), _ratio(width, columns)
     row, column = tl.minimum(row, rows - 1).to(tl.float32), tl.minimum(column, columns - 1).to(tl.float32)
     first_row, first_column = _first_tap(row, row_ratio, height, kind), _first_tap(column, column_ratio, width, kind)
-    sums = tl.zeros((row.shape[0], column.shape[0]), dtype=tl.float32)
+    sums = tl.zeros((row.shape[0], column.shape[1]), dtype=tl.float32)
     for down in range(_num_taps(row_ratio, kind)):
         row_weight = _tap_weight(row, first_row + down, row_ratio, height, kind)
         start = plane + tl.minimum(tl.maximum(first_row + down, 0), height - 1) * stride
         for right in range(_num_taps(column_ratio, kind)):
             weight = _tap_weight(column, first_column + right, column_ratio, width, kind)
             at = tl.minimum(tl.maximum(first_column + right, 0), width - 1)
-            sums += row_weight[:, None] * (weight[None, :] * tl.load(start[:, None] + at[None, :]))
+            at = tl.max_contiguous(at, [1, column.shape[1]])
+            sums += row_weight * (weight * tl.load(start + at))
     return sums
 
 
