@@ -10,7 +10,7 @@ from torch import nn
 
 from paceline.commands.configure import configure
 from paceline.commands.verify import trace_strategy
-from paceline.contracts.phase import Phase
+from paceline.contracts.phase import Loss, Phase
 from paceline.core.errors import UserError
 from paceline.core.types import SettingValue
 from paceline.parallel.strategies.fsdp import FullyShardedDataParallel
@@ -50,7 +50,7 @@ def _weights(parts: Parts) -> list[float]:
 
 
 def print_errors(recipe: str) -> None:
-    """Print why two recipes cannot be sharded: every network has a gradient penalty, or a parameter is a scalar."""
+    """Print why some variants of a recipe cannot be sharded or trained."""
     config = configure(recipe, {"accelerator": "cpu", "strategy": "fsdp"})
     parts = assemble(config)
     for spoil in (_penalise_all, _add_scalar, _add_empty, _tie_networks):
@@ -60,13 +60,18 @@ def print_errors(recipe: str) -> None:
             FullyShardedDataParallel(config.run, parts.world, parts.precision, made)
         except UserError as error:
             print(error)
+    (data,) = parts.feed.steps(0, parts.feed.images_per_step)
+    batch = parts.step.finish(data.fetched[0][0])
+    for spoil, phase in ((_use_layer, parts.recipe.phases[0]), (_hide_penalty, parts.recipe.phases[2])):
+        made = make_recipe(config, {"train": parts.loaders["train"].source})
+        spoil(made)
+        strategy = FullyShardedDataParallel(config.run, parts.world, parts.precision, made)
+        strategy.trainable.select(phase.network)
+        try:
+            strategy.forward(phase, {**batch, "fake": batch["image"]})
+        except UserError as error:
+            print(error)
     parts.world.leave()
-
-
-def train_tied(folder: str, recipe: str, strategy: str) -> None:
-    """Train a network whose blocks have tied weights for three steps; write its weights to FOLDER/STRATEGY."""
-    flags: dict[str, Any] = {"accelerator": "cpu", "precision": "fp64", "strategy": strategy, "norm": "none"}
-    trace_strategy(configure(recipe, flags), str(Path(folder) / strategy), "", 3)
 
 
 def print_cast_caching(recipe: str) -> None:
@@ -82,8 +87,16 @@ def print_cast_caching(recipe: str) -> None:
     parts.world.leave()
 
 
+def _use_layer(recipe: Any) -> None:
+    recipe.generator_loss = lambda batch: Loss({"x": recipe.generator[0](batch["noise"]).mean()})
+
+
+def _hide_penalty(recipe: Any) -> None:
+    recipe.double_backward = ()
+
+
 def _tie_networks(recipe: Any) -> None:
-    recipe.critic[0].bias = recipe.generator[0].bias
+    recipe.critic.tied = recipe.generator[0].weight
 
 
 def _add_empty(recipe: Any) -> None:

@@ -39,9 +39,15 @@ def test_a_forked_command_writes_a_log_and_returns_its_exit_code(tmp_path: Path,
     assert "no-such-recipe" in failure_reason(tmp_path / "logs/bad.txt")
 
 
-def test_a_log_that_cannot_be_written_raises_an_error_at_once(tmp_path: Path, servers: ForkServers) -> None:
+def test_a_missing_log_folder_and_a_command_that_has_just_ended_are_handled(
+    tmp_path: Path, servers: ForkServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(FileNotFoundError):
         servers.start(["--version"], tmp_path / "nowhere" / "log.txt", {})
+    child = Child(["--version"], tmp_path / "log.txt", start=servers.start)
+    wait_until(lambda: not Path(f"/proc/{child._process.pid}").exists())
+    monkeypatch.setattr(child, "poll", lambda: None)  # the command ends between this check and the signal
+    child.kill()
 
 
 def test_a_command_may_have_the_process_id_of_an_earlier_one(tmp_path: Path, servers: ForkServers) -> None:
@@ -60,6 +66,7 @@ def test_a_command_may_have_the_process_id_of_an_earlier_one(tmp_path: Path, ser
     server._socket = before
 
 
+@pytest.mark.slow
 def test_a_changed_environment_reaches_the_next_command(
     tmp_path: Path, servers: ForkServers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,15 +74,6 @@ def test_a_changed_environment_reaches_the_next_command(
     monkeypatch.setenv("COLUMNS", "60")
     assert servers.start(["--help"], tmp_path / "help.txt", {}).wait() == 0
     assert max(map(len, (tmp_path / "help.txt").read_text().splitlines())) <= 60
-
-
-def test_killing_a_command_that_has_just_ended_is_no_error(
-    tmp_path: Path, servers: ForkServers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    child = Child(["--version"], tmp_path / "log.txt", start=servers.start)
-    wait_until(lambda: not Path(f"/proc/{child._process.pid}").exists())
-    monkeypatch.setattr(child, "poll", lambda: None)  # the command ends between this check and the signal
-    child.kill()
 
 
 @pytest.mark.slow

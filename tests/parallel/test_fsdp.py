@@ -7,9 +7,13 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 from running import start_function_in_ranks
-from sharded import Case, overflow_once, print_errors, trace_all
+from sharded import Case, overflow_once, print_cast_caching, print_errors, trace_all
+from torch import nn
 
 from paceline.commands.verify import compare
+from paceline.contracts.recipe import DataSpec, Phase, Recipe
+from paceline.core.errors import UserError
+from paceline.parallel.blocks import blocks_of
 
 TESTS = Path(__file__).parents[1]
 STEPS = 3
@@ -21,6 +25,7 @@ CASES: dict[str, Case] = {
     "esrgan": ("esrgan", {"batch_size": "6"}),
     "restoration": ("restoration", {"batch_size": "6"}),
     "super_resolution": ("super_resolution", {"batch_size": "6"}),
+    "tied": (str(TESTS / "tied.py"), {}),
     "translation": ("translation", {"batch_size": "3"}),
 }
 
@@ -49,10 +54,37 @@ def test_one_overflow_skips_the_step_of_every_process_in_fp16(tmp_path: Path) ->
 def test_a_recipe_without_a_network_that_can_be_sharded_is_rejected(tmp_path: Path) -> None:
     ranks = start_function_in_ranks(tmp_path, 2, print_errors, str(TESTS / "duet.py"))
     assert [rank.wait() for rank in ranks] == [0, 0], ranks[0].stderr
-    assert ranks[0].stdout.splitlines()[-4:] == [
+    assert ranks[0].stdout.splitlines()[-6:] == [
         "--strategy fsdp: there is nothing to shard, since every network has a gradient penalty; use ddp",
         "--strategy fsdp: parameter 'generator.scale' is a scalar, which cannot be sharded; use ddp",
         "--strategy fsdp: parameter 'generator.empty' has no elements, so it cannot be sharded; use ddp",
-        "--strategy fsdp: parameter 'critic.0.bias' is also part of network 'generator', but FSDP shards each network "
+        "--strategy fsdp: parameter 'critic.tied' is also part of network 'generator', but FSDP shards each network "
         "separately; use ddp",
+        "--strategy fsdp: phase 'generator' uses a network's weights while they are divided among the processes; call "
+        "the network itself, self.NETWORK(...), not its methods, layers or weights; or use ddp",
+        "--strategy fsdp: phase 'penalty' computes gradients with create_graph=True, which FSDP does not support; add "
+        "'critic' to the recipe's double_backward, so that it is not sharded, or use ddp",
     ]
+
+
+def test_cast_copies_of_weights_are_not_kept(tmp_path: Path) -> None:
+    ranks = start_function_in_ranks(tmp_path, 2, print_cast_caching, str(TESTS / "blocky.py"))
+    assert [rank.wait() for rank in ranks] == [0, 0], ranks[0].stderr
+    assert ranks[0].stdout.splitlines()[-1] == "[False]"
+
+
+@pytest.mark.parametrize(
+    ("listed", "message"),
+    [
+        (("blocks",), r"'blocks' of network 'net' cannot be called: list the modules that it contains"),
+        (("blocks.0", "blocks.0.0"), r"'blocks\.0\.0' of network 'net' is inside another block"),
+        (("block",), r"network 'net' has no module 'block'"),
+    ],
+)
+def test_listed_blocks_that_cannot_be_used_are_rejected(listed: tuple[str, ...], message: str) -> None:
+    recipe = Recipe(None, DataSpec(1, 8, 8))
+    recipe.phases, recipe.blocks = (Phase("net", "net"),), {"net": listed}
+    recipe.net = nn.Module()
+    recipe.net.blocks = nn.ModuleList([nn.Sequential(nn.Linear(2, 2))])
+    with pytest.raises(UserError, match=message):
+        blocks_of(recipe, "net")

@@ -196,7 +196,8 @@ def trace_strategy(config: Config, path: str, control: str, num_steps: int) -> N
         tensors = {name: gather_rows(value) for name, value in module.state_dict().items()}
         trace |= {f"weights//{network}/{name}": value for name, value in tensors.items() if value.is_floating_point()}
     if parts.world.is_first:
-        safetensors.torch.save_file({name: value.cpu().contiguous() for name, value in trace.items()}, path)
+        copies = {name: value.cpu().clone(memory_format=torch.contiguous_format) for name, value in trace.items()}
+        safetensors.torch.save_file(copies, path)  # copies share no memory, unlike tied weights
     parts.world.wait_for_all()
     parts.world.leave()
 
