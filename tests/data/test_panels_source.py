@@ -108,6 +108,7 @@ def test_a_row_that_does_not_match_the_named_panels_is_rejected(tmp_path):
         ("image,a,b,segmentation", r"0.png: 96×16 pixels is not a row of 4 equal panels.*looks like a row of 6 panels"),
         ("image,a,b,c,segmentation", r"is not a row of 5 equal panels"),
         ("", r"96×16 pixels is not a row of two square panels; .*--set panels="),
+        ("image,a,b,c,d,label", r"panels=.*: 'label' is the name of another field; choose a different name"),
         ("a,b,c,d,e,f", r"panels=a,b,c,d,e,f: give each panel a unique name.*call the input 'image'"),
         ("image,a,a,b,c,d", r"give each panel a unique name"),
         ("image,a b,c,d,e,f", r"'a b' is not a valid name"),
