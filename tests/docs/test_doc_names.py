@@ -108,7 +108,7 @@ def is_known(name: str) -> bool:
 def resolve(name: str, parameters: dict[str, Any]) -> None:
     """Resolve settings as the command does, but ignore which files and devices this machine has."""
     own = {"recipe", "config", "vgg", "set_", "strategies", "steps", "tolerance", "control", "result"}
-    own |= {"nodes", "bandwidth", "latency", "check", "name"}
+    own |= {"nodes", "bandwidth", "latency", "check", "memory", "device_memory", "name"}
     flags = {key: value for key, value in parameters.items() if key not in own and value is not None}
     if registry.is_path(flags.get("data", "")):
         flags.pop("data")

@@ -144,7 +144,10 @@ class Strategy:
 
     @classmethod
     def memory_shares(cls, recipe: Recipe, num_devices: int) -> MemoryShares:
-        """Return how the strategy divides memory among a number of devices, for `paceline plan --memory`."""
+        """Return how the strategy divides memory among a number of devices.
+
+        `paceline plan --memory` uses this. The default is for a strategy that divides only the batch.
+        """
         return MemoryShares()
 
     def place(self, recipe: Recipe) -> None:

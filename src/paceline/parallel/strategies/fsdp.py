@@ -28,9 +28,9 @@ from paceline.parallel.strategy import Strategy
 from paceline.parallel.trainable import Trainable
 from paceline.parallel.world import World
 
-# Memory for the largest block in a backward pass: its weights, those of the next block twice (while they are gathered),
-# its gradients, and the gradients that are being summed twice.
-COPIES_OF_BLOCK = 6
+# Copies of the largest block in a backward pass: its weights, those of the next block, its gradients, and the gradients
+# that are being summed. A network without blocks has no next block. The numbers are estimates.
+COPIES_OF_BLOCK, COPIES_OF_NETWORK = 4, 3
 
 
 class FullyShardedDataParallel(Strategy):
@@ -76,7 +76,8 @@ class FullyShardedDataParallel(Strategy):
             if name.partition(".")[0] not in recipe.double_backward:
                 blocks = [bytes_of(block.parameters()) for block in blocks_of(recipe, name) if block is not network]
                 rest = bytes_of(network.parameters()) - sum(blocks)
-                gathered = max(gathered, rest + COPIES_OF_BLOCK * max(blocks, default=rest))
+                in_blocks = rest + COPIES_OF_BLOCK * max(blocks) if blocks else 0
+                gathered = max(gathered, in_blocks, COPIES_OF_NETWORK * rest)
         return MemoryShares(held, buffer_bytes=gathered)
 
     def _check(self, recipe: Recipe) -> None:
