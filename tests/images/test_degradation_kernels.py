@@ -119,4 +119,5 @@ def test_images_degraded_by_the_kernels_equal_those_of_torch(random_order: bool)
     found = degrade(images, numbers, 2, orders=chosen, steps=triton_steps).cpu()
     wanted = degrade(images.cpu(), numbers.cpu(), 2, orders=None if chosen is None else chosen.cpu())
     assert found.shape == wanted.shape and found.std() > 0.1
-    assert ((found - wanted).abs() > 1e-6).float().mean() < 0.01
+    # One pixel that is rounded differently in the first round changes its neighbours in the next rounds.
+    assert (found - wanted).abs().mean() * 127.5 < 1
