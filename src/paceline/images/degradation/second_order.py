@@ -38,7 +38,10 @@ class Steps(Protocol):
         """Blur, resize and add noise in the order of each image, then compress."""
 
     def apply_final(self, canvas: Canvas, parameters: FinalParameters) -> Canvas:
-        """Resize to the low resolution, filter with a sinc kernel and compress; some images are compressed first."""
+        """Resize to the low resolution, filter with a sinc kernel and compress; some images are compressed first.
+
+        The canvas may be overwritten.
+        """
 
 
 def degrade(

@@ -90,7 +90,7 @@ def apply_steps(
 def _blurred(plane, stride, row, column, height, width, weights, reach):
     """Return the average of a tile's neighbours with relative weights, reflecting the image at its border."""
     centre = weights + REACH * SIDE + REACH
-    row_folds, column_folds = _num_folds(height), _num_folds(width)
+    row_folds, column_folds = _num_further_folds(height), _num_further_folds(width)
     sums = tl.zeros((row.shape[0], column.shape[1]), dtype=tl.float32)
     weight_sum = 0.0
     for down in range(-reach, reach + 1):
@@ -105,20 +105,21 @@ def _blurred(plane, stride, row, column, height, width, weights, reach):
 
 
 @triton.jit
-def _num_folds(length):
-    """Return how often the neighbours of a pixel must be reflected: once unless the image is smaller than a kernel."""
+def _num_further_folds(length):
+    """Return how many reflections a pixel's neighbours need after the first: none, unless the image is very small."""
     last = tl.maximum(length - 1, 1)
-    return (last + REACH) // last
+    return (last + (REACH - 1)) // last - 1
 
 
 @triton.jit
-def _reflected(position, length, num_folds):
+def _reflected(position, length, num_further_folds):
     """Return positions inside an image of this length; each fold reflects at both borders once.
 
     Positions far beyond the border, which belong to no pixel of the image, may become negative.
     """
     last = length - 1
-    for _ in range(num_folds):
+    position = last - tl.abs(last - tl.abs(position))
+    for _ in range(num_further_folds):
         position = last - tl.abs(last - tl.abs(position))
     return position
 

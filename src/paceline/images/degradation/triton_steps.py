@@ -23,14 +23,17 @@ BLUR, RESIZE, NOISE = range(len(STEPS))
 # The step in each of the three slots, for each of ORDERS.
 SLOTS = tuple(zip(*(map(STEPS.index, order.split()) for order in ORDERS), strict=True))
 
+# The distance of each element of a kernel from the centre, in rows or columns, whichever is larger.
+DISTANCE = tuple(max(abs(row - SIDE // 2), abs(column - SIDE // 2)) for row in range(SIDE) for column in range(SIDE))
+
 
 class ImageSteps:
     """The parameters of each image's blur, resizing and noise, and the kernel that applies one of them."""
 
     def __init__(self, kernels: Tensor, resize: Resize, noise: NoiseParameters, field_shape: tuple[int, int]) -> None:
-        offset = (torch.arange(SIDE, device=kernels.device) - SIDE // 2).abs()
-        reach = torch.where((kernels != 0).any(dim=1), offset, 0).amax(dim=1)  # so that small kernels take less time
-        self.tensors = kernels, reach, resize.height, resize.width, resize.filters, *noise
+        distance = constant(DISTANCE, kernels.device, torch.int64).view(SIDE, SIDE)
+        reach = torch.where(kernels != 0, distance, 0).amax(dim=(1, 2))  # so that small kernels take less time
+        self.tensors = kernels.contiguous(), reach, resize.height, resize.width, resize.filters, *noise
         self.resize, self.field_shape = resize, field_shape
 
     def apply(self, canvas: Canvas, steps: Tensor, shape: tuple[int, int]) -> Canvas:
@@ -49,11 +52,8 @@ class ImageSteps:
             **dict(CHANNELS=channels, ROWS=ROWS, COLUMNS=COLUMNS, num_warps=4, enable_fp_fusion=True),
         )
         resized = steps == RESIZE
-        height, width = (
-            torch.where(resized, self.resize.height, canvas.height),
-            torch.where(resized, self.resize.width, canvas.width),
-        )
-        return Canvas(pixels, height, width)
+        height = torch.where(resized, self.resize.height, canvas.height)
+        return Canvas(pixels, height, torch.where(resized, self.resize.width, canvas.width))
 
 
 def apply_round(canvas: Canvas, parameters: RoundParameters) -> Canvas:
