@@ -63,8 +63,9 @@ def test_npz_finds_the_only_file_in_a_folder(tmp_path: Path) -> None:
     [
         ({"x_train": None}, "has no x_train"),
         ({"y_test": None}, "has no y_test"),
-        ({"x_train": np.zeros((6, 5, 4))}, "x_train is float64; expected uint8"),
-        ({"x_train": np.zeros((6, 5, 4, 2), dtype=np.uint8)}, r"x_train has shape \(6, 5, 4, 2\)"),
+        ({"x_train": np.zeros((6, 5, 4))}, r"x_train: floating-point pixels need a declared range"),
+        ({"x_train": np.zeros((6, 5, 4), dtype=np.int32)}, "x_train is int32; expected uint8"),
+        ({"x_train": np.zeros((6, 5, 4, 65), dtype=np.uint8)}, r"x_train has shape \(6, 5, 4, 65\)"),
         ({"x_train": np.zeros((0, 5, 4), dtype=np.uint8)}, "x_train .* empty"),
         ({"y_train": np.arange(5)}, "x_train has 6 rows but y_train has 5"),
         ({"y_train": np.zeros(6)}, "y_train is float64"),

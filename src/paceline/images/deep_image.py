@@ -117,3 +117,11 @@ def to_stored(values: NDArray[np.floating], pixels: PixelFormat) -> NDArray[Any]
     levels: NDArray[Any] = (values + 1) * pixels.half
     levels = np.clip(np.rint(levels) if pixels.is_integer else levels, 0, pixels.span)
     return (levels + pixels.low if pixels.low else levels).astype(pixels.dtype)
+
+
+def to_eight_bit_array(array: NDArray[Any], pixels: PixelFormat) -> NDArray[np.uint8]:
+    """Return pixels on a scale from 0 to 255, as they are shown in sample images."""
+    if array.dtype == np.uint8:
+        return array
+    levels: NDArray[np.float32] = (array.astype(np.float32) - pixels.low) * (255 / pixels.span)
+    return np.rint(levels).clip(0, 255).astype(np.uint8)
