@@ -1,4 +1,4 @@
-"""Sources with many channels, 16 bits or floating-point pixels: samples, batches, packing, and files that do not fit."""
+"""Sources with many channels, 16 bits or floating-point pixels: samples, batches, packing, and bad files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import torch
 from PIL import Image
 
 from paceline.config.settings import RunSettings
-from paceline.config.source_flags import PixelSettings
 from paceline.contracts.data_spec import DataSpec
 from paceline.core.errors import UserError
 from paceline.core.registry import load_class
@@ -269,7 +268,3 @@ def test_old_data_specs_are_8_bit_and_damaged_ones_are_rejected() -> None:
     for damage in ('"dtype": "int64"', '"dtype": "float32"', '"value_range": [1, 0]', '"value_range": ["a", 1]'):
         with pytest.raises((ValueError, TypeError)):
             from_json(f"{old}, {damage}}}")
-
-
-def test_the_settings_of_plain_sources_have_no_pixel_type() -> None:
-    assert not isinstance(RunSettings(), PixelSettings) and issubclass(RegisteredSources().of("npz"), PixelSettings)
