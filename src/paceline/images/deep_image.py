@@ -64,13 +64,20 @@ class DeepImage:
 
     def squared(self, side: int, pixels: PixelFormat) -> DeepImage:
         """Centre-crop a square and resize it (bicubic); values stay within the range of the format."""
-        short = min(self.height, self.width)
-        left, top = (self.width - short) // 2, (self.height - short) // 2
-        square = (left, top, left + short, top + short)
-        if short == side:
-            return self.crop(square)
+        return self.fitted(side, side, pixels)
+
+    def fitted(self, height: int, width: int, pixels: PixelFormat) -> DeepImage:
+        """Centre-crop to a shape and resize (bicubic); values stay within the range. If a side is 0, keep the size."""
+        if not (height and width) or (height, width) == (self.height, self.width):
+            return self
+        scale = min(self.height / height, self.width / width)
+        inner_height, inner_width = round(scale * height), round(scale * width)
+        left, top = (self.width - inner_width) // 2, (self.height - inner_height) // 2
+        box = (left, top, left + inner_width, top + inner_height)
+        if (inner_height, inner_width) == (height, width):
+            return self.crop(box)
         planes = (Image.fromarray(plane.astype(np.float32)) for plane in np.moveaxis(self.pixels, -1, 0))
-        sized = np.stack([np.asarray(one.resize((side, side), Image.Resampling.BICUBIC, square)) for one in planes], -1)
+        sized = np.stack([np.asarray(one.resize((width, height), Image.Resampling.BICUBIC, box)) for one in planes], -1)
         sized = np.rint(sized) if pixels.is_integer else sized
         return DeepImage(sized.clip(pixels.low, pixels.high).astype(pixels.dtype))
 
