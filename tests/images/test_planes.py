@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import skimage
 import tifffile
 from PIL import Image
 
@@ -71,6 +74,43 @@ def test_a_truncated_file_is_never_read_as_fewer_planes(writer: str, tmp_path: P
         assert np.array_equal(found, np.moveaxis(PLANES, 0, -1)), f"read from {length} of {len(content)} bytes"
     with pytest.raises(BadImage):
         read_deep(content[: len(content) // 2])
+
+
+def test_channels_with_a_compression_that_cannot_be_decoded_are_rejected_with_a_remedy(tmp_path: Path) -> None:
+    file = tmp_path / "a.tif"
+    tifffile.imwrite(file, np.moveaxis(PLANES, 0, -1), planarconfig="contig", compression="zlib", metadata=None)
+    content = file.read_bytes()
+    damaged = bytearray(content)
+    damaged[-20:] = bytes(20)
+    with pytest.raises(BadImage):
+        read_deep(bytes(damaged))
+    entry = content.index(struct.pack("<HHII", 259, 3, 1, 8))  # the tag of the compression, whose value is deflate
+    with pytest.raises(BadImage, match=r"LERC compression is not supported .* save the image uncompressed"):
+        read_deep(content[:entry] + struct.pack("<HHII", 259, 3, 1, 34887) + content[entry + 12 :])
+
+
+def test_a_stack_that_ships_with_scikit_image_is_read(tmp_path: Path) -> None:
+    file = Path(skimage.__file__).with_name("data") / "multipage.tif"
+    if not file.is_file():
+        pytest.skip("this version of scikit-image has no such file")
+    assert np.array_equal(read_deep(file).pixels, np.moveaxis(tifffile.imread(file), 0, -1))
+    assert read_deep(file).channels == 2
+
+
+def test_pixels_that_expand_to_more_than_the_image_are_rejected(tmp_path: Path) -> None:
+    file = tmp_path / "bomb.tif"
+    tifffile.imwrite(file, np.zeros((3, 8, 8), np.uint16), photometric="minisblack", compression="zlib", metadata=None)
+    with tifffile.TiffFile(file) as tiff:
+        tags = [page.tags for page in tiff.pages]
+        places = [(tag["StripOffsets"].valueoffset, tag["StripByteCounts"].valueoffset) for tag in tags]
+    bomb = zlib.compress(bytes(2**24))
+    content = bytearray(file.read_bytes())
+    for offset_at, length_at in places:
+        struct.pack_into("<I", content, offset_at, len(content))
+        width = 4 if content[length_at - 6] == 4 else 2  # the tag's type: LONG or SHORT
+        content[length_at : length_at + width] = min(len(bomb), 2 ** (8 * width) - 1).to_bytes(width, "little")
+    with pytest.raises(BadImage, match="expand to more"):
+        read_deep(bytes(content) + bomb)
 
 
 def test_a_list_of_pages_that_never_ends_is_rejected(tmp_path: Path) -> None:

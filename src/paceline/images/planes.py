@@ -6,6 +6,7 @@ OME-TIFF refers to are not opened.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,12 +21,14 @@ from PIL import Image, ImageSequence
 from paceline.contracts.pixel_format import MAX_CHANNELS
 from paceline.images.decode import PIXEL_LIMIT, BadImage, open_file
 from paceline.images.orientation import turn
-from paceline.images.tiff_structure import check_directories, is_tiff
+from paceline.images.tiff_structure import check_directories, check_expansion, is_tiff
 
-MAX_BYTES = 2**32  # maximum size of a decoded image
+MAX_BYTES = 2**31  # maximum size of a decoded image
 # The number types of channels. Others have too many bits for float32, which is the widest type of a batch.
 PLANE_TYPES = ("uint8", "uint16", "int8", "int16", "float16", "float32", "float64")
-BUILT_IN = (1, 8, 32773, 32946)  # compressions that tifffile decodes itself: none, deflate, PackBits, deflate
+DEFLATE = (8, 32946)
+BUILT_IN = (1, 32773, *DEFLATE)  # compressions that tifffile decodes itself; 1 is none and 32773 is PackBits
+SLACK_BYTES = 2**16
 COLOURS, PREMULTIPLIED, ALPHA = 3, 1, (1, 2)  # number of colours, and the kinds of extra samples that are transparency
 BLACK_OR_WHITE_IS_ZERO = (tifffile.PHOTOMETRIC.MINISWHITE, tifffile.PHOTOMETRIC.MINISBLACK)
 
@@ -185,20 +188,35 @@ def _orientation(page: Any) -> int:
 def _decoded(tiff: tifffile.TiffFile, file: IO[bytes]) -> NDArray[Any]:
     series = tiff.series[0]
     page = series.keyframe
+    if page.compression in DEFLATE:
+        most = min(MAX_BYTES, math.prod(page.chunks) * page.dtype.itemsize * len(page.dataoffsets)) if page.dtype else 0
+        for one in series.pages:
+            assert one is not None, "checked with the header"
+            check_expansion(file, zip(one.dataoffsets, one.databytecounts, strict=True), most + SLACK_BYTES)
     try:
         array: NDArray[Any] = series.asarray()
+        return array
     except Exception:
-        if page.compression in BUILT_IN or page.samplesperpixel > 1 or page.dtype is None:
+        if page.compression in BUILT_IN or page.dtype is None:
             raise
-        return _decoded_by_pillow(file, len(series.pages), page.dtype)
-    return array
+    if page.samplesperpixel > 1:
+        raise _unsupported(page)
+    pages = _decoded_by_pillow(file, len(series.pages))
+    if len(pages) < len(series.pages) or pages[0].dtype.itemsize < page.dtype.itemsize:
+        raise _unsupported(page)
+    return np.stack(pages).astype(page.dtype)
 
 
-def _decoded_by_pillow(file: IO[bytes], num_pages: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+def _decoded_by_pillow(file: IO[bytes], num_pages: int) -> list[NDArray[Any]]:
     """Decode single-channel pages whose compression tifffile cannot decode without another package."""
     file.seek(0)
     with Image.open(file, formats=["TIFF"]) as image:
-        pages = [np.asarray(frame) for _, frame in zip(range(num_pages), ImageSequence.Iterator(image), strict=False)]
-    if len(pages) < num_pages or pages[0].dtype.itemsize < dtype.itemsize:
-        raise BadImage("its compression is not supported; save the image uncompressed or with deflate")
-    return np.stack(pages).astype(dtype)
+        return [np.asarray(frame) for _, frame in zip(range(num_pages), ImageSequence.Iterator(image), strict=False)]
+
+
+def _unsupported(page: Any) -> BadImage:
+    name = getattr(page.compression, "name", str(page.compression))
+    return BadImage(
+        f"{name} compression is not supported for such images; save the image uncompressed or with deflate, "
+        "or install imagecodecs"
+    )

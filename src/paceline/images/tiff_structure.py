@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import struct
+import zlib
+from collections.abc import Iterable
 from typing import IO
 
 SIGNATURES = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # the last two are BigTIFF
 BYTES_OF_TYPE = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8, 17: 8, 18: 8}
 MAX_PAGES = 10_000
+BYTES_AT_ONCE = 1 << 20
 TRUNCATED = "image file is truncated"
 
 
@@ -45,6 +48,21 @@ def check_directories(file: IO[bytes]) -> None:
                 raise ValueError(TRUNCATED)
         start = _number(file.read(struct.calcsize(place)), 0, place)
     file.seek(position)
+
+
+def check_expansion(file: IO[bytes], segments: Iterable[tuple[int, int]], limit: int) -> None:
+    """Raise ValueError if deflate-compressed segments, given by offset and length, expand to more than `limit` bytes.
+
+    tifffile decompresses everything that a small file contains, which could fill the memory.
+    """
+    for offset, length in segments:
+        file.seek(offset)
+        stream, waiting = zlib.decompressobj(), file.read(length)
+        while waiting and not stream.eof:
+            limit -= len(stream.decompress(waiting, BYTES_AT_ONCE))
+            if limit < 0:
+                raise ValueError("damaged: its compressed pixels expand to more than the size of the image")
+            waiting = stream.unconsumed_tail
 
 
 def _number(content: bytes, at: int, form: str) -> int:
