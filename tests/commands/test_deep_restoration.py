@@ -138,6 +138,30 @@ def test_losses_that_need_colours_are_rejected_in_one_line(place: Path) -> None:
         train(place, "colours", perceptual=0.1, vgg="random")
 
 
+def test_floating_point_images_are_trained_evaluated_and_restored_in_their_range(place: Path, tmp_path: Path) -> None:
+    for split, count in (("train", 4), ("test", 1)):
+        (tmp_path / "data" / split).mkdir(parents=True)
+        for number, planes in enumerate(stacks(split, count)):
+            values = planes[:2].astype(np.float32) / 65535 * 3 - 1
+            tifffile.imwrite(tmp_path / "data" / split / f"{number}.tif", values, photometric="minisblack")
+    with pytest.raises(UserError, match=r"floating-point pixels need a declared range.*value_range=-10,10"):
+        train(tmp_path, "without")
+    train(tmp_path, "run", value_range="-1,2", validation=0.25)
+    spec = read_data_spec(tmp_path / "run")
+    assert (spec.channels, spec.dtype, spec.value_range) == (2, "float32", (-1.0, 2.0))
+    protocol = json.loads((tmp_path / "run/protocols.json").read_text())["validation"]["all"]
+    assert (protocol["data_range"], protocol["rounded"]) == (3.0, "no")
+    file = tmp_path / "data/test/0.tif"
+    assert apply(str(tmp_path / "run"), [str(file)], str(tmp_path / "out"), Options(accelerator="cpu")) == 0
+    made, real = tifffile.imread(tmp_path / "out/0.tif"), tifffile.imread(file)
+    assert made.dtype == np.float32 and made.shape == real.shape
+    assert made.min() >= -1 and made.max() <= 2 and np.abs(made - real).mean() < 0.5
+    report = tmp_path / "report.json"
+    measure(str(tmp_path / "out"), str(file.parent), MeasureOptions(json_file=str(report), value_range="-1,2"))
+    expected = peak_signal_noise_ratio(real, made, data_range=3)
+    assert json.loads(report.read_text())["metrics"]["psnr[rgb]"] == pytest.approx(expected, abs=1e-4)
+
+
 @pytest.mark.slow
 def test_verify_finds_the_same_weights_on_one_and_two_processes(place: Path) -> None:
     words = ["--strategies", "single,ddp", "--steps", "4", "--data-root", "data", "--set", "crop=16"]
