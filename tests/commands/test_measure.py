@@ -154,6 +154,6 @@ def test_a_wrong_inception_file_is_reported_before_any_image_is_compared(
         for number in range(2):
             save(f"{folder}/{number}.png", noise(number))
     compared: list[object] = []
-    monkeypatch.setattr("paceline.commands.measure._same_size", lambda *pair: compared.append(pair))
+    monkeypatch.setattr("paceline.commands.measure.read_pair", lambda *pair: compared.append(pair))
     assert run(["measure", "made", "targets", "--inception", "missing.pt"]) == 2
     assert "missing.pt" in capsys.readouterr().err and not compared

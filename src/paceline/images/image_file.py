@@ -2,23 +2,36 @@
 
 Grey images stay grey. Transparency and colour profiles are kept, and so is EXIF, except in 16-bit colour files. 16-bit
 images stay 16-bit if Pillow (grey) or tifffile (colour) supports them. Other images with more than 8 bits (PNG in
-colour or with transparency) are read as 8-bit, with a note.
+colour or with transparency) are read as 8-bit, with a note. The planes of a TIFF become channels if the networks take
+as many; results are then written as planes, too.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from paceline.contracts.pixel_format import EIGHT_BITS, WHITE, PixelFormat, PixelType
 from paceline.core.files import replacing
-from paceline.images.decode import SIXTEEN_BIT_MODES, UNBOUNDED_MODES, BadImage, opened, turn_upright
-from paceline.images.deep_tiff import has_deep_colours, read_deep_colours, write_deep_colours
+from paceline.images.decode import (
+    SIXTEEN_BIT_MODES,
+    UNBOUNDED_MODES,
+    BadImage,
+    decode_full_depth,
+    opened,
+    turn_upright,
+)
+from paceline.images.deep_image import GREY_AND_RGB, to_format, to_stored
+from paceline.images.deep_tiff import COLOURS, has_deep_colours, read_deep_colours, write_deep_colours, write_planes
 from paceline.images.exif import portable_exif, without_tables
 from paceline.images.integrity import check_checksums, load_undamaged
+from paceline.images.ome import Ome
+from paceline.images.planes import read_planes, read_planes_header
 
 TIFF_SUFFIXES = (".tif", ".tiff")
 GREY_MODES = ("1", "L", "LA", "La")
@@ -32,21 +45,76 @@ PNG_COMPRESSION = 3  # from 0 to 9; higher levels are slow and save little space
 class ImageData:
     """The upright image in a file, with its metadata."""
 
-    pixels: NDArray[np.uint8 | np.uint16]  # shape [h, w, 1 or 3]
+    pixels: NDArray[Any]  # shape [h, w, c]; uint8, uint16 or float32
     alpha: Image.Image | None = None
     profile: bytes = b""  # ICC profile, only for grey and RGB
     suffix: str = ".png"  # file suffix for results
     note: str = ""
     exif: bytes = b""  # EXIF metadata that also applies to results
+    value_range: tuple[float, float] | None = None  # None for the full range of an integer type
+    ome: Ome | None = None  # metadata of an OME-TIFF
 
     @property
     def deep(self) -> bool:
-        """Whether the pixels are 16-bit."""
-        return self.pixels.dtype == np.uint16
+        """Whether the pixels have more than 8 bits."""
+        return self.pixels.dtype != np.uint8
+
+    @property
+    def pixel_format(self) -> PixelFormat:
+        """The number type of the pixels and their range, which results share."""
+        dtype = self.pixels.dtype.name
+        return PixelFormat(cast(PixelType, dtype), *self.value_range) if self.value_range else PixelFormat.full(dtype)
 
 
-def read_image(path: Path) -> ImageData:
-    """Read an image of any mode; raise BadImage if the file cannot be read."""
+def read_image(path: Path, channels: int = 3, pixels: PixelFormat = EIGHT_BITS) -> ImageData:
+    """Read an image of any mode for networks that take `channels` channels and were trained on `pixels`.
+
+    Raise BadImage if the file cannot be read, or not by these networks. Grey and RGB images are read for networks with
+    1 or 3 channels; their results have the image's channels. 8-bit and 16-bit images are read in full depth for
+    networks trained on either, unless these have a declared range of values, which images must not exceed.
+    """
+    if not pixels.is_full_range or _is_stack_of(channels, path):
+        return _read_planes(path, channels, pixels)
+    image = _read_grey_or_colour(path)
+    _check_channels(image.pixels.shape[-1], channels)
+    return image
+
+
+def _is_stack_of(channels: int, path: Path) -> bool:
+    """Return whether a file's planes are the networks' channels. If not, its first page may be a grey or RGB image."""
+    if path.suffix.lower() not in TIFF_SUFFIXES:
+        return False
+    try:
+        header = read_planes_header(path)
+    except BadImage:
+        if channels in GREY_AND_RGB:
+            return False
+        raise
+    if header is None or not header.is_stack:
+        return False
+    return header.channels == channels or channels not in GREY_AND_RGB
+
+
+def _read_planes(path: Path, channels: int, pixels: PixelFormat) -> ImageData:
+    """Read an image whose planes are channels, or whose values have a declared range."""
+    found = read_planes(path)
+    if found is None and not pixels.is_integer:
+        raise BadImage(f"the networks were trained on {pixels} pixels, which only TIFF files can contain")
+    header, array = found or (None, decode_full_depth(path))
+    _check_channels(array.shape[-1], channels)
+    own = PixelFormat.full(array.dtype.name) if array.dtype.name in WHITE else pixels
+    array = to_format(array, own if pixels.is_full_range and own.is_full_range else pixels)
+    ome = Ome.parse(header.ome) if header and header.ome else None
+    return ImageData(array, suffix=result_suffix(path), value_range=pixels.declared_range, ome=ome)
+
+
+def _check_channels(own: int, expected: int) -> None:
+    if own != expected and not {own, expected} <= GREY_AND_RGB:
+        counted = f"{own} channel{'s' * (own > 1)}"
+        raise BadImage(f"it has {counted}, but the networks take {expected}; use images with {expected} channels")
+
+
+def _read_grey_or_colour(path: Path) -> ImageData:
     suffix = result_suffix(path)
     with opened(path) as (image, file):
         profile = b"" if image.mode in OTHER_COLOUR_MODES else image.info.get("icc_profile") or b""
@@ -101,40 +169,52 @@ def _png_pixels(path: Path) -> tuple[int, str]:
 class Canvas:
     """Assembles a result image from parts, and needs memory only for the image's pixels."""
 
-    def __init__(self, height: int, width: int, *, deep: bool = False) -> None:
-        self.height, self.width, self.deep = height, width, deep
-        self._image: Image.Image | None = None  # 8-bit result
-        self._array: NDArray[np.uint16] | None = None  # 16-bit result
+    def __init__(self, height: int, width: int, pixels: PixelFormat = EIGHT_BITS) -> None:
+        self.height, self.width, self.pixels = height, width, pixels
+        self._image: Image.Image | None = None  # 8-bit grey or RGB result
+        self._array: NDArray[Any] | None = None  # any other result
 
     def paste(self, top: int, left: int, values: NDArray[np.floating]) -> None:
-        """Write a part at a position; its values [h, w, 1 or 3] are in [-1, 1]."""
+        """Write a part at a position; its values [h, w, c] are in [-1, 1]."""
         height, width, channels = values.shape
-        if self.deep:
+        levels = to_stored(values, self.pixels)
+        if self.pixels.dtype != "uint8" or channels not in GREY_AND_RGB:
             if self._array is None:
-                self._array = np.zeros((self.height, self.width, channels), np.uint16)
-            self._array[top : top + height, left : left + width] = _levels(values, 65535)
+                self._array = np.zeros((self.height, self.width, channels), self.pixels.dtype)
+            self._array[top : top + height, left : left + width] = levels
             return
         if self._image is None:
             self._image = Image.new("L" if channels == 1 else "RGB", (self.width, self.height))
-        levels = _levels(values, 255).astype(np.uint8)
         self._image.paste(Image.fromarray(levels[..., 0] if channels == 1 else levels), (left, top))
 
     @property
     def image(self) -> Image.Image:
-        """The result image, available only if it is 8-bit."""
+        """The result image, available only if it is 8-bit grey or RGB."""
         assert self._image is not None
         return self._image
 
-    def save(self, path: Path, alpha: Image.Image | None = None, profile: bytes = b"", exif: bytes = b"") -> None:
-        """Write the result image to a file. The alpha channel is resized to match."""
-        if self._array is not None and self._array.shape[-1] == 3:
+    @property
+    def array(self) -> NDArray[Any]:
+        """The result's pixels [h, w, c]."""
+        array = np.asarray(self.image) if self._array is None else self._array
+        return array if array.ndim == 3 else array[..., np.newaxis]
+
+    def save(self, path: Path, source: ImageData) -> None:
+        """Write the result image to a file, with the metadata of its source. The alpha channel is resized to match."""
+        array, alpha, profile = self._array, source.alpha, source.profile
+        is_plain = array is None or (array.dtype == np.uint16 and array.shape[-1] in GREY_AND_RGB)
+        if not is_plain or source.ome is not None:
             with replacing(path, durable=False) as temporary:
-                write_deep_colours(temporary, self._array, alpha, profile)
+                write_planes(temporary, self.array, source.ome)
             return
-        image = self.image if self._array is None else Image.fromarray(self._array[..., 0])
-        if alpha is not None and self._array is None:
+        if array is not None and array.shape[-1] == COLOURS:
+            with replacing(path, durable=False) as temporary:
+                write_deep_colours(temporary, array, alpha, profile)
+            return
+        image = self.image if array is None else Image.fromarray(array[..., 0])
+        if alpha is not None and array is None:
             image.putalpha(alpha if alpha.size == image.size else alpha.resize(image.size, Image.Resampling.BICUBIC))
-        save_image(image, path, profile, exif)
+        save_image(image, path, profile, source.exif)
 
 
 def save_image(image: Image.Image, path: Path, profile: bytes = b"", exif: bytes = b"") -> None:
@@ -146,8 +226,3 @@ def save_image(image: Image.Image, path: Path, profile: bytes = b"", exif: bytes
             image.save(temporary, "TIFF", compression="tiff_lzw" if image.mode != "I;16" else None, **options)
         else:
             image.save(temporary, "PNG", compress_level=PNG_COMPRESSION, **options)
-
-
-def _levels(values: NDArray[np.floating], top: int) -> NDArray[np.floating]:
-    levels: NDArray[np.floating] = np.clip(np.rint((values + 1) * (top / 2)), 0, top)
-    return levels

@@ -16,6 +16,7 @@ from paceline.core.errors import UserError
 from paceline.core.printable import printable
 from paceline.data.memory import free_bytes
 from paceline.images.decode import BadImage
+from paceline.images.deep_image import GREY_AND_RGB
 from paceline.images.image_file import Canvas, ImageData, read_image, save_image
 from paceline.inference.blending import Blend
 from paceline.inference.downsampled import compare, shrink
@@ -33,8 +34,9 @@ from paceline.inference.tiling import (
 )
 from paceline.parallel.precision import choose_precision
 
-BYTES_PER_PX = {False: 4, True: 6}  # memory per pixel of a result; the key is True for 16-bit results
-ALPHA_BYTES_PER_PX = {False: 2, True: 0}  # extra memory per pixel while an alpha channel is written
+BYTES_PER_PX = 4  # memory per pixel of an 8-bit grey or RGB result
+ALPHA_BYTES_PER_PX = {False: 2, True: 0}  # extra memory per pixel while an alpha channel is written; True: 16 bits
+COLOURS = 3
 CPU_ALLOCATOR = "DefaultCPUAllocator"  # appears in the host's out-of-memory errors on every platform
 
 
@@ -92,7 +94,8 @@ class Applier:
     def process(self, task: ImageTask, advance: Advance) -> AppliedImage | SkippedImage:
         """Apply the networks to one image and write the results. A file that cannot be used is skipped."""
         try:
-            image = self._panel_of(read_image(Path(task.path)))
+            spec = self.image_model.spec
+            image = self._panel_of(read_image(Path(task.path), spec.channels, spec.pixel_format))
             self._check_memory(image)
             work = self._compare if self.settings.downsample else self._write
             return work(task, image, advance)
@@ -105,7 +108,7 @@ class Applier:
 
     def transform(self, pixels: Pixels) -> dict[str, Image.Image]:
         """Return the results for one 8-bit [h, w, c] image, by name."""
-        canvases = self._compose(pixels, False, lambda _: None).canvases
+        canvases = self._compose(ImageData(pixels), lambda _: None).canvases
         return {name: canvas.image for name, canvas in canvases.items()}
 
     def _panel_of(self, image: ImageData) -> ImageData:
@@ -124,11 +127,11 @@ class Applier:
         return replace(image, pixels=image.pixels[:, left:right], alpha=alpha)
 
     def _write(self, task: ImageTask, image: ImageData, advance: Advance) -> AppliedImage:
-        canvases, tiling, num_tiles = self._compose(image.pixels, image.deep, advance)
+        canvases, tiling, num_tiles = self._compose(image, advance)
         for name, canvas in canvases.items():
             target = Path(task.targets[name if name in task.targets else ""])
             target.parent.mkdir(parents=True, exist_ok=True)
-            canvas.save(target, image.alpha, image.profile, image.exif)
+            canvas.save(target, image)
         height, width = image.pixels.shape[:2]
         scale = self.image_model.output_scale
         enlarged = f" → {width * scale}×{height * scale}" if scale > 1 else ""
@@ -141,9 +144,11 @@ class Applier:
     def _compare(self, task: ImageTask, image: ImageData, advance: Advance) -> AppliedImage:
         """Downsample the image, apply the networks, and compare the result with the original."""
         scale = self.image_model.output_scale
+        if image.pixels.shape[-1] not in GREY_AND_RGB or image.value_range:
+            raise BadImage("--downsample compares 8-bit and 16-bit images with 1 or 3 channels only")
         original, small = shrink(image, scale)
         pixels = np.asarray(small) if small.mode == "RGB" else np.asarray(small)[..., np.newaxis]
-        canvases, tiling, _ = self._compose(pixels, False, lambda pixels: advance(pixels * scale**2))
+        canvases, tiling, _ = self._compose(ImageData(pixels), lambda pixels: advance(pixels * scale**2))
         images, metrics = compare(original, small, canvases["image"].image, scale, self.image_model.config.run.protocol)
         for name, result in images.items():
             target = Path(task.targets[name])
@@ -154,22 +159,21 @@ class Applier:
         summary = f"{printable(task.path)}: {values} → {printable(task.targets[''])}{note}"
         return AppliedImage(task.path, summary, metrics)
 
-    def _compose(self, pixels: Pixels, deep: bool, advance: Advance) -> _Composed:
+    def _compose(self, image: ImageData, advance: Advance) -> _Composed:
         """Apply the networks in tiles; if memory runs out, try again with smaller tiles."""
+        pixels = image.pixels
         height, width = pixels.shape[:2]
         at_once = 3 if pixels.shape[-1] > self.image_model.spec.channels else 1  # a grey network gets RGB as 3 images
         if self.image_model.recipe.window_px and not self.settings.tile:
             tiling = tiles_of_training_size(self.image_model.recipe.window_px, (height, width))
         else:
-            tiling = self._choose_tiling(height, width, self.share * at_once, self._result_bytes(height, width, deep))
+            tiling = self._choose_tiling(height, width, self.share * at_once, self._result_bytes(image))
             if tiling.side_px < max(height, width) and self.field.obstacles:
                 tiling = replace(tiling, note=f"{tiling.note}; {self._tile_error(pixels, tiling)}")
         while True:
             canvases: dict[str, Canvas] = {}
             try:
-                num_tiles = apply_in_tiles(
-                    self.image_model, pixels, tiling, self._paste_on(canvases, pixels, deep), advance
-                )
+                num_tiles = apply_in_tiles(self.image_model, pixels, tiling, self._paste_on(canvases, image), advance)
                 return _Composed(canvases, tiling, num_tiles)
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
@@ -205,12 +209,12 @@ class Applier:
         return self._measured_error
 
     def _paste_on(
-        self, canvases: dict[str, Canvas], pixels: Pixels, deep: bool
+        self, canvases: dict[str, Canvas], image: ImageData
     ) -> Callable[[str, int, int, npt.NDArray[np.float32]], None]:
-        height, width = (side * self.image_model.output_scale for side in pixels.shape[:2])
+        height, width = (side * self.image_model.output_scale for side in image.pixels.shape[:2])
 
         def paste(name: str, top: int, left: int, values: npt.NDArray[np.float32]) -> None:
-            canvases.setdefault(name, Canvas(height, width, deep=deep)).paste(top, left, values)
+            canvases.setdefault(name, Canvas(height, width, image.pixel_format)).paste(top, left, values)
 
         return paste
 
@@ -227,15 +231,18 @@ class Applier:
 
     def _check_memory(self, image: ImageData) -> None:
         height, width = image.pixels.shape[:2]
-        needed = self._result_bytes(height, width, image.deep)
+        needed = self._result_bytes(image)
         if image.alpha is not None:
             needed += height * width * self.image_model.output_scale**2 * ALPHA_BYTES_PER_PX[image.deep]
         free = free_bytes(torch.device("cpu"))
         if needed > free:
             raise BadImage(f"the results need {needed / 1e9:.1f} GB of memory, but only {free / 1e9:.1f} GB is free")
 
-    def _result_bytes(self, height: int, width: int, deep: bool) -> int:
-        return height * width * self.image_model.output_scale**2 * BYTES_PER_PX[deep] * len(self.image_model.results)
+    def _result_bytes(self, image: ImageData) -> int:
+        height, width, channels = image.pixels.shape
+        is_plain = not image.deep and channels <= COLOURS
+        bytes_per_px = BYTES_PER_PX if is_plain else max(channels, COLOURS) * image.pixels.itemsize
+        return int(height * width * self.image_model.output_scale**2 * bytes_per_px * len(self.image_model.results))
 
 
 def is_out_of_memory(error: Exception) -> bool:

@@ -11,8 +11,9 @@ from pathlib import Path
 from paceline.core.activity import counted
 from paceline.core.errors import UserError
 from paceline.core.printable import printable
-from paceline.images.decode import BadImage, upright_size
+from paceline.images.decode import BadImage
 from paceline.images.image_file import result_suffix
+from paceline.images.readers import image_size
 from paceline.inference.applier import ImageTask
 from paceline.inference.find_images import FoundImage, find_images
 from paceline.inference.skipped import SkippedImage, count_images
@@ -65,7 +66,7 @@ def read_headers(plan: ApplyPlan) -> dict[ImageTask, int]:
     num_pixels: dict[ImageTask, int] = {}
     for task in counted(plan.tasks, "reading image headers", len(plan.tasks)):
         try:
-            height, width = upright_size(Path(task.path))
+            height, width = image_size(Path(task.path))
             num_pixels[task] = height * width
         except BadImage as error:
             plan.skipped.append(SkippedImage(task.path, str(error)))

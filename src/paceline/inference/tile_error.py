@@ -73,4 +73,5 @@ def _result(image_model: ImageModel, pixels: Pixels, context: _Area, tile: _Area
     seen = pixels[context.top : context.bottom, context.left : context.right]
     rows = slice((tile.top - context.top) * scale, (tile.bottom - context.top) * scale)
     columns = slice((tile.left - context.left) * scale, (tile.right - context.left) * scale)
-    return torch.stack([made[rows, columns] for made in transform(image_model, to_unit_range(seen)).values()])
+    found = transform(image_model, to_unit_range(seen, image_model.spec.value_range))
+    return torch.stack([made[rows, columns] for made in found.values()])

@@ -26,7 +26,7 @@ INEXACT_HALO_PX = 64  # used if no halo gives the exact result, or if the exact 
 SMALLEST_TILE_PX = 32
 LUMA = (0.299, 0.587, 0.114)  # ITU-R 601 weights, as in Pillow's greyscale conversion
 
-Pixels = npt.NDArray[Any]  # [h, w, c], uint8 or uint16
+Pixels = npt.NDArray[Any]  # [h, w, c]; uint8, uint16 or float32
 Paste = Callable[
     [str, int, int, npt.NDArray[np.float32]], None
 ]  # arguments: result name, top, left, and [h, w, c] values in [-1, 1]
@@ -113,17 +113,21 @@ def apply_in_tiles(image_model: ImageModel, pixels: Pixels, tiling: Tiling, past
                 slice((window.start - window.halo_start) * scale, (window.stop - window.halo_start) * scale)
                 for window in (row, column)
             )
-            for name, made in transform(image_model, to_unit_range(tile)).items():
+            for name, made in transform(image_model, to_unit_range(tile, image_model.spec.value_range)).items():
                 paste(name, row.start * scale, column.start * scale, made[rows, columns].cpu().numpy())
             count += 1
             advance((row.stop - row.start) * (column.stop - column.start))
     return count
 
 
-def to_unit_range(pixels: Pixels) -> Tensor:
-    """Convert an 8-bit or 16-bit [h, w, c] array to a [1, c, h, w] tensor with values in [-1, 1]."""
-    half = np.iinfo(pixels.dtype).max / 2
-    return torch.from_numpy(pixels.astype(np.float32)).permute(2, 0, 1).unsqueeze(0) / half - 1
+def to_unit_range(pixels: Pixels, value_range: tuple[float, float] | None = None) -> Tensor:
+    """Convert an image [h, w, c] to a [1, c, h, w] tensor with values in [-1, 1].
+
+    `value_range` is needed for floats; integers have their full range by default.
+    """
+    low, high = value_range or (0, np.iinfo(pixels.dtype).max)
+    values = torch.from_numpy(pixels.astype(np.float32)).permute(2, 0, 1).unsqueeze(0)
+    return (values - low if low else values) / ((high - low) / 2) - 1
 
 
 @torch.no_grad()
