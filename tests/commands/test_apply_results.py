@@ -196,7 +196,7 @@ def test_progress_for_few_images_counts_pixels_and_ends_at_the_total(weights, ca
     Path("cut.png").write_bytes(Path("good.png").read_bytes()[:-500])
     monkeypatch.setattr("paceline.core.ticker.FIRST_SECONDS", -1.0)
     assert apply(weights / "twice.safetensors", "good.png", "--out", "out", "--tile", "25") == 0
-    assert "62% of 2,000 pixels\n" in capsys.readouterr().out
+    assert "62% of 2,000 pixels, " in capsys.readouterr().out
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     assert apply(weights / "twice.safetensors", "good.png", "cut.png", "--out", "bar") == 1
     assert "100%" in capsys.readouterr().out

@@ -49,9 +49,21 @@ def apply(
     out: Annotated[str, typer.Option(help="the folder to write to", metavar="DIR")],
     checkpoint: Checkpoint = "best",
     accelerator: Accelerator = "",
-    devices: Annotated[int, typer.Option(help="number of devices to split the images across")] = 1,
+    devices: Annotated[int, typer.Option(help="number of devices to split the images and their tiles across")] = 1,
     gpus: Annotated[str, typer.Option(help="IDs of the GPUs to use, e.g. 2,3")] = "",
     tile: Annotated[int, typer.Option(help="tile size in pixels (default: the largest that fits in memory)")] = 0,
+    precision: Annotated[
+        str, typer.Option(help="fp32, tf32, bf16 or fp16; for the last three, the difference from fp32 is printed")
+    ] = "fp32",
+    compile_: Annotated[bool, typer.Option("--compile", help="compile the networks; worth it for many images")] = False,
+    format_: Annotated[
+        str,
+        typer.Option("--format", help="file format: png, jpg, webp or tiff (default: tiff for TIFF images, else png)"),
+    ] = "",
+    quality: Annotated[int, typer.Option(help="quality of jpg and webp files, from 1 to 100")] = 95,
+    compression: Annotated[
+        int | None, typer.Option(help="compression of png and tiff files, from 0 (none) to 9 (small, slow)")
+    ] = None,
     downsample: Annotated[
         str, typer.Option(help="downsample images first, then compare results with the originals", metavar="bicubic")
     ] = "",
@@ -70,10 +82,24 @@ def apply(
     """Super-resolve, restore or translate images of any size."""
     from paceline.commands.apply import Options
     from paceline.commands.apply import apply as job
+    from paceline.images.encode import Encoding
     from paceline.inference.blending import Blend
 
-    blend = Blend(interpolate, interpolate_with)
-    options = Options(checkpoint, accelerator, devices, gpus, tile, downsample, overwrite, skip_existing, panel, blend)
+    options = Options(
+        checkpoint,
+        accelerator,
+        devices,
+        gpus,
+        tile,
+        downsample,
+        overwrite,
+        skip_existing,
+        panel,
+        blend=Blend(interpolate, interpolate_with),
+        precision=precision,
+        compiled=compile_,
+        encoding=Encoding(format_, quality, compression),
+    )
     raise typer.Exit(job(run, images, out, options))
 
 

@@ -14,10 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from paceline.core.files import replacing
 from paceline.images.decode import SIXTEEN_BIT_MODES, UNBOUNDED_MODES, BadImage, opened, turn_upright
-from paceline.images.deep_tiff import has_deep_colours, read_deep_colours, write_deep_colours
-from paceline.images.exif import portable_exif, without_tables
+from paceline.images.deep_tiff import has_deep_colours, read_deep_colours
+from paceline.images.exif import portable_exif
 from paceline.images.integrity import check_checksums, load_undamaged
 
 TIFF_SUFFIXES = (".tif", ".tiff")
@@ -25,7 +24,6 @@ GREY_MODES = ("1", "L", "LA", "La")
 # The colour profiles of these modes do not apply after conversion to RGB.
 OTHER_COLOUR_MODES = ("CMYK", "YCbCr", "LAB", "HSV")
 PNG_DEPTH_AT, PNG_GREY, PNG_GREY_AND_ALPHA = 24, 0, 4  # position of the bit depth in a PNG header, and colour types
-PNG_COMPRESSION = 3  # from 0 to 9; higher levels are slow and save little space on photographs
 
 
 @dataclass(frozen=True)
@@ -96,58 +94,3 @@ def _png_pixels(path: Path) -> tuple[int, str]:
     if kind == PNG_GREY_AND_ALPHA:
         return kind, "16-bit grey and alpha channels were read as 8-bit"
     return kind, "16-bit colours were read as 8-bit; use TIFF to keep 16 bits"
-
-
-class Canvas:
-    """Assembles a result image from parts, and needs memory only for the image's pixels."""
-
-    def __init__(self, height: int, width: int, *, deep: bool = False) -> None:
-        self.height, self.width, self.deep = height, width, deep
-        self._image: Image.Image | None = None  # 8-bit result
-        self._array: NDArray[np.uint16] | None = None  # 16-bit result
-
-    def paste(self, top: int, left: int, values: NDArray[np.floating]) -> None:
-        """Write a part at a position; its values [h, w, 1 or 3] are in [-1, 1]."""
-        height, width, channels = values.shape
-        if self.deep:
-            if self._array is None:
-                self._array = np.zeros((self.height, self.width, channels), np.uint16)
-            self._array[top : top + height, left : left + width] = _levels(values, 65535)
-            return
-        if self._image is None:
-            self._image = Image.new("L" if channels == 1 else "RGB", (self.width, self.height))
-        levels = _levels(values, 255).astype(np.uint8)
-        self._image.paste(Image.fromarray(levels[..., 0] if channels == 1 else levels), (left, top))
-
-    @property
-    def image(self) -> Image.Image:
-        """The result image, available only if it is 8-bit."""
-        assert self._image is not None
-        return self._image
-
-    def save(self, path: Path, alpha: Image.Image | None = None, profile: bytes = b"", exif: bytes = b"") -> None:
-        """Write the result image to a file. The alpha channel is resized to match."""
-        if self._array is not None and self._array.shape[-1] == 3:
-            with replacing(path, durable=False) as temporary:
-                write_deep_colours(temporary, self._array, alpha, profile)
-            return
-        image = self.image if self._array is None else Image.fromarray(self._array[..., 0])
-        if alpha is not None and self._array is None:
-            image.putalpha(alpha if alpha.size == image.size else alpha.resize(image.size, Image.Resampling.BICUBIC))
-        save_image(image, path, profile, exif)
-
-
-def save_image(image: Image.Image, path: Path, profile: bytes = b"", exif: bytes = b"") -> None:
-    """Write an image as lossless TIFF or PNG."""
-    exif = without_tables(exif) if exif and path.suffix == ".tif" else exif
-    options = {name: value for name, value in (("icc_profile", profile), ("exif", exif)) if value}
-    with replacing(path, durable=False) as temporary:
-        if path.suffix == ".tif":
-            image.save(temporary, "TIFF", compression="tiff_lzw" if image.mode != "I;16" else None, **options)
-        else:
-            image.save(temporary, "PNG", compress_level=PNG_COMPRESSION, **options)
-
-
-def _levels(values: NDArray[np.floating], top: int) -> NDArray[np.floating]:
-    levels: NDArray[np.floating] = np.clip(np.rint((values + 1) * (top / 2)), 0, top)
-    return levels

@@ -12,7 +12,7 @@ from paceline.core.activity import counted
 from paceline.core.errors import UserError
 from paceline.core.printable import printable
 from paceline.images.decode import BadImage, upright_size
-from paceline.images.image_file import result_suffix
+from paceline.images.encode import DEFAULT_ENCODING, Encoding
 from paceline.inference.applier import ImageTask
 from paceline.inference.find_images import FoundImage, find_images
 from paceline.inference.skipped import SkippedImage, count_images
@@ -37,13 +37,19 @@ class ApplyPlan:
 
 
 def plan_results(
-    arguments: Iterable[str], out: Path, results: Sequence[str], *, overwrite: bool = False, skip_existing: bool = False
+    arguments: Iterable[str],
+    out: Path,
+    results: Sequence[str],
+    encoding: Encoding = DEFAULT_ENCODING,
+    *,
+    overwrite: bool = False,
+    skip_existing: bool = False,
 ) -> ApplyPlan:
     """Find the images and choose their output files; raise UserError if one exists, unless a flag allows it."""
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out}: is a file; choose a folder")
     found = find_images(arguments, out)
-    targets, clashing = _name_results(found.images, out, results)
+    targets, clashing = _name_results(found.images, out, results, encoding)
     _check_inputs(found.images, targets, out)
     tasks = [
         ImageTask(str(image.path), {result: str(file) for result, file in files.items()})
@@ -73,14 +79,16 @@ def read_headers(plan: ApplyPlan) -> dict[ImageTask, int]:
 
 
 def _name_results(
-    images: Sequence[FoundImage], out: Path, results: Sequence[str]
+    images: Sequence[FoundImage], out: Path, results: Sequence[str], encoding: Encoding
 ) -> tuple[dict[FoundImage, dict[str, Path]], list[SkippedImage]]:
     """Return the output files for each image, with the shortest unique names, and the images without a unique name."""
     named: dict[FoundImage, dict[str, Path]] = {}
     taken: set[Path] = set()
     left = list(images)
     for with_suffix, in_folder in NAMINGS:
-        proposed = {image: _targets(image, out, results, with_suffix, in_folder) for image in left}
+        proposed = {
+            image: _targets(image, out, results, encoding.suffix(image.path), with_suffix, in_folder) for image in left
+        }
         counts = Counter(target for targets in proposed.values() for target in targets.values())
         fitting = {
             image: targets
@@ -97,10 +105,10 @@ def _name_results(
 
 
 def _targets(
-    image: FoundImage, out: Path, results: Sequence[str], with_suffix: bool, in_folder: bool
+    image: FoundImage, out: Path, results: Sequence[str], suffix: str, with_suffix: bool, in_folder: bool
 ) -> dict[str, Path]:
     folder = out / image.folder / image.name.parent if in_folder else out / image.name.parent
-    stem, suffix = image.name.name if with_suffix else image.name.stem, result_suffix(image.path)
+    stem = image.name.name if with_suffix else image.name.stem
     return {result: folder / (f"{stem}-{result}{suffix}" if result else f"{stem}{suffix}") for result in results}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -14,12 +14,15 @@ from torch import Tensor, nn
 
 from paceline.contracts.recipe import DataSpec, Recipe
 from paceline.core.errors import UserError
+from paceline.core.ordered_map import num_cores, ordered_map
 from paceline.data.draws import Drawer
 from paceline.data.feed import EVALUATION_BATCH, EVALUATION_PIXELS
 from paceline.data.transforms import transform
-from paceline.images.decode import BadImage, arrange_image, plain_image
+from paceline.images.decode import arrange_image
 from paceline.inference.applier import Applier, ApplierSettings
+from paceline.inference.composer import Composition
 from paceline.inference.image_model import make_image_model
+from paceline.inference.pillow_images import as_images, pixels_of, plain, type_name
 from paceline.inference.trained import StoredModel, TrainedModel, networks_in, open_trained, read_stored
 from paceline.inference.uses import check_use, uses_of
 from paceline.parallel.precision import choose_precision
@@ -65,7 +68,7 @@ class Model:
             image_model = make_image_model(stored, path)
             self._trained: TrainedModel = image_model
             with self._applier_precision():
-                self._applier = Applier(ApplierSettings(path), image_model, device)
+                self._applier = Applier(ApplierSettings(), image_model, [device])
         else:
             self._trained = open_trained(stored, path)
             self.recipe.to(device=device, dtype=self._precision.weights)
@@ -167,19 +170,27 @@ class Model:
             images = make_images(self.recipe, fixed_draws(self.recipe, drawer, count), self._precision)
         return torch.from_numpy(images).permute(0, 3, 1, 2)
 
-    def apply(self, image: Image.Image) -> dict[str, Image.Image]:
-        """Restore, upscale or translate an image of any size.
+    @overload
+    def apply(self, image: Image.Image) -> dict[str, Image.Image]: ...
+    @overload
+    def apply(self, image: Iterable[Image.Image]) -> Iterator[dict[str, Image.Image]]: ...
+    def apply(
+        self, image: Image.Image | Iterable[Image.Image]
+    ) -> dict[str, Image.Image] | Iterator[dict[str, Image.Image]]:
+        """Restore, upscale or translate images of any size.
 
-        Large images are processed in tiles.
+        Large images are processed in tiles. Several images are prepared by threads while others are computed.
 
         Args:
-            image: A Pillow image. A greyscale network processes the channels of a colour image separately.
+            image: A Pillow image, or an iterable of them, which is read as the results are used. A greyscale network
+                processes the channels of a colour image separately.
 
         Returns:
-            The results by name, as 8-bit Pillow images. The main result is "image".
+            The results by name, as 8-bit Pillow images. The main result is "image". For an iterable, an iterator over
+            the results of each image, in order.
 
         Raises:
-            UserError: If the model does not transform images, or the image cannot be used.
+            UserError: If the model does not transform images, or an image cannot be used.
 
         Examples:
             >>> from PIL import Image
@@ -188,10 +199,24 @@ class Model:
             >>> restored.save("restored.png")
         """
         check_use(self._stored, "apply", self._path)
+        if isinstance(image, Iterable) and not isinstance(image, Image.Image | str | bytes):
+            return self._apply_each(image)
+        return as_images(self._composed(pixels_of(image)))
+
+    def _apply_each(self, images: Iterable[Image.Image]) -> Iterator[dict[str, Image.Image]]:
+        before: Composition | None = None
+        for pixels in ordered_map(pixels_of, images, num_cores()):
+            made = self._composed(pixels)
+            if before:
+                yield as_images(before)  # while a GPU computes the next results
+            before = made
+        if before:
+            yield as_images(before)
+
+    def _composed(self, pixels: npt.NDArray[np.uint8]) -> Composition:
         assert self._applier
-        pixels = np.asarray(_plain(image))
         with self._applier_precision():
-            return self._applier.transform(pixels if pixels.ndim == 3 else pixels[..., np.newaxis])
+            return self._applier.composer.compose([pixels], pixels.nbytes, lambda _: None)[0]
 
     def _batches(self, images: Images) -> Iterator[Tensor]:
         """Yield uint8 [n, c, h, w] tensors with the same batch size as `evaluate`."""
@@ -214,7 +239,7 @@ class Model:
         arrays = []
         for one in listed:  # one at a time, to limit memory use for large images
             if not isinstance(one, Image.Image):
-                raise UserError(f"expected a list of Pillow images or {expected}, not {_kind(one, several)}")
+                raise UserError(f"expected a list of Pillow images or {expected}, not {type_name(one, several)}")
             arrays.append(self._arrange(one))
         one_size = len({array.shape for array in arrays}) == 1
         stacks = [np.stack(arrays)] if one_size else [array[np.newaxis] for array in arrays]
@@ -226,7 +251,7 @@ class Model:
         if spec.channels not in (1, 3):
             raise UserError(f"{self._path}: expects images with {spec.channels} channels; pass them as a uint8 tensor")
         height, width = self._trained.evaluated_size or (0, 0)
-        image = _plain(image)
+        image = plain(image)
         if height != width:
             image = ImageOps.fit(image, (width, height), Image.Resampling.BICUBIC)
         return arrange_image(image, height if height == width else 0, spec.channels)
@@ -263,16 +288,3 @@ def _device(wanted: str | torch.device) -> torch.device:
         last = torch.cuda.device_count() - 1
         raise UserError(f"device={str(wanted)!r}: there is no such GPU; the last GPU is 'cuda:{last}'")
     return device
-
-
-def _kind(thing: object, in_a_list: bool) -> str:
-    return f"{type(thing).__name__}{' in a list' if in_a_list else ''}"
-
-
-def _plain(image: Image.Image) -> Image.Image:
-    if not isinstance(image, Image.Image):
-        raise UserError(f"expected a Pillow image, not {_kind(image, False)}; open files with Image.open(FILE)")
-    try:
-        return plain_image(image)
-    except BadImage as problem:
-        raise UserError(f"an image cannot be used: {problem}") from None
