@@ -58,12 +58,28 @@ def apply(
     compile_: Annotated[bool, typer.Option("--compile", help="compile the networks; worth it for many images")] = False,
     format_: Annotated[
         str,
-        typer.Option("--format", help="file format: png, jpg, webp or tiff (default: tiff for TIFF images, else png)"),
+        typer.Option(
+            "--format",
+            help="file format: png, jpg, webp, tiff or ome-tiff (default: tiff for TIFF and slides, else png)",
+        ),
     ] = "",
     quality: Annotated[int, typer.Option(help="quality of jpg and webp files, from 1 to 100")] = 95,
     compression: Annotated[
         int | None, typer.Option(help="compression of png and tiff files, from 0 (none) to 9 (small, slow)")
     ] = None,
+    level: Annotated[int, typer.Option(help="for TIFF pyramids and slides: level to read; 0 is the largest")] = 0,
+    magnification: Annotated[
+        float, typer.Option(help="for slides: magnification to read, such as 20, instead of --level")
+    ] = 0.0,
+    region: Annotated[
+        str, typer.Option(help="for TIFF files and slides: process only this part", metavar="X,Y,WIDTH,HEIGHT")
+    ] = "",
+    skip_background: Annotated[
+        bool, typer.Option("--skip-background", help="for TIFF files and slides: skip tiles without tissue")
+    ] = False,
+    preview: Annotated[
+        bool, typer.Option("--preview", help="for TIFF files and slides: also write a small JPEG of each result")
+    ] = False,
     downsample: Annotated[
         str, typer.Option(help="downsample images first, then compare results with the originals", metavar="bicubic")
     ] = "",
@@ -84,6 +100,7 @@ def apply(
     from paceline.commands.apply import apply as job
     from paceline.images.encode import Encoding
     from paceline.inference.blending import Blend
+    from paceline.inference.region_plan import RegionOptions
 
     options = Options(
         checkpoint,
@@ -99,6 +116,7 @@ def apply(
         precision=precision,
         compiled=compile_,
         encoding=Encoding(format_, quality, compression),
+        regions=RegionOptions(level, magnification, region, skip_background, preview),
     )
     raise typer.Exit(job(run, images, out, options))
 

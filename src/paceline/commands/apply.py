@@ -21,6 +21,7 @@ from paceline.inference.apply_progress import show_progress
 from paceline.inference.blending import NO_BLEND, Blend
 from paceline.inference.image_model import ImageModel, open_image_model
 from paceline.inference.pipeline import apply_all
+from paceline.inference.region_plan import WHOLE_IMAGE, RegionOptions, check_region_options
 from paceline.inference.skipped import count_images, report_skipped
 from paceline.inference.tile_runner import PRECISIONS
 from paceline.parallel.world import check_devices, gpu_ids, uses_cuda
@@ -47,6 +48,7 @@ class Options:
     precision: str = "fp32"
     compiled: bool = False
     encoding: Encoding = DEFAULT_ENCODING
+    regions: RegionOptions = WHOLE_IMAGE
 
 
 def apply(path: str, arguments: list[str], out: str, options: Options) -> int:
@@ -67,17 +69,17 @@ def apply(path: str, arguments: list[str], out: str, options: Options) -> int:
     lines = [_describe(image_model, len(plan.tasks), devices), *plan.notes]
     for line in lines:
         print_line(line)
-    num_images, num_pixels = plan.num_images, read_headers(plan)
-    if num_pixels:
+    num_images, sizes = plan.num_images, read_headers(plan, options.regions, options.encoding.format)
+    if sizes:
         _make_folder(folder)
     settings = ApplierSettings(
         options.tile, options.downsample, options.panel, options.precision, options.compiled, options.encoding
     )
     applied: list[AppliedImage] = []
     try:
-        with show_progress(sum(num_pixels.values())) as progress:
+        with show_progress(sum(size.num_pixels for size in sizes.values())) as progress:
             applier = Applier(settings, image_model, devices)
-            for outcome in apply_all(applier, num_pixels, progress.advance):
+            for outcome in apply_all(applier, sizes, options.regions, progress.advance):
                 if isinstance(outcome, AppliedImage):
                     applied.append(outcome)
                     progress.line(outcome.summary)
@@ -105,6 +107,7 @@ def _check_options(options: Options) -> None:
     if options.precision not in PRECISIONS:
         raise UserError(f"--precision {options.precision}: expected {', '.join(PRECISIONS)}")
     check_encoding(options.encoding)
+    check_region_options(options.regions)
     if options.overwrite and options.skip_existing:
         raise UserError("--overwrite --skip-existing: cannot be combined; choose one")
 

@@ -17,9 +17,10 @@ from paceline.images.decode import BadImage
 from paceline.images.deep_tiff import write_deep_colours
 from paceline.images.exif import without_tables
 from paceline.images.png import FAST, write_png
+from paceline.images.regions.open_image import can_be_read_by_region
 
-TIFF_SUFFIXES = (".tif", ".tiff")
-SUFFIXES = {"png": ".png", "jpg": ".jpg", "webp": ".webp", "tiff": ".tif"}  # by format
+SUFFIXES = {"png": ".png", "jpg": ".jpg", "webp": ".webp", "tiff": ".tif", "ome-tiff": ".ome.tif"}  # by format
+OME_SUFFIXES = (".ome.tif", ".ome.tiff")
 LARGEST_SIDE_PX = {".jpg": 65_500, ".webp": 16_383}
 LOSSY = ("jpg", "webp")
 
@@ -38,7 +39,9 @@ class Encoding:
         """Return the file suffix for the results of an image."""
         if self.format:
             return SUFFIXES[self.format]
-        return ".tif" if source.suffix.lower() in TIFF_SUFFIXES else ".png"
+        if source.name.lower().endswith(OME_SUFFIXES):
+            return ".ome.tif"
+        return ".tif" if can_be_read_by_region(source) else ".png"
 
 
 def check_encoding(encoding: Encoding) -> None:

@@ -15,6 +15,7 @@ from paceline.images.decode import BadImage, upright_size
 from paceline.images.encode import DEFAULT_ENCODING, Encoding
 from paceline.inference.applier import ImageTask
 from paceline.inference.find_images import FoundImage, find_images
+from paceline.inference.region_plan import OME_FORMAT, RegionOptions, region_size
 from paceline.inference.skipped import SkippedImage, count_images
 
 # Ways to name a result, shortest first: whether to keep the image's suffix, and whether to add its folder's name.
@@ -66,16 +67,25 @@ def plan_results(
     return ApplyPlan(tasks, skipped, notes, found.ignored)
 
 
-def read_headers(plan: ApplyPlan) -> dict[ImageTask, int]:
-    """Return the number of pixels for each task with a valid image header; mark the others as skipped."""
-    num_pixels: dict[ImageTask, int] = {}
+@dataclass(frozen=True)
+class TaskSize:
+    """The number of pixels of an image, and whether it is processed by region."""
+
+    num_pixels: int
+    by_region: bool
+
+
+def read_headers(plan: ApplyPlan, options: RegionOptions, format_: str = "") -> dict[ImageTask, TaskSize]:
+    """Return the size of each task with a valid image header; mark the others as skipped."""
+    sizes: dict[ImageTask, TaskSize] = {}
     for task in counted(plan.tasks, "reading image headers", len(plan.tasks)):
         try:
-            height, width = upright_size(Path(task.path))
-            num_pixels[task] = height * width
+            region = region_size(Path(task.path), options, is_forced=format_ == OME_FORMAT)
+            height, width = region or upright_size(Path(task.path))
+            sizes[task] = TaskSize(height * width, region is not None)
         except BadImage as error:
             plan.skipped.append(SkippedImage(task.path, str(error)))
-    return num_pixels
+    return sizes
 
 
 def _name_results(
@@ -109,6 +119,8 @@ def _targets(
 ) -> dict[str, Path]:
     folder = out / image.folder / image.name.parent if in_folder else out / image.name.parent
     stem = image.name.name if with_suffix else image.name.stem
+    if suffix == ".ome.tif" and not with_suffix:
+        stem = stem.removesuffix(".ome")
     return {result: folder / (f"{stem}-{result}{suffix}" if result else f"{stem}{suffix}") for result in results}
 
 

@@ -132,12 +132,12 @@ class Composer:
         if window_px and not self.demands.tile_px:
             return tiles_of_training_size(window_px, (height, width))
         at_once = 3 if pixels.shape[-1] > self.image_model.spec.channels else 1  # a grey network gets RGB as 3 images
-        tiling = self._choose_tiling(height, width, at_once, result_bytes)
+        tiling = self.choose_tiling(height, width, at_once, result_bytes)
         if tiling.side_px < max(height, width) and self.field.obstacles:
-            tiling = replace(tiling, note=f"{tiling.note}; {self._tile_error(pixels, tiling)}")
+            tiling = replace(tiling, note=f"{tiling.note}; {self.tile_error(pixels, tiling)}")
         return replace(tiling, uniform=self.batches_images, multiple_px=self.field.multiple_px)
 
-    def _choose_tiling(self, height: int, width: int, at_once: int, result_bytes: int) -> Tiling:
+    def choose_tiling(self, height: int, width: int, at_once: int, result_bytes: int) -> Tiling:
         """Return the tiles for an image. If it needs several and their halo is not known yet, measure the halo."""
         while True:
             tiling = choose_tiling(
@@ -152,7 +152,7 @@ class Composer:
                 return tiling
             self.field = self.image_model.tiled_field
 
-    def _tile_error(self, pixels: Pixels, tiling: Tiling) -> str:
+    def tile_error(self, pixels: Pixels, tiling: Tiling) -> str:
         """Return how much tiles change the result, measured on the first image that needs them."""
         try:
             self._measured_error = self._measured_error or describe_tile_error(

@@ -27,7 +27,10 @@ class Values(NamedTuple):
 
 def to_unit_range(tiles: Tensor) -> Tensor:
     """Convert [n, h, w, c] pixels to [n, c, h, w] values in [-1, 1]."""
-    return tiles.float().permute(0, 3, 1, 2) / (WHITE[tiles.dtype] / 2) - 1
+    images = tiles.float().permute(0, 3, 1, 2)
+    if len(images) == 1:
+        images = images[0][None]  # otherwise, its strides would select other kernels, which round differently
+    return images / (WHITE[tiles.dtype] / 2) - 1
 
 
 def to_levels(values: Tensor, dtype: torch.dtype) -> Tensor:

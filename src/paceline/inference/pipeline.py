@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
 from typing import TypeAlias
 
 import torch
@@ -10,7 +11,10 @@ import torch
 from paceline.core.ordered_map import ByteBudget, num_cores, ordered_map
 from paceline.data.memory import free_bytes
 from paceline.inference.applier import AppliedImage, Applier, ComputedImage, ImageTask, OpenedImage
+from paceline.inference.apply_plan import TaskSize
 from paceline.inference.composer import BATCH_PX, Advance
+from paceline.inference.region_applier import RegionApplier
+from paceline.inference.region_plan import RegionOptions
 from paceline.inference.skipped import SkippedImage
 
 MAX_RESULT_BYTES, SHARE_OF_FREE = 2_000_000_000, 0.25  # for results that are being computed or written
@@ -21,8 +25,20 @@ MOST_IMAGES_AT_ONCE = 64
 Outcome: TypeAlias = AppliedImage | SkippedImage
 
 
-def apply_all(applier: Applier, num_pixels: Mapping[ImageTask, int], advance: Advance) -> Iterator[Outcome]:
-    """Yield the outcome of each image, in order. `num_pixels` has the size of each image."""
+def apply_all(
+    applier: Applier, sizes: Mapping[ImageTask, TaskSize], options: RegionOptions, advance: Advance
+) -> Iterator[Outcome]:
+    """Yield the outcome of each image, in order. Images that are processed by region are processed one at a time."""
+    by_region = RegionApplier(applier, options)
+    for is_region, tasks in groupby(sizes, key=lambda task: sizes[task].by_region):
+        if is_region:
+            yield from (by_region.process(task, advance) for task in tasks)
+        else:
+            yield from _apply_whole(applier, {task: sizes[task].num_pixels for task in tasks}, advance)
+
+
+def _apply_whole(applier: Applier, num_pixels: Mapping[ImageTask, int], advance: Advance) -> Iterator[Outcome]:
+    """Yield the outcome of images that are read as a whole, in order."""
     budget = ByteBudget(min(MAX_RESULT_BYTES, int(free_bytes(torch.device("cpu")) * SHARE_OF_FREE)))
     cores = num_cores()
 

@@ -93,8 +93,11 @@ class TileRunner:
         return pinned.to(self.device, non_blocking=True)
 
     def _values(self, batch: Tensor, precision: Precision) -> Values:
+        images = to_unit_range(batch)
+        if self.device.type == "cuda" and precision.name == "fp32":
+            images = images.contiguous()  # without tensor cores, channels_last is slower
         with precision.autocast():
-            return transform(self.image_model, to_unit_range(batch))
+            return transform(self.image_model, images)
 
     def _forward(self, batch: Tensor) -> Values:
         """Return levels instead of values in [-1, 1]."""

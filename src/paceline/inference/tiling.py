@@ -109,7 +109,7 @@ def choose_tiling(
         usual = min(free, max(least, min(most, HOST_BYTES - result_bytes)) / share)
     exact, warning = not field.obstacles, tiling_warning(field)
     if side:
-        tiling = Tiling(_rounded_up(side, field.multiple_px), field.tiled_halo_px if exact else _inexact_halo(field))
+        tiling = Tiling(_rounded_up(side, field.multiple_px), field.tiled_halo_px if exact else inexact_halo(field))
         return replace(tiling, note=warning if tiling.side_px < max(size) else "")
     if needed_bytes(field, size[0] * size[1]) <= (usual if exact or field.is_measurable else free):
         return Tiling(_rounded_up(max(size), field.multiple_px), 0)
@@ -117,7 +117,7 @@ def choose_tiling(
         fitting = _largest_side(field, budget, field.tiled_halo_px)
         if fitting >= max(field.multiple_px, SMALLEST_TILE_PX):
             return Tiling(fitting, field.tiled_halo_px)
-    halo = _inexact_halo(field)
+    halo = inexact_halo(field)
     fitting = max(_largest_side(field, free, halo), _rounded_up(SMALLEST_TILE_PX, field.multiple_px))
     note = warning or f"a tile with its halo of {field.halo_px} pixels does not fit in memory: seams may be visible"
     return Tiling(fitting, halo, note)
@@ -161,7 +161,8 @@ def _largest_side(field: ReceptiveField, budget: float, halo: int) -> int:
     return side // field.multiple_px * field.multiple_px
 
 
-def _inexact_halo(field: ReceptiveField) -> int:
+def inexact_halo(field: ReceptiveField) -> int:
+    """Return the halo of tiles that change the result however wide it is."""
     usual = _rounded_up(INEXACT_HALO_PX, field.multiple_px)
     return min(usual, field.tiled_halo_px) if field.is_traced else usual
 
