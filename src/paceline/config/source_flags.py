@@ -6,12 +6,28 @@ To use these settings, a source derives its `Settings` from one of the classes b
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from paceline.config.settings import RunSettings, setting
 
 
 @dataclass(frozen=True)
-class SeparateTestFolder(RunSettings):
+class PixelSettings(RunSettings):
+    """Settings for sources whose images may have more than 8 bits per channel."""
+
+    pixels: Literal["auto", "uint8", "uint16", "float32"] = setting(
+        "auto",
+        "number type of the pixels; auto: what the first file contains, but uint8 for 16-bit grey and colour images",
+    )
+    value_range: str = setting(
+        "",
+        "pixel values LOW,HIGH that become -1 and 1; needed for floating-point images; "
+        "default for integers: the full range, such as 0,65535",
+    )
+
+
+@dataclass(frozen=True)
+class SeparateTestFolder(PixelSettings):
     """Settings for sources whose test split may be in a separate folder."""
 
     test_root: str = setting(

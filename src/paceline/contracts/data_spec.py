@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from paceline.contracts.pixel_format import PixelFormat, PixelType
 from paceline.core.short_repr import short_repr
 
 # Names with a special meaning in the setting `panels` and as fields of a sample.
@@ -16,7 +17,7 @@ class DataSpec:
     """The properties of the samples, which a source declares for the recipe.
 
     Attributes:
-        channels: Number of channels in the field "image": 1 for greyscale, 3 for RGB.
+        channels: Number of channels in the field "image": 1 for greyscale, 3 for RGB, or any other number up to 64.
         height: Height of "image" in pixels.
         width: Width of "image" in pixels.
         num_classes: Number of classes in "label"; 0 if the samples have no label.
@@ -24,6 +25,8 @@ class DataSpec:
         flip_allowed: Whether a flipped image is still a valid sample; False for digits and letters.
         scale: The factor by which "image" is downsampled to get the field "low"; 0 if there is no field "low".
         panels: The names of the image fields aligned with "image", in order, with the segmentation last.
+        dtype: Number type of the pixels: "uint8", "uint16" or "float32".
+        value_range: The pixel values that become -1 and 1 in batches; None for the full range of an integer type.
 
     Examples:
         >>> paceline.DataSpec(channels=1, height=28, width=28, num_classes=10, flip_allowed=False)
@@ -38,6 +41,13 @@ class DataSpec:
     flip_allowed: bool = True
     scale: int = 0
     panels: tuple[str, ...] = ()
+    dtype: PixelType = "uint8"
+    value_range: tuple[float, float] | None = None
+
+    @property
+    def pixel_format(self) -> PixelFormat:
+        """The number type of the pixels, with their range of values."""
+        return PixelFormat(self.dtype, *self.value_range) if self.value_range else PixelFormat.full(self.dtype)
 
     def __repr__(self) -> str:
         return short_repr(self)

@@ -6,11 +6,10 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from paceline.config.settings import RunSettings
 from paceline.config.source_flags import SeparateTestFolder
@@ -29,7 +28,9 @@ from paceline.data.file_lists import (
 )
 from paceline.data.groups import group_keys
 from paceline.data.source import Encoded, Sample, Source
-from paceline.images.decode import BadImage, arrange_image, check_image_settings, decode, upright_size
+from paceline.images.decode import BadImage
+from paceline.images.reader_choice import choose_reader
+from paceline.images.readers import Decoded
 
 Files = dict[str, Path]  # the file for each field in a sample
 Sizes = dict[str, tuple[int, int]]  # height and width of each field
@@ -60,12 +61,14 @@ class ImageFiles(Source):
         self, root: Path, samples: Sequence[Files], split: str, settings: RunSettings, problems: Sequence[str] = ()
     ) -> None:
         """Read the headers of all files. `problems` are messages about unmatched files, which count as unreadable."""
-        check_image_settings(settings)
+        chosen = choose_reader((file for files in samples for file in files.values()), settings)
+        self.reader = chosen.reader
         if not samples and not problems:
             raise UserError(f"{root}: has no images (supported: {', '.join(sorted(SUFFIXES))})")
-        self.root, self.channels, self.size = root, settings.channels or 3, settings.size
+        self.root, self.size = root, settings.size
         listing = list_folder(root)
-        self.notes, self.not_used = listing.notes, tuple(f"{root}/{entry}" for entry in listing.unusable)
+        self.notes = (*listing.notes, *chosen.notes)
+        self.not_used = tuple(f"{root}/{entry}" for entry in listing.unusable)
         if split == "train":
             self.notes += self._unused_splits(settings)
         may_skip = settings.bad_images == "skip"
@@ -96,7 +99,8 @@ class ImageFiles(Source):
             height = width = self.size
         else:
             self.sizes = image_sizes
-        self.spec = DataSpec(self.channels, height, width)
+        pixels = self.reader.pixel_format
+        self.spec = DataSpec(self.reader.channels, height, width, dtype=pixels.dtype, value_range=pixels.declared_range)
 
     def _unused_splits(self, settings: RunSettings) -> tuple[str, ...]:
         assert isinstance(settings, SeparateTestFolder)
@@ -114,7 +118,8 @@ class ImageFiles(Source):
         return {name: self._decode(path, self._headers[index][name]) for name, path in self.files[index].items()}
 
     def encoded(self, index: int) -> Encoded | None:
-        return None if self.size or self.channels != 3 else self.files_of(index)
+        is_rgb = (self.spec.channels, self.spec.dtype) == (3, "uint8")
+        return self.files_of(index) if is_rgb and not self.size else None
 
     def files_of(self, index: int) -> Encoded | None:
         return Encoded(self.files[index], {})
@@ -140,9 +145,9 @@ class ImageFiles(Source):
         sizes: Sizes = {}
         for name, path in files.items():
             try:
-                sizes[name] = upright_size(path)
+                sizes[name] = self.reader.size(path)
                 if decoded:  # decoding also detects wrong headers and damaged pixels
-                    image = decode(path)
+                    image = self.reader.decode(path)
                     sizes[name] = (image.height, image.width)
             except BadImage as error:
                 return _Header({}, f"{printable(self._name(path))}: unreadable image ({error})")
@@ -157,13 +162,13 @@ class ImageFiles(Source):
             problem=f"{printable(self._name(files['image']))}: {width}×{height} pixels, smaller than the crop"
         )
 
-    def _decode(self, path: Path, size: tuple[int, int]) -> NDArray[np.uint8]:
-        return arrange_image(self.open(path, size), self.size, self.channels)
+    def _decode(self, path: Path, size: tuple[int, int]) -> NDArray[Any]:
+        return self.reader.arrange(self.open(path, size), self.size)
 
-    def open(self, path: Path, size: tuple[int, int]) -> Image.Image:
+    def open(self, path: Path, size: tuple[int, int]) -> Decoded:
         """Decode the image in a file; raise UserError if its size differs from the size in the header."""
         try:
-            image = decode(path)
+            image = self.reader.decode(path)
         except BadImage as error:
             raise unreadable(path, error) from error
         if (image.height, image.width) != size:

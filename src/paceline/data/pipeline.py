@@ -22,6 +22,7 @@ class BatchPipeline:
 
     def __init__(self, loader: Loader, augment: Augment | None, dtype: torch.dtype) -> None:
         self.loader, self.augment, self.dtype = loader, augment, dtype
+        self.pixels = loader.source.spec.pixel_format
 
     def fetch(self, requests: Iterable[Tickets]) -> Iterator[Batch]:
         """Yield the data for each request on the device, in order."""
@@ -29,7 +30,7 @@ class BatchPipeline:
 
     def finish(self, fetched: Batch) -> Batch:
         """Return the batch for the recipe, computed entirely on the device."""
-        return transform(self.loader.finish(fetched), self.augment, self.dtype)
+        return transform(self.loader.finish(fetched), self.augment, self.dtype, self.pixels)
 
     def batches(self, requests: Iterable[Tickets]) -> Iterator[Batch]:
         """Yield the finished batch for each request, in order."""

@@ -17,6 +17,7 @@ from paceline.contracts.recipe import Batch
 from paceline.core.activity import Counter
 from paceline.data.crop import corners
 from paceline.data.source import Source, has_one_size, sizes_of
+from paceline.data.stored_pixels import IMAGE_TYPES, stored
 from paceline.data.tickets import Tickets
 from paceline.data.transfer import channels_first
 from paceline.data.whole_source import read_in_order
@@ -86,7 +87,7 @@ def _counting(count: int, device: torch.device) -> Tensor:
 
 
 def _are_pixels(field: Tensor) -> bool:
-    return field.dtype == torch.uint8 and field.ndim == 2
+    return field.dtype in IMAGE_TYPES and field.ndim == 2
 
 
 def _offsets(sizes: NDArray[np.int64], ratio: int) -> NDArray[np.int64]:
@@ -104,6 +105,7 @@ def _read_all(source: Source, device: torch.device, num_workers: int, offsets: d
             for name, field in piece.items():
                 if name in Tickets._fields:
                     continue
+                field = stored(field)
                 if one_size or field.ndim < 4:
                     shape, first, values = (len(source), *field.shape[1:]), start, field
                 else:

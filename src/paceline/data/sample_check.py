@@ -17,8 +17,10 @@ def check_sample(source: Source, what: str) -> None:
     for name, value in source.read(0).items():
         array = np.asarray(value)
         found = f"{what}: {name!r} is a {array.dtype} array of shape {list(array.shape)}"
-        if (name == "image" or array.ndim == 3) and (array.dtype != np.uint8 or array.ndim != 3):
-            raise UserError(f"{found}: return a uint8 [height, width, channels] array")
+        if (name == "image" or array.ndim == 3) and (array.dtype != source.spec.dtype or array.ndim != 3):
+            raise UserError(
+                f"{found}: return a {source.spec.dtype} [height, width, channels] array (spec.dtype is the number type)"
+            )
         if name == "image" and array.shape[2] != source.spec.channels:
             raise UserError(f"{found}, but spec.channels is {source.spec.channels}; set it to {array.shape[2]}")
         if name == "label" and (array.dtype not in LABELS or array.ndim):

@@ -18,7 +18,7 @@ from paceline.core.errors import UserError, missing
 from paceline.core.installed import is_installed
 from paceline.core.lock import Lock
 from paceline.data.source import ArraySource
-from paceline.images.decode import arrange_images, check_image_settings
+from paceline.images.decode import arrange_images, check_grey_or_rgb
 
 SILENCE_LIMIT_SECONDS = 30.0  # network timeout for downloads
 
@@ -36,7 +36,7 @@ class TorchvisionSource(ArraySource):
     extra: ClassVar[str] = ""  # Paceline extra that installs `package`
 
     def __init__(self, split: str, settings: RunSettings) -> None:
-        check_image_settings(settings)
+        check_grey_or_rgb(settings)
         if not is_installed(self.package):  # checked here, since torchvision would fail only after the download
             raise UserError(f"--data {settings.data}: {missing(self.package, self.extra)}")
         found = self._open(split, Path(settings.data_root).expanduser())

@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 
 from paceline.contracts.recipe import Batch
+from paceline.data.stored_pixels import IMAGE_TYPES
 
 
 def are_images(tensor: torch.Tensor) -> bool:
     """Return whether a field of a raw batch contains images rather than numbers."""
-    return tensor.dtype == torch.uint8 and tensor.ndim == 4
+    return tensor.dtype in IMAGE_TYPES and tensor.ndim == 4
 
 
 def upload(batch: Batch, device: torch.device) -> Batch:

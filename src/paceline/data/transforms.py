@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from paceline.config.settings import RunSettings
+from paceline.contracts.pixel_format import EIGHT_BITS, PixelFormat
 from paceline.contracts.recipe import Batch, DataSpec
 from paceline.core.errors import UserError
+from paceline.data.stored_pixels import lowest, stored, to_unit_range
 from paceline.data.tickets import CROP_COLUMN, CROP_ROW, CUTOUT_COLUMN, CUTOUT_ROW, FLIP, NUM_UNIFORMS, ROT90
 from paceline.data.transfer import are_images
 
@@ -47,27 +49,29 @@ class Augment:
         return cls(settings.pad_crop, flip, settings.cutout, rot90)
 
 
-def transform(raw: Batch, augment: Augment | None, dtype: torch.dtype) -> Batch:
-    """Augment the images of a raw batch, scale them from 0…255 to -1…1, and drop the random numbers."""
+def transform(raw: Batch, augment: Augment | None, dtype: torch.dtype, pixels: PixelFormat = EIGHT_BITS) -> Batch:
+    """Augment the images of a raw batch, scale their pixels to -1…1, and drop the random numbers."""
     batch = {name: tensor for name, tensor in raw.items() if name != "uniforms"}
     for name, tensor in batch.items():
         if are_images(tensor):
-            batch[name] = _transform_images(tensor, raw["uniforms"], augment or Augment(), dtype)
+            batch[name] = _transform_images(stored(tensor), raw["uniforms"], augment or Augment(), pixels, dtype)
     return batch
 
 
-def _transform_images(images: Tensor, uniforms: Tensor, augment: Augment, dtype: torch.dtype) -> Tensor:
+def _transform_images(
+    images: Tensor, uniforms: Tensor, augment: Augment, pixels: PixelFormat, dtype: torch.dtype
+) -> Tensor:
     if augment.pad_crop or augment.flip:
-        images = _crop_and_flip(images, uniforms, augment)
+        images = _crop_and_flip(images, uniforms, augment, lowest(pixels))
     if augment.rot90:
         images = _rot90(images, uniforms)
-    scaled = _scale(images, dtype)
+    scaled = to_unit_range(images, pixels, dtype)
     if augment.cutout:
         scaled.masked_fill_(_cutout_mask(scaled, uniforms, augment.cutout), 0.0)  # in place, to keep the memory format
     return scaled
 
 
-def _crop_and_flip(images: Tensor, uniforms: Tensor, augment: Augment) -> Tensor:
+def _crop_and_flip(images: Tensor, uniforms: Tensor, augment: Augment, black: float) -> Tensor:
     """Crop and flip with one gather, which reads each output pixel from its place in the padded image."""
     num, channels, height, width = images.shape
     pad = augment.pad_crop
@@ -77,7 +81,7 @@ def _crop_and_flip(images: Tensor, uniforms: Tensor, augment: Augment) -> Tensor
     if augment.flip:
         column = torch.where(flip < 0.5, flipped, column)
     if pad:
-        framed, inside = _frame(num, height, width, channels, pad, images.device)
+        framed, inside = _frame((num, height, width, channels), pad, images.dtype, black, images.device)
         inside.copy_(images)
         images = framed
         top, left = _pick(place, 2 * pad + 1).split_with_sizes((1, 1), dim=1)
@@ -111,28 +115,17 @@ def _grid(num: int, height: int, width: int, device: torch.device) -> tuple[Tens
 
 
 @cache
-def _frame(num: int, height: int, width: int, channels: int, pad: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def _frame(
+    shape: tuple[int, int, int, int], pad: int, dtype: torch.dtype, black: float, device: torch.device
+) -> tuple[Tensor, Tensor]:
     """Return black images [n, h, w, c] padded by `pad` on each side, and a view of the area inside the padding."""
-    shape = (num, height + 2 * pad, width + 2 * pad, channels)
-    framed = torch.zeros(shape, dtype=torch.uint8, device=device)
+    num, height, width, channels = shape
+    framed = torch.full((num, height + 2 * pad, width + 2 * pad, channels), black, dtype=dtype, device=device)
     return framed, framed[:, pad : pad + height, pad : pad + width]
 
 
-@cache
-def _middle(dtype: torch.dtype) -> Tensor:
-    """Return mid-grey (127.5) as a tensor of the given dtype."""
-    return torch.tensor(127.5, dtype=dtype)
-
-
-def _scale(images: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return x / 127.5 - 1. Only one operation rounds, so the result is identical on all devices, fused or not."""
-    wide = torch.float64 if dtype == torch.float64 else torch.float32
-    # The subtraction also converts from uint8, which saves a separate pass.
-    return ((images - _middle(wide)) * (1 / 127.5)).to(dtype)
-
-
 def to_eight_bits(images: Tensor) -> Tensor:
-    """Convert images in [-1, 1] to uint8, the format in which they are saved."""
+    """Convert images in [-1, 1] to uint8, the format in which sample images are saved."""
     return ((images.float() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
 
 

@@ -19,14 +19,14 @@ def bytes_needed(source: Source) -> int:
     for name, field in fields.items():
         ratio = max(1, source.spec.scale) if name == "low" else 1
         pixels = int((source.sizes // ratio).prod(axis=1).sum())
-        needed += pixels * field.shape[-1] if field.ndim == 3 else len(source) * field.nbytes
+        needed += pixels * field.shape[-1] * field.itemsize if field.ndim == 3 else len(source) * field.nbytes
     return needed
 
 
 def read_in_order(
     source: Source, num_workers: int, bytes_per_batch: int, start: int = 0
 ) -> Generator[Batch, None, None]:
-    """Yield all samples from `start` on, in batches with uint8 images [n, h, w, c].
+    """Yield all samples from `start` on, in batches with images [n, h, w, c].
 
     If image sizes differ, each batch has one sample. Worker processes prefetch if samples have to be decoded; close the
     generator to stop them early.

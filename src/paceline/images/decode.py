@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from paceline.config.settings import RunSettings
+from paceline.contracts.pixel_format import MAX_CHANNELS
 from paceline.core.errors import UserError
 from paceline.images.integrity import load_undamaged
 
@@ -45,10 +46,20 @@ class BadImage(Exception):
 
 def check_image_settings(settings: RunSettings) -> None:
     """Raise UserError for a size or number of channels that no source supports."""
-    if settings.channels not in (0, 1, 3):
-        raise UserError(f"channels={settings.channels}: must be 1 (grey), 3 (colour) or 0 (the source's default)")
+    if not 0 <= settings.channels <= MAX_CHANNELS:
+        raise UserError(
+            f"channels={settings.channels}: must be 1 (grey), 3 (colour), another number up to {MAX_CHANNELS}, "
+            "or 0 (the source's default)"
+        )
     if settings.size < 0:
         raise UserError(f"size={settings.size}: must be a number of pixels, or 0 for the source's default")
+
+
+def check_grey_or_rgb(settings: RunSettings) -> None:
+    """Raise UserError if a source with grey or RGB images cannot have the size or number of channels."""
+    check_image_settings(settings)
+    if settings.channels not in (0, 1, 3):
+        raise UserError(f"channels={settings.channels}: {settings.data} has grey or RGB images; use 1, 3 or 0")
 
 
 def arrange_images(
@@ -58,7 +69,7 @@ def arrange_images(
     default_size: int = 0,
 ) -> NDArray[np.uint8]:
     """Convert uint8 images [n, h, w, 1 or 3] to the size and number of channels in the settings."""
-    check_image_settings(settings)
+    check_grey_or_rgb(settings)
     _, height, width, own_channels = images.shape
     channels, side = settings.channels or own_channels, settings.size or default_size
     if channels == own_channels and (side == 0 or side == height == width):
@@ -99,6 +110,22 @@ def decode(path: Path | bytes) -> Image.Image:
         return plain_image(image)
 
 
+def decode_full_depth(path: Path | bytes) -> NDArray[np.uint8 | np.uint16]:
+    """Decode the grey or RGB image in a file to [h, w, 1 or 3]; grey images keep their 16 bits."""
+    with opened(path) as (image, file):
+        load_undamaged(image, file)
+        upright = turn_upright(image)
+        deep = upright.mode in SIXTEEN_BIT_MODES
+        array = np.asarray(upright).astype(np.uint16) if deep else np.asarray(_to_eight_bits(upright))
+        return array[..., np.newaxis] if array.ndim == 2 else array
+
+
+def grey_bits(path: Path | bytes) -> int:
+    """Return 16 for a 16-bit grey image, else 8; the header tells."""
+    with opened(path) as (image, _):
+        return 16 if image.mode in SIXTEEN_BIT_MODES else 8
+
+
 def plain_image(image: Image.Image) -> Image.Image:
     """Convert an image to upright 8-bit grey or RGB, with transparent pixels blended over white."""
     return _to_eight_bits(turn_upright(image))
@@ -132,7 +159,7 @@ def opened(path: Path | bytes) -> Iterator[tuple[Image.Image, IO[bytes]]]:
     """
     try:
         # Pass an open file: given a path, Pillow memory-maps some TIFFs and scrambles rotated ones.
-        with _open(path) as file, Image.open(file, formats=_formats()) as image:
+        with open_file(path) as file, Image.open(file, formats=_formats()) as image:
             _check_limit(image)
             _check_still(image)
             yield image, file
@@ -144,7 +171,8 @@ def opened(path: Path | bytes) -> Iterator[tuple[Image.Image, IO[bytes]]]:
         raise BadImage(_reason(error)) from error
 
 
-def _open(path: Path | bytes) -> IO[bytes]:
+def open_file(path: Path | bytes) -> IO[bytes]:
+    """Open a file, given by its path or content; raise BadImage if it is empty or not a regular file."""
     if isinstance(path, bytes):
         size = len(path)
     else:

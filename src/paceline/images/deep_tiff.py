@@ -1,10 +1,13 @@
-"""Reads and writes 16-bit colour TIFF files with tifffile; Pillow would reduce them to 8 bits."""
+"""Reads and writes 16-bit colour TIFF files, and writes TIFF files with any channels, with tifffile.
+
+Pillow would reduce 16-bit colours to 8 bits, and cannot write other numbers of channels.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import tifffile
@@ -12,6 +15,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from paceline.images.decode import BITS_PER_SAMPLE, ORIENTATION, WHITE
+from paceline.images.ome import Ome
+from paceline.images.orientation import turn
 
 SAMPLES_PER_PIXEL, COLOURS = 277, 3  # TIFF tag, and the number of colour channels
 PREMULTIPLIED, STRAIGHT = 1, 2  # kinds of alpha channel: colours are already multiplied by alpha, or not
@@ -49,7 +54,7 @@ def read_deep_colours(path: Path, image: Image.Image) -> DeepColours | None:
         array = np.moveaxis(array, 0, -1)
     elif axes != "YXS":
         return None
-    array = _turned(array, image.getexif().get(ORIENTATION, 1))
+    array = turn(array, image.getexif().get(ORIENTATION, 1))
     pixels = np.ascontiguousarray(array[..., :COLOURS])
     if array.shape[-1] == COLOURS:
         return DeepColours(pixels, None, "")
@@ -84,6 +89,21 @@ def write_deep_colours(path: Path, pixels: NDArray[np.uint16], alpha: Image.Imag
             file.write(np.concatenate([pixels[top : top + len(levels)], levels], axis=-1).data)
 
 
+def write_planes(path: Path | IO[bytes], pixels: NDArray[Any], ome: Ome | None = None) -> None:
+    """Write an image [h, w, c] as a TIFF with one page per channel, or as an OME-TIFF."""
+    height, width, channels = pixels.shape
+    more = {} if ome is None else ome.for_result(channels, width)
+    tifffile.imwrite(
+        path,
+        data=(np.ascontiguousarray(pixels[..., channel]) for channel in range(channels)),
+        shape=(channels, height, width),
+        dtype=pixels.dtype,
+        photometric="minisblack",
+        metadata={"axes": "CYX", **more},
+        ome=ome is not None,
+    )
+
+
 def _enlarged(alpha: Image.Image, height: int, width: int) -> Iterator[tuple[int, Image.Image]]:
     """Yield the upscaled alpha channel in blocks of rows, each with the index of its first row."""
     scale = height // alpha.height
@@ -93,13 +113,6 @@ def _enlarged(alpha: Image.Image, height: int, width: int) -> Iterator[tuple[int
         part = alpha.crop((0, above, alpha.width, below))
         part = part.resize((width, (below - above) * scale), Image.Resampling.BICUBIC)
         yield first * scale, part.crop((0, (first - above) * scale, width, (last - above) * scale))
-
-
-def _turned(array: NDArray[np.uint16], orientation: int) -> NDArray[np.uint16]:
-    """Apply an EXIF orientation to pixels."""
-    number = orientation - 1 if 1 <= orientation <= 8 else 0
-    array = array.swapaxes(0, 1) if number >= 4 else array
-    return array[:: -1 if number % 4 in (2, 3) else 1, :: -1 if number % 4 in (1, 2) else 1]
 
 
 def _divided(pixels: NDArray[np.uint16], alpha: NDArray[np.uint16]) -> NDArray[np.uint16]:

@@ -14,8 +14,10 @@ from PIL import Image
 from paceline.core.errors import UserError
 from paceline.core.files import replacing
 from paceline.images.decode import BadImage
-from paceline.images.deep_tiff import write_deep_colours
+from paceline.images.deep_image import GREY_AND_RGB
+from paceline.images.deep_tiff import write_deep_colours, write_planes
 from paceline.images.exif import without_tables
+from paceline.images.ome import Ome
 from paceline.images.png import FAST, write_png
 from paceline.images.regions.open_image import can_be_read_by_region
 
@@ -24,7 +26,7 @@ OME_SUFFIXES = (".ome.tif", ".ome.tiff")
 LARGEST_SIDE_PX = {".jpg": 65_500, ".webp": 16_383}
 LOSSY = ("jpg", "webp")
 
-Pixels = NDArray[Any]  # uint8 or uint16 [h, w, 1 or 3]
+Pixels = NDArray[Any]  # uint8, uint16 or float32 [h, w, c]; except in TIFF files, integers and 1 or 3 channels
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,7 @@ class Attachments:
     alpha: Image.Image | None = None  # resized to the size of the result
     profile: bytes = b""
     exif: bytes = b""
+    ome: Ome | None = None  # only for OME-TIFF
 
 
 NO_ATTACHMENTS = Attachments()
@@ -76,6 +79,9 @@ def write_image(
     path: Path, pixels: Pixels, encoding: Encoding = DEFAULT_ENCODING, attached: Attachments = NO_ATTACHMENTS
 ) -> None:
     """Write an image atomically, in the format given by the path's suffix; raise BadImage if it is too large for it."""
+    if path.suffix != ".tif" and (pixels.dtype == np.float32 or pixels.shape[-1] not in GREY_AND_RGB):
+        what = f"{pixels.dtype} results with {pixels.shape[-1]} channels"
+        raise BadImage(f"{what} cannot be stored in a {path.suffix} file; use --format tiff")
     largest = LARGEST_SIDE_PX.get(path.suffix)
     if largest and max(pixels.shape[:2]) > largest:
         height, width = pixels.shape[:2]
@@ -104,6 +110,10 @@ def _write_png(path: Path, pixels: Pixels, encoding: Encoding, attached: Attachm
 
 
 def _write_tiff(path: Path, pixels: Pixels, encoding: Encoding, attached: Attachments) -> None:
+    is_plain = pixels.dtype != np.float32 and pixels.shape[-1] in GREY_AND_RGB
+    if not is_plain or attached.ome is not None:
+        write_planes(path, pixels, attached.ome)
+        return
     if pixels.dtype == np.uint16 and pixels.shape[-1] == 3:
         write_deep_colours(path, pixels, attached.alpha, attached.profile)
         return

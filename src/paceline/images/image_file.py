@@ -2,22 +2,35 @@
 
 Grey images stay grey. Transparency and colour profiles are kept, and so is EXIF, except in 16-bit colour files. 16-bit
 images stay 16-bit if Pillow (grey) or tifffile (colour) supports them. Other images with more than 8 bits (PNG in
-colour or with transparency) are read as 8-bit, with a note.
+colour or with transparency) are read as 8-bit, with a note. The planes of a TIFF become channels if the networks take
+as many; results are then written as planes, too.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from paceline.images.decode import SIXTEEN_BIT_MODES, UNBOUNDED_MODES, BadImage, opened, turn_upright
+from paceline.contracts.pixel_format import EIGHT_BITS, WHITE, PixelFormat, PixelType
+from paceline.images.decode import (
+    SIXTEEN_BIT_MODES,
+    UNBOUNDED_MODES,
+    BadImage,
+    decode_full_depth,
+    opened,
+    turn_upright,
+)
+from paceline.images.deep_image import GREY_AND_RGB, to_format
 from paceline.images.deep_tiff import has_deep_colours, read_deep_colours
 from paceline.images.exif import portable_exif
 from paceline.images.integrity import check_checksums, load_undamaged
+from paceline.images.ome import Ome
+from paceline.images.planes import read_planes, read_planes_header
 
 TIFF_SUFFIXES = (".tif", ".tiff")
 GREY_MODES = ("1", "L", "LA", "La")
@@ -30,21 +43,77 @@ PNG_DEPTH_AT, PNG_GREY, PNG_GREY_AND_ALPHA = 24, 0, 4  # position of the bit dep
 class ImageData:
     """The upright image in a file, with its metadata."""
 
-    pixels: NDArray[np.uint8 | np.uint16]  # shape [h, w, 1 or 3]
+    pixels: NDArray[Any]  # shape [h, w, c]; uint8, uint16 or float32
     alpha: Image.Image | None = None
     profile: bytes = b""  # ICC profile, only for grey and RGB
     suffix: str = ".png"  # file suffix for results
     note: str = ""
     exif: bytes = b""  # EXIF metadata that also applies to results
+    value_range: tuple[float, float] | None = None  # None for the full range of an integer type
+    ome: Ome | None = None  # metadata of an OME-TIFF
 
     @property
     def deep(self) -> bool:
-        """Whether the pixels are 16-bit."""
-        return self.pixels.dtype == np.uint16
+        """Whether the pixels have more than 8 bits."""
+        return self.pixels.dtype != np.uint8
+
+    @property
+    def pixel_format(self) -> PixelFormat:
+        """The number type of the pixels and their range, which results share."""
+        dtype = self.pixels.dtype.name
+        return PixelFormat(cast(PixelType, dtype), *self.value_range) if self.value_range else PixelFormat.full(dtype)
 
 
-def read_image(path: Path) -> ImageData:
-    """Read an image of any mode; raise BadImage if the file cannot be read."""
+def read_image(path: Path, channels: int = 3, pixels: PixelFormat = EIGHT_BITS) -> ImageData:
+    """Read an image of any mode for networks that take `channels` channels and were trained on `pixels`.
+
+    Raise BadImage if the file cannot be read, or not by these networks. Grey and RGB images are read for networks with
+    1 or 3 channels; their results have the image's channels. 8-bit and 16-bit images are read in full depth for
+    networks trained on either, unless these have a declared range of values, which images must not exceed.
+    """
+    if not pixels.is_full_range or _is_stack_of(channels, path):
+        return _read_planes(path, channels, pixels)
+    image = _read_grey_or_colour(path)
+    check_channels(image.pixels.shape[-1], channels)
+    return image
+
+
+def _is_stack_of(channels: int, path: Path) -> bool:
+    """Return whether a file's planes are the networks' channels. If not, its first page may be a grey or RGB image."""
+    if path.suffix.lower() not in TIFF_SUFFIXES:
+        return False
+    try:
+        header = read_planes_header(path)
+    except BadImage:
+        if channels in GREY_AND_RGB:
+            return False
+        raise
+    if header is None or not header.is_stack:
+        return False
+    return header.channels == channels or channels not in GREY_AND_RGB
+
+
+def _read_planes(path: Path, channels: int, pixels: PixelFormat) -> ImageData:
+    """Read an image whose planes are channels, or whose values have a declared range."""
+    found = read_planes(path)
+    if found is None and not pixels.is_integer:
+        raise BadImage(f"the networks were trained on {pixels} pixels, which only TIFF files can contain")
+    header, array = found or (None, decode_full_depth(path))
+    check_channels(array.shape[-1], channels)
+    own = PixelFormat.full(array.dtype.name) if array.dtype.name in WHITE else pixels
+    array = to_format(array, own if pixels.is_full_range and own.is_full_range else pixels)
+    ome = Ome.parse(header.ome) if header and header.ome else None
+    return ImageData(array, suffix=result_suffix(path), value_range=pixels.declared_range, ome=ome)
+
+
+def check_channels(own: int, expected: int) -> None:
+    """Raise BadImage if networks cannot process an image because of its number of channels."""
+    if own != expected and not {own, expected} <= GREY_AND_RGB:
+        counted = f"{own} channel{'s' * (own > 1)}"
+        raise BadImage(f"it has {counted}, but the networks take {expected}; use images with {expected} channels")
+
+
+def _read_grey_or_colour(path: Path) -> ImageData:
     suffix = result_suffix(path)
     with opened(path) as (image, file):
         profile = b"" if image.mode in OTHER_COLOUR_MODES else image.info.get("icc_profile") or b""

@@ -14,6 +14,7 @@ from paceline.core.errors import UserError
 from paceline.core.printable import printable
 from paceline.data.memory import free_bytes
 from paceline.images.decode import BadImage
+from paceline.images.deep_image import GREY_AND_RGB
 from paceline.images.encode import DEFAULT_ENCODING, Attachments, Encoding, lost_in, write_image
 from paceline.images.image_file import ImageData, read_image
 from paceline.inference.composer import Advance, Composer, Composition, Demands
@@ -23,8 +24,9 @@ from paceline.inference.image_model import ImageModel
 from paceline.inference.skipped import SkippedImage
 from paceline.inference.tile_runner import RunnerPool, TileRunner
 
-BYTES_PER_PX = {False: 4, True: 6}  # memory per pixel of a result; the key is True for 16-bit results
-ALPHA_BYTES_PER_PX = {False: 2, True: 0}  # extra memory per pixel while an alpha channel is written
+BYTES_PER_PX = 4  # memory per pixel of an 8-bit grey or RGB result
+ALPHA_BYTES_PER_PX = {False: 2, True: 0}  # extra memory per pixel while an alpha channel is written; True: 16 bits
+COLOURS = 3
 
 
 @dataclass(frozen=True)
@@ -94,10 +96,13 @@ class Applier:
     def open(self, task: ImageTask) -> OpenedImage | SkippedImage:
         """Read an image. A file that cannot be used is skipped."""
         try:
-            image = self._panel_of(read_image(Path(task.path)))
+            spec = self.image_model.spec
+            image = self._panel_of(read_image(Path(task.path), spec.channels, spec.pixel_format))
             self._check_memory(image)
             if not self.settings.downsample:
                 return OpenedImage(task, image, image.pixels)
+            if image.pixels.shape[-1] not in GREY_AND_RGB or image.value_range:
+                raise BadImage("--downsample compares 8-bit and 16-bit images with 1 or 3 channels only")
             original, small = shrink(image, self.image_model.output_scale)
             pixels = np.asarray(small) if small.mode == "RGB" else np.asarray(small)[..., np.newaxis]
             return OpenedImage(task, image, pixels, original)
@@ -133,9 +138,7 @@ class Applier:
 
     def result_bytes(self, opened: OpenedImage) -> int:
         """Return the memory that an image's results need."""
-        height, width = map(int, opened.pixels.shape[:2])
-        deep = opened.image.deep and not self.settings.downsample
-        return height * width * self.image_model.output_scale**2 * BYTES_PER_PX[deep] * len(self.image_model.results)
+        return self._result_bytes(opened.pixels)
 
     def _panel_of(self, image: ImageData) -> ImageData:
         """Return the panel chosen with `--panel`, or the whole image, with a note if it looks like a row of panels."""
@@ -154,7 +157,7 @@ class Applier:
 
     def _write_results(self, computed: ComputedImage) -> AppliedImage:
         task, image, composition = computed.opened.task, computed.opened.image, computed.composition
-        attached = Attachments(image.alpha, image.profile, image.exif)
+        attached = Attachments(image.alpha, image.profile, image.exif, image.ome)
         lost = ""
         for name, pixels in composition.results().items():
             target = Path(task.targets[name if name in task.targets else ""])
@@ -197,13 +200,18 @@ class Applier:
 
     def _check_memory(self, image: ImageData) -> None:
         height, width = image.pixels.shape[:2]
-        pixels = height * width * self.image_model.output_scale**2
-        needed = pixels * BYTES_PER_PX[image.deep] * len(self.image_model.results)
+        needed = self._result_bytes(image.pixels)
         if image.alpha is not None:
-            needed += pixels * ALPHA_BYTES_PER_PX[image.deep]
+            needed += height * width * self.image_model.output_scale**2 * ALPHA_BYTES_PER_PX[image.deep]
         free = free_bytes(torch.device("cpu"))
         if needed > free:
             raise BadImage(f"the results need {needed / 1e9:.1f} GB of memory, but only {free / 1e9:.1f} GB is free")
+
+    def _result_bytes(self, pixels: Pixels) -> int:
+        height, width, channels = pixels.shape
+        is_plain = pixels.dtype == np.uint8 and channels <= COLOURS
+        bytes_per_px = BYTES_PER_PX if is_plain else max(channels, COLOURS) * pixels.itemsize
+        return int(height * width * self.image_model.output_scale**2 * bytes_per_px * len(self.image_model.results))
 
 
 def _pillow(pixels: Pixels) -> Image.Image:

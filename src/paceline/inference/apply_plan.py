@@ -11,8 +11,9 @@ from pathlib import Path
 from paceline.core.activity import counted
 from paceline.core.errors import UserError
 from paceline.core.printable import printable
-from paceline.images.decode import BadImage, upright_size
+from paceline.images.decode import BadImage
 from paceline.images.encode import DEFAULT_ENCODING, Encoding
+from paceline.images.readers import image_size
 from paceline.inference.applier import ImageTask
 from paceline.inference.find_images import FoundImage, find_images
 from paceline.inference.region_plan import OME_FORMAT, RegionOptions, region_size
@@ -81,7 +82,7 @@ def read_headers(plan: ApplyPlan, options: RegionOptions, format_: str = "") -> 
     for task in counted(plan.tasks, "reading image headers", len(plan.tasks)):
         try:
             region = region_size(Path(task.path), options, is_forced=format_ == OME_FORMAT)
-            height, width = region or upright_size(Path(task.path))
+            height, width = region or image_size(Path(task.path))
             sizes[task] = TaskSize(height * width, region is not None)
         except BadImage as error:
             plan.skipped.append(SkippedImage(task.path, str(error)))

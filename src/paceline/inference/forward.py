@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from paceline.contracts.pixel_format import PixelFormat, PixelType
 from paceline.images.decode import BadImage
 from paceline.inference.image_model import ImageModel
 
 LUMA = (0.299, 0.587, 0.114)  # ITU-R 601 weights, as in Pillow's greyscale conversion
-WHITE = {torch.uint8: 255, torch.uint16: 65535}  # the largest level, by type of pixel
+TYPES = {"uint8": torch.uint8, "uint16": torch.uint16, "float32": torch.float32}  # of pixels, by name
 
-Pixels = npt.NDArray[Any]  # [h, w, c], uint8 or uint16
+Pixels = npt.NDArray[Any]  # [h, w, c]; uint8, uint16 or float32
 
 
 class Values(NamedTuple):
@@ -25,17 +26,25 @@ class Values(NamedTuple):
     finite: Tensor  # a boolean; a tensor, so that reading it can wait until the results are used
 
 
-def to_unit_range(tiles: Tensor) -> Tensor:
+def pixel_format(image_model: ImageModel, pixels: Pixels) -> PixelFormat:
+    """Return the format of pixels: with the range that the networks were trained on, if one was declared."""
+    declared, name = image_model.spec.value_range, pixels.dtype.name
+    return PixelFormat(cast(PixelType, name), *declared) if declared else PixelFormat.full(name)
+
+
+def to_unit_range(tiles: Tensor, stored: PixelFormat) -> Tensor:
     """Convert [n, h, w, c] pixels to [n, c, h, w] values in [-1, 1]."""
     images = tiles.float().permute(0, 3, 1, 2)
     if len(images) == 1:
         images = images[0][None]  # otherwise, its strides would select other kernels, which round differently
-    return images / (WHITE[tiles.dtype] / 2) - 1
+    return (images - stored.low if stored.low else images) / stored.half - 1
 
 
-def to_levels(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Convert values in [-1, 1] to the nearest levels of an integer type."""
-    return ((values + 1) * (WHITE[dtype] / 2)).round_().clamp_(0, WHITE[dtype]).to(dtype)
+def to_stored(values: Tensor, stored: PixelFormat) -> Tensor:
+    """Convert values in [-1, 1] to pixels, rounded for integers."""
+    levels = (values + 1) * stored.half
+    levels = (levels.round_() if stored.is_integer else levels).clamp_(0, stored.span)
+    return (levels + stored.low if stored.low else levels).to(TYPES[stored.dtype])
 
 
 @torch.no_grad()

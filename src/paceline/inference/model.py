@@ -134,7 +134,9 @@ class Model:
                 not_augmented = torch.zeros(len(raw), 0)
                 batch = {"image": raw.to(self.device), "uniforms": not_augmented}
                 draws = drawer.rows("evaluation", start, start + len(raw))
-                logits = self.recipe.predict(transform(batch, None, self._precision.weights) | draws)["logits"]
+                logits = self.recipe.predict(
+                    transform(batch, None, self._precision.weights, self.spec.pixel_format) | draws
+                )["logits"]
             found.append(logits.double().softmax(dim=1).cpu())
             start += len(raw)
         probabilities = torch.cat(found)
@@ -199,6 +201,11 @@ class Model:
             >>> restored.save("restored.png")
         """
         check_use(self._stored, "apply", self._path)
+        if self.spec.channels not in (1, 3) or self.spec.value_range:
+            expected = f"{self.spec.channels} channels and {self.spec.pixel_format} pixels"
+            raise UserError(
+                f"{self._path}: takes images with {expected}, which Pillow cannot open; use `paceline apply`"
+            )
         if isinstance(image, Iterable) and not isinstance(image, Image.Image | str | bytes):
             return self._apply_each(image)
         return as_images(self._composed(pixels_of(image)))

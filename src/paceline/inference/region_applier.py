@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from paceline.core.errors import UserError
 from paceline.core.ordered_map import num_cores, ordered_map
 from paceline.core.printable import printable
-from paceline.core.types import JsonObject
 from paceline.images.decode import BadImage
 from paceline.images.encode import Encoding, write_image
+from paceline.images.image_file import check_channels
 from paceline.images.regions.background import is_background
 from paceline.images.regions.journal import purpose_of
 from paceline.images.regions.open_image import open_region_image
@@ -26,6 +24,7 @@ from paceline.images.regions.region_image import Box, Pixels, RegionImage
 from paceline.inference.applier import AppliedImage, Applier, ImageTask
 from paceline.inference.composer import Advance, is_out_of_memory
 from paceline.inference.region_plan import Block, RegionOptions, block_unit, choose_part, plan_blocks, tiff_tile_px
+from paceline.inference.region_resume import Division, division_in, identity_of, weights_digest
 from paceline.inference.skipped import SkippedImage
 from paceline.inference.tile_runner import Landing
 from paceline.inference.tiling import Tiling, inexact_halo, tiles_of_training_size, tiling_warning
@@ -111,19 +110,23 @@ class RegionApplier:
     def _start(self, task: ImageTask, image: RegionImage, stack: ExitStack) -> _Job:
         """Divide an image, and open its result files: new ones, or those of a command that was killed."""
         level, box = choose_part(image, self.options)
+        check_channels(image.format.channels, self.image_model.spec.channels)
+        if self.image_model.spec.value_range:
+            raise BadImage("networks that were trained on a declared range of values cannot be applied by region")
         targets = {name: Path(task.targets.get(name, task.targets.get("", ""))) for name in self.image_model.results}
         for target in targets.values():
             if target.suffix != ".tif":
                 raise BadImage("images that are processed by region are written as TIFF; leave --format out")
             target.parent.mkdir(parents=True, exist_ok=True)
-        identity = self._identity(task, level, box)
+        self._digest = self._digest or weights_digest(self.image_model)
+        identity = identity_of(Path(task.path), level, box, self.applier.settings, self.options, self._digest)
         first = next(iter(targets.values()))
-        tiling, channels = _resumable(purpose_of(partial_files(first)[1]), identity) or (None, None)
-        if tiling is None or channels is None:
-            tiling, channels = self._tiling(image, level, box), self._channels(image, level, box)
+        division = division_in(purpose_of(partial_files(first)[1]), identity)
+        division = division or Division(self._tiling(image, level, box), self._channels(image))
+        tiling, channels = division.tiling, division.channels
         size = (image.levels[level].height, image.levels[level].width)
         blocks = plan_blocks(tiling, box, size, self.scale)
-        purpose: JsonObject = {**identity, "tiling": asdict(tiling), "channels": channels}
+        purpose = {**identity, **division.as_json()}
         files = {}
         for name, target in targets.items():
             form = self._form(image, level, box, tiling, channels[name], target)
@@ -211,7 +214,7 @@ class RegionApplier:
         centre = Box(box.top + (box.height - area[0]) // 2, box.left + (box.width - area[1]) // 2, *area)
         return replace(tiling, note=f"{tiling.note}; {composer.tile_error(image.read(level, centre), tiling)}")
 
-    def _channels(self, image: RegionImage, level: int, box: Box) -> dict[str, int]:
+    def _channels(self, image: RegionImage) -> dict[str, int]:
         """Return the number of channels of each result, by computing a small one."""
         unit = self.composer.field.multiple_px
         side = -(-PROBE_PX // unit) * unit
@@ -225,30 +228,6 @@ class RegionApplier:
         white = np.full((side, side, job.image.format.channels), np.iinfo(job.image.format.dtype).max)
         made = self.pool.run([white.astype(job.image.format.dtype)]).arrays()
         return {name: values[0, side * self.scale // 2, side * self.scale // 2] for name, values in made.items()}
-
-    def _identity(self, task: ImageTask, level: int, box: Box) -> JsonObject:
-        """Return what must be equal for a command to resume the files of another."""
-        status = Path(task.path).stat()
-        settings = self.applier.settings
-        return {
-            "image": [task.path, status.st_size, status.st_mtime_ns],
-            "part": [level, *box],
-            "weights": self._weights_digest(),
-            "tile": settings.tile,
-            "precision": settings.precision,
-            "compression": settings.encoding.compression,
-            "skip_background": self.options.skip_background,
-            "results": list(self.image_model.results),
-        }
-
-    def _weights_digest(self) -> str:
-        if not self._digest:
-            digest = hashlib.sha256()
-            for name, tensor in self.image_model.recipe.state_dict().items():
-                digest.update(name.encode())
-                digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-            self._digest = digest.hexdigest()
-        return self._digest
 
     def _extras(self, task: ImageTask, job: _Job, flags: list[int]) -> list[str]:
         """Write previews and the mask of skipped blocks; return remarks about them."""
@@ -281,21 +260,6 @@ class RegionApplier:
         files = printable(first) + (f" and {len(more)} more" if more else "")
         remarks = "".join(f"; {note}" for note in (job.tiling.note, job.image.format.note, *notes) if note)
         return f"{printable(task.path)}: {width}×{height}{enlarged}{tiles} → {files}{remarks}"
-
-
-def _resumable(purpose: JsonObject | None, identity: JsonObject) -> tuple[Tiling, dict[str, int]] | None:
-    """Return the tiles and channels of a file that was not finished, if it was for the same results."""
-    if purpose is None or any(purpose.get(key) != value for key, value in identity.items()):
-        return None
-    tiling, channels = purpose.get("tiling"), purpose.get("channels")
-    if not isinstance(tiling, dict) or not isinstance(channels, dict):
-        return None
-    try:
-        found = Tiling(**tiling)
-        window = found.window_px
-        return replace(found, window_px=(window[0], window[1]) if window else None), channels
-    except TypeError:
-        return None
 
 
 def _stem(path: Path) -> str:

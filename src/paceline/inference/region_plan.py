@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.core.errors import UserError
-from paceline.images.decode import PIXEL_LIMIT, BadImage, upright_size
+from paceline.images.decode import PIXEL_LIMIT, BadImage
+from paceline.images.readers import image_size
 from paceline.images.regions.open_image import can_be_read_by_region, open_region_image
 from paceline.images.regions.region_image import Box, RegionImage, choose_box, choose_level
 from paceline.images.regions.slide_image import is_slide
@@ -98,7 +99,7 @@ def choose_part(image: RegionImage, options: RegionOptions) -> tuple[int, Box]:
 def _is_small(path: Path) -> bool:
     """Return whether a file that cannot be read by region can be read as a whole, or is no image at all."""
     try:
-        upright_size(path)
+        image_size(path)
     except BadImage as problem:
         return "megapixels" not in str(problem)
     return True

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from paceline.inference.forward import Pixels, tensor_of, to_unit_range, transform
+from paceline.inference.forward import Pixels, pixel_format, tensor_of, to_unit_range, transform
 from paceline.inference.image_model import ImageModel
 from paceline.inference.receptive_field import ReceptiveField
 from paceline.inference.tiling import Tiling, needed_bytes, usable_bytes
@@ -74,5 +74,5 @@ def _result(image_model: ImageModel, pixels: Pixels, context: _Area, tile: _Area
     rows = slice((tile.top - context.top) * scale, (tile.bottom - context.top) * scale)
     columns = slice((tile.left - context.left) * scale, (tile.right - context.left) * scale)
     device = next(image_model.recipe.parameters()).device
-    values = transform(image_model, to_unit_range(tensor_of(seen).to(device)))
+    values = transform(image_model, to_unit_range(tensor_of(seen).to(device), pixel_format(image_model, seen)))
     return torch.stack([made[0, rows, columns] for made in values.by_name.values()])

@@ -15,8 +15,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.contracts.pixel_format import PixelFormat
 from paceline.core.ordered_map import ordered_map
-from paceline.inference.forward import Pixels, Values, check_finite, to_levels, to_unit_range, transform
+from paceline.inference.forward import (
+    TYPES,
+    Pixels,
+    Values,
+    check_finite,
+    pixel_format,
+    to_stored,
+    to_unit_range,
+    transform,
+)
 from paceline.inference.graphed_forward import GraphedForward
 from paceline.inference.image_model import ImageModel
 from paceline.parallel.precision import Precision, choose_precision
@@ -64,19 +74,19 @@ class TileRunner:
     def run(self, tiles: Sequence[Pixels]) -> Landing:
         """Start computing the results for tiles of one shape, and return without waiting for a GPU."""
         with self._on_device():
-            batch = self._batch(tiles)
+            batch, stored = self._batch(tiles), pixel_format(self.image_model, tiles[0])
             if self._untested:
-                self._try_compiled(batch)
-            results = self._graphs(batch) if self._graphs else self._forward(batch)
+                self._try_compiled(batch, stored)
+            results = self._graphs(batch, stored) if self._graphs else self._forward(batch, stored)
             return self._land(results)
 
     def difference_from_fp32(self, tile: Pixels) -> float:
         """Return the largest difference between this precision and fp32 for one tile, in 8-bit levels."""
         with self._on_device():
-            batch = self._batch([tile])
-            made = self._values(batch, self.precision)
+            batch, stored = self._batch([tile]), pixel_format(self.image_model, tile)
+            made = self._values(batch, stored, self.precision)
             with choose_precision("fp32", self.device).applied(deterministic=False):
-                exact = self._values(batch, choose_precision("fp32", self.device))
+                exact = self._values(batch, stored, choose_precision("fp32", self.device))
             differences = [(made.by_name[name] - values).abs().max() for name, values in exact.by_name.items()]
             return float(torch.stack(differences).max()) * LEVELS
 
@@ -87,22 +97,22 @@ class TileRunner:
         if self._copies is None:
             return torch.from_numpy(np.stack(tiles))
         height, width, channels = tiles[0].shape
-        kind = torch.from_numpy(np.empty(0, tiles[0].dtype)).dtype
+        kind = TYPES[tiles[0].dtype.name]
         pinned = torch.empty((len(tiles), height, width, channels), dtype=kind, pin_memory=True)
         np.stack(tiles, out=pinned.numpy())
         return pinned.to(self.device, non_blocking=True)
 
-    def _values(self, batch: Tensor, precision: Precision) -> Values:
-        images = to_unit_range(batch)
+    def _values(self, batch: Tensor, stored: PixelFormat, precision: Precision) -> Values:
+        images = to_unit_range(batch, stored)
         if self.device.type == "cuda" and precision.name == "fp32":
             images = images.contiguous()  # without tensor cores, channels_last is slower
         with precision.autocast():
             return transform(self.image_model, images)
 
-    def _forward(self, batch: Tensor) -> Values:
-        """Return levels instead of values in [-1, 1]."""
-        values = self._values(batch, self.precision)
-        return Values({name: to_levels(made, batch.dtype) for name, made in values.by_name.items()}, values.finite)
+    def _forward(self, batch: Tensor, stored: PixelFormat) -> Values:
+        """Return pixels instead of values in [-1, 1]."""
+        values = self._values(batch, stored, self.precision)
+        return Values({name: to_stored(made, stored) for name, made in values.by_name.items()}, values.finite)
 
     def _land(self, results: Values) -> Landing:
         levels = {name: made.contiguous() for name, made in results.by_name.items()}
@@ -117,11 +127,11 @@ class TileRunner:
             tensor.record_stream(self._copies)
         return Landing(host, finite, self.precision.name, arrived)
 
-    def _try_compiled(self, batch: Tensor) -> None:
+    def _try_compiled(self, batch: Tensor, stored: PixelFormat) -> None:
         """Compile the networks with the first batch. If this fails, they stay eager."""
         networks, self._untested = self._untested, []
         try:
-            self._forward(batch)
+            self._forward(batch, stored)
         except Exception as error:  # a compiler may raise any exception
             for network in networks:
                 undo_compile(network)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
+from typing import get_args
 
+from paceline.contracts.pixel_format import WHITE, PixelType
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
 from paceline.core.files import write_file
@@ -32,7 +35,21 @@ def from_json(text: str) -> DataSpec:
             raise ValueError(f"{name} is not a whole number from 0 to {LARGEST:,}")
     if type(values["flip_allowed"]) is not bool:
         raise TypeError("flip_allowed is neither true nor false")
+    if values.get("dtype", "uint8") not in get_args(PixelType):  # runs of older versions have 8-bit images
+        raise ValueError(f"dtype is none of {', '.join(get_args(PixelType))}")
+    values["value_range"] = _parse_range(values.get("value_range"), values.get("dtype", "uint8"))
     return DataSpec(**values)
+
+
+def _parse_range(limits: object, dtype: str) -> tuple[float, float] | None:
+    if limits is None and dtype in WHITE:
+        return None
+    if not isinstance(limits, list) or len(limits) != 2 or not all(type(one) in (int, float) for one in limits):
+        raise TypeError("value_range is not a pair of numbers")
+    low, high = (float(one) for one in limits)
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        raise ValueError("value_range is not an increasing pair of finite numbers")
+    return low, high
 
 
 def write_data_spec(run: Path, spec: DataSpec) -> None:

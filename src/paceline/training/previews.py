@@ -121,7 +121,7 @@ def _center_crops(source: Source, device: torch.device, precision: Precision) ->
         raw = {name: torch.from_numpy(np.ascontiguousarray(field))[None].to(device) for name, field in sample.items()}
         images = {name: field.permute(0, 3, 1, 2) if field.ndim == 4 else field for name, field in raw.items()}
         images["uniforms"] = torch.empty(1, 0)  # no random numbers, so no augmentation
-        yield transform(images, None, precision.weights)
+        yield transform(images, None, precision.weights, source.spec.pixel_format)
 
 
 def _side(side: int) -> int:

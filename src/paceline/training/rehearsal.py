@@ -85,7 +85,7 @@ def _batch(split_evaluator: SplitEvaluator) -> Batch:
     arrays = source.read_many(index) | {"index": index}
     fields = {name: torch.from_numpy(np.ascontiguousarray(array)).to(device) for name, array in arrays.items()}
     raw = channels_first(fields) | {"uniforms": torch.empty(len(index), 0, device=device)}
-    batch = transform(raw, None, split_evaluator.precision.weights)
+    batch = transform(raw, None, split_evaluator.precision.weights, source.spec.pixel_format)
     return batch | drawer.rows("evaluation", int(index[0]), int(index[-1]) + 1)
 
 

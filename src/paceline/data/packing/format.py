@@ -1,14 +1,15 @@
 """The format of a packed folder: decoded images, concatenated in one file per field.
 
-`pack.json` describes the contents and is written last. Each split has its own folder with `FIELD.pixels` (uint8),
-`index.npy` (one row per sample: offset, size and checksum of each image, then the labels), `names.json` and, if
-the samples have groups, `groups.json`. While packing is in progress, `packing.json` describes the source, and
-`index.partial` has a row for each complete sample.
+`pack.json` describes the contents and is written last. Each split has its own folder with `FIELD.pixels` (in the data
+spec's number type), `index.npy` (one row per sample: offset in bytes, size and checksum of each image, then the
+labels), `names.json` and, if the samples have groups, `groups.json`. While packing is in progress, `packing.json`
+describes the source, and `index.partial` has a row for each complete sample.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -46,12 +47,13 @@ class PackedSplit:
         checked = torch.zeros(len(self.index), dtype=torch.bool)
         self._checked = checked.share_memory_().numpy()  # type: ignore[no-untyped-call, unused-ignore]
 
-    def image(self, name: str, number: int) -> NDArray[np.uint8]:
+    def image(self, name: str, number: int) -> NDArray[Any]:
         """Return one image as stored in the file, [height, width, channels]."""
         first = self.column[f"{name}.offset"]
         offset, height, width = self.index[number, first : first + 3].tolist()
-        channels = self.layout.images[name]
-        return self.pixels[name][offset : offset + height * width * channels].reshape(height, width, channels)
+        channels, dtype = self.layout.images[name], np.dtype(self.record.spec.dtype)
+        stored = self.pixels[name][offset : offset + height * width * channels * dtype.itemsize]
+        return stored.view(dtype).reshape(height, width, channels)
 
     def check(self, number: int) -> None:
         """Raise UserError if a sample's pixels differ from what was packed; each sample is checked only once."""

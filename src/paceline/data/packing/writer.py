@@ -69,7 +69,8 @@ def fill(source: Source, folder: Path, num_workers: int, done: Progress) -> None
         rows = stack.enter_context(open(partial, "ab", buffering=0))
         files = [stack.enter_context(open(pixels_file(folder, name), "ab")) for name in layout.images]
         index = _whole_rows(partial, layout)
-        ends = [_ends(index, number, channels) for number, channels in enumerate(layout.images.values())]
+        itemsize = np.dtype(source.spec.dtype).itemsize
+        ends = [_ends(index, number, channels * itemsize) for number, channels in enumerate(layout.images.values())]
         for end, file in zip(ends, files, strict=True):
             index = index[: np.searchsorted(end, os.fstat(file.fileno()).st_size, side="right")]
         os.truncate(partial, index.nbytes)
@@ -183,8 +184,8 @@ def _whole_rows(file: Path, layout: Layout) -> NDArray[np.int64]:
     return rows.reshape(-1, width)
 
 
-def _ends(index: NDArray[np.int64], field: int, channels: int) -> NDArray[np.int64]:
+def _ends(index: NDArray[np.int64], field: int, bytes_per_px: int) -> NDArray[np.int64]:
     """Return the end offset of each image in a field."""
     place = index[:, field * len(PLACE) : (field + 1) * len(PLACE)]
-    ends: NDArray[np.int64] = place[:, 0] + place[:, 1] * place[:, 2] * channels
+    ends: NDArray[np.int64] = place[:, 0] + place[:, 1] * place[:, 2] * bytes_per_px
     return ends

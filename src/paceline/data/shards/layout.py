@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from paceline.config.settings import RunSettings
 from paceline.contracts.data_spec import INPUT, LEFT_OUT, output_panels
@@ -15,7 +14,7 @@ from paceline.core.errors import UserError
 from paceline.data.panel_names import TARGET
 from paceline.data.shards.samples import LABEL, SampleTable
 from paceline.data.source import Sample
-from paceline.images.decode import arrange_image
+from paceline.images.readers import Decoded, ImageReader
 
 LOW = "low"  # low-resolution version of the image
 
@@ -29,7 +28,6 @@ class SampleLayout:
     panels: tuple[str, ...]  # fields to predict from the image; empty except for panels
     makes_squares: bool  # whether images are cropped to squares, as in the source `folder`
     side: int  # height and width of the square images; 0 keeps the size of each image
-    channels: int
     scale: int  # ratio of "image" to "low"; 0 if there is no field "low"
 
     @classmethod
@@ -54,7 +52,6 @@ class SampleLayout:
             output_panels(row or (fields if names or others else ())),
             squares,
             settings.size or (int(table.images[INPUT].pixels[0].min()) if squares else 0),
-            settings.channels or 3,
             _find_scale(table) if LOW in fields else 0,
         )
 
@@ -84,14 +81,14 @@ class SampleLayout:
                 found[int(index)] = f"{INPUT} is {width[index]}×{height[index]} pixels but {field} is {size}"
         return found
 
-    def arrange(self, images: Mapping[str, Image.Image], label: NDArray[np.int64] | None) -> Sample:
-        """Return a sample, given its decoded images and its label, if any."""
+    def arrange(self, images: Mapping[str, Decoded], label: NDArray[np.int64] | None, reader: ImageReader) -> Sample:
+        """Return a sample, given its images, as decoded by `reader`, and its label, if any."""
         if self.row:
             image = images[INPUT]
             width = image.width // len(self.row)
             parts = (image.crop((left, 0, left + width, image.height)) for left in range(0, image.width, width))
             images = {name: part for name, part in zip(self.row, parts, strict=True) if name != LEFT_OUT}
-        sample = {name: arrange_image(image, self.side, self.channels) for name, image in images.items()}
+        sample = {name: reader.arrange(image, self.side) for name, image in images.items()}
         if self.scale:
             height, width = (length * self.scale for length in sample[LOW].shape[:2])
             sample[INPUT] = sample[INPUT][:height, :width]

@@ -13,7 +13,8 @@ from paceline.core.storage.files import Span, StoredFile
 from paceline.core.storage.reader import Reader
 from paceline.data.file_lists import SUFFIXES
 from paceline.data.shards.index import Member, ShardIndex
-from paceline.images.decode import BadImage, upright_size
+from paceline.images.decode import BadImage
+from paceline.images.readers import image_size
 
 CHUNK_BYTES = 2**22  # bytes that are read together
 MAX_READ_BYTES = 2**29  # maximum size of a member, and of a tar header
@@ -75,7 +76,7 @@ def _described(member: Member, content: bytes) -> Member:
     if suffix not in SUFFIXES:
         return member
     try:
-        height, width = upright_size(content)
+        height, width = image_size(content)
     except BadImage as error:
         return member._replace(problem=f"unreadable image ({error})")
     return member._replace(height=height, width=width)

@@ -6,7 +6,10 @@ import io
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from paceline.contracts.data_spec import INPUT
@@ -18,7 +21,8 @@ from paceline.data.file_lists import is_image
 from paceline.data.shards.index import SUFFIX, ShardIndex
 from paceline.data.shards.samples import LABEL, split_name
 from paceline.data.shards.scan import scan
-from paceline.data.source import Sample, Source
+from paceline.data.source import Source
+from paceline.images.deep_tiff import write_planes
 
 INPUT_MEMBER = "input"  # name of the field "image" in samples with several images
 Progress = Callable[[int], None]  # called with the number of finished samples
@@ -30,7 +34,7 @@ def write_shards(
     """Write a split; yield the name of every shard when it is complete.
 
     Files are copied without changes, unless `decoded` is true or the samples are not files. Then the images that
-    `source.read` returns are stored as PNG.
+    `source.read` returns are stored as PNG or, with more bits or channels, as TIFF.
     """
     number, first = 0, 0
     while first < len(source):
@@ -81,7 +85,7 @@ def _members(source: Source, number: int, decoded: bool) -> dict[str, bytes]:
     else:
         sample = source.read(number)
         numbers = {field: value for field, value in sample.items() if value.ndim == 0}
-        images = {field: (".png", _png(sample, field)) for field in sample if field not in numbers}
+        images = {field: _encoded(sample[field]) for field in sample if field not in numbers}
     unknown = [field for field in numbers if field != LABEL]
     if unknown:
         raise UserError(
@@ -101,10 +105,14 @@ def _read(path: Path) -> bytes:
         raise UserError(f"{path}: cannot be read ({error.strerror}); restore the file, then pack again") from None
 
 
-def _png(sample: Sample, field: str) -> bytes:
-    pixels, buffer = sample[field], io.BytesIO()
-    Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels).save(buffer, "PNG")
-    return buffer.getvalue()
+def _encoded(pixels: NDArray[Any]) -> tuple[str, bytes]:
+    """Return an image as a PNG file or, if PNG cannot store it, as a TIFF file; also return the suffix."""
+    buffer = io.BytesIO()
+    if pixels.dtype == np.uint8 and pixels.shape[-1] in (1, 3):
+        Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels).save(buffer, "PNG")
+        return ".png", buffer.getvalue()
+    write_planes(buffer, pixels)
+    return ".tif", buffer.getvalue()
 
 
 def _scanned(folder: Path, name: str) -> ShardIndex:

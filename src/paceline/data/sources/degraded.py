@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from io import BytesIO
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -16,6 +17,7 @@ from PIL import Image, ImageFilter
 from paceline.config.settings import SEEDS, setting
 from paceline.config.source_flags import PhotoSettings
 from paceline.core.errors import UserError
+from paceline.data.deep_degradation import degrade_deep
 from paceline.data.source import Encoded, Sample
 from paceline.data.sources.photos import Photos
 
@@ -31,7 +33,9 @@ class Degraded(Photos):
             0.0, "maximum sigma of the Gaussian blur in pixels (the minimum is half that); 0: no blur", at_least=0
         )
         degrade_noise: float = setting(
-            25.0, "standard deviation of the noise, on a scale from 0 to 255; 0: no noise", at_least=0
+            25.0,
+            "standard deviation of the noise, on a scale from 0 (black) to 255 (white) for any pixel type; 0: no noise",
+            at_least=0,
         )
         degrade_jpeg: int = setting(0, "JPEG quality; 0: no JPEG compression", at_least=0, at_most=95)
         degrade_seed: int = setting(0, "seed for blur and noise, independent of --seed", at_least=0, below=SEEDS)
@@ -47,6 +51,12 @@ class Degraded(Photos):
                 "remove these settings"
             )
         super().__init__(split, settings)
+        self.is_plain = self.spec.dtype == "uint8" and self.spec.channels in (1, 3)
+        if self.jpeg and not self.is_plain:
+            raise UserError(
+                f"degrade_jpeg={self.jpeg}: JPEG files have 8 bits and 1 or 3 channels, but the images are "
+                f"{self.spec.pixel_format} with {self.spec.channels} channels; use --set degrade_jpeg=0"
+            )
 
     def read(self, index: int) -> Sample:
         photo = super().read(index)["image"]
@@ -58,8 +68,10 @@ class Degraded(Photos):
     def originals(self, index: int) -> Encoded | None:
         return None
 
-    def _degrade(self, photo: NDArray[np.uint8], index: int) -> NDArray[np.uint8]:
+    def _degrade(self, photo: NDArray[Any], index: int) -> NDArray[Any]:
         chance = np.random.Generator(np.random.Philox(np.random.SeedSequence([*self.key, index])))
+        if not self.is_plain:
+            return degrade_deep(photo, self.spec.pixel_format, self.blur, self.noise, chance)
         grey = photo.shape[-1] == 1
         image = Image.fromarray(photo[..., 0] if grey else photo)
         if self.blur:

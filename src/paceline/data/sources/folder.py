@@ -32,7 +32,8 @@ from paceline.data.file_lists import (
 )
 from paceline.data.groups import group_keys, split_files
 from paceline.data.source import Encoded, Sample, Source
-from paceline.images.decode import BadImage, arrange_image, check_image_settings, decode, upright_size
+from paceline.images.decode import BadImage
+from paceline.images.reader_choice import choose_reader
 
 
 class _Listed(NamedTuple):
@@ -47,7 +48,7 @@ class _Listed(NamedTuple):
 
 
 class Folder(Source):
-    """Image files, decoded when read and centre-cropped to squares of one size; RGB unless `channels` is 1."""
+    """Image files, decoded when read and centre-cropped to squares of one size; by default, RGB."""
 
     Settings = SeparateTestFolder
 
@@ -59,7 +60,6 @@ class Folder(Source):
         return dataclasses.replace(settings, test_root=settings.data_root, validation=0.0)
 
     def __init__(self, split: str, settings: SeparateTestFolder) -> None:
-        check_image_settings(settings)
         root = _existing(named_root(settings), "--data-root")
         listed = _list_images(root, split, settings)
         self.paths, outside = listed.paths, listed.outside
@@ -71,12 +71,18 @@ class Folder(Source):
         if outside:
             self.not_used += tuple(f"{path}: outside the class folders" for path in outside)
             self.notes += (f"{root}: images outside the class folders are not used (images affected: {len(outside)})",)
+        chosen = choose_reader(self.paths, settings)
+        self.reader, self.notes = chosen.reader, (*self.notes, *chosen.notes)
         if settings.bad_images == "skip":
             self._leave_out_bad(root, max(1, settings.workers))
         self.groups = group_keys(settings.group_by, listed.base, self.paths)
-        channels = settings.channels or 3
         side = settings.size or self._side_of_first()
-        self.spec = DataSpec(channels, side, side, len(listed.class_names), listed.class_names)
+        pixels = self.reader.pixel_format
+        self.spec = DataSpec(
+            *(self.reader.channels, side, side, len(listed.class_names), listed.class_names),
+            dtype=pixels.dtype,
+            value_range=pixels.declared_range,
+        )
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -84,7 +90,7 @@ class Folder(Source):
     def read(self, index: int) -> Sample:
         path = self.paths[index]
         try:
-            sample = {"image": arrange_image(decode(path), self.spec.height, self.spec.channels)}
+            sample = {"image": self.reader.arrange(self.reader.decode(path), self.spec.height)}
         except BadImage as error:
             raise unreadable(path, error) from error
         if self.labels is not None:
@@ -95,7 +101,8 @@ class Folder(Source):
         """Return the image file if it already has the right size, and None if it must be cropped or resized."""
         side, path = self.spec.height, self.paths[index]
         try:
-            fits = self.spec.channels == 3 and upright_size(path) == (side, side)
+            is_rgb = (self.spec.channels, self.spec.dtype) == (3, "uint8")
+            fits = is_rgb and self.reader.size(path) == (side, side)
         except BadImage as error:
             raise unreadable(path, error) from error
         return self.files_of(index) if fits else None
@@ -112,7 +119,7 @@ class Folder(Source):
 
     def _leave_out_bad(self, root: Path, num_threads: int) -> None:
         with ThreadPoolExecutor(num_threads) as threads:  # Pillow releases the GIL while it decodes
-            problems = list(threads.map(_problem, self.paths))
+            problems = list(threads.map(self._problem, self.paths))
         is_good = np.array([not problem for problem in problems])
         bad = [path for path, problem in zip(self.paths, problems, strict=True) if problem]
         if not bad:
@@ -125,9 +132,17 @@ class Folder(Source):
         named = first_few([os.path.relpath(path, root) for path in bad])
         self.notes += (f"left out {len(bad)} of {len(is_good)} images in {root} (unreadable): {named}",)
 
+    def _problem(self, path: Path) -> str:
+        """Return why an image cannot be decoded; "" if it can."""
+        try:
+            self.reader.decode(path)
+        except BadImage as error:
+            return str(error)
+        return ""
+
     def _side_of_first(self) -> int:
         try:
-            return min(upright_size(self.paths[0]))
+            return min(self.reader.size(self.paths[0]))
         except BadImage as error:
             raise unreadable(self.paths[0], error) from error
 
@@ -206,12 +221,3 @@ def _list_classes(
         paths += found
         labels += [label] * len(found)
     return paths, labels
-
-
-def _problem(path: Path) -> str:
-    """Return why an image cannot be decoded; "" if it can."""
-    try:
-        decode(path)
-    except BadImage as error:
-        return str(error)
-    return ""

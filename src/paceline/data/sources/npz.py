@@ -10,18 +10,28 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.config.settings import RunSettings
+from paceline.config.source_flags import PixelSettings
+from paceline.contracts.pixel_format import MAX_CHANNELS, PixelFormat
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
 from paceline.data.file_lists import named_root
 from paceline.data.source import ArraySource
-from paceline.images.decode import arrange_images
+from paceline.images.decode import BadImage, arrange_images, check_image_settings
+from paceline.images.deep_image import GREY_AND_RGB, DeepImage, to_format
+from paceline.images.reader_choice import make_format, read_pixel_settings
+
+DTYPES = ("uint8", "uint16", "float16", "float32", "float64")
 
 
 class Npz(ArraySource):
-    """uint8 images [n, h, w] or [n, h, w, 1 or 3] and integer labels [n]; `--data-root` is the path to the file."""
+    """Images [n, h, w] or [n, h, w, channels] (uint8, uint16 or floats) and integer labels [n].
 
-    def __init__(self, split: str, settings: RunSettings) -> None:
+    `--data-root` is the path to the file.
+    """
+
+    Settings = PixelSettings
+
+    def __init__(self, split: str, settings: PixelSettings) -> None:
         file = _find(named_root(settings))
         arrays = _read(file, (f"x_{split}", "y_train", "y_test"))
         labels = {key: _labels(file, key, array) for key, array in arrays.items() if key.startswith("y_")}
@@ -29,10 +39,11 @@ class Npz(ArraySource):
         own_labels = labels[f"y_{split}"]
         if len(images) != len(own_labels):
             raise UserError(f"{file}: x_{split} has {len(images)} rows but y_{split} has {len(own_labels)}")
-        images = arrange_images(images, settings)
+        images, pixels = _arranged(images, settings, f"{file}: x_{split}")
         _, height, width, channels = images.shape
         num_classes = 1 + max(int(array.max(initial=0)) for array in labels.values())
-        super().__init__({"image": images, "label": own_labels}, DataSpec(channels, height, width, num_classes))
+        spec = DataSpec(channels, height, width, num_classes, dtype=pixels.dtype, value_range=pixels.declared_range)
+        super().__init__({"image": images, "label": own_labels}, spec)
 
 
 def _find(root: Path) -> Path:
@@ -65,15 +76,37 @@ def _read(file: Path, keys: tuple[str, ...]) -> dict[str, NDArray[Any]]:
 
 
 def _images(file: Path, key: str, array: NDArray[Any]) -> NDArray[Any]:
-    if array.dtype != np.uint8:
-        raise UserError(f"{file}: {key} is {array.dtype}; expected uint8 (0 is black, 255 is white)")
+    if array.dtype.name not in DTYPES:
+        raise UserError(
+            f"{file}: {key} is {array.dtype}; expected uint8 (0 is black, 255 is white), uint16, or floats with a "
+            "value_range"
+        )
     if array.ndim == 3:
         array = array[..., np.newaxis]
-    if array.ndim != 4 or array.shape[-1] not in (1, 3):
-        raise UserError(f"{file}: {key} has shape {array.shape}; expected [n, h, w] or [n, h, w, 1 or 3]")
+    if array.ndim != 4 or not 1 <= array.shape[-1] <= MAX_CHANNELS:
+        expected = f"[n, h, w] or [n, h, w, channels] with at most {MAX_CHANNELS} channels"
+        raise UserError(f"{file}: {key} has shape {array.shape}; expected {expected}")
     if array.size == 0:
         raise UserError(f"{file}: {key} is empty, with shape {array.shape}")
     return array
+
+
+def _arranged(array: NDArray[Any], settings: PixelSettings, name: str) -> tuple[NDArray[Any], PixelFormat]:
+    """Return images with the size, channels and pixel format in the settings, and the pixel format."""
+    check_image_settings(settings)
+    kind, limits = read_pixel_settings(settings)
+    own = array.dtype.name if array.dtype.kind == "u" else "float32"
+    pixels = make_format(own if kind == "auto" else kind, limits, name, (float(array.min()), float(array.max())))
+    channels, own_channels = settings.channels or array.shape[-1], array.shape[-1]
+    if (own, pixels.dtype) == ("uint8", "uint8") and {channels, own_channels} <= GREY_AND_RGB:
+        return arrange_images(array, settings), pixels
+    if channels != own_channels and {channels, own_channels} != GREY_AND_RGB:
+        raise UserError(f"channels={channels}: {name} has {own_channels}; use --set channels=0")
+    try:
+        images = DeepImage.each(to_format(array, pixels), channels, settings.size, pixels)
+    except BadImage as error:
+        raise UserError(f"{name}: {error}") from None
+    return images, pixels
 
 
 def _labels(file: Path, key: str, array: NDArray[Any]) -> NDArray[Any]:

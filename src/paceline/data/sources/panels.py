@@ -28,7 +28,8 @@ from paceline.data.image_files import Files, ImageFiles, Sizes, SplitNames, sepa
 from paceline.data.panel_names import TARGET, PanelSettings, parse_panels
 from paceline.data.source import ArraySource, Encoded, Sample
 from paceline.data.stained_tissue import stained_tissue
-from paceline.images.decode import BadImage, arrange_image, check_image_settings, upright_size
+from paceline.images.decode import BadImage, arrange_image, check_grey_or_rgb
+from paceline.images.readers import image_size
 
 SPLIT_NAMES: SplitNames = {"train": ("train",), "test": ("test", "val", "valid")}
 PAIR_NAMES: SplitNames = {"train": ("trainA",), "test": ("testA", "valA")}
@@ -81,7 +82,7 @@ class Panels(ImageFiles):
         row = self.open(self.files[index][INPUT], self._headers[index][INPUT])
         width = row.width // len(self.names)
         return {
-            name: arrange_image(row.crop((left, 0, left + width, row.height)), self.size, self.channels)
+            name: self.reader.arrange(row.crop((left, 0, left + width, row.height)), self.size)
             for name, left in zip(self.names, range(0, row.width, width), strict=True)
             if name != LEFT_OUT
         }
@@ -128,7 +129,9 @@ def _is_bundled(settings: RunSettings) -> bool:
 
 def _tiles(split: str, settings: PanelSettings) -> ArraySource:
     """Return square tiles of the bundled image."""
-    check_image_settings(settings)
+    check_grey_or_rgb(settings)
+    if settings.pixels not in ("auto", "uint8"):
+        raise UserError(f"pixels={settings.pixels}: the bundled image is 8-bit; set --data-root to use your own images")
     requested = parse_panels(settings.panels) or TISSUE
     unknown = [name for name in requested if name not in (*TISSUE, LEFT_OUT)]
     if unknown:
@@ -185,7 +188,7 @@ def _default_names(samples: list[Files], in_rows: bool) -> tuple[str, ...]:
         return INPUT, TARGET
     file = samples[0][INPUT]
     try:
-        height, width = upright_size(file)
+        height, width = image_size(file)
     except BadImage:
         return INPUT, TARGET  # the bad file is reported later, when all headers are read
     if width != 2 * height:

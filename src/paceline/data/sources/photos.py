@@ -20,7 +20,8 @@ from paceline.data.file_lists import by_suffix, first_few, images_under
 from paceline.data.groups import split_files
 from paceline.data.image_files import Files, ImageFiles, Sizes, SplitNames, separate_folder, split_folder
 from paceline.data.source import Sample
-from paceline.images.decode import BadImage, upright_size
+from paceline.images.decode import BadImage
+from paceline.images.readers import image_size
 
 SPLIT_NAMES: SplitNames = {"train": ("train", "DIV2K_train_HR"), "test": ("test", "DIV2K_valid_HR", "valid", "val")}
 SCALE_SUFFIX = re.compile(r"(?i)[-_]?(?:x\d+|lr|hr|\dx)$")  # 0001x4 is the low-resolution version of 0001
@@ -195,7 +196,7 @@ def _find_scale(samples: list[Files]) -> int:
     ratios = []
     for files in samples[:SEEN_FOR_SCALE]:
         try:
-            ratios.append(_ratio({name: upright_size(path) for name, path in files.items()}))
+            ratios.append(_ratio({name: image_size(path) for name, path in files.items()}))
         except BadImage:
             continue  # the file is reported later, with all other bad files
     whole = [ratio for ratio in ratios if ratio > 1]

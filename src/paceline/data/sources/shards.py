@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.config.settings import RunSettings, setting
-from paceline.contracts.data_spec import DataSpec
+from paceline.contracts.data_spec import INPUT, DataSpec
 from paceline.core.activity import counted
 from paceline.core.errors import UserError
 from paceline.core.printable import printable
@@ -35,7 +35,8 @@ from paceline.data.shards.layout import SampleLayout
 from paceline.data.shards.samples import LABEL, SampleTable, make_table
 from paceline.data.source import Sample, Source
 from paceline.data.tickets import Shuffle
-from paceline.images.decode import BadImage, check_image_settings, decode
+from paceline.images.decode import BadImage, check_image_settings
+from paceline.images.reader_choice import choose_reader
 
 GIGABYTE = 10**9
 MAX_HELD_BYTES = 2**26  # maximum size of the encoded images that `read_many` holds at once
@@ -89,6 +90,8 @@ class Shards(Source):
             self.notes += (f"{self._shown}: members that are not images or class numbers are not used: {kinds}",)
         self._report(table.problems, len(table))
         self._table = table if is_split else _held_out(table, split, settings, self._shown)
+        chosen = choose_reader((self._contents([row], [INPUT])[0][INPUT] for row in range(len(self._table))), settings)
+        self._image_reader, self.notes = chosen.reader, self.notes + chosen.notes
         if self._may_skip:
             self._leave_out(self._undecodable(settings.workers))
         self._layout = SampleLayout.of(self._table, settings, parse_panels(settings.panels))
@@ -160,7 +163,7 @@ class Shards(Source):
         images = {}
         for field, content in contents.items():
             try:
-                images[field] = image = decode(content)
+                images[field] = image = self._image_reader.decode(content)
             except BadImage as error:
                 raise UserError(
                     f"{self._name(index)}: unreadable image ({error}); use --bad-images skip to leave out such samples"
@@ -172,7 +175,8 @@ class Shards(Source):
                     f"but its header specifies {width}×{height}; use --bad-images skip to leave out such samples"
                 )
         labels = self._table.labels
-        return self._layout.arrange(images, None if labels is None else np.asarray(labels[index]))
+        label = None if labels is None else np.asarray(labels[index])
+        return self._layout.arrange(images, label, self._image_reader)
 
     def _name(self, index: int) -> str:
         return f"{self._shown}: {printable(self.name_of(index))}"
@@ -191,10 +195,13 @@ class Shards(Source):
                 f"{self._name(int(labels.argmax()))}: class number {labels.max()}, but there are only {num_classes} "
                 "class names; correct the list of class names"
             )
+        pixels = self._image_reader.pixel_format
         return DataSpec(
-            *(layout.channels, height, width, num_classes, class_names, catalog.flip_allowed),
+            *(self._image_reader.channels, height, width, num_classes, class_names, catalog.flip_allowed),
             scale=layout.scale,
             panels=layout.panels,
+            dtype=pixels.dtype,
+            value_range=pixels.declared_range,
         )
 
     def _undecodable(self, num_threads: int) -> dict[int, str]:
@@ -205,7 +212,7 @@ class Shards(Source):
         def check(index: int, contents: Mapping[str, bytes]) -> None:
             try:
                 for field, content in contents.items():
-                    image = decode(content)
+                    image = self._image_reader.decode(content)
                     self._table.images[field].pixels[index] = (image.height, image.width)
             except BadImage as error:
                 problems[index] = f"unreadable image ({error})"

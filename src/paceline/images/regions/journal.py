@@ -119,7 +119,7 @@ def _read(journal: Path, first_line: bytes) -> list[tuple[int, int, int]] | None
 
 def _records(content: bytes) -> Iterator[tuple[int, int, int]]:
     complete = len(content) // RECORD.size * RECORD.size
-    yield from RECORD.iter_unpack(content[:complete])  # type: ignore[misc]
+    yield from RECORD.iter_unpack(content[:complete])
 
 
 def _write(file: int, content: bytes) -> None:

@@ -1,0 +1,202 @@
+"""Reads TIFF files whose pages, planes or samples are channels: multi-page TIFF, OME-TIFF, ImageJ stacks.
+
+A file is read with tifffile and, if its compression needs another package, with Pillow, page by page. Files that an
+OME-TIFF refers to are not opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import tifffile
+from numpy.typing import NDArray
+from PIL import Image, ImageSequence
+
+from paceline.contracts.pixel_format import MAX_CHANNELS
+from paceline.images.decode import PIXEL_LIMIT, BadImage, open_file
+from paceline.images.orientation import turn
+from paceline.images.tiff_structure import check_directories, is_tiff
+
+MAX_BYTES = 2**32  # maximum size of a decoded image
+# The number types of channels. Others have too many bits for float32, which is the widest type of a batch.
+PLANE_TYPES = ("uint8", "uint16", "int8", "int16", "float16", "float32", "float64")
+BUILT_IN = (1, 8, 32773, 32946)  # compressions that tifffile decodes itself: none, deflate, PackBits, deflate
+COLOURS, PREMULTIPLIED, ALPHA = 3, 1, (1, 2)  # number of colours, and the kinds of extra samples that are transparency
+BLACK_OR_WHITE_IS_ZERO = (tifffile.PHOTOMETRIC.MINISWHITE, tifffile.PHOTOMETRIC.MINISBLACK)
+
+
+class UnusablePlanes(BadImage):
+    """Raised for an undamaged TIFF whose planes cannot be used as channels."""
+
+
+@dataclass(frozen=True)
+class PlanesHeader:
+    """What the header of a TIFF file says about its channels."""
+
+    height: int
+    width: int
+    channels: int
+    dtype: np.dtype[Any]
+    axes: str  # the dimensions as tifffile names them, without those of length 1
+    is_stack: bool  # whether the channels are planes, rather than the grey or colour image that other programs show
+    ome: str = ""  # the file's OME-XML, if it has any
+
+
+def read_planes_header(path: Path | bytes) -> PlanesHeader | None:
+    """Return a file's header; None if it is not a TIFF with grey, RGB or any other channels."""
+    with _opened(path) as (_, tiff):
+        return None if tiff is None else _header(tiff)
+
+
+def read_planes(path: Path | bytes) -> tuple[PlanesHeader, NDArray[Any]] | None:
+    """Return a file's header and its pixels [h, w, c]; None if `read_planes_header` returns None."""
+    with _opened(path) as (file, tiff):
+        header = None if tiff is None else _header(tiff)
+        if tiff is None or header is None:
+            return None
+        page = tiff.series[0].keyframe
+        array = _decoded(tiff, file).reshape(_squeezed(tiff.series[0])[1])
+        if header.axes != "YX":
+            array = np.moveaxis(array, _channel_axis(header.axes), -1) if header.axes[-1] != "S" else array
+        else:
+            array = array[..., np.newaxis]
+        if page.photometric == tifffile.PHOTOMETRIC.MINISWHITE and array.dtype.kind == "u":
+            array = np.iinfo(array.dtype).max - array
+        if array.shape[-1] > header.channels:
+            array = _over_white(array, page.extrasamples[0] == PREMULTIPLIED)
+        return header, np.ascontiguousarray(turn(array, _orientation(page)))
+
+
+@contextmanager
+def _opened(path: Path | bytes) -> Iterator[tuple[IO[bytes], tifffile.TiffFile | None]]:
+    """Yield a file, and its content if it is a TIFF; raise BadImage for any error."""
+    try:
+        with open_file(path) as file:
+            if not is_tiff(file):
+                yield file, None
+                return
+            check_directories(file)
+            with tifffile.TiffFile(file, _multifile=False) as tiff:
+                yield file, tiff
+    except BadImage:
+        raise
+    except Exception as error:  # decoders raise many kinds of errors on damaged files
+        raise BadImage(" ".join(str(error).split()) or type(error).__name__) from error
+
+
+def _header(tiff: tifffile.TiffFile) -> PlanesHeader | None:
+    series = tiff.series[0]
+    page, (axes, shape) = series.keyframe, _squeezed(series)
+    samples = int(shape[axes.index("S")]) if "S" in axes else 1
+    is_colour = page.photometric == tifffile.PHOTOMETRIC.RGB
+    if page.photometric not in (*BLACK_OR_WHITE_IS_ZERO, tifffile.PHOTOMETRIC.RGB) or page.dtype is None:
+        return None  # palettes, CMYK, Lab and YCbCr, which Pillow reads
+    if page.bitspersample != page.dtype.itemsize * 8:
+        if len(axes) == 2:
+            return None  # 1-bit and 12-bit images, which Pillow reads
+        raise UnusablePlanes(
+            f"{page.bitspersample}-bit planes are not supported; save the image with 8 or 16 bits per channel"
+        )
+    has_alpha = is_colour and samples == COLOURS + 1 and bool(page.extrasamples) and page.extrasamples[0] in ALPHA
+    channels = COLOURS if has_alpha else samples
+    if "S" not in axes and len(axes) == 3:
+        channels = int(shape[_channel_axis(axes)])
+    elif len(axes) > 3 and not (is_colour and len(axes) == 4):
+        named = "×".join(f"{length} {axis}" for axis, length in zip(axes, shape, strict=True))
+        raise UnusablePlanes(f"too many dimensions ({named}); save one file per time point, depth or position")
+    elif len(axes) > 3 and page.dtype != np.uint8:
+        raise UnusablePlanes(f"several pages of {page.dtype.name} colours; save one page per file")
+    elif len(axes) > 3:
+        return None  # several pages of colours, of which Pillow reads the first
+    height, width = (int(shape[axes.index(side)]) for side in "YX")
+    _check_sizes(tiff, axes, is_colour, (height, width))
+    found = (height, width) if _orientation(page) < 5 else (width, height)
+    is_stack = not (axes == "YX" or (is_colour and channels == COLOURS))
+    header = PlanesHeader(*found, channels, page.dtype, axes, is_stack, tiff.ome_metadata or "")
+    _check_limits(header)
+    if any(one is None for one in series.pages):
+        raise BadImage("some of its planes are missing from the file")
+    return header
+
+
+def _squeezed(series: tifffile.TiffPageSeries) -> tuple[str, tuple[int, ...]]:
+    """Return the axes and lengths of a series without dimensions of length 1, other than height and width."""
+    kept = [
+        (axis, length) for axis, length in zip(series.axes, series.shape, strict=True) if length > 1 or axis in "YX"
+    ]
+    return "".join(axis for axis, _ in kept), tuple(length for _, length in kept)
+
+
+def _channel_axis(axes: str) -> int:
+    return next(number for number, axis in enumerate(axes) if axis not in "YX")
+
+
+def _check_sizes(tiff: tifffile.TiffFile, axes: str, is_colour: bool, size: tuple[int, int]) -> None:
+    """Raise BadImage if further grey pages differ in size; smaller copies of the first page do not count."""
+    if axes != "YX" or is_colour:
+        return
+    for series in tiff.series[1:]:
+        other = series.keyframe
+        if not other.is_reduced and other.samplesperpixel == 1 and other.shape[:2] != size:
+            sizes = f"{size[1]}×{size[0]} and {other.imagewidth}×{other.imagelength}"
+            raise UnusablePlanes(
+                f"its pages have different sizes ({sizes} pixels), so they cannot be channels; "
+                "use --set channels=1 or channels=3 to read only the first page"
+            )
+
+
+def _check_limits(header: PlanesHeader) -> None:
+    if header.channels > MAX_CHANNELS:
+        raise UnusablePlanes(f"{header.channels} channels, above the limit of {MAX_CHANNELS}")
+    if header.height * header.width > PIXEL_LIMIT:
+        raise UnusablePlanes(
+            f"{header.width} × {header.height} pixels, above the limit of {PIXEL_LIMIT // 10**6} megapixels"
+        )
+    needed = header.height * header.width * header.channels * header.dtype.itemsize
+    if needed > MAX_BYTES:
+        raise UnusablePlanes(f"{needed / 2**30:.1f} GiB of pixels, above the limit of {MAX_BYTES / 2**30:.0f} GiB")
+    if header.dtype.name not in PLANE_TYPES:
+        raise UnusablePlanes(
+            f"{header.dtype.name} pixels have no defined white level and do not fit into float32; "
+            "save the image as uint8, uint16 or float32"
+        )
+
+
+def _over_white(array: NDArray[Any], premultiplied: bool) -> NDArray[Any]:
+    """Blend colours over white, given RGB and alpha; for floats, white is 1."""
+    white = np.iinfo(array.dtype).max if array.dtype.kind == "u" else 1
+    alpha = array[..., COLOURS:].astype(np.float32) / white
+    colours = array[..., :COLOURS] * (1.0 if premultiplied else alpha) + white * (1 - alpha)
+    return (np.rint(colours).clip(0, white) if white > 1 else colours).astype(array.dtype)
+
+
+def _orientation(page: Any) -> int:
+    tag = page.tags.get("Orientation")
+    return int(tag.value) if tag is not None and isinstance(tag.value, int) else 1
+
+
+def _decoded(tiff: tifffile.TiffFile, file: IO[bytes]) -> NDArray[Any]:
+    series = tiff.series[0]
+    page = series.keyframe
+    try:
+        array: NDArray[Any] = series.asarray()
+    except Exception:
+        if page.compression in BUILT_IN or page.samplesperpixel > 1 or page.dtype is None:
+            raise
+        return _decoded_by_pillow(file, len(series.pages), page.dtype)
+    return array
+
+
+def _decoded_by_pillow(file: IO[bytes], num_pages: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Decode single-channel pages whose compression tifffile cannot decode without another package."""
+    file.seek(0)
+    with Image.open(file, formats=["TIFF"]) as image:
+        pages = [np.asarray(frame) for _, frame in zip(range(num_pages), ImageSequence.Iterator(image), strict=False)]
+    if len(pages) < num_pages or pages[0].dtype.itemsize < dtype.itemsize:
+        raise BadImage("its compression is not supported; save the image uncompressed or with deflate")
+    return np.stack(pages).astype(dtype)

@@ -1,0 +1,152 @@
+"""Chooses how a source's image files are read, from the settings and from what the first file contains."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple, cast
+
+import numpy as np
+
+from paceline.config.settings import RunSettings
+from paceline.config.source_flags import PixelSettings
+from paceline.contracts.pixel_format import PixelFormat, PixelType
+from paceline.core.errors import UserError
+from paceline.core.printable import printable
+from paceline.images.decode import BadImage, check_image_settings, grey_bits
+from paceline.images.deep_image import GREY_AND_RGB, read_deep
+from paceline.images.planes import UnusablePlanes, read_planes_header
+from paceline.images.readers import DeepReader, EightBitReader, ImageReader
+
+FILES_TRIED = 20  # number of files that are tried until one can be read
+RGB = 3
+Limits = tuple[float, float] | None
+
+
+class ReaderChoice(NamedTuple):
+    """A reader for a source's files, and notes for commands to print."""
+
+    reader: ImageReader
+    notes: tuple[str, ...] = ()
+
+
+class _Held(NamedTuple):
+    """What a file contains."""
+
+    file: Path | bytes
+    channels: int
+    dtype: str
+    is_stack: bool
+
+
+def choose_reader(files: Iterable[Path | bytes], settings: RunSettings) -> ReaderChoice:
+    """Return the reader for a source's files; the first file that can be read decides what the settings leave open."""
+    check_image_settings(settings)
+    kind, limits = read_pixel_settings(settings)
+    may_skip = settings.bad_images == "skip" or settings.channels in GREY_AND_RGB
+    held = _first_held(files, may_skip)
+    if held is None:  # the reasons are reported when all headers are read
+        return ReaderChoice(EightBitReader(settings.channels or RGB))
+    dtype = _choose_type(held, kind, limits)
+    reads_first_page = held.is_stack and settings.channels in GREY_AND_RGB - {held.channels}
+    if dtype == "uint8" and (reads_first_page or (not held.is_stack and settings.channels in GREY_AND_RGB | {0})):
+        return ReaderChoice(EightBitReader(settings.channels or RGB), _notes_on_lost_bits(held, kind))
+    channels = settings.channels or held.channels
+    if channels != held.channels and not {channels, held.channels} <= GREY_AND_RGB:
+        own = f"{held.channels} channel{'s' * (held.channels > 1)}"
+        raise UserError(f"channels={channels}: {_name(held.file)} has {own}; use --set channels=0")
+    return ReaderChoice(DeepReader(channels, _choose_format(held, dtype, limits)))
+
+
+def read_pixel_settings(settings: RunSettings) -> tuple[str, Limits]:
+    """Return the settings `pixels` and `value_range`; sources without these settings have 8-bit images."""
+    if not isinstance(settings, PixelSettings):
+        return "uint8", None
+    limits = parse_range(settings.value_range) if settings.value_range else None
+    if limits and settings.pixels == "uint8":
+        raise UserError(f"value_range={settings.value_range}: not supported with pixels=uint8; remove it")
+    return settings.pixels, limits
+
+
+def parse_range(text: str) -> tuple[float, float]:
+    """Parse the setting `value_range`: two numbers, the second of which is larger."""
+    try:
+        low, high = (float(part) for part in text.split(","))
+    except ValueError:
+        low = high = math.nan
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        raise UserError(f"value_range={text}: must be two numbers, the lower one first, e.g. value_range=0,1")
+    return low, high
+
+
+def make_format(dtype: str, limits: Limits, name: str, found: tuple[float, float]) -> PixelFormat:
+    """Return a pixel format; raise UserError for float32 without a range, suggesting the range that was found."""
+    if limits and dtype == "uint8":
+        raise UserError(f"value_range={limits[0]:g},{limits[1]:g}: {name} has 8-bit pixels; remove value_range")
+    if limits:
+        return PixelFormat(cast(PixelType, dtype), *limits)
+    if dtype != "float32":
+        return PixelFormat.full(dtype)
+    raise UserError(
+        f"{name}: floating-point pixels need a declared range of values; this image has values from {found[0]:g} to "
+        f"{found[1]:g}: set a range that contains all images, e.g. --set value_range={_suggested(*found)}"
+    )
+
+
+def _suggested(low: float, high: float) -> str:
+    """Return a simple range that contains two values: from 0, or from the negative, to a power of ten."""
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return "0,1"
+    bound = 10.0 ** math.ceil(math.log10(max(abs(low), abs(high), 1e-6)) - 1e-9)
+    bound = max(bound, 1.0) if max(abs(low), abs(high)) > 0.01 else bound
+    return f"{-bound:g},{bound:g}" if low < 0 else f"0,{bound:g}"
+
+
+def _first_held(files: Iterable[Path | bytes], may_skip: bool) -> _Held | None:
+    for _, file in zip(range(FILES_TRIED), files, strict=False):
+        try:
+            header = read_planes_header(file)
+            if header is not None:
+                return _Held(file, header.channels, header.dtype.name, header.is_stack)
+            deep = grey_bits(file) > 8
+            return _Held(file, 1 if deep else RGB, "uint16" if deep else "uint8", False)
+        except UnusablePlanes as problem:
+            if not may_skip:
+                raise UserError(f"{_name(file)}: {problem}") from None
+        except BadImage:
+            continue
+    return None
+
+
+def _choose_type(held: _Held, kind: str, limits: Limits) -> str:
+    if kind != "auto":
+        return kind
+    if held.dtype.startswith("float"):
+        return "float32"
+    if held.dtype in ("int8", "int16"):
+        raise UserError(
+            f"{_name(held.file)}: {held.dtype} pixels; use --set pixels=float32 and a value_range such as -1000,3000"
+        )
+    return held.dtype if held.is_stack or limits else "uint8"
+
+
+def _choose_format(held: _Held, dtype: str, limits: Limits) -> PixelFormat:
+    found = (math.nan, math.nan)
+    if dtype == "float32" and not limits:
+        try:
+            pixels = read_deep(held.file).pixels
+            found = (float(np.nanmin(pixels)), float(np.nanmax(pixels)))
+        except BadImage as error:
+            raise UserError(f"{_name(held.file)}: unreadable image ({error}); replace the file") from error
+    return make_format(dtype, limits, _name(held.file), found)
+
+
+def _notes_on_lost_bits(held: _Held, kind: str) -> tuple[str, ...]:
+    if kind != "auto" or held.dtype != "uint16":
+        return ()
+    return (f"{_name(held.file)}: 16-bit images are read as 8-bit; use --set pixels=uint16 to keep 16 bits",)
+
+
+def _name(file: Path | bytes) -> str:
+    return "the first sample" if isinstance(file, bytes) else str(printable(file))

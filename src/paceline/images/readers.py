@@ -1,0 +1,104 @@
+"""Readers decode image files into arrays with one number type and one number of channels.
+
+`EightBitReader` is used for grey and RGB images: Pillow decodes them, and files with more bits are reduced to 8 bits.
+`DeepReader` is used for all other images: 16-bit or floating-point pixels, or any number of channels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from paceline.contracts.pixel_format import EIGHT_BITS, PixelFormat
+from paceline.images.decode import BadImage, arrange_image, decode, upright_size
+from paceline.images.deep_image import GREY_AND_RGB, DeepImage, read_deep, to_format
+from paceline.images.planes import read_planes_header
+
+
+class Decoded(Protocol):
+    """A decoded image of any kind, such as a Pillow image."""
+
+    @property
+    def height(self) -> int: ...
+    @property
+    def width(self) -> int: ...
+    def crop(self, box: tuple[int, int, int, int], /) -> Decoded: ...
+
+
+class ImageReader(Protocol):
+    """Reads image files, given by their path or content."""
+
+    @property
+    def channels(self) -> int: ...
+    @property
+    def pixel_format(self) -> PixelFormat: ...
+
+    def size(self, path: Path | bytes) -> tuple[int, int]:
+        """Return the height and width of the decoded image, from the header; raise BadImage if it cannot be used."""
+
+    def decode(self, path: Path | bytes) -> Decoded:
+        """Decode a file; raise BadImage if it cannot be used."""
+
+    def arrange(self, image: Any, side: int) -> NDArray[Any]:
+        """Return the pixels [h, w, c] of a decoded image; unless `side` is 0, centre-crop a square and resize it."""
+
+
+@dataclass(frozen=True)
+class EightBitReader:
+    """Reads grey or RGB images as uint8."""
+
+    channels: int = 3
+    pixel_format = EIGHT_BITS
+
+    def size(self, path: Path | bytes) -> tuple[int, int]:
+        return upright_size(path)
+
+    def decode(self, path: Path | bytes) -> Image.Image:
+        return decode(path)
+
+    def arrange(self, image: Image.Image, side: int) -> NDArray[np.uint8]:
+        return arrange_image(image, side, self.channels)
+
+
+@dataclass(frozen=True)
+class DeepReader:
+    """Reads images with any number of channels, in any pixel format."""
+
+    channels: int
+    pixel_format: PixelFormat
+
+    def size(self, path: Path | bytes) -> tuple[int, int]:
+        header = read_planes_header(path)
+        if header is None:
+            return upright_size(path)
+        self._check(header.channels)
+        return header.height, header.width
+
+    def decode(self, path: Path | bytes) -> DeepImage:
+        image = read_deep(path)
+        self._check(image.channels)
+        return DeepImage(to_format(image.with_channels(self.channels).pixels, self.pixel_format))
+
+    def arrange(self, image: DeepImage, side: int) -> NDArray[Any]:
+        return image.squared(side, self.pixel_format).pixels if side else image.pixels
+
+    def _check(self, channels: int) -> None:
+        if channels != self.channels and {channels, self.channels} != GREY_AND_RGB:
+            own = f"{channels} channel{'s' * (channels > 1)}"
+            raise BadImage(f"{own} instead of {self.channels}; all images must have the same number of channels")
+
+
+def image_size(path: Path | bytes) -> tuple[int, int]:
+    """Return the height and width of an image with any number of channels, from its header."""
+    try:
+        return upright_size(path)
+    except BadImage:
+        header = read_planes_header(path)
+        if header is None:
+            raise
+        return header.height, header.width

@@ -1,0 +1,54 @@
+"""Checks that a TIFF file is complete: Pillow and tifffile read the pages before the end of a truncated file."""
+
+from __future__ import annotations
+
+import struct
+from typing import IO
+
+SIGNATURES = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # the last two are BigTIFF
+BYTES_OF_TYPE = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8, 17: 8, 18: 8}
+MAX_PAGES = 10_000
+TRUNCATED = "image file is truncated"
+
+
+def is_tiff(file: IO[bytes]) -> bool:
+    """Return whether a file starts like a TIFF; the file position is preserved."""
+    position = file.tell()
+    start = file.read(4)
+    file.seek(position)
+    return start in SIGNATURES
+
+
+def check_directories(file: IO[bytes]) -> None:
+    """Raise ValueError unless all pages' directories and their values lie inside the file; the position is kept."""
+    position = file.tell()
+    size = file.seek(0, 2)
+    file.seek(0)
+    header = file.read(16)
+    order, big = ("<" if header[:1] == b"I" else ">"), header[2:4] in (b"+\0", b"\0+")
+    # The formats of an offset, of the number of entries, and of an entry: tag, type, number of values, value.
+    place, count, entry = (f"{order}{kind}" for kind in (("Q", "Q", "HHQQ") if big else ("I", "H", "HHII")))
+    inline_bytes = 8 if big else 4
+    start, visited = _number(header, 8 if big else 4, place), set[int]()
+    while start:
+        if start in visited or len(visited) >= MAX_PAGES:
+            raise ValueError("damaged: its list of pages does not end")
+        visited.add(start)
+        file.seek(start)
+        num_entries = _number(file.read(struct.calcsize(count)), 0, count)
+        content = file.read(min(num_entries, size) * struct.calcsize(entry))
+        if len(content) < num_entries * struct.calcsize(entry):
+            raise ValueError(TRUNCATED)
+        for _, kind, num_values, value in struct.iter_unpack(entry, content):
+            num_bytes = num_values * BYTES_OF_TYPE.get(kind, 0)
+            if num_bytes > inline_bytes and value + num_bytes > size:
+                raise ValueError(TRUNCATED)
+        start = _number(file.read(struct.calcsize(place)), 0, place)
+    file.seek(position)
+
+
+def _number(content: bytes, at: int, form: str) -> int:
+    try:
+        return int(struct.unpack_from(form, content, at)[0])
+    except struct.error:
+        raise ValueError(TRUNCATED) from None
