@@ -21,6 +21,8 @@ def sample(
     interpolate: Annotated[
         bool, typer.Option("--interpolate", help="fill each row with interpolations between two images")
     ] = False,
+    count: Annotated[int, typer.Option(help="for generators: write this many single images to the folder --to")] = 0,
+    to: Annotated[str, typer.Option(help="new folder for the images of --count", metavar="DIR")] = "",
     animate: Annotated[bool, typer.Option("--animate", help="show how the images changed during training")] = False,
     next_to: Annotated[
         str, typer.Option(help="second run, whose images are shown alongside the first run's", metavar="RUN")
@@ -36,7 +38,13 @@ def sample(
     from paceline.commands.sample import sample as job
 
     options = Options(
-        grid=grid, interpolate=interpolate, animate=animate, checkpoint=checkpoint, accelerator=accelerator
+        grid=grid,
+        interpolate=interpolate,
+        animate=animate,
+        checkpoint=checkpoint,
+        accelerator=accelerator,
+        count=count,
+        to=to,
     )
     raise typer.Exit(job([run, *filter(None, [next_to])], out, options))
 

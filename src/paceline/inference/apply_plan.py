@@ -11,7 +11,7 @@ from pathlib import Path
 from paceline.core.activity import counted
 from paceline.core.errors import UserError
 from paceline.core.printable import printable
-from paceline.images.decode import BadImage
+from paceline.images.decode import ABOVE_LIMIT, BadImage
 from paceline.images.encode import DEFAULT_ENCODING, Encoding
 from paceline.images.readers import image_size
 from paceline.inference.applier import ImageTask
@@ -85,7 +85,8 @@ def read_headers(plan: ApplyPlan, options: RegionOptions, format_: str = "") -> 
             height, width = region or image_size(Path(task.path))
             sizes[task] = TaskSize(height * width, region is not None)
         except BadImage as error:
-            plan.skipped.append(SkippedImage(task.path, str(error)))
+            hint = "; save it as a tiled TIFF, which is read by region" if ABOVE_LIMIT in str(error) else ""
+            plan.skipped.append(SkippedImage(task.path, f"{error}{hint}"))
     return sizes
 
 

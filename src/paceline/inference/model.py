@@ -28,7 +28,7 @@ from paceline.inference.uses import check_use, uses_of
 from paceline.parallel.precision import choose_precision
 from paceline.runs.stages import last_finished
 from paceline.training.compile import eager
-from paceline.training.previews import fixed_draws, make_images
+from paceline.training.previews import make_images
 
 Images = Tensor | npt.NDArray[np.uint8] | Image.Image | Iterable[Image.Image]
 
@@ -144,13 +144,14 @@ class Model:
             raise UserError(f"{self._path}: the network's output is not finite; the weights may be damaged")
         return probabilities
 
-    def sample(self, count: int, seed: int | None = None) -> Tensor:
+    def sample(self, count: int, seed: int | None = None, first: int = 0) -> Tensor:
         """Generate images from noise.
 
         Args:
             count: The number of images.
             seed: The seed for the noise; by default the run's seed, which generates the same images as
                 `paceline sample`.
+            first: The number of the first image. Image n is the same, however many images are generated at once.
 
         Returns:
             The images as a uint8 [n, c, h, w] tensor on the CPU.
@@ -169,7 +170,7 @@ class Model:
             raise UserError(f"sample({count}): the number of images must be at least 1")
         drawer = self._drawer(self._run.seed if seed is None else seed)
         with self._run_precision():
-            images = make_images(self.recipe, fixed_draws(self.recipe, drawer, count), self._precision)
+            images = make_images(self.recipe, drawer.rows("samples", first, first + count), self._precision)
         return torch.from_numpy(images).permute(0, 3, 1, 2)
 
     @overload

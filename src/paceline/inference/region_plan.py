@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.core.errors import UserError
-from paceline.images.decode import PIXEL_LIMIT, BadImage
+from paceline.images.decode import ABOVE_LIMIT, PIXEL_LIMIT, BadImage
 from paceline.images.readers import image_size
 from paceline.images.regions.open_image import can_be_read_by_region, open_region_image
 from paceline.images.regions.region_image import Box, RegionImage, choose_box, choose_level
@@ -101,7 +101,7 @@ def _is_small(path: Path) -> bool:
     try:
         image_size(path)
     except BadImage as problem:
-        return "megapixels" not in str(problem)
+        return ABOVE_LIMIT not in str(problem)
     return True
 
 
