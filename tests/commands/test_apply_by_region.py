@@ -193,7 +193,7 @@ def test_a_slide_in_the_format_of_aperio_is_read_with_openslide(tmp_path: Path, 
     pytest.importorskip("openslide")
     pytest.importorskip("imagecodecs")
     description = "Aperio Image Library v1\r\n300x400 [0,0 300x400] (64x64) JPEG/RGB Q=95|AppMag = 40|MPP = 0.25"
-    options = {"tile": (64, 64), "photometric": "rgb", "compression": "jpeg", "compressionargs": {"level": 95}}
+    options = {"tile": (64, 64), "photometric": "rgb", "compression": "jpeg", "metadata": None}
     with tifffile.TiffWriter(tmp_path / "a.svs") as file:
         file.write(PHOTO, description=description, **options)
         file.write(PHOTO[::4, ::4], description=description, **options)
