@@ -70,7 +70,9 @@ def test_single_images_are_written_to_a_folder_in_order(capsys, tmp_path, monkey
     assert [file.name for file in files] == [f"{number:05}.png" for number in range(8)]
     expected = paceline.load("long", device="cpu").sample(8).permute(0, 2, 3, 1).numpy()
     for file, image in zip(files, expected, strict=True):
-        assert np.abs(np.asarray(Image.open(file)).astype(int) - image[..., 0]).max() <= 1  # other batch sizes round differently
+        assert (
+            np.abs(np.asarray(Image.open(file)).astype(int) - image[..., 0]).max() <= 1
+        )  # other batch sizes round differently
     assert run([*words, "--to", str(tmp_path / "made")]) == 2
     assert "is not an empty folder" in capsys.readouterr().err
     assert run(["sample", "long", "--count", "8"]) == 2

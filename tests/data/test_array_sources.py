@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from paceline.config.settings import RunSettings
+from paceline.config.source_flags import PixelSettings
 from paceline.core.errors import UserError
 from paceline.data.sources.digits import Digits
 from paceline.data.sources.npz import Npz
@@ -35,10 +36,10 @@ GOOD: dict[str, Any] = {
 }
 
 
-def npz(tmp_path: Path, **changes: Any) -> RunSettings:
+def npz(tmp_path: Path, **changes: Any) -> PixelSettings:
     arrays = {key: array for key, array in (GOOD | changes).items() if array is not None}
     np.savez(tmp_path / "own.npz", **arrays)
-    return RunSettings(data_root=str(tmp_path / "own.npz"))
+    return PixelSettings(data_root=str(tmp_path / "own.npz"))
 
 
 def test_npz_accepts_grey_and_colour_images_and_labels_in_a_column(tmp_path: Path) -> None:
@@ -52,10 +53,10 @@ def test_npz_accepts_grey_and_colour_images_and_labels_in_a_column(tmp_path: Pat
 
 def test_npz_finds_the_only_file_in_a_folder(tmp_path: Path) -> None:
     npz(tmp_path)
-    assert len(Npz("train", RunSettings(data_root=str(tmp_path)))) == 6
+    assert len(Npz("train", PixelSettings(data_root=str(tmp_path)))) == 6
     np.savez(tmp_path / "second.npz", **GOOD)
     with pytest.raises(UserError, match=r"--data-root .*has 2 \.npz files"):
-        Npz("train", RunSettings(data_root=str(tmp_path)))
+        Npz("train", PixelSettings(data_root=str(tmp_path)))
 
 
 @pytest.mark.parametrize(
@@ -63,8 +64,9 @@ def test_npz_finds_the_only_file_in_a_folder(tmp_path: Path) -> None:
     [
         ({"x_train": None}, "has no x_train"),
         ({"y_test": None}, "has no y_test"),
-        ({"x_train": np.zeros((6, 5, 4))}, "x_train is float64; expected uint8"),
-        ({"x_train": np.zeros((6, 5, 4, 2), dtype=np.uint8)}, r"x_train has shape \(6, 5, 4, 2\)"),
+        ({"x_train": np.zeros((6, 5, 4))}, r"x_train: floating-point pixels need a declared range"),
+        ({"x_train": np.zeros((6, 5, 4), dtype=np.int32)}, "x_train is int32; expected uint8"),
+        ({"x_train": np.zeros((6, 5, 4, 65), dtype=np.uint8)}, r"x_train has shape \(6, 5, 4, 65\)"),
         ({"x_train": np.zeros((0, 5, 4), dtype=np.uint8)}, "x_train .* empty"),
         ({"y_train": np.arange(5)}, "x_train has 6 rows but y_train has 5"),
         ({"y_train": np.zeros(6)}, "y_train is float64"),
@@ -83,12 +85,12 @@ def test_an_error_in_an_npz_file_names_the_file_and_the_wrong_key(
 
 def test_npz_rejects_a_file_that_is_not_an_archive(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"--data-root .*absent\.npz: no such file"):
-        Npz("train", RunSettings(data_root=str(tmp_path / "absent.npz")))
+        Npz("train", PixelSettings(data_root=str(tmp_path / "absent.npz")))
     (tmp_path / "text.npz").write_text("not an archive")
     np.save(tmp_path / "bare.npy", np.zeros(3))
     for name in ("text.npz", "bare.npy"):
         with pytest.raises(UserError, match=f"{name}: not a readable .npz file"):
-            Npz("train", RunSettings(data_root=str(tmp_path / name)))
+            Npz("train", PixelSettings(data_root=str(tmp_path / name)))
 
 
 def test_npz_rejects_a_damaged_archive(tmp_path: Path) -> None:
@@ -97,4 +99,4 @@ def test_npz_rejects_a_damaged_archive(tmp_path: Path) -> None:
     content[content.index(bytes(range(20, 40)))] ^= 0xFF
     file.write_bytes(content)
     with pytest.raises(UserError, match="x_train cannot be read"):
-        Npz("train", RunSettings(data_root=str(file)))
+        Npz("train", PixelSettings(data_root=str(file)))

@@ -22,6 +22,7 @@ from paceline.data.sources.folder import Folder
 from paceline.data.sources.photos import Photos
 from paceline.images.decode import BadImage
 from paceline.images.image_file import read_image
+from paceline.images.readers import EightBitReader
 from paceline.inference.apply_plan import plan_results, read_headers
 from paceline.inference.classify_files import classify_files
 from paceline.inference.find_images import find_images
@@ -103,6 +104,7 @@ class AnyClass:
     """A classifier that reads its input images and always predicts the same class."""
 
     classes = ("any",)
+    reader = EightBitReader()
 
     def predict(self, images: Any) -> torch.Tensor:
         return torch.ones(len(list(images)), 1)

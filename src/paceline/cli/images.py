@@ -154,12 +154,16 @@ def measure(
     niqe: Annotated[
         bool, typer.Option("--niqe", help="also measure NIQE, a quality metric that needs no reference image")
     ] = False,
+    value_range: Annotated[
+        str, typer.Option(metavar="LOW,HIGH", help="range of floating-point pixels, whose length is the peak of PSNR")
+    ] = "",
 ) -> None:
     """Compare images from any program with their targets: PSNR, SSIM, LPIPS, NIQE, FID, IoU and Dice."""
     from paceline.commands.measure import Options
     from paceline.commands.measure import measure as job
 
-    options = Options(protocol, border, masks, suffix, json, per_image, inception, inception_sha256, overwrite, niqe)
+    files = (suffix, json, per_image, inception, inception_sha256)
+    options = Options(protocol, border, masks, *files, overwrite, niqe, value_range)
     raise typer.Exit(job(results, targets, options))
 
 

@@ -90,6 +90,7 @@ def _evaluate(config: Config, world: World, run: str, split: str, at: str, blend
         raise unknown("split", split, sources)
     stored = read_blended(run, at or "best", blend)
     _check_class_names(stored, run, split, config.run.data, sources[split].spec)
+    _check_range(stored, run, config.run.data, sources[split].spec)
     # A network that transforms images of any size is built for the size of the training images, not the evaluated ones.
     transforms = "apply" in uses_of(config.recipe_class)
     recipe = make_recipe(config, sources, (stored.spec.height, stored.spec.width) if transforms else None)
@@ -146,6 +147,13 @@ def _check_class_names(stored: StoredModel, run: str, split: str, data: str, spe
         if expected != name:
             what = f"class {number} in the {split} split is {name!r}, but {run} was trained with {expected!r}"
             raise UserError(f"--data {data}: {what}; use data with the same class names")
+
+
+def _check_range(stored: StoredModel, run: str, data: str, spec: DataSpec) -> None:
+    """Raise UserError if equal pixel values would have a different meaning than in training."""
+    if stored.spec.value_range != spec.value_range:
+        what = f"the images are {spec.pixel_format}, but {run} was trained on {stored.spec.pixel_format}"
+        raise UserError(f"--data {data}: {what}; use images with the same pixels and value_range")
 
 
 def _difference(run: str, trained: DataSpec, spec: DataSpec) -> str:

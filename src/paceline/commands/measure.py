@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from paceline.commands.metrics_output import print_metrics
+from paceline.contracts.pixel_format import EIGHT_BITS, PixelFormat
 from paceline.core.activity import counted
 from paceline.core.errors import UserError
 from paceline.core.files import check_new_file, json_text, new_file
@@ -22,7 +23,16 @@ from paceline.core.printable import print_line, printable
 from paceline.data.file_lists import images_under
 from paceline.evaluation.features.inception import load_inception
 from paceline.evaluation.features.network import FeatureNetwork
-from paceline.evaluation.image_metrics import PSNR_OF_IDENTICAL, SIGMA, WINDOW, luma, psnr, ssim
+from paceline.evaluation.image_metrics import (
+    PEAK,
+    PSNR_OF_IDENTICAL,
+    SIGMA,
+    WINDOW,
+    describe_rounding,
+    luma,
+    psnr,
+    ssim,
+)
 from paceline.evaluation.niqe import PROTOCOL as NIQE_PROTOCOL
 from paceline.evaluation.niqe import check_niqe_size, niqe
 from paceline.evaluation.overlap import CLASSES, MIDDLE, overlaps, pixel_counts
@@ -31,6 +41,8 @@ from paceline.evaluation.protocol import Protocol
 from paceline.evaluation.statistics import frechet_distance
 from paceline.evaluation.sums import FeatureSums, Layout, statistics_from, unflatten
 from paceline.images.decode import BadImage, decode
+from paceline.images.reader_choice import parse_range
+from paceline.inference.image_pair import read_pair
 from paceline.inference.matching import match_files
 from paceline.runs.weights_file import is_weights_file
 
@@ -54,6 +66,7 @@ class Options:
     inception_sha256: str = ""
     overwrite: bool = False
     niqe: bool = False
+    value_range: str = ""
 
 
 def measure(results: str, targets: str, options: Options) -> int:
@@ -78,17 +91,20 @@ def measure(results: str, targets: str, options: Options) -> int:
     rows: dict[str, Row] = {}
     counts = torch.zeros(len(CLASSES), 3, dtype=torch.float64)
     used: list[tuple[Path, Path]] = []
+    formats: set[PixelFormat] = set()
+    limits = parse_range(options.value_range) if options.value_range else None
     for result, target in counted(pairs, "comparing images", len(pairs)):
         try:
-            made, real = _same_size(result, target)
-            row = _measured(made, real, options, distance)
+            made, real, pixels = read_pair(result, target, limits)
+            row = _measured(made, real, options, distance, pixels)
         except (BadImage, UserError) as error:
             problems.append(f"{result}: {error}")
             continue
         rows[str(result)] = row
+        formats.add(pixels)
         used.append((result, target))
         if options.masks:
-            own = pixel_counts(made, real)
+            own = pixel_counts(made * (PEAK / pixels.span), real * (PEAK / pixels.span))
             counts += own
             row |= overlaps(own)
     if not rows:
@@ -97,11 +113,14 @@ def measure(results: str, targets: str, options: Options) -> int:
         name: sum(row[name] for row in rows.values()) / len(rows)
         for name in next(iter(rows.values()))
         if name.startswith(("psnr", "ssim", "lpips", "niqe"))
+        and all(name in row for row in rows.values())  # LPIPS and NIQE need 1 or 3 channels
     }
     metrics |= overlaps(counts) if options.masks else {}
+    if network and formats != {EIGHT_BITS}:
+        raise UserError("--inception: FID needs 8-bit images with 1 or 3 channels; omit --inception")
     metrics |= _fid(used, network) if network else {}
     metrics |= {"count": float(len(rows))}
-    protocol = _protocol(options, distance, network)
+    protocol = _protocol(options, distance, network, formats)
     if network and (note := network.few_images_note(len(used), f"{len(used):,} images")):
         notes = (*notes, note)
     print_line(f"{results} compared with {targets}: {len(rows):,} image{'s' * (len(rows) != 1)}")
@@ -167,35 +186,22 @@ def _images(path: str) -> list[Path]:
     return found
 
 
-def _same_size(result: Path, target: Path) -> tuple[Tensor, Tensor]:
-    """Return both images as [1, c, h, w] with the same number of channels; raise UserError if their sizes differ."""
-    one = decode(result)
-    try:
-        other = decode(target)
-    except BadImage as error:
-        raise UserError(f"its target {target} cannot be used: {error}") from None
-    if one.size != other.size:
-        sizes = f"{one.width}×{one.height} pixels, but {target} is {other.width}×{other.height}"
-        raise UserError(f"is {sizes}")
-    mode = "L" if one.mode == other.mode == "L" else "RGB"
-    made, real = (
-        torch.from_numpy(np.array(image.convert(mode), dtype=np.float64)).view(image.height, image.width, -1)
-        for image in (one, other)
-    )
-    return made.permute(2, 0, 1)[None], real.permute(2, 0, 1)[None]
-
-
-def _measured(made: Tensor, real: Tensor, options: Options, distance: Distance | None) -> Row:
+def _measured(made: Tensor, real: Tensor, options: Options, distance: Distance | None, pixels: PixelFormat) -> Row:
     border, (height, width) = options.border, made.shape[-2:]
     if min(height, width) - 2 * border < WINDOW:
         raise UserError(
             f"{width}×{height} pixels is too small to compare; SSIM needs at least {WINDOW}×{WINDOW} inside the border"
         )
     cut = [levels[..., border : height - border, border : width - border] for levels in (made, real)]
-    one, other = (luma(levels) for levels in cut) if options.protocol == "y" else cut
-    row = {"psnr": psnr(one, other).item(), "ssim": ssim(one, other).item()}
-    row |= {"lpips": distance(made, real).item()} if distance else {}
-    row |= {"niqe": niqe(made).item()} if options.niqe else {}
+    is_colour = made.shape[1] in (1, 3)
+    if not is_colour and (options.masks or options.protocol == "y"):
+        flag = "--masks" if options.masks else "--protocol y"
+        raise UserError(f"it has {made.shape[1]} channels, but {flag} needs 1 or 3")
+    one, other = (luma(levels, pixels.span) for levels in cut) if options.protocol == "y" else cut
+    row = {"psnr": psnr(one, other, pixels.span).item(), "ssim": ssim(one, other, pixels.span).item()}
+    shown = [levels * (PEAK / pixels.span) for levels in (made, real)]
+    row |= {"lpips": distance(shown[0], shown[1]).item()} if distance and is_colour else {}
+    row |= {"niqe": niqe(shown[0]).item()} if options.niqe and is_colour else {}
     return {f"{name}[{options.protocol}]": value for name, value in row.items()}
 
 
@@ -221,9 +227,12 @@ def _fid(pairs: Sequence[tuple[Path, Path]], network: FeatureNetwork) -> Row:
     return {"FID": frechet_distance(real.mean, real.covariance, made.mean, made.covariance)}
 
 
-def _protocol(options: Options, distance: Distance | None, network: FeatureNetwork | None) -> Protocol:
+def _protocol(
+    options: Options, distance: Distance | None, network: FeatureNetwork | None, formats: set[PixelFormat]
+) -> Protocol:
     found: dict[str, str | int | float] = {"protocol": options.protocol, "border": options.border}
-    found |= {"rounded": "to 8 bits", "ssim": f"gaussian window {WINDOW}, sigma {SIGMA}"}
+    found |= describe_rounding(*formats) if len(formats) == 1 else {"rounded": "differs between images"}
+    found |= {"ssim": f"gaussian window {WINDOW}, sigma {SIGMA}"}
     found |= {"lpips": "alex" if distance else "not measured"}
     found |= {"niqe": NIQE_PROTOCOL} if options.niqe else {}
     found |= {"segmentation": f"brightest channel above {MIDDLE}"} if options.masks else {}

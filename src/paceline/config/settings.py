@@ -148,7 +148,15 @@ class RunSettings:
         "fail", "what to do with unreadable images: fail or skip them", flag=True
     )
     size: int = setting(0, "height and width of the images in pixels; 0 keeps the source's size")
-    channels: int = setting(0, "1 converts images to greyscale, 3 to RGB; 0 keeps the source's channels")
+    channels: int = setting(
+        0, "1 converts images to greyscale, 3 to RGB; 0 keeps the source's channels (for most sources: RGB)"
+    )
+    preview_channels: str = setting(
+        "",
+        "channels shown in sample images, counted from 0: one, or three as red, green and blue, e.g. 4,2,0; "
+        "default: the first three, or the first if there are two",
+        mutable_on_resume=True,
+    )
     validation: float = setting(
         0.1, "fraction of the training samples held out to select the best checkpoint", at_least=0, below=1
     )

@@ -1,7 +1,7 @@
 """The base class for loaders, which turn tickets into raw batches on the device.
 
 A ticket is a sample index plus the sample's random numbers. A loader is a pure function of tickets, so all loaders
-produce the same batches. It yields the source's data (uint8 images, integer labels) together with the tickets' random
+produce the same batches. It yields the source's data (images, integer labels) together with the tickets' random
 numbers. transforms.py then augments and normalises each batch on the device.
 """
 
@@ -117,8 +117,8 @@ class Loader:
     def finish(self, fetched: Batch) -> Batch:
         """Turn data that `fetch` yielded into a raw batch.
 
-        A raw batch contains uint8 [n, c, h, w] images, labels of shape [n], "index" (int64 [n]) and "uniforms"
-        ([n, k]). This method runs only on the device, so it can be captured in a CUDA graph.
+        A raw batch contains [n, c, h, w] images with the source's pixels, labels of shape [n], "index" (int64 [n]) and
+        "uniforms" ([n, k]). This method runs only on the device, so it can be captured in a CUDA graph.
         """
         return fetched
 

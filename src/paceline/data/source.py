@@ -18,7 +18,7 @@ from paceline.contracts.recipe import DataSpec
 from paceline.data.crop import Window, cut
 from paceline.data.tickets import FULL, Shuffle
 
-Sample = dict[str, NDArray[Any]]  # images are uint8 [height, width, channels] arrays, labels are int64 scalars
+Sample = dict[str, NDArray[Any]]  # images are [height, width, channels] arrays, labels are int64 scalars
 
 
 class Encoded(NamedTuple):
@@ -32,8 +32,9 @@ class Source(HasSettings):
     """An indexable set of samples. Subclass it in a separate file.
 
     The file name is the name of the source. Implement `__len__`, `read`, and an `__init__` that sets `spec`. Images are
-    uint8 [height, width, channels] arrays, and labels are int64. Do not shuffle, crop or flip samples: the run does
-    that. To declare additional settings, define a frozen dataclass `Settings` that extends `RunSettings`.
+    [height, width, channels] arrays of `spec.dtype` (by default uint8), and labels are int64. Do not shuffle, crop or
+    flip samples: the run does that. To declare additional settings, define a frozen dataclass `Settings` that extends
+    `RunSettings`.
 
     Examples:
         ```python
@@ -209,7 +210,7 @@ class ArraySource(Source):
     decodes = False
 
     def __init__(self, arrays: Sample, spec: DataSpec) -> None:
-        """Store the arrays by field: "image" is uint8 [n, h, w, c], "label" is int64 [n]."""
+        """Store the arrays by field: "image" is [n, h, w, c] of type `spec.dtype`, "label" is int64 [n]."""
         self.arrays, self.spec = arrays, spec
 
     def __len__(self) -> int:

@@ -51,7 +51,7 @@ class WorkerPool:
         )
 
     def read(self, requests: Iterable[Tickets]) -> Iterator[Batch]:
-        """Yield the batch for each request, in order, in host memory, with uint8 images [n, h, w, c]."""
+        """Yield the batch for each request, in order, in host memory, with images [n, h, w, c]."""
         self._current.requests = requests
         try:
             for result in self._loader:

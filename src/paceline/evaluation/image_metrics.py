@@ -1,4 +1,8 @@
-"""PSNR and SSIM for images in 0…255, in float64; used by evaluators and by `apply --downsample`."""
+"""PSNR and SSIM in float64, for pixels of any format; used by evaluators, `measure` and `apply --downsample`.
+
+Images have levels from 0 to a peak, which is 255 for 8 bits, 65535 for 16 bits, and the length of the declared range
+for floating-point pixels.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import math
 import torch
 from torch import Tensor
 
+from paceline.contracts.pixel_format import EIGHT_BITS, PixelFormat
 from paceline.core.errors import UserError
 from paceline.data.source import sizes_of
 from paceline.evaluation.contract import Case
@@ -15,7 +20,7 @@ LUMA, LUMA_SHIFT = (65.481 / 255, 128.553 / 255, 24.966 / 255), 16.0
 PEAK = 255.0
 PSNR_OF_IDENTICAL = 100.0  # dB for identical images, instead of infinity
 WINDOW, SIGMA = 11, 1.5
-C1, C2 = (0.01 * PEAK) ** 2, (0.03 * PEAK) ** 2
+K1, K2 = 0.01, 0.03
 
 
 def check_sizes(case: Case, border: int = 0) -> None:
@@ -30,26 +35,34 @@ def check_sizes(case: Case, border: int = 0) -> None:
         )
 
 
-def to_levels(images: Tensor) -> Tensor:
-    """Round images in [-1, 1] to 8-bit levels, 0…255, in float64."""
-    return ((images.detach().double() + 1) * 127.5).round().clamp(0, 255)
+def to_levels(images: Tensor, pixels: PixelFormat = EIGHT_BITS) -> Tensor:
+    """Return images in [-1, 1] as levels from 0 to the peak, in float64, rounded if pixels are whole numbers."""
+    levels = (images.detach().double() + 1) * pixels.half
+    return (levels.round() if pixels.is_integer else levels).clamp(0, pixels.span)
 
 
-def luma(levels: Tensor) -> Tensor:
-    """Return MATLAB's luma (16…235) for RGB images in 0…255; grey images are returned unchanged."""
+def describe_rounding(pixels: PixelFormat) -> dict[str, str | float]:
+    """Return how images are rounded before they are compared and, unless they are 8-bit, the peak of the metrics."""
+    if pixels == EIGHT_BITS:
+        return {"rounded": "to 8 bits"}
+    return {"rounded": "to 16 bits" if pixels.is_integer else "no", "data_range": pixels.span}
+
+
+def luma(levels: Tensor, peak: float = PEAK) -> Tensor:
+    """Return MATLAB's luma (16…235 for 8 bits) for RGB images; grey images are returned unchanged."""
     if levels.shape[1] == 1:
         return levels
     red, green, blue = levels.unbind(1)
-    return (LUMA[0] * red + LUMA[1] * green + LUMA[2] * blue + LUMA_SHIFT)[:, None]
+    return (LUMA[0] * red + LUMA[1] * green + LUMA[2] * blue + LUMA_SHIFT * (peak / PEAK))[:, None]
 
 
-def psnr(made: Tensor, target: Tensor) -> Tensor:
+def psnr(made: Tensor, target: Tensor, peak: float = PEAK) -> Tensor:
     """Return the peak signal-to-noise ratio of each image, in dB."""
     squares = (made - target).square().mean((1, 2, 3))
-    return torch.where(squares > 0, 10 * (PEAK**2 / squares).log10(), PSNR_OF_IDENTICAL)
+    return torch.where(squares > 0, 10 * (peak**2 / squares).log10(), PSNR_OF_IDENTICAL)
 
 
-def ssim(made: Tensor, target: Tensor) -> Tensor:
+def ssim(made: Tensor, target: Tensor, peak: float = PEAK) -> Tensor:
     """Return the structural similarity of each image, averaged over its channels."""
     height, width = made.shape[-2:]
     if min(height, width) < WINDOW:
@@ -59,8 +72,9 @@ def ssim(made: Tensor, target: Tensor) -> Tensor:
     mean1, mean2 = blurred(made), blurred(target)
     variance1, variance2 = blurred(made * made) - mean1 * mean1, blurred(target * target) - mean2 * mean2
     covariance = blurred(made * target) - mean1 * mean2
-    likeness = (2 * mean1 * mean2 + C1) * (2 * covariance + C2)
-    return (likeness / ((mean1 * mean1 + mean2 * mean2 + C1) * (variance1 + variance2 + C2))).mean((1, 2, 3))
+    c1, c2 = (K1 * peak) ** 2, (K2 * peak) ** 2
+    likeness = (2 * mean1 * mean2 + c1) * (2 * covariance + c2)
+    return (likeness / ((mean1 * mean1 + mean2 * mean2 + c1) * (variance1 + variance2 + c2))).mean((1, 2, 3))
 
 
 def blurred(images: Tensor) -> Tensor:

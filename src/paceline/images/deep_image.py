@@ -64,13 +64,20 @@ class DeepImage:
 
     def squared(self, side: int, pixels: PixelFormat) -> DeepImage:
         """Centre-crop a square and resize it (bicubic); values stay within the range of the format."""
-        short = min(self.height, self.width)
-        left, top = (self.width - short) // 2, (self.height - short) // 2
-        square = (left, top, left + short, top + short)
-        if short == side:
-            return self.crop(square)
+        return self.fitted(side, side, pixels)
+
+    def fitted(self, height: int, width: int, pixels: PixelFormat) -> DeepImage:
+        """Centre-crop to a shape and resize (bicubic); values stay within the range. If a side is 0, keep the size."""
+        if not (height and width) or (height, width) == (self.height, self.width):
+            return self
+        scale = min(self.height / height, self.width / width)
+        inner_height, inner_width = round(scale * height), round(scale * width)
+        left, top = (self.width - inner_width) // 2, (self.height - inner_height) // 2
+        box = (left, top, left + inner_width, top + inner_height)
+        if (inner_height, inner_width) == (height, width):
+            return self.crop(box)
         planes = (Image.fromarray(plane.astype(np.float32)) for plane in np.moveaxis(self.pixels, -1, 0))
-        sized = np.stack([np.asarray(one.resize((side, side), Image.Resampling.BICUBIC, square)) for one in planes], -1)
+        sized = np.stack([np.asarray(one.resize((width, height), Image.Resampling.BICUBIC, box)) for one in planes], -1)
         sized = np.rint(sized) if pixels.is_integer else sized
         return DeepImage(sized.clip(pixels.low, pixels.high).astype(pixels.dtype))
 
@@ -110,3 +117,11 @@ def _check_values(array: NDArray[Any], pixels: PixelFormat) -> None:
             f"its values from {low:g} to {high:g} exceed value_range={pixels.low:g},{pixels.high:g}; "
             "use a larger range, or clip the image"
         )
+
+
+def to_eight_bit_array(array: NDArray[Any], pixels: PixelFormat) -> NDArray[np.uint8]:
+    """Return pixels on a scale from 0 to 255, as they are shown in sample images."""
+    if array.dtype == np.uint8:
+        return array
+    levels: NDArray[np.float32] = (array.astype(np.float32) - pixels.low) * (255 / pixels.span)
+    return np.rint(levels).clip(0, 255).astype(np.uint8)

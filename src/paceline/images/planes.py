@@ -91,6 +91,8 @@ def _opened(path: Path | bytes) -> Iterator[tuple[IO[bytes], tifffile.TiffFile |
 
 def _header(tiff: tifffile.TiffFile) -> PlanesHeader | None:
     series = tiff.series[0]
+    if tiff.is_ome and series.kind != "ome":
+        raise UnusablePlanes("its OME metadata describes planes that are not in the file; save all planes in one file")
     page, (axes, shape) = series.keyframe, _squeezed(series)
     samples = int(shape[axes.index("S")]) if "S" in axes else 1
     is_colour = page.photometric == tifffile.PHOTOMETRIC.RGB

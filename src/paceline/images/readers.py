@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from paceline.contracts.data_spec import DataSpec
 from paceline.contracts.pixel_format import EIGHT_BITS, PixelFormat
 from paceline.images.decode import BadImage, arrange_image, decode, upright_size
 from paceline.images.deep_image import GREY_AND_RGB, DeepImage, read_deep, to_format
@@ -91,6 +92,13 @@ class DeepReader:
         if channels != self.channels and {channels, self.channels} != GREY_AND_RGB:
             own = f"{channels} channel{'s' * (channels > 1)}"
             raise BadImage(f"{own} instead of {self.channels}; all images must have the same number of channels")
+
+
+def make_reader(spec: DataSpec) -> ImageReader:
+    """Return the reader whose images have a data spec's channels and pixel format."""
+    if spec.dtype == "uint8" and spec.channels in GREY_AND_RGB:
+        return EightBitReader(spec.channels)
+    return DeepReader(spec.channels, spec.pixel_format)
 
 
 def image_size(path: Path | bytes) -> tuple[int, int]:

@@ -1,7 +1,8 @@
 """Bicubic resampling on the device, antialiased when downscaling, with Pillow's and MATLAB's kernel (a = -0.5).
 
 `bicubic` is the plain filter. `bicubic_as_saved` rounds to 8 bits after each of its two passes, as Pillow does. So the
-result on the device differs by at most 1/255 from a file that Pillow would write, even at hard edges.
+result on the device differs by at most 1/255 from a file that Pillow would write, even at hard edges. Images with 16
+bits are rounded to 16 bits.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from paceline.contracts.pixel_format import EIGHT_BITS, PixelFormat
 
 HALF_MISSED_BY = 1e-4
 
@@ -22,13 +25,15 @@ def bicubic(images: Tensor, height: int, width: int) -> Tensor:
         return F.interpolate(wide, (height, width), mode="bicubic", align_corners=False, antialias=True)
 
 
-def bicubic_as_saved(images: Tensor, height: int, width: int) -> Tensor:
-    """Resize images in [-1, 1] and round every value to an 8-bit level."""
-    levels = ((images + 1) * 127.5).round()
+def bicubic_as_saved(images: Tensor, height: int, width: int, pixels: PixelFormat = EIGHT_BITS) -> Tensor:
+    """Resize images in [-1, 1] and round every value to a level of the pixel format; floats are only clipped."""
+    if not pixels.is_integer:
+        return bicubic(images, height, width).clamp(-1, 1)
+    levels = ((images + 1) * pixels.half).round()
     for size in ((images.shape[-2], width), (height, width)):
         # Round halves up, as Pillow does; the small offset catches halves that rounding errors made slightly too small.
-        levels = (bicubic(levels, *size) + (0.5 + HALF_MISSED_BY)).floor().clamp(0, 255)
-    return levels / 127.5 - 1
+        levels = (bicubic(levels, *size) + (0.5 + HALF_MISSED_BY)).floor().clamp(0, pixels.span)
+    return levels / pixels.half - 1
 
 
 def _enlarged_by_convolution(images: Tensor, factor: int) -> Tensor:

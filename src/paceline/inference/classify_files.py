@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-
-from PIL import Image
+from functools import partial
+from typing import Any
 
 from paceline.core.ordered_map import num_cores, ordered_map
-from paceline.images.decode import BadImage, decode, upright_size
+from paceline.images.decode import BadImage
+from paceline.images.readers import ImageReader, image_size
 from paceline.inference.find_images import FoundImage
 from paceline.inference.model import Model
 from paceline.inference.prediction_file import ClassProbability
@@ -21,7 +22,9 @@ def classify_files(
     model: Model, images: Sequence[FoundImage], top: int, skipped: list[SkippedImage]
 ) -> Iterator[tuple[str, list[ClassProbability]]]:
     """Yield each image's path and its most likely classes; add files that cannot be read to `skipped`."""
-    decoded = ordered_map(_decode, images, num_cores(), num_bytes=_num_bytes, max_bytes=MAX_BYTES)
+    decoded = ordered_map(
+        partial(_decode, model.reader), images, num_cores(), num_bytes=_num_bytes, max_bytes=MAX_BYTES
+    )
     for start in range(0, len(images), IMAGES_AT_ONCE):
         paths: list[str] = []
         some = zip(images[start : start + IMAGES_AT_ONCE], decoded, strict=False)
@@ -33,9 +36,7 @@ def classify_files(
             yield path, [ClassProbability(model.classes[number], probability) for number, probability in likeliest]
 
 
-def _usable(
-    images: Iterable[tuple[FoundImage, Image.Image | SkippedImage]], paths: list[str], skipped: list[SkippedImage]
-) -> Iterator[Image.Image]:
+def _usable(images: Iterable[tuple[FoundImage, Any]], paths: list[str], skipped: list[SkippedImage]) -> Iterator[Any]:
     """Yield decoded images one at a time, since large ones need a lot of memory; append their paths to `paths`."""
     for found, image in images:
         if isinstance(image, SkippedImage):
@@ -47,14 +48,15 @@ def _usable(
 
 def _num_bytes(image: FoundImage) -> int:
     try:
-        height, width = upright_size(image.path)
+        height, width = image_size(image.path)
     except BadImage:
         return 0
     return height * width * BYTES_PER_PX
 
 
-def _decode(image: FoundImage) -> Image.Image | SkippedImage:
+def _decode(reader: ImageReader, image: FoundImage) -> Any:
+    """Return a decoded image, or a SkippedImage."""
     try:
-        return decode(image.path)
+        return reader.decode(image.path)
     except BadImage as problem:
         return SkippedImage(str(image.path), str(problem))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from paceline.contracts.pixel_format import PixelFormat
 from paceline.contracts.recipe import Recipe
 from paceline.core.errors import UserError
 from paceline.data.draws import Drawer
@@ -90,24 +91,29 @@ def _image_to_image(image_model: ImageModel) -> Exportable:
 
 
 def _classifier(trained: TrainedModel, path: str) -> Exportable:
-    """Return an Exportable that maps images in 0…255 to class probabilities; the exported model scales its inputs."""
-    spec, size = trained.spec, trained.evaluated_size
-    example = torch.zeros(2, spec.channels, *(size or TRACED_PX), dtype=torch.uint8)
+    """Return an Exportable that maps pixels to class probabilities; the exported model scales its inputs.
+
+    It takes uint8 or, if the classifier was trained on another type, float32 with the same values.
+    """
+    spec, size, pixels = trained.spec, trained.evaluated_size, trained.spec.pixel_format
+    dtype = torch.uint8 if spec.dtype == "uint8" else torch.float32
+    example = torch.zeros(2, spec.channels, *(size or TRACED_PX), dtype=dtype)
     _check_takes_images_alone(trained.recipe, example, path)
     generator = torch.Generator().manual_seed(0)
     checks = [
-        {"images": torch.randint(256, (count, spec.channels, *px), dtype=torch.uint8, generator=generator)}
+        {"images": _random_pixels((count, spec.channels, *px), pixels, generator).to(dtype)}
         for count, px in zip(CHECKED_COUNTS, (size, size) if size else CHECKED_PX, strict=True)
     ]
     sides = {} if size else {at: torch.export.Dim(name, max=2**16) for at, name in enumerate(SIDES, start=2)}
     return Exportable(
-        _Classify(trained.recipe),
+        _Classify(trained.recipe, pixels),
         {"images": example},
         ({0: torch.export.Dim("n"), **sides},),
         ("probabilities",),
         checks,
         BATCHES if size else f"for {len(checks)} other image sizes",
-        f"input `images` uint8 [n, {', '.join(map(str, (spec.channels, *(size or SIDES))))}] in 0…255; "
+        f"input `images` {str(dtype).removeprefix('torch.')} "
+        f"[n, {', '.join(map(str, (spec.channels, *(size or SIDES))))}] in {pixels.low:g}…{pixels.high:g}; "
         f"output probabilities [n, {spec.num_classes}]",
         {"classes": list(trained.classes)},
     )
@@ -146,16 +152,22 @@ class _ImageToImage(nn.Module):
         return tuple(self.recipe.image_to_image(images).values())
 
 
-class _Classify(nn.Module):
-    """Wraps `predict` in a module that takes images in 0…255 and returns probabilities instead of logits."""
+def _random_pixels(shape: tuple[int, ...], pixels: PixelFormat, generator: torch.Generator) -> Tensor:
+    if pixels.is_integer:
+        return torch.randint(int(pixels.low), int(pixels.high) + 1, shape, generator=generator)
+    return torch.rand(shape, generator=generator) * pixels.span + pixels.low
 
-    def __init__(self, recipe: Recipe) -> None:
+
+class _Classify(nn.Module):
+    """Wraps `predict` in a module that takes pixels and returns probabilities instead of logits."""
+
+    def __init__(self, recipe: Recipe, pixels: PixelFormat) -> None:
         super().__init__()
-        self.recipe = recipe
+        self.recipe, self.pixels = recipe, pixels
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        # Scale as in transforms.py, whose function caches a tensor and so cannot be traced.
-        scaled = (images.to(torch.float32) - 127.5) * (1 / 127.5)
+        # Scale as in data/stored_pixels.py, whose function caches a tensor and so cannot be traced.
+        scaled = (images.to(torch.float32) - self.pixels.middle) * (1 / self.pixels.half)
         return (self.recipe.predict({"image": scaled})["logits"].softmax(dim=1),)
 
 

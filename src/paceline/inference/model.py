@@ -19,9 +19,12 @@ from paceline.data.draws import Drawer
 from paceline.data.feed import EVALUATION_BATCH, EVALUATION_PIXELS
 from paceline.data.transforms import transform
 from paceline.images.decode import arrange_image
+from paceline.images.deep_image import DeepImage
+from paceline.images.readers import ImageReader, make_reader
 from paceline.inference.applier import Applier, ApplierSettings
 from paceline.inference.composer import Composition
 from paceline.inference.image_model import make_image_model
+from paceline.inference.parse_device import parse_device
 from paceline.inference.pillow_images import as_images, pixels_of, plain, type_name
 from paceline.inference.trained import StoredModel, TrainedModel, networks_in, open_trained, read_stored
 from paceline.inference.uses import check_use, uses_of
@@ -37,7 +40,7 @@ def load(
     path: str, checkpoint: str = "best", device: str | torch.device | None = None, *, trust: bool = False
 ) -> Model:
     """Load a run folder or weights file onto a device; by default, onto a GPU if there is one."""
-    place = _device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    place = parse_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     path = last_finished(path, trust=trust)
     return Model(read_stored(path, checkpoint, trust=trust), path, place)
 
@@ -102,6 +105,11 @@ class Model:
         """The class names, or the class indices if the classes have no names."""
         return self._trained.classes
 
+    @property
+    def reader(self) -> ImageReader:
+        """Reads image files as the model needs them."""
+        return make_reader(self.spec)
+
     @torch.no_grad()
     def predict(self, images: Images) -> Tensor:
         """Return the probability of each class for each image.
@@ -110,7 +118,7 @@ class Model:
 
         Args:
             images: One or more Pillow images, which are scaled and cropped to the size used to evaluate the run;
-                or a uint8 [n, c, h, w] tensor or array, which is used unchanged.
+                or an [n, c, h, w] tensor or array of the type `spec.dtype` (usually uint8), which is used unchanged.
 
         Returns:
             The probabilities as a float64 [n, classes] tensor on the CPU. See `classes` for the class names.
@@ -227,16 +235,16 @@ class Model:
             return self._applier.composer.compose([pixels], pixels.nbytes, lambda _: None)[0]
 
     def _batches(self, images: Images) -> Iterator[Tensor]:
-        """Yield uint8 [n, c, h, w] tensors with the same batch size as `evaluate`."""
-        size = self._trained.evaluated_size
-        expected = f"uint8 [n, {', '.join(map(str, (self.spec.channels, *(size or ('height', 'width')))))}]"
+        """Yield [n, c, h, w] tensors of the data spec's dtype with the same batch size as `evaluate`."""
+        size, dtype = self._trained.evaluated_size, self.spec.dtype
+        expected = f"{dtype} [n, {', '.join(map(str, (self.spec.channels, *(size or ('height', 'width')))))}]"
         if not isinstance(images, Tensor | np.ndarray):
             for stack in self._arranged(images, expected):
                 yield from _split(stack)
             return
         shape = list(images.shape)
         fits = len(shape) == 4 and shape[1] == self.spec.channels and size in (None, tuple(shape[2:]))
-        if images.dtype not in (torch.uint8, np.uint8) or not fits:
+        if str(images.dtype).removeprefix("torch.") != dtype or not fits:
             raise UserError(f"expected images as {expected}, not {images.dtype} {shape}")
         yield from _split(torch.as_tensor(images if isinstance(images, Tensor) else np.ascontiguousarray(images)))
 
@@ -246,19 +254,22 @@ class Model:
         listed: Iterable[Any] = images if isinstance(images, Iterable) and several else [images]
         arrays = []
         for one in listed:  # one at a time, to limit memory use for large images
-            if not isinstance(one, Image.Image):
+            if not isinstance(one, Image.Image | DeepImage):
                 raise UserError(f"expected a list of Pillow images or {expected}, not {type_name(one, several)}")
             arrays.append(self._arrange(one))
         one_size = len({array.shape for array in arrays}) == 1
         stacks = [np.stack(arrays)] if one_size else [array[np.newaxis] for array in arrays]
         return [torch.from_numpy(stack).permute(0, 3, 1, 2) for stack in stacks]
 
-    def _arrange(self, image: Image.Image) -> npt.NDArray[np.uint8]:
-        """Centre-crop and scale an image to the size used to evaluate the run; return a uint8 [h, w, c] array."""
+    def _arrange(self, image: Image.Image | DeepImage) -> npt.NDArray[Any]:
+        """Centre-crop and scale an image to the size used to evaluate the run; return an [h, w, c] array."""
         spec = self.spec
-        if spec.channels not in (1, 3):
-            raise UserError(f"{self._path}: expects images with {spec.channels} channels; pass them as a uint8 tensor")
         height, width = self._trained.evaluated_size or (0, 0)
+        if isinstance(image, DeepImage):
+            return image.fitted(height, width, spec.pixel_format).pixels
+        if spec.dtype != "uint8" or spec.channels not in (1, 3):
+            expected = f"{spec.channels} channels and {spec.pixel_format} pixels"
+            raise UserError(f"{self._path}: expects images with {expected}; pass them as a {spec.dtype} array")
         image = plain(image)
         if height != width:
             image = ImageOps.fit(image, (width, height), Image.Resampling.BICUBIC)
@@ -281,18 +292,3 @@ def _split(images: Tensor) -> Iterator[Tensor]:
         # Use the memory layout of the loaders' batches, [n, h, w, c]; convolutions in other layouts round differently.
         rows = images[start : start + count].permute(0, 2, 3, 1)
         yield rows.clone(memory_format=torch.contiguous_format).permute(0, 3, 1, 2)
-
-
-def _device(wanted: str | torch.device) -> torch.device:
-    try:
-        device = torch.device(wanted)
-    except (RuntimeError, TypeError):
-        device = torch.device("meta")
-    if device.type not in ("cpu", "cuda"):
-        raise UserError(f"device={str(wanted)!r}: expected 'cpu', 'cuda' or a GPU index such as 'cuda:1'")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError(f"device={str(wanted)!r}: no CUDA device is visible to PyTorch; use device='cpu'")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        last = torch.cuda.device_count() - 1
-        raise UserError(f"device={str(wanted)!r}: there is no such GPU; the last GPU is 'cuda:{last}'")
-    return device

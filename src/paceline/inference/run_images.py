@@ -13,6 +13,7 @@ from paceline.data.draws import Drawer
 from paceline.data.open_sources import open_sources
 from paceline.data.source import Source
 from paceline.images.grids import grid, to_image
+from paceline.images.shown_channels import ShownChannels
 from paceline.inference.image_model import open_recipe
 from paceline.inference.interpolation import interpolate_draws
 from paceline.inference.trained import read_stored
@@ -58,9 +59,12 @@ def show_run(run: str, config: Config, checkpoint: str, options: GridOptions) ->
         if options.flag:
             raise UserError(f"{options.flag}: only for generators, but {type(recipe).__name__} transforms images")
         samples = strip_samples(sources.get(recipe.evaluated_on, sources["train"]), drawer, precision)
-        return make_strips(recipe, samples, precision), caption
+        channels = ShownChannels.parse(config.run.preview_channels, sources["train"].spec.channels)
+        return make_strips(recipe, samples, precision, channels), caption
     if options.interpolate:
         draws = interpolate_draws(recipe, fixed_draws(recipe, drawer, 2 * options.rows), options.columns)
     else:
         draws = fixed_draws(recipe, drawer, options.rows * options.columns)
-    return to_image(grid(make_images(recipe, draws, precision), options.columns)), caption
+    images = make_images(recipe, draws, precision)
+    shown = ShownChannels.parse(config.run.preview_channels, images.shape[-1]).of(images)
+    return to_image(grid(shown, options.columns)), caption

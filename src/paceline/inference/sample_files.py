@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.ordered_map import num_cores, ordered_map
+from paceline.images.deep_image import GREY_AND_RGB
 from paceline.images.encode import Encoding, write_image
 from paceline.inference.model import Model
 
@@ -23,6 +25,8 @@ class _Generated(NamedTuple):
 
 def write_samples(model: Model, folder: Path, count: int, encoding: Encoding) -> Iterator[Path]:
     """Write images 0 … count - 1 and yield the path of each, in order."""
+    if model.spec.channels not in GREY_AND_RGB:
+        encoding = replace(encoding, format="tiff")
     digits, suffix = max(5, len(str(count - 1))), encoding.suffix(Path())
 
     def generate() -> Iterator[_Generated]:

@@ -205,6 +205,11 @@ def _check(settings: EsrganSettings, spec: DataSpec, *, per_pixel: bool) -> None
             "degradation=second_order: not supported with low-resolution files, which are already degraded; "
             "use --set degradation=bicubic, or remove --low-root"
         )
+    if settings.degradation == "second_order" and (spec.channels not in (1, 3) or spec.dtype != "uint8"):
+        raise UserError(
+            "degradation=second_order: simulates 8-bit JPEG files with 1 or 3 channels, but the images are "
+            f"{spec.pixel_format} with {spec.channels} channels; use --set degradation=bicubic"
+        )
     if per_pixel:
         check_sides(spec, SIDES_MULTIPLE_OF, "logits=pixel")
 

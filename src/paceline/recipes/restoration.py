@@ -45,8 +45,8 @@ class RestorationSettings(RestorationLossSettings):
     )
     fresh_noise: float = setting(
         0.0,
-        "add new Gaussian noise with this standard deviation (on a scale from 0 to 255) to the targets at every step, "
-        "and train on the result instead of the data's input images; 0: off",
+        "add new Gaussian noise with this standard deviation (on a scale from 0 to 255, for any pixel type) to the "
+        "targets at every step, and train on the result instead of the data's input images; 0: off",
         at_least=0,
     )
 
@@ -117,12 +117,12 @@ class Restoration(RestorationRecipe):
                 ),
             },
         )
-        self.fresh_noise = settings.fresh_noise
+        self.fresh_noise, self.pixels = settings.fresh_noise, spec.pixel_format
         if self.fresh_noise:
             self.draws = {"noise_seeds": Draw((2,), "uniform")}
         self.content_loss = ContentLoss(settings)
         self.objective, self.adversarial = OBJECTIVES[settings.objective], settings.adversarial
-        check_weights(self.content_loss, self.adversarial)
+        check_weights(self.content_loss, self.adversarial, spec.channels)
         self.discriminator = None
         self.phases = (Phase("restorer", "restorer"),)
         if self.adversarial:
@@ -151,7 +151,7 @@ class Restoration(RestorationRecipe):
         """Return the images to restore during training."""
         if not self.fresh_noise:
             return batch["image"]
-        return add_gaussian_noise(batch["target"], batch["noise_seeds"], self.fresh_noise)
+        return add_gaussian_noise(batch["target"], batch["noise_seeds"], self.fresh_noise, self.pixels)
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
         """Return the restored image, its target and the input."""

@@ -24,6 +24,7 @@ from paceline.models.layers import normalise_by_image
 from paceline.models.losses import BCE, SQUARES, Objective
 from paceline.models.patchgan import PatchDiscriminator
 from paceline.models.windows import in_windows
+from paceline.recipes.parts.colours import check_colours
 from paceline.recipes.parts.other_names import TRANSLATION
 from paceline.recipes.parts.translation_networks import (
     GeneratorKind,
@@ -187,6 +188,8 @@ class Translation(Recipe):
         self.distance = F.smooth_l1_loss if settings.distance == "smooth_l1" else F.l1_loss
         self.distance_weight, self.perceptual = settings.distance_weight, settings.perceptual
         self.features = Features(settings.vgg, settings.vgg_layer) if self.perceptual else None
+        if self.perceptual:
+            check_colours(f"perceptual={self.perceptual:g}", "VGG19", spec.channels)
 
     def translate(self, image: Tensor) -> dict[str, Tensor]:
         """Return every panel generated from the input, with values in [-1, 1]."""
@@ -278,13 +281,8 @@ def _plan(settings: TranslationSettings, spec: DataSpec) -> Plan:
         return plan_pix2pix(spec, settings.target)
     if settings.target:
         raise UserError(f"target={settings.target}: only for model=pix2pix; deepliif generates every panel")
-    return plan_deepliif(
-        spec,
-        settings.modalities,
-        settings.segmentation_weights,
-        settings.generator_weights,
-        settings.discriminator_weights,
-    )
+    weights = settings.segmentation_weights, settings.generator_weights, settings.discriminator_weights
+    return plan_deepliif(spec, settings.modalities, *weights)
 
 
 def _generator_kinds(settings: TranslationSettings, spec: DataSpec, segmented: bool) -> tuple[str, str]:

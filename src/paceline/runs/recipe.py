@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 
 from paceline.config.resolve import Config
-from paceline.contracts.recipe import Recipe
+from paceline.contracts.recipe import DataSpec, Recipe
 from paceline.core.errors import UserError, unknown
 from paceline.data.crop import cropped
 from paceline.data.source import Source
@@ -29,8 +29,19 @@ def make_recipe(config: Config, sources: Mapping[str, Source], size: tuple[int, 
         if network not in recipe.networks:
             raise unknown("network", network, recipe.networks)
     for split, source in sources.items():
+        _check_same_pixels(spec, split, source.spec, config.run.data)
         _check_fit(recipe, split, source, config)
     return recipe
+
+
+def _check_same_pixels(spec: DataSpec, split: str, other: DataSpec, data: str) -> None:
+    """Raise UserError if the images of a split differ from the training images in channels or pixel format."""
+    if spec.channels != other.channels:
+        what = f"the {split} images have {other.channels} channels, but the training images have {spec.channels}"
+        raise UserError(f"--data {data}: {what}; set channels for both, or use other files")
+    if spec.pixel_format != other.pixel_format:
+        what = f"the {split} images are {other.pixel_format}, but the training images are {spec.pixel_format}"
+        raise UserError(f"--data {data}: {what}; set pixels for both, e.g. --set pixels=uint16")
 
 
 def _check_fit(recipe: Recipe, split: str, source: Source, config: Config) -> None:

@@ -94,7 +94,7 @@ class Loop:
     def _make_previews(self) -> Previews:
         parts = self.parts
         shown = parts.loaders.get(self.recipe.evaluated_on, parts.loaders["train"]).source
-        return Previews(self.recipe, parts.feed.drawer, shown, parts.precision)
+        return Previews(self.recipe, parts.feed.drawer, shown, parts.precision, parts.config.run.preview_channels)
 
     def _cadences(self) -> dict[str, int]:
         """Return the number of images between logs, evaluations, samples and checkpoints, by setting name."""

@@ -14,7 +14,9 @@ from paceline.data.crop import Window
 from paceline.data.draws import Drawer
 from paceline.data.source import Source, sizes_of
 from paceline.data.transforms import to_eight_bits, transform
+from paceline.images.deep_image import to_eight_bit_array
 from paceline.images.grids import captioned, grid, side_by_side, stack_vertically, to_image
+from paceline.images.shown_channels import ShownChannels
 from paceline.parallel.precision import Precision
 from paceline.training.compile import eager
 
@@ -30,8 +32,9 @@ MULTIPLE_PX = 8  # crop sides are multiples of this, so that every scale divides
 class Previews:
     """The sample images of a run, always computed from the same noise or samples."""
 
-    def __init__(self, recipe: Recipe, drawer: Drawer, source: Source, precision: Precision) -> None:
+    def __init__(self, recipe: Recipe, drawer: Drawer, source: Source, precision: Precision, channels: str) -> None:
         self._recipe, self._precision, self._source = recipe, precision, source
+        self._channels = ShownChannels.parse(channels, source.spec.channels)
         self._draws = fixed_draws(recipe, drawer, NUM_SAMPLES) if recipe.generates else {}
         self._generated_shape: tuple[int, ...] | None = None  # height, width and channels of generated images
         strips = not recipe.generates and has_strips(recipe)
@@ -46,15 +49,15 @@ class Previews:
         if self._recipe.generates:
             images = make_images(self._recipe, self._draws, self._precision)
             self._generated_shape = images.shape[1:]
-            return grid(images)
-        return np.asarray(make_strips(self._recipe, self._samples, self._precision))
+            return grid(self._channels.of(images))
+        return np.asarray(make_strips(self._recipe, self._samples, self._precision, self._channels))
 
     def real(self) -> np.ndarray | None:
         """Return a grid of real images with the size of the generated images; None if there are none."""
         if self._generated_shape is None:
             return None
         crops = real_crops(self._source, *self._generated_shape)
-        return None if crops is None else grid(crops)
+        return None if crops is None else grid(self._channels.of(crops))
 
 
 @torch.no_grad()
@@ -94,9 +97,9 @@ def real_crops(source: Source, height: int, width: int, channels: int) -> np.nda
             image = source.read_window(index, Window(top, left, height, width)).get("image")
         except (UserError, OSError):  # training reports damaged files
             return None
-        if image is None or image.dtype != np.uint8 or image.shape != (height, width, channels):
+        if image is None or image.shape != (height, width, channels):
             return None
-        crops.append(image)
+        crops.append(to_eight_bit_array(image, source.spec.pixel_format))
     return np.stack(crops) if crops else None
 
 
@@ -130,7 +133,7 @@ def _side(side: int) -> int:
 
 
 @torch.no_grad()
-def make_strips(recipe: Recipe, samples: list[Batch], precision: Precision) -> Image.Image:
+def make_strips(recipe: Recipe, samples: list[Batch], precision: Precision, channels: ShownChannels) -> Image.Image:
     """Return one strip of captioned images per sample, stacked vertically."""
     recipe.eval()
     strips = []
@@ -138,6 +141,7 @@ def make_strips(recipe: Recipe, samples: list[Batch], precision: Precision) -> I
         with eager(), precision.autocast():
             shown = recipe.preview(sample)
         images = {name: to_eight_bits(made)[0].permute(1, 2, 0).cpu().numpy() for name, made in shown.items()}
-        strips.append(side_by_side([captioned(to_image(one), name, room=True) for name, one in images.items()]))
+        parts = [captioned(to_image(channels.of(one)), name, room=True) for name, one in images.items()]
+        strips.append(side_by_side(parts))
     recipe.train()
     return stack_vertically(strips)

@@ -71,7 +71,7 @@ class Dali(ReusingLoader[SizedPipeline]):
         found = self.source.encoded(index)
         if found is None:
             raise UserError(
-                f"--loader dali: cannot load {self.source.name_of(index)}: only colour image files that are not "
+                f"--loader dali: cannot load {self.source.name_of(index)}: only 8-bit RGB image files that are not "
                 "resized are supported; use --loader workers"
             )
         return found

@@ -1,4 +1,4 @@
-"""Keeps the whole source in memory as uint8: on the device if it fits, otherwise on the host."""
+"""Keeps the whole source in memory, with the pixels as stored: on the device if it fits, otherwise on the host."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Resident(Loader):
     If the samples do not fit on the device, they stay in host memory, where batches are gathered ahead of time.
     """
 
-    description = "keeps all samples in memory as uint8"
+    description = "keeps all decoded samples in memory"
     auto_order = 0
 
     @classmethod

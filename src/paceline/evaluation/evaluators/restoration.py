@@ -1,10 +1,13 @@
 """Restored images compared with the originals: PSNR, SSIM, LPIPS if its package is installed, and NIQE on request.
 
-Both images are first rounded to 8 bits, as in image files. Protocol `y` compares luma (16…235, as MATLAB's rgb2ycbcr
-computes it, not rounded again); `rgb` compares all channels. When upscaling, both ignore a border as wide as the scale.
-Each metric is computed per image and then averaged. PSNR has a peak of 255. SSIM has a Gaussian window of 11 pixels
-with σ = 1.5, K = 0.01 and 0.03, and uses only pixels whose window lies inside the image. If a recipe also predicts a
-baseline (bicubic, the input), the baseline is measured in the same way.
+Both images are first rounded as in image files: to 8 or 16 bits, or not at all for floating-point pixels. Protocol `y`
+compares luma (16…235, as MATLAB's rgb2ycbcr computes it, not rounded again); `rgb` compares all channels. Images with
+neither 1 nor 3 channels are always compared in all channels (`all`). When upscaling, a border as wide as the scale is
+ignored. Each metric is computed per image and then averaged. The peak of PSNR and SSIM is 255, 65535 or, for
+floating-point pixels, the length of the declared range. SSIM has a Gaussian window of 11 pixels with σ = 1.5, K = 0.01
+and 0.03, and uses only pixels whose window lies inside the image. If a recipe also predicts a baseline (bicubic, the
+input), the baseline is measured in the same way. LPIPS and NIQE are measured on a scale of 0 to 255, only for images
+with 1 or 3 channels.
 """
 
 from __future__ import annotations
@@ -14,15 +17,27 @@ from torch import Tensor
 
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Batch, DataSpec
+from paceline.core.errors import UserError
 from paceline.data.source import sizes_of
 from paceline.evaluation.contract import Case, Evaluator
-from paceline.evaluation.image_metrics import SIGMA, WINDOW, check_sizes, luma, psnr, ssim, to_levels
+from paceline.evaluation.image_metrics import (
+    PEAK,
+    SIGMA,
+    WINDOW,
+    check_sizes,
+    describe_rounding,
+    luma,
+    psnr,
+    ssim,
+    to_levels,
+)
 from paceline.evaluation.niqe import PROTOCOL, check_niqe_size, niqe
 from paceline.evaluation.perceptual import perceptual_distance
 from paceline.evaluation.protocol import Protocol
 
 MEASURED = ("image", "bicubic", "input")  # fields of a prediction that are compared with the target
 METRICS = ("psnr", "ssim", "lpips", "niqe")
+ALL_CHANNELS = "all"  # label of metrics of images that are neither grey nor RGB
 
 
 class Restoration(Evaluator):
@@ -30,11 +45,14 @@ class Restoration(Evaluator):
 
     def __init__(self, case: Case, spec: DataSpec, device: torch.device, settings: RunSettings) -> None:
         super().__init__(case, spec, device, settings)
-        self.label = settings.protocol
+        self.pixels, self.is_colour = case.source.spec.pixel_format, spec.channels in (1, 3)
+        self.label = settings.protocol if self.is_colour else ALL_CHANNELS
         self.border = case.output_scale if case.output_scale > 1 else 0
         check_sizes(case, self.border)
-        self.distance, self.notes = perceptual_distance(device)
+        self.distance, self.notes = perceptual_distance(device) if self.is_colour else (None, ())
         self.measured = {"psnr", "ssim"} | ({"lpips"} if self.distance else set())
+        if settings.niqe and not self.is_colour:
+            raise UserError(f"niqe=true: needs images with 1 or 3 channels, not {spec.channels}; use --set niqe=false")
         if settings.niqe:
             self.measured.add("niqe")
             for index, (height, width) in enumerate(sizes_of(case.source).tolist()):
@@ -43,25 +61,26 @@ class Restoration(Evaluator):
 
     def protocol(self) -> Protocol:
         return {
-            "protocol": self.settings.protocol,
+            "protocol": self.label,
             "border": self.border,
-            "rounded": "to 8 bits",
+            **describe_rounding(self.pixels),
             "ssim": f"gaussian window {WINDOW}, sigma {SIGMA}",
             "lpips": "alex" if self.distance else "not measured",
             **({"niqe": PROTOCOL} if "niqe" in self.measured else {}),
         }
 
     def update(self, prediction: dict[str, Tensor], batch: Batch) -> None:
-        target = to_levels(prediction["target"])
+        target = to_levels(prediction["target"], self.pixels)
         for number, name in enumerate(MEASURED):
             if name not in prediction:
                 continue
-            made = to_levels(prediction[name])
+            made = to_levels(prediction[name], self.pixels)
             assert made.shape == target.shape, f"shape of {name}: {made.shape}; shape of its target: {target.shape}"
             one, other = (self._compared(images) for images in (made, target))
-            values = [psnr(one, other), ssim(one, other)]
-            values.append(self.distance(made, target) if self.distance else torch.zeros_like(values[0]))
-            values.append(niqe(made) if "niqe" in self.measured else torch.zeros_like(values[0]))
+            values = [metric(one, other, self.pixels.span) for metric in (psnr, ssim)]
+            none = torch.zeros_like(values[0])
+            values.append(self.distance(self._shown(made), self._shown(target)) if self.distance else none)
+            values.append(niqe(self._shown(made)) if "niqe" in self.measured else none)
             values.append(torch.ones_like(values[0]))
             self._sums[number] += torch.stack(values).sum(dim=1)
 
@@ -69,7 +88,11 @@ class Restoration(Evaluator):
         """Return the region and the channels that the protocol compares."""
         border, (height, width) = self.border, levels.shape[-2:]
         cut = levels[..., border : height - border, border : width - border]
-        return luma(cut) if self.settings.protocol == "y" else cut
+        return luma(cut, self.pixels.span) if self.label == "y" else cut
+
+    def _shown(self, levels: Tensor) -> Tensor:
+        """Return levels on a scale from 0 to 255."""
+        return levels if self.pixels.span == PEAK else levels * (PEAK / self.pixels.span)
 
     def sums(self) -> Tensor:
         return self._sums.flatten().clone()

@@ -1,6 +1,7 @@
 """Predicted panels compared with the real ones: PSNR and SSIM for each, IoU and Dice for the segmentation.
 
-Images are rounded to 8 bits. PSNR and SSIM are computed over all channels and averaged over images. A pixel of a
+Images are rounded to 8 or 16 bits, or not at all for floating-point pixels; the peak is 255, 65535 or the length of
+the declared range. PSNR and SSIM are computed over all channels and averaged over images. A pixel of a
 segmentation is background if its brightest channel is below the middle. Otherwise, its class is that channel (red,
 green, blue), or `bright` if its channels are nearly equal. IoU and Dice are computed over all pixels in the split for
 each class that occurs in the real segmentations, and then averaged over these classes.
@@ -13,8 +14,9 @@ from torch import Tensor
 
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Batch, DataSpec
+from paceline.core.errors import UserError
 from paceline.evaluation.contract import Case, Evaluator
-from paceline.evaluation.image_metrics import check_sizes, psnr, ssim, to_levels
+from paceline.evaluation.image_metrics import PEAK, check_sizes, describe_rounding, psnr, ssim, to_levels
 from paceline.evaluation.overlap import CLASSES, MIDDLE, mean_of, overlaps, pixel_counts
 from paceline.evaluation.protocol import Protocol
 
@@ -27,23 +29,31 @@ class Translation(Evaluator):
     def __init__(self, case: Case, spec: DataSpec, device: torch.device, settings: RunSettings) -> None:
         super().__init__(case, spec, device, settings)
         check_sizes(case)
+        self.pixels = case.source.spec.pixel_format
+        if SEGMENTATION in spec.panels and spec.channels not in (1, 3):
+            raise UserError(
+                f"panels: a segmentation needs 1 or 3 channels, whose colours are its classes, not {spec.channels}; "
+                "leave the panel out, or give it another name"
+            )
         # For each panel: the sums of PSNR and SSIM, and the number of images.
         self._quality = torch.zeros(len(spec.panels), 3, dtype=torch.float64, device=device)
         # For each class: the number of pixels in both segmentations, in the predicted one, and in the real one.
         self._overlap = torch.zeros(len(CLASSES), 3, dtype=torch.float64, device=device)
 
     def protocol(self) -> Protocol:
-        return {"rounded": "to 8 bits", "channels": "all", "segmentation": f"brightest channel above {MIDDLE}"}
+        rounding = describe_rounding(self.pixels)
+        return {**rounding, "channels": "all", "segmentation": f"brightest channel above {MIDDLE}"}
 
     def update(self, prediction: dict[str, Tensor], batch: Batch) -> None:
         for number, name in enumerate(self.spec.panels):
             if name not in prediction:
                 continue
-            made, real = to_levels(prediction[name]), to_levels(batch[name])
-            values = [psnr(made, real), ssim(made, real)]
+            made, real = (to_levels(images[name], self.pixels) for images in (prediction, batch))
+            values = [metric(made, real, self.pixels.span) for metric in (psnr, ssim)]
             self._quality[number] += torch.stack([*values, torch.ones_like(values[0])]).sum(dim=1)
             if name == SEGMENTATION:
-                self._overlap += pixel_counts(made, real)
+                factor = PEAK / self.pixels.span  # classes are defined on a scale from 0 to 255
+                self._overlap += pixel_counts(made * factor, real * factor)
 
     def sums(self) -> Tensor:
         return torch.cat([self._quality.flatten(), self._overlap.flatten()])

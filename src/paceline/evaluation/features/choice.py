@@ -68,6 +68,11 @@ class Classifier(FeatureNetwork):
 
 def choose_features(settings: RunSettings, spec: DataSpec, device: torch.device, open_run: OpenRun) -> FeatureNetwork:
     """Return the network chosen by the settings: Inception, a classification run, or pixels if neither is set."""
+    if settings.inception and spec.channels not in (1, 3):
+        raise UserError(
+            f"--inception: needs images with 1 or 3 channels, not {spec.channels}; leave it out, "
+            "or use --set features=RUN with a classifier for such images"
+        )
     if settings.inception:
         return load_inception(settings.inception, settings.inception_sha256, device)
     if settings.features:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from paceline.contracts.pixel_format import EIGHT_BITS, PixelFormat
 from paceline.images.degradation.canvas import Canvas
 from paceline.images.degradation.numbers import Numbers, between, to_normal, to_poisson, uniform_field
 
@@ -50,14 +51,16 @@ def random_noise(shape: tuple[int, ...], numbers: Numbers, max_sigma: float, max
     )
 
 
-def add_gaussian_noise(images: Tensor, seeds: Tensor, sigma: float) -> Tensor:
-    """Return images in [-1, 1] with Gaussian noise, rounded to 8 bits.
+def add_gaussian_noise(images: Tensor, seeds: Tensor, sigma: float, pixels: PixelFormat = EIGHT_BITS) -> Tensor:
+    """Return images in [-1, 1] with Gaussian noise, rounded to the levels of the pixel format.
 
     `seeds` are two uniform numbers per image, [n, 2], which determine its noise. `sigma` is on a scale from 0 to 255.
     """
     normal = to_normal(uniform_field((seeds[:, 0], seeds[:, 1]), images.shape[1:]))
-    levels = (images + 1) * HALF + sigma * normal
-    return levels.round().clamp(0, 2 * HALF) / HALF - 1
+    if not pixels.is_integer:
+        return (images + (sigma / HALF) * normal).clamp(-1, 1)
+    levels = (images + 1) * pixels.half + sigma * (pixels.half / HALF) * normal
+    return levels.round().clamp(0, pixels.span) / pixels.half - 1
 
 
 def poisson_noise(levels: Tensor, uniform: Tensor, normal: Tensor, scale: Tensor, is_grey: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from paceline.models.features import Features
 from paceline.models.image_losses import fft_loss, ssim_loss
 from paceline.models.layers import in_full_precision
 from paceline.models.lpips_network import check_lpips, lpips_loss
+from paceline.recipes.parts.colours import check_colours
 
 CHARBONNIER_EPSILON = 1e-3  # for differences well below this, the loss is quadratic
 
@@ -170,7 +171,11 @@ class ContentLoss:
         return sum(others, first)
 
 
-def check_weights(content: ContentLoss, adversarial: float) -> None:
-    """Raise UserError if all loss weights are zero."""
+def check_weights(content: ContentLoss, adversarial: float, channels: int) -> None:
+    """Raise UserError if all loss weights are zero, or if a network in the loss cannot process the images."""
+    if content.perceptual:
+        check_colours(f"perceptual={content.perceptual:g}", "VGG19", channels)
+    if "lpips" in content.others:
+        check_colours(f"lpips={content.others['lpips'][0]:g}", "LPIPS", channels)
     if not (content or adversarial):
         raise UserError("pixel=0: all loss weights are zero; make at least one of them positive, e.g. pixel=1")

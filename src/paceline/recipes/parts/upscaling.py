@@ -55,12 +55,12 @@ class UpscalingRecipe(RestorationRecipe):
 
     def __init__(self, settings: UpscalingSettings, spec: DataSpec) -> None:
         super().__init__(settings, spec)
-        self.output_scale = int(settings.scale)
+        self.output_scale, self.pixels = int(settings.scale), spec.pixel_format
         self._check_stage_and_scale(settings, spec)
         is_adversarial = settings.stage == "adversarial"
         self.content_loss = ContentLoss(settings, perceptual=is_adversarial)
         self.objective, self.adversarial = OBJECTIVES[settings.objective], settings.adversarial * is_adversarial
-        check_weights(self.content_loss, self.adversarial)
+        check_weights(self.content_loss, self.adversarial, spec.channels)
         self.discriminator = None
         self.phases = (Phase("generator", "generator"),)
         if is_adversarial:
@@ -85,9 +85,9 @@ class UpscalingRecipe(RestorationRecipe):
         self.phases += (Phase("discriminator", "discriminator"),)
 
     def degrade(self, high: Tensor, batch: Batch) -> Tensor:
-        """Return low-resolution images, rounded to 8 bits as in a file; by default, downsampled (bicubic)."""
+        """Return low-resolution images, rounded as in a file; by default, downsampled (bicubic)."""
         height, width = high.shape[-2:]
-        return bicubic_as_saved(high, height // self.output_scale, width // self.output_scale)
+        return bicubic_as_saved(high, height // self.output_scale, width // self.output_scale, self.pixels)
 
     def low_resolution(self, batch: Batch) -> Tensor:
         """Return the generator's input: the source's low-resolution images, or images from `degrade`."""

@@ -1,0 +1,215 @@
+"""TIFF planes as channels: files of several writers, damaged copies, and files that cannot be used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tifffile
+import torch
+from PIL import Image
+
+from paceline.contracts.pixel_format import PixelFormat
+from paceline.images.decode import BadImage
+from paceline.images.deep_image import DeepImage, read_deep, to_format
+from paceline.images.image_file import Canvas, read_image
+from paceline.images.planes import read_planes_header
+from paceline.inference.forward import to_stored
+
+PLANES = np.random.default_rng(0).integers(0, 65536, (5, 12, 9), dtype=np.uint16)
+SIXTEEN_BITS = PixelFormat.full("uint16")
+FLOATS = PixelFormat("float32", -1.0, 3.0)
+
+
+def with_pillow(path: Path, planes: np.ndarray, compression: str) -> None:
+    """Write a multi-page TIFF with Pillow, which can write compressions that tifffile alone cannot read."""
+    first, *others = (Image.fromarray(plane) for plane in planes)
+    first.save(path, save_all=True, append_images=others, compression=compression)
+
+
+WRITERS: dict[str, Callable[[Path, np.ndarray], Any]] = {
+    "pages": lambda path, planes: tifffile.imwrite(path, planes, photometric="minisblack", metadata=None),
+    "deflate": lambda path, planes: tifffile.imwrite(
+        path, planes, photometric="minisblack", compression="zlib", predictor=True
+    ),
+    "big": lambda path, planes: tifffile.imwrite(path, planes, photometric="minisblack", bigtiff=True),
+    "big_endian": lambda path, planes: tifffile.imwrite(path, planes, photometric="minisblack", byteorder=">"),
+    "ome": lambda path, planes: tifffile.imwrite(
+        path, planes[None, :, None], photometric="minisblack", ome=True, metadata={"axes": "TCZYX"}
+    ),
+    "imagej": lambda path, planes: tifffile.imwrite(path, planes, imagej=True, metadata={"axes": "CYX"}),
+    "interleaved": lambda path, planes: tifffile.imwrite(path, np.moveaxis(planes, 0, -1), planarconfig="contig"),
+    "separate": lambda path, planes: tifffile.imwrite(path, planes, planarconfig="separate"),
+    "pillow_raw": lambda path, planes: with_pillow(path, planes, "raw"),
+    "pillow_lzw": lambda path, planes: with_pillow(path, planes, "tiff_lzw"),
+}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_the_planes_of_every_writer_become_channels(writer: str, tmp_path: Path) -> None:
+    file = tmp_path / "a.tif"
+    WRITERS[writer](file, PLANES)
+    header = read_planes_header(file)
+    assert header is not None and header.is_stack
+    assert (header.height, header.width, header.channels, header.dtype) == (12, 9, 5, np.uint16)
+    assert np.array_equal(read_deep(file).pixels, np.moveaxis(PLANES, 0, -1))
+    assert np.array_equal(read_deep(file.read_bytes()).pixels, np.moveaxis(PLANES, 0, -1))
+    assert np.array_equal(read_image(file, 5, SIXTEEN_BITS).pixels, np.moveaxis(PLANES, 0, -1))
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_truncated_file_is_never_read_as_fewer_planes(writer: str, tmp_path: Path) -> None:
+    file = tmp_path / "a.tif"
+    WRITERS[writer](file, PLANES)
+    content = file.read_bytes()
+    for length in range(1, len(content), 53):
+        try:
+            found = read_deep(content[:length]).pixels
+        except BadImage:
+            continue
+        assert np.array_equal(found, np.moveaxis(PLANES, 0, -1)), f"read from {length} of {len(content)} bytes"
+    with pytest.raises(BadImage):
+        read_deep(content[: len(content) // 2])
+
+
+def test_a_list_of_pages_that_never_ends_is_rejected(tmp_path: Path) -> None:
+    file = tmp_path / "a.tif"
+    tifffile.imwrite(file, PLANES[0], metadata=None)
+    content = bytearray(file.read_bytes())
+    start = int.from_bytes(content[4:8], "little")
+    end = start + 2 + 12 * int.from_bytes(content[start : start + 2], "little")
+    content[end : end + 4] = content[4:8]  # the first page follows the first page
+    with pytest.raises(BadImage, match="does not end"):
+        read_deep(bytes(content))
+
+
+def unusable(path: Path, **options: Any) -> str:
+    tifffile.imwrite(path, **options)
+    with pytest.raises(BadImage) as raised:
+        read_deep(path)
+    return str(raised.value)
+
+
+def test_files_whose_planes_cannot_be_channels_are_rejected_with_the_reason(tmp_path: Path) -> None:
+    file = tmp_path / "a.tif"
+    grey: dict[str, Any] = {"photometric": "minisblack"}
+    assert "65 channels, above the limit of 64" in unusable(file, data=np.zeros((65, 4, 4), np.uint8), **grey)
+    assert "int32 pixels" in unusable(file, data=PLANES.astype(np.int32), **grey)
+    assert "uint32 pixels" in unusable(file, data=PLANES.astype(np.uint32), **grey)
+    many = unusable(file, data=np.stack([PLANES] * 3), ome=True, metadata={"axes": "ZCYX"}, **grey)
+    assert "too many dimensions (3 Z×5 C" in many
+    with tifffile.TiffWriter(file) as writer:
+        writer.write(PLANES[0], metadata=None)
+        writer.write(PLANES[1, :7], metadata=None)
+    with pytest.raises(BadImage, match="different sizes \\(9×12 and 9×7 pixels\\)"):
+        read_deep(file)
+
+
+def test_planes_that_an_ome_tiff_keeps_in_another_file_are_missing(tmp_path: Path) -> None:
+    tifffile.imwrite(tmp_path / "b.ome.tif", PLANES[1:2], photometric="minisblack", metadata={"axes": "CYX"})
+    xml = (
+        '<OME xmlns="http://www.openmicroscopy.org/Schemas/OME/2016-06"><Image ID="Image:0"><Pixels ID="Pixels:0" '
+        'DimensionOrder="XYCZT" Type="uint16" SizeX="9" SizeY="12" SizeC="2" SizeZ="1" SizeT="1">'
+        '<Channel ID="Channel:0:0" SamplesPerPixel="1"/><Channel ID="Channel:0:1" SamplesPerPixel="1"/>'
+        '<TiffData IFD="0" FirstC="0" PlaneCount="1"/><TiffData IFD="0" FirstC="1" PlaneCount="1">'
+        '<UUID FileName="b.ome.tif">urn:uuid:1</UUID></TiffData></Pixels></Image></OME>'
+    )
+    file = tmp_path / "a.ome.tif"
+    tifffile.imwrite(file, PLANES[0], photometric="minisblack", metadata=None, description=xml)
+    with pytest.raises(BadImage, match="not in the file"):
+        read_deep(file)
+
+
+def test_reduced_copies_and_single_images_are_not_stacks(tmp_path: Path) -> None:
+    file = tmp_path / "a.tif"
+    with tifffile.TiffWriter(file) as writer:
+        writer.write(PLANES[0], metadata=None)
+        writer.write(PLANES[0, ::2, ::2], subfiletype=1, metadata=None)
+    header = read_planes_header(file)
+    assert header is not None and not header.is_stack and header.channels == 1
+    assert np.array_equal(read_image(file, 1).pixels[..., 0], PLANES[0])
+
+
+def test_16_bit_colours_with_transparency_are_blended_over_white(tmp_path: Path) -> None:
+    pixels = np.zeros((4, 4, 4), np.uint16)
+    pixels[:2, :, 3] = 65535  # the upper half is opaque
+    tifffile.imwrite(tmp_path / "a.tif", pixels, photometric="rgb", extrasamples=["unassalpha"])
+    found = read_deep(tmp_path / "a.tif").pixels
+    assert found.shape == (4, 4, 3) and not found[:2].any() and (found[2:] == 65535).all()
+
+
+def test_networks_for_grey_or_rgb_images_read_the_first_page_of_other_stacks(tmp_path: Path) -> None:
+    file = tmp_path / "a.tif"
+    tifffile.imwrite(file, PLANES, photometric="minisblack")
+    found = read_image(file, 3)
+    assert np.array_equal(found.pixels[..., 0], PLANES[0]) and found.note == "only the first page was read"
+    assert read_image(file, 5).note == ""
+    with pytest.raises(BadImage, match="it has 5 channels, but the networks take 4"):
+        read_image(file, 4)
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    with pytest.raises(BadImage, match="it has 3 channels, but the networks take 5"):
+        read_image(tmp_path / "a.png", 5)
+
+
+def test_results_have_the_input_s_channels_names_and_pixel_size(tmp_path: Path) -> None:
+    names = ["DAPI", "FITC", "TRITC", "Cy5", "BF"]
+    metadata = {"axes": "CYX", "Channel": {"Name": names}, "PhysicalSizeX": 0.5, "PhysicalSizeY": 0.25}
+    tifffile.imwrite(tmp_path / "a.ome.tif", PLANES, photometric="minisblack", metadata=metadata)
+    image = read_image(tmp_path / "a.ome.tif", 5, SIXTEEN_BITS)
+    canvas = Canvas(24, 18, image.pixel_format)
+    canvas.paste(0, 0, np.repeat(np.repeat(image.pixels / 32767.5 - 1, 2, axis=0), 2, axis=1))
+    canvas.save(tmp_path / "made.ome.tif", image)
+    with tifffile.TiffFile(tmp_path / "made.ome.tif") as file:
+        series, xml = file.series[0], file.ome_metadata or ""
+        assert (series.axes, series.shape, series.dtype) == ("CYX", (5, 24, 18), np.uint16)
+        assert np.array_equal(series.asarray()[:, ::2, ::2], PLANES)
+    assert 'PhysicalSizeX="0.25"' in xml and 'PhysicalSizeY="0.125"' in xml
+    assert all(f'Name="{name}"' in xml for name in names)
+
+
+def test_floating_point_results_are_not_rounded(tmp_path: Path) -> None:
+    values = (PLANES.astype(np.float32) / 65535 * 4 - 1).clip(-1, 3)
+    tifffile.imwrite(tmp_path / "a.tif", values, photometric="minisblack")
+    image = read_image(tmp_path / "a.tif", 5, FLOATS)
+    assert image.pixel_format == FLOATS
+    canvas = Canvas(12, 9, image.pixel_format)
+    canvas.paste(0, 0, (image.pixels - 1) / 2)
+    canvas.save(tmp_path / "made.tif", image)
+    made = tifffile.imread(tmp_path / "made.tif")
+    assert made.dtype == np.float32 and np.abs(made - values).max() < 1e-6
+    with pytest.raises(BadImage, match="float32 pixels"):
+        read_image(tmp_path / "a.tif", 5, SIXTEEN_BITS)
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"), [(np.nan, "NaN or infinite"), (np.inf, "NaN or infinite"), (-1.5, "from -1.5 to 0 exceed")]
+)
+def test_values_outside_the_declared_range_are_rejected(value: float, problem: str) -> None:
+    array = np.zeros((4, 4, 1), np.float32)
+    array[1, 2] = value
+    with pytest.raises(BadImage, match=problem):
+        to_format(array, FLOATS)
+
+
+def test_white_stays_white_between_8_and_16_bits() -> None:
+    eight = np.arange(256, dtype=np.uint8).reshape(16, 16, 1)
+    sixteen = to_format(eight, SIXTEEN_BITS)
+    assert sixteen.max() == 65535 and np.array_equal(to_format(sixteen, PixelFormat()), eight)
+
+
+def test_resizing_many_channels_equals_resizing_each_channel() -> None:
+    pixels = np.moveaxis(PLANES, 0, -1)
+    whole = DeepImage(pixels).squared(6, SIXTEEN_BITS).pixels
+    each = [DeepImage(pixels[..., channel : channel + 1]).squared(6, SIXTEEN_BITS).pixels for channel in range(5)]
+    assert whole.shape == (6, 6, 5) and np.array_equal(whole, np.concatenate(each, axis=-1))
+
+
+@pytest.mark.parametrize("pixels", [PixelFormat(), SIXTEEN_BITS, FLOATS, PixelFormat("uint16", 100.0, 4095.0)])
+def test_stored_pixels_cover_the_range_of_the_format(pixels: PixelFormat) -> None:
+    made = to_stored(torch.tensor([-2.0, -1.0, 0.0, 1.0, 2.0]), pixels).numpy()
+    assert made.dtype == pixels.dtype
+    assert made[[0, 1, 3, 4]].tolist() == [pixels.low, pixels.low, pixels.high, pixels.high]
+    assert abs(float(made[2]) - pixels.middle) <= 0.5

@@ -1,0 +1,84 @@
+"""Recipes train on 5-channel 16-bit images, and say in one line which of their options need colours."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tifffile
+import torch
+
+import paceline
+from paceline.commands.predict import predict
+from paceline.core.errors import UserError
+
+CHANNELS, SIDE = 5, 32
+COMMON = {"batch_size": 4, "accelerator": "cpu", "workers": 0, "images": 8, "loggers": ""}
+COMMON |= {"evaluate_every": "100%", "save_every": "100%", "sample_every": "100%", "flip": "off"}
+RECIPES: dict[str, dict[str, Any]] = {
+    "classification": {"data": "folder", "width": 4, "validation": 0.0},
+    "super_resolution": {"data": "photos", "scale": "2", "num_blocks": 1, "width": 4, "norm": "none", "crop": 16},
+    "esrgan": {"data": "photos", "scale": "2", "num_blocks": 1, "width": 4, "growth": 2, "crop": 16},
+    "translation": {"data": "panels", "model": "pix2pix", "generator": "unet_32", "ngf": 4, "ndf": 4, "d_layers": 1},
+    "dcgan": {"data": "folder", "ngf": 4, "ndf": 4, "few_images": "allow", "size": 32},
+}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("deep")
+    images = np.random.default_rng(0).integers(0, 65536, (8, CHANNELS, SIDE, 2 * SIDE), dtype=np.uint16)
+    for split in ("train", "test"):
+        for number, planes in enumerate(images):
+            label = "ab"[number % 2]
+            for folder, shown in ((f"folder/{split}/{label}", planes[..., :SIDE]), (f"panels/{split}", planes)):
+                (root / folder).mkdir(parents=True, exist_ok=True)
+                tifffile.imwrite(root / folder / f"{number}.tif", shown, photometric="minisblack")
+    (root / "photos").symlink_to(root / "folder")
+    return root
+
+
+def train(recipe: str, root: Path, out: Path, **more: Any) -> paceline.TrainResult:
+    settings = COMMON | RECIPES[recipe] | more
+    return paceline.train(recipe, data_root=root / settings["data"], out=out, **settings)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_trains_on_images_with_five_channels_of_16_bits(recipe: str, root: Path, tmp_path: Path) -> None:
+    result = train(recipe, root, tmp_path / "run")
+    assert result.images == 8
+    model = paceline.load(tmp_path / "run")
+    assert (model.spec.channels, model.spec.dtype) == (CHANNELS, "uint16")
+    if recipe == "classification":
+        images = np.stack([tifffile.imread(root / f"folder/test/a/{number}.tif") for number in (0, 2)])
+        assert model.predict(images).shape == (2, 2)
+        assert torch.equal(model.predict(torch.from_numpy(images)), model.predict(images))
+        with pytest.raises(UserError, match=r"expected images as uint16 \[n, 5, 32, 32\]"):
+            model.predict(images.astype(np.uint8))
+        files = [str(root / f"folder/test/a/{number}.tif") for number in (0, 2)]
+        predict(str(tmp_path / "run"), files, 1, str(tmp_path / "found.jsonl"), "best", "cpu")
+        found = [json.loads(line) for line in (tmp_path / "found.jsonl").read_text().splitlines()]
+        assert [row["classes"][0]["probability"] for row in found] == model.predict(images).amax(dim=1).tolist()
+    if recipe == "dcgan":
+        assert model.sample(2).shape == (2, CHANNELS, 32, 32)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "settings", "message"),
+    [
+        ("super_resolution", {"stage": "adversarial", "vgg": "random"}, "perceptual=0.006: VGG19 takes images with 1"),
+        ("esrgan", {"degradation": "second_order"}, "degradation=second_order: simulates 8-bit JPEG files"),
+        ("translation", {"perceptual": 1.0, "vgg": "random"}, "perceptual=1: VGG19 takes images with 1 or 3 channels"),
+        ("translation", {"panels": "image,segmentation"}, "a segmentation needs 1 or 3 channels"),
+        ("dcgan", {"inception": "any.pt"}, "--inception: needs images with 1 or 3 channels, not 5"),
+    ],
+)
+def test_options_that_need_colours_are_rejected(
+    recipe: str, settings: dict[str, Any], message: str, root: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=message) as raised:
+        train(recipe, root, tmp_path / "run", **settings)
+    assert "\n" not in str(raised.value)
