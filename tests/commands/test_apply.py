@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shutil
-import subprocess
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,10 +20,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from paceline.cli.app import run
 from paceline.commands.configure import configure
 from paceline.contracts.recipe import DataSpec
-from paceline.inference import applier_processes
 from paceline.inference.downsampled import measure
 from paceline.inference.image_model import open_image_model
-from paceline.inference.tiling import Tiling, apply_in_tiles, choose_tiling
+from paceline.inference.tile_runner import TileRunner
+from paceline.inference.tiling import Tiling, choose_tiling, plan_tiles
 from paceline.inference.trained import build
 from paceline.recipes.super_resolution import SuperResolution
 from paceline.runs.weights_file import write_weights
@@ -93,24 +93,37 @@ def test_tiled_results_equal_those_for_the_whole_image(name):
     field, scale = image_model.receptive_field, image_model.output_scale
     assert not field.obstacles
     image = np.random.default_rng(0).integers(0, 256, (83, 117, 3), dtype=np.uint8)
+    runner = TileRunner(image_model, torch.device("cpu"))
     found = []
-    for side in (200, 24):
+    for side, uniform in ((200, False), (24, False), (24, True)):
+        tiling = replace(choose_tiling(field, (83, 117), torch.device("cpu"), side=side), uniform=uniform)
         made: dict[str, np.ndarray] = {}
-        tiling = choose_tiling(field, (83, 117), torch.device("cpu"), side=side)
-
-        def paste(name: str, top: int, left: int, values: np.ndarray, made: dict[str, np.ndarray] = made) -> None:
-            whole = made.setdefault(name, np.full((83 * scale, 117 * scale, 3), np.nan, np.float32))
-            whole[top : top + values.shape[0], left : left + values.shape[1]] = values
-
-        counts: list[int] = []
-        apply_in_tiles(image_model, image, tiling, paste, counts.append)
-        assert sum(counts) == 83 * 117 and (len(counts) > 1) == (side == 24)
+        tiles = plan_tiles(replace(tiling, multiple_px=field.multiple_px), (83, 117))
+        assert sum(tile.num_pixels for tile in tiles) == 83 * 117 and (len(tiles) > 1) == (side == 24)
+        for tile in tiles:
+            for key, values in runner.run([(image.astype(np.uint16) * 257)[tile.source]]).arrays().items():
+                whole = made.setdefault(key, np.zeros((83 * scale, 117 * scale, 3), np.uint16))
+                whole[tile.target(scale)] = values[0][tile.inner(scale)]
         found.append(made)
-    whole, tiled = found
-    assert whole.keys() == tiled.keys() and len(whole) == (2 if name == "translation" else 1)
-    for key, image in whole.items():
-        assert image.std() > 0.01
-        assert np.abs(tiled[key] - image).max() < 1e-5, key
+    whole, *tilings = found
+    for tiled in tilings:
+        assert whole.keys() == tiled.keys() and len(whole) == (2 if name == "translation" else 1)
+        for key, result in whole.items():
+            assert result.std() > 300
+            assert np.abs(tiled[key].astype(int) - result).max() <= 1, key  # of 65,535 levels
+
+
+def test_uniform_tiles_repeat_few_shapes_and_keep_their_halo():
+    for length, side, halo, multiple in ((1000, 64, 24, 8), (1003, 64, 24, 8), (517, 32, 40, 4), (120, 64, 16, 1)):
+        found = Tiling(side, halo, uniform=True, multiple_px=multiple).windows(length)
+        assert [window.start for window in found] == list(range(0, length, side)) and found[-1].stop == length
+        assert len({window.halo_stop - window.halo_start for window in found}) <= 2
+        for window in found:
+            assert window.halo_start == 0 or window.start - window.halo_start >= halo
+            assert window.halo_stop == length or window.halo_stop - window.stop >= halo
+            assert window.halo_start % multiple == 0 and (
+                window.halo_stop % multiple == 0 or window.halo_stop == length
+            )
 
 
 def test_results_keep_the_folder_structure_and_are_the_same_in_a_second_run(capsys):
@@ -358,35 +371,52 @@ def test_metrics_computed_in_strips_of_rows_equal_those_from_scikit_image(monkey
     assert measure(Image.fromarray(PHOTO), Image.fromarray(PHOTO), 2, "y") == (100.0, pytest.approx(1.0))
 
 
-def test_several_processes_share_the_files(place, tmp_path):
+@pytest.mark.parametrize("tile", [0, 16])
+def test_several_devices_share_the_images_and_their_tiles(tile, place, tmp_path):
     shutil.copytree("photos", tmp_path / "in")
     (tmp_path / "in/broken.png").write_bytes((tmp_path / "in/one.png").read_bytes()[:3000])
     words = ["apply", "super_resolution.safetensors", str(tmp_path / "in"), "--out", str(tmp_path / "out")]
-    shared = run_fork(place, *words, "--accelerator", "cpu", "--devices", "2")
+    shared = run_fork(place, *words, "--accelerator", "cpu", "--devices", "2", "--tile", str(tile))
     assert shared.wait() == 1
-    assert "3 images on 2 processes (cpu, cpu)" in shared.stdout and "broken.png: " in shared.stderr
-    assert apply("super_resolution.safetensors", "photos", "--out", tmp_path / "alone") == 0
+    assert "3 images on 2 devices (cpu, cpu)" in shared.stdout and "broken.png: " in shared.stderr
+    assert apply("super_resolution.safetensors", "photos", "--out", tmp_path / "alone", "--tile", tile) == 0
     for name in ("one.png", "inner/two.png"):
-        assert np.array_equal(pixels(tmp_path / "out" / name), pixels(tmp_path / "alone" / name))
+        assert np.abs(pixels(tmp_path / "out" / name).astype(int) - pixels(tmp_path / "alone" / name)).max() <= 1
 
 
-def test_unprocessed_images_are_listed_when_all_worker_processes_die(tmp_path, monkeypatch, capsys):
-    start = applier_processes._start
-
-    def start_and_lose(*words: Any) -> subprocess.Popen[str]:
-        process = start(*words)
-        process.kill()
-        return process
-
-    monkeypatch.setattr(applier_processes, "_start", start_and_lose)
-    for number in range(5):
-        Image.fromarray(PHOTO).save(tmp_path / f"{number}.png")
+def test_results_are_reported_in_the_order_of_the_images(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    for number in range(12):
+        side = 8 + 90 * (number % 3 == 0)
+        Image.fromarray(rng.integers(0, 256, (side, side, 3), dtype=np.uint8)).save(tmp_path / f"{number:02}.png")
+    (tmp_path / "05.png").write_bytes(b"damaged")
     assert apply("super_resolution.safetensors", tmp_path, "--out", tmp_path / "out", "--devices", 2) == 1
-    *listed, last = capsys.readouterr().err.splitlines()
-    assert sorted(line.split(": ")[1] for line in listed) == [str(tmp_path / f"{number}.png") for number in range(5)]
-    assert sum("the process working on this image died (exit code -9)" in line for line in listed) == 2
-    assert sum("all worker processes died before this image was processed" in line for line in listed) == 3
-    assert last == "0 of 5 images were processed; 5 could not be used"
+    printed = capsys.readouterr()
+    done = [Path(line.split(": ")[0]).stem for line in printed.out.splitlines() if " → " in line]
+    assert done == [f"{number:02}" for number in range(12) if number != 5]
+    assert "05.png" in printed.err
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_the_difference_of_a_lower_precision_is_measured_and_printed(precision, tmp_path, capsys):
+    assert apply("super_resolution.safetensors", "photos/one.png", "--out", tmp_path, "--precision", precision) == 0
+    printed = capsys.readouterr().out
+    found = re.search(rf"{precision} changes this image by at most ([\d.]+) of 255 levels", printed)
+    assert found
+    assert apply("super_resolution.safetensors", "photos/one.png", "--out", tmp_path / "exact") == 0
+    assert "levels" not in capsys.readouterr().out
+    difference = np.abs(pixels(tmp_path / "one.png").astype(int) - pixels(tmp_path / "exact/one.png")).max()
+    assert 0 < float(found[1]) < 30 and abs(difference - float(found[1])) <= 1
+
+
+@pytest.mark.parametrize("format_", ["png", "jpg", "webp", "tiff"])
+def test_results_are_written_in_the_chosen_format(format_, tmp_path):
+    assert apply("restoration.safetensors", "photos/one.png", "--out", tmp_path / "png") == 0
+    assert apply("restoration.safetensors", "photos/one.png", "--out", tmp_path, "--format", format_) == 0
+    (made,) = tmp_path.glob("one.*")
+    assert made.suffix == {"tiff": ".tif"}.get(format_, f".{format_}")
+    difference = np.abs(pixels(made).astype(int) - pixels(tmp_path / "png/one.png")).mean()
+    assert difference == 0 if format_ in ("png", "tiff") else 0 < difference < 20
 
 
 def test_apply_does_not_need_the_training_data(tmp_path, capsys):

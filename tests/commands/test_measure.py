@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tifffile
 from PIL import Image
 
 from paceline.cli.app import run
@@ -154,6 +155,30 @@ def test_a_wrong_inception_file_is_reported_before_any_image_is_compared(
         for number in range(2):
             save(f"{folder}/{number}.png", noise(number))
     compared: list[object] = []
-    monkeypatch.setattr("paceline.commands.measure.read_pair", lambda *pair: compared.append(pair))
+    monkeypatch.setattr("paceline.commands.measure._compare", lambda *pair: compared.append(pair))
     assert run(["measure", "made", "targets", "--inception", "missing.pt"]) == 2
     assert "missing.pt" in capsys.readouterr().err and not compared
+
+
+@pytest.mark.parametrize("words", [[], ["--protocol", "y", "--border", "3"], ["--masks"]])
+def test_huge_files_are_compared_by_region_with_the_same_metrics(words, tmp_path, monkeypatch, capsys):
+    rng = np.random.default_rng(0)
+    target = rng.integers(0, 256, (150, 170, 3), dtype=np.uint8)
+    made = np.clip(target.astype(int) + rng.integers(-20, 20, target.shape), 0, 255).astype(np.uint8)
+    found = []
+    for name, pixels in (("made.tif", made), ("target.tif", target)):
+        tifffile.imwrite(tmp_path / name, pixels, tile=(32, 32), photometric="rgb", compression="zlib")
+    for by_region in (False, True):
+        if by_region:
+            monkeypatch.setattr("paceline.inference.region_pair.PIXEL_LIMIT", 1000)
+            monkeypatch.setattr("paceline.inference.region_pair.BLOCK_PX", 64)
+        report = tmp_path / f"{by_region}.json"
+        assert (
+            run(["measure", str(tmp_path / "made.tif"), str(tmp_path / "target.tif"), "--json", str(report), *words])
+            == 0
+        )
+        found.append(json.loads(report.read_text())["metrics"])
+    whole, regions = found
+    for name in regions:
+        assert regions[name] == pytest.approx(whole[name], rel=1e-9), name
+    assert len(regions) >= 3

@@ -11,6 +11,7 @@ from photographs import photograph
 from PIL import Image, ImageSequence
 from running import run_fork
 
+import paceline
 from paceline.cli.app import run
 from paceline.images.grids import GAP_PX, captioned, grid, save_animation
 from paceline.inference.interpolation import slerp
@@ -59,6 +60,22 @@ def test_a_smaller_grid_shows_the_first_images_of_the_larger_one():
     small, large = pixels("some/where.png"), pixels("long/samples/samples-000000001920.png")
     assert small.shape == (CELL_PX + GAP_PX, 5 * CELL_PX + GAP_PX, 3)
     assert np.array_equal(small[:CELL_PX], large[:CELL_PX, : 5 * CELL_PX + GAP_PX])
+
+
+def test_single_images_are_written_to_a_folder_in_order(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("paceline.inference.sample_files.IMAGES_AT_ONCE", 3)
+    words = ["sample", "long", "--count", "8", "--accelerator", "cpu", "--trust"]
+    assert run([*words, "--to", str(tmp_path / "made")]) == 0
+    files = sorted((tmp_path / "made").iterdir())
+    assert [file.name for file in files] == [f"{number:05}.png" for number in range(8)]
+    expected = paceline.load("long", device="cpu", trust=True).sample(8).permute(0, 2, 3, 1).numpy()
+    for file, image in zip(files, expected, strict=True):
+        assert (
+            np.abs(np.asarray(Image.open(file)).astype(int) - image[..., 0]).max() <= 1
+        )  # other batch sizes round differently
+    assert run([*words, "--to", str(tmp_path / "made")]) == 2
+    assert "is not an empty folder" in capsys.readouterr().err
+    assert run(["sample", "long", "--count", "8"]) == 2
 
 
 def test_an_interpolation_goes_from_one_sample_image_to_the_next():

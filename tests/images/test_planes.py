@@ -12,13 +12,16 @@ import numpy as np
 import pytest
 import skimage
 import tifffile
+import torch
 from PIL import Image
 
 from paceline.contracts.pixel_format import PixelFormat
 from paceline.images.decode import BadImage
-from paceline.images.deep_image import DeepImage, read_deep, to_format, to_stored
-from paceline.images.image_file import Canvas, read_image
+from paceline.images.deep_image import DeepImage, read_deep, to_format
+from paceline.images.encode import Attachments, write_image
+from paceline.images.image_file import read_image
 from paceline.images.planes import read_planes_header
+from paceline.inference.forward import to_stored
 
 PLANES = np.random.default_rng(0).integers(0, 65536, (5, 12, 9), dtype=np.uint16)
 SIXTEEN_BITS = PixelFormat.full("uint16")
@@ -197,9 +200,8 @@ def test_results_have_the_input_s_channels_names_and_pixel_size(tmp_path: Path) 
     metadata = {"axes": "CYX", "Channel": {"Name": names}, "PhysicalSizeX": 0.5, "PhysicalSizeY": 0.25}
     tifffile.imwrite(tmp_path / "a.ome.tif", PLANES, photometric="minisblack", metadata=metadata)
     image = read_image(tmp_path / "a.ome.tif", 5, SIXTEEN_BITS)
-    canvas = Canvas(24, 18, image.pixel_format)
-    canvas.paste(0, 0, np.repeat(np.repeat(image.pixels / 32767.5 - 1, 2, axis=0), 2, axis=1))
-    canvas.save(tmp_path / "made.ome.tif", image)
+    enlarged = np.repeat(np.repeat(image.pixels, 2, axis=0), 2, axis=1)
+    write_image(tmp_path / "made.ome.tif", enlarged, attached=Attachments(ome=image.ome))
     with tifffile.TiffFile(tmp_path / "made.ome.tif") as file:
         series, xml = file.series[0], file.ome_metadata or ""
         assert (series.axes, series.shape, series.dtype) == ("CYX", (5, 24, 18), np.uint16)
@@ -213,9 +215,8 @@ def test_floating_point_results_are_not_rounded(tmp_path: Path) -> None:
     tifffile.imwrite(tmp_path / "a.tif", values, photometric="minisblack")
     image = read_image(tmp_path / "a.tif", 5, FLOATS)
     assert image.pixel_format == FLOATS
-    canvas = Canvas(12, 9, image.pixel_format)
-    canvas.paste(0, 0, (image.pixels - 1) / 2)
-    canvas.save(tmp_path / "made.tif", image)
+    stored = to_stored(torch.from_numpy((image.pixels - 1) / 2), image.pixel_format)
+    write_image(tmp_path / "made.tif", stored.numpy())
     made = tifffile.imread(tmp_path / "made.tif")
     assert made.dtype == np.float32 and np.abs(made - values).max() < 1e-6
     with pytest.raises(BadImage, match="float32 pixels"):
@@ -247,7 +248,7 @@ def test_resizing_many_channels_equals_resizing_each_channel() -> None:
 
 @pytest.mark.parametrize("pixels", [PixelFormat(), SIXTEEN_BITS, FLOATS, PixelFormat("uint16", 100.0, 4095.0)])
 def test_stored_pixels_cover_the_range_of_the_format(pixels: PixelFormat) -> None:
-    made = to_stored(np.array([-2.0, -1.0, 0.0, 1.0, 2.0]), pixels)
+    made = to_stored(torch.tensor([-2.0, -1.0, 0.0, 1.0, 2.0]), pixels).numpy()
     assert made.dtype == pixels.dtype
     assert made[[0, 1, 3, 4]].tolist() == [pixels.low, pixels.low, pixels.high, pixels.high]
     assert abs(float(made[2]) - pixels.middle) <= 0.5

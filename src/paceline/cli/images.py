@@ -21,6 +21,8 @@ def sample(
     interpolate: Annotated[
         bool, typer.Option("--interpolate", help="fill each row with interpolations between two images")
     ] = False,
+    count: Annotated[int, typer.Option(help="for generators: write this many single images to the folder --to")] = 0,
+    to: Annotated[str, typer.Option(help="new folder for the images of --count", metavar="DIR")] = "",
     animate: Annotated[bool, typer.Option("--animate", help="show how the images changed during training")] = False,
     next_to: Annotated[
         str, typer.Option(help="second run, whose images are shown alongside the first run's", metavar="RUN")
@@ -36,7 +38,13 @@ def sample(
     from paceline.commands.sample import sample as job
 
     options = Options(
-        grid=grid, interpolate=interpolate, animate=animate, checkpoint=checkpoint, accelerator=accelerator
+        grid=grid,
+        interpolate=interpolate,
+        animate=animate,
+        checkpoint=checkpoint,
+        accelerator=accelerator,
+        count=count,
+        to=to,
     )
     raise typer.Exit(job([run, *filter(None, [next_to])], out, options))
 
@@ -49,9 +57,37 @@ def apply(
     out: Annotated[str, typer.Option(help="the folder to write to", metavar="DIR")],
     checkpoint: Checkpoint = "best",
     accelerator: Accelerator = "",
-    devices: Annotated[int, typer.Option(help="number of devices to split the images across")] = 1,
+    devices: Annotated[int, typer.Option(help="number of devices to split the images and their tiles across")] = 1,
     gpus: Annotated[str, typer.Option(help="IDs of the GPUs to use, e.g. 2,3")] = "",
     tile: Annotated[int, typer.Option(help="tile size in pixels (default: the largest that fits in memory)")] = 0,
+    precision: Annotated[
+        str, typer.Option(help="fp32, tf32, bf16 or fp16; for the last three, the difference from fp32 is printed")
+    ] = "fp32",
+    compile_: Annotated[bool, typer.Option("--compile", help="compile the networks; worth it for many images")] = False,
+    format_: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            help="file format: png, jpg, webp, tiff or ome-tiff (default: tiff for TIFF and slides, else png)",
+        ),
+    ] = "",
+    quality: Annotated[int, typer.Option(help="quality of jpg and webp files, from 1 to 100")] = 95,
+    compression: Annotated[
+        int | None, typer.Option(help="compression of png and tiff files, from 0 (none) to 9 (small, slow)")
+    ] = None,
+    level: Annotated[int, typer.Option(help="for TIFF pyramids and slides: level to read; 0 is the largest")] = 0,
+    magnification: Annotated[
+        float, typer.Option(help="for slides: magnification to read, such as 20, instead of --level")
+    ] = 0.0,
+    region: Annotated[
+        str, typer.Option(help="for TIFF files and slides: process only this part", metavar="X,Y,WIDTH,HEIGHT")
+    ] = "",
+    skip_background: Annotated[
+        bool, typer.Option("--skip-background", help="for TIFF files and slides: skip tiles without tissue")
+    ] = False,
+    preview: Annotated[
+        bool, typer.Option("--preview", help="for TIFF files and slides: also write a small JPEG of each result")
+    ] = False,
     downsample: Annotated[
         str, typer.Option(help="downsample images first, then compare results with the originals", metavar="bicubic")
     ] = "",
@@ -70,10 +106,26 @@ def apply(
     """Super-resolve, restore or translate images of any size."""
     from paceline.commands.apply import Options
     from paceline.commands.apply import apply as job
+    from paceline.images.encode import Encoding
     from paceline.inference.blending import Blend
+    from paceline.inference.region_plan import RegionOptions
 
-    blend = Blend(interpolate, interpolate_with)
-    options = Options(checkpoint, accelerator, devices, gpus, tile, downsample, overwrite, skip_existing, panel, blend)
+    options = Options(
+        checkpoint,
+        accelerator,
+        devices,
+        gpus,
+        tile,
+        downsample,
+        overwrite,
+        skip_existing,
+        panel,
+        blend=Blend(interpolate, interpolate_with),
+        precision=precision,
+        compiled=compile_,
+        encoding=Encoding(format_, quality, compression),
+        regions=RegionOptions(level, magnification, region, skip_background, preview),
+    )
     raise typer.Exit(job(run, images, out, options))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -14,13 +14,16 @@ from paceline.config.settings import RunSettings
 from paceline.core.errors import UserError
 from paceline.core.printable import print_line
 from paceline.core.types import SettingValue
-from paceline.inference.applier import AppliedImage, Applier, ApplierSettings, ImageTask
-from paceline.inference.applier_processes import Outcome, apply_in_processes
+from paceline.images.encode import DEFAULT_ENCODING, Encoding, check_encoding
+from paceline.inference.applier import AppliedImage, Applier, ApplierSettings
 from paceline.inference.apply_plan import plan_results, read_headers
-from paceline.inference.apply_progress import ApplyProgress, show_progress
+from paceline.inference.apply_progress import show_progress
 from paceline.inference.blending import NO_BLEND, Blend
 from paceline.inference.image_model import ImageModel, open_image_model
+from paceline.inference.pipeline import apply_all
+from paceline.inference.region_plan import WHOLE_IMAGE, RegionOptions, check_region_options
 from paceline.inference.skipped import count_images, report_skipped
+from paceline.inference.tile_runner import PRECISIONS
 from paceline.parallel.world import check_devices, gpu_ids, uses_cuda
 from paceline.runs.config import resolve_settings
 from paceline.runs.stages import last_finished
@@ -42,6 +45,10 @@ class Options:
     skip_existing: bool = False
     panel: int = 0
     blend: Blend = NO_BLEND
+    precision: str = "fp32"
+    compiled: bool = False
+    encoding: Encoding = DEFAULT_ENCODING
+    regions: RegionOptions = WHOLE_IMAGE
 
 
 def apply(path: str, arguments: list[str], out: str, options: Options) -> int:
@@ -51,21 +58,28 @@ def apply(path: str, arguments: list[str], out: str, options: Options) -> int:
     path, folder = last_finished(path), Path(out).expanduser()
     image_model = open_image_model(path, options.checkpoint, options.blend)
     results = _result_names(image_model, path, options)
-    plan = plan_results(arguments, folder, results, overwrite=options.overwrite, skip_existing=options.skip_existing)
+    plan = plan_results(
+        arguments,
+        folder,
+        results,
+        options.encoding,
+        overwrite=options.overwrite,
+        skip_existing=options.skip_existing,
+    )
     lines = [_describe(image_model, len(plan.tasks), devices), *plan.notes]
     for line in lines:
         print_line(line)
-    num_images, num_pixels = plan.num_images, read_headers(plan)
-    if num_pixels:
+    num_images, sizes = plan.num_images, read_headers(plan, options.regions, options.encoding.format)
+    if sizes:
         _make_folder(folder)
     settings = ApplierSettings(
-        path, options.checkpoint, options.tile, options.downsample, options.panel, *options.blend
+        options.tile, options.downsample, options.panel, options.precision, options.compiled, options.encoding
     )
     applied: list[AppliedImage] = []
     try:
-        with show_progress(sum(num_pixels.values())) as progress:
-            used = devices[: max(1, len(num_pixels))]
-            for outcome in _outcomes(settings, image_model, list(num_pixels), used, progress):
+        with show_progress(sum(size.num_pixels for size in sizes.values())) as progress:
+            applier = Applier(settings, image_model, devices)
+            for outcome in apply_all(applier, sizes, options.regions, progress.advance):
                 if isinstance(outcome, AppliedImage):
                     applied.append(outcome)
                     progress.line(outcome.summary)
@@ -90,12 +104,16 @@ def _check_options(options: Options) -> None:
         raise UserError(f"--panel {options.panel}: expected a panel number (1 or greater), or 0 for whole images")
     if options.downsample not in ("", "bicubic"):
         raise UserError(f"--downsample {options.downsample}: the only supported value is bicubic")
+    if options.precision not in PRECISIONS:
+        raise UserError(f"--precision {options.precision}: expected {', '.join(PRECISIONS)}")
+    check_encoding(options.encoding)
+    check_region_options(options.regions)
     if options.overwrite and options.skip_existing:
         raise UserError("--overwrite --skip-existing: cannot be combined; choose one")
 
 
-def _devices(options: Options) -> list[str]:
-    """Return one device per process; raise UserError for devices that this machine does not have."""
+def _devices(options: Options) -> list[torch.device]:
+    """Return the devices to use; raise UserError for devices that this machine does not have."""
     flags: dict[str, SettingValue] = {"accelerator": options.accelerator or "auto"}
     flags |= {"devices": options.devices, "gpus": options.gpus}
     settings: RunSettings = resolve_settings("apply", [("flag", flags)])
@@ -108,7 +126,12 @@ def _devices(options: Options) -> list[str]:
             )
         settings = dataclasses.replace(settings, devices=number)
     check_devices(settings)
-    return [f"cuda:{number}" for number in gpu_ids(settings)] if uses_cuda(settings) else ["cpu"] * settings.devices
+    if not uses_cuda(settings):
+        if options.precision == "tf32":
+            raise UserError("--precision tf32: needs a GPU; use fp32 on the CPU")
+        torch.set_num_threads(max(1, torch.get_num_threads() // settings.devices))
+        return [torch.device("cpu")] * settings.devices
+    return [torch.device("cuda", number) for number in gpu_ids(settings)]
 
 
 def _result_names(image_model: ImageModel, path: str, options: Options) -> Sequence[str]:
@@ -123,12 +146,12 @@ def _result_names(image_model: ImageModel, path: str, options: Options) -> Seque
     return DOWNSAMPLED
 
 
-def _describe(image_model: ImageModel, count: int, devices: Sequence[str]) -> str:
+def _describe(image_model: ImageModel, count: int, devices: Sequence[torch.device]) -> str:
     if image_model.output_scale > 1:
         kind = f"upscales {image_model.output_scale}×"
     else:
         kind = f"predicts {', '.join(image_model.results)}" if len(image_model.results) > 1 else "keeps the image size"
-    where = devices[0] if len(devices) == 1 else f"{len(devices)} processes ({', '.join(devices)})"
+    where = str(devices[0]) if len(devices) == 1 else f"{len(devices)} devices ({', '.join(map(str, devices))})"
     return f"{image_model.config.recipe_name} from {image_model.origin}: {kind}; {count_images(count)} on {where}"
 
 
@@ -140,21 +163,6 @@ def _make_folder(out: Path) -> None:
             pass
     except OSError as error:
         raise UserError(f"--out {out}: cannot write to this folder: {error.strerror or error}") from None
-
-
-def _outcomes(
-    settings: ApplierSettings,
-    image_model: ImageModel,
-    tasks: list[ImageTask],
-    devices: list[str],
-    progress: ApplyProgress,
-) -> Iterator[Outcome]:
-    if len(devices) > 1:
-        yield from apply_in_processes(settings, tasks, devices, progress.advance)
-        return
-    applier = Applier(settings, image_model, torch.device(devices[0]))
-    for task in tasks:
-        yield applier.process(task, progress.advance)
 
 
 def _print_means(applied: Sequence[AppliedImage]) -> None:

@@ -44,6 +44,7 @@ from paceline.images.decode import BadImage, decode
 from paceline.images.reader_choice import parse_range
 from paceline.inference.image_pair import read_pair
 from paceline.inference.matching import match_files
+from paceline.inference.region_pair import compare_regions, is_huge
 from paceline.runs.weights_file import is_weights_file
 
 PROTOCOLS = ("rgb", "y")
@@ -95,8 +96,7 @@ def measure(results: str, targets: str, options: Options) -> int:
     limits = parse_range(options.value_range) if options.value_range else None
     for result, target in counted(pairs, "comparing images", len(pairs)):
         try:
-            made, real, pixels = read_pair(result, target, limits)
-            row = _measured(made, real, options, distance, pixels)
+            row, pixels, own = _compare(result, target, options, distance, limits)
         except (BadImage, UserError) as error:
             problems.append(f"{result}: {error}")
             continue
@@ -104,7 +104,6 @@ def measure(results: str, targets: str, options: Options) -> int:
         formats.add(pixels)
         used.append((result, target))
         if options.masks:
-            own = pixel_counts(made * (PEAK / pixels.span), real * (PEAK / pixels.span))
             counts += own
             row |= overlaps(own)
     if not rows:
@@ -184,6 +183,23 @@ def _images(path: str) -> list[Path]:
     if not found:
         raise UserError(f"{path}: contains no images")
     return found
+
+
+def _compare(
+    result: Path, target: Path, options: Options, distance: Distance | None, limits: tuple[float, float] | None
+) -> tuple[Row, PixelFormat, Tensor]:
+    """Return an image's metrics, its pixel format, and the pixel counts of masks. Huge files are read by region."""
+    if is_huge(result):
+        found = compare_regions(result, target, options.protocol, options.border, masks=options.masks)
+        return (
+            {f"psnr[{options.protocol}]": found.psnr, f"ssim[{options.protocol}]": found.ssim},
+            found.pixels,
+            found.counts,
+        )
+    made, real, pixels = read_pair(result, target, limits)
+    row = _measured(made, real, options, distance, pixels)
+    shown = [levels * (PEAK / pixels.span) for levels in (made, real)] if options.masks else []
+    return row, pixels, pixel_counts(shown[0], shown[1]) if shown else torch.zeros(0)
 
 
 def _measured(made: Tensor, real: Tensor, options: Options, distance: Distance | None, pixels: PixelFormat) -> Row:

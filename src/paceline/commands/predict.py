@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
-import torch
-
+from paceline.commands.device import choose_device
 from paceline.core.activity import counted
 from paceline.core.errors import UserError
 from paceline.core.files import check_new_file, new_file
@@ -17,8 +16,6 @@ from paceline.inference.prediction_file import SUFFIXES, PredictionFile
 from paceline.inference.skipped import count_images, report_skipped
 from paceline.inference.trained import read_stored
 from paceline.inference.uses import check_use
-from paceline.parallel.world import check_devices, uses_cuda
-from paceline.runs.config import resolve_settings
 from paceline.runs.stages import last_finished
 
 
@@ -32,7 +29,7 @@ def predict(
     if top < 1:
         raise UserError(f"--top {top}: must be at least 1")
     target = check_new_file(out, SUFFIXES, overwrite=overwrite) if out else None
-    device = _device(accelerator)
+    device = choose_device("predict", accelerator)
     path = last_finished(path)
     stored = read_stored(path, checkpoint)
     check_use(stored, "predict", path)
@@ -57,9 +54,3 @@ def predict(
     if target:
         print_line(f"{num_done:,} of {count} → {target}" if found.skipped else f"{count} → {target}")
     return report_skipped(found.skipped, num_done, found.ignored, target)
-
-
-def _device(accelerator: str) -> torch.device:
-    settings = resolve_settings("predict", [("flag", {"accelerator": accelerator or "auto"})])
-    check_devices(settings)
-    return torch.device("cuda:0" if uses_cuda(settings) else "cpu")

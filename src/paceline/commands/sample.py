@@ -7,14 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.commands.configure import checked
-from paceline.core.activity import activity
+from paceline.commands.device import choose_device
+from paceline.core.activity import activity, counted
 from paceline.core.errors import UserError
 from paceline.core.files import new_file
 from paceline.core.printable import print_line
 from paceline.core.types import SettingValue
+from paceline.images.encode import DEFAULT_ENCODING
 from paceline.images.grids import ANIMATED_SUFFIXES, captioned, save_animation, side_by_side
 from paceline.inference.animation import animation_frames
+from paceline.inference.model import Model
 from paceline.inference.run_images import GridOptions, show_run
+from paceline.inference.sample_files import write_samples
+from paceline.inference.trained import read_stored
+from paceline.inference.uses import check_use
 from paceline.runs.finished_run import config_of
 from paceline.runs.stages import last_finished
 from paceline.runs.weights_file import is_weights_file
@@ -32,6 +38,8 @@ class Options:
     animate: bool = False
     checkpoint: str = "best"
     accelerator: str = ""
+    count: int = 0  # number of single images to write to the folder `to`
+    to: str = ""
 
     @property
     def kind(self) -> str:
@@ -43,17 +51,43 @@ def sample(runs: list[str], out: str, options: Options) -> int:
     """Write an image or an animation that shows one run, or several runs side by side."""
     _check_options(options)
     runs = [last_finished(run) for run in runs]
+    if options.count:
+        return _write_images(runs[0], Path(options.to).expanduser(), options)
     files = _files(Path(runs[0]), out, options)
     return _animate(runs, files) if options.animate else _show(runs, files[0], options)
 
 
 def _check_options(options: Options) -> None:
+    if bool(options.count) != bool(options.to) or options.count < 0:
+        raise UserError("--count --to: give both, a number of images of at least 1 and a folder for them")
+    if options.count and (options.grid or options.interpolate or options.animate):
+        raise UserError("--count: writes single images; leave --grid, --interpolate and --animate out")
     if options.animate and options.interpolate:
         raise UserError("--animate --interpolate: cannot be combined; choose one")
     if options.animate and options.grid:
         raise UserError(
             f"--grid {options.grid}: --animate shows the sample grids saved during training; leave --grid out"
         )
+
+
+def _write_images(run: str, folder: Path, options: Options) -> int:
+    """Write generated images to a folder, one file each."""
+    device = choose_device("sample", options.accelerator)
+    stored = read_stored(run, options.checkpoint)
+    check_use(stored, "sample", run)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"--to {folder}: is not an empty folder; choose a new one")
+    model = Model(stored, run, device)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for _ in counted(
+            write_samples(model, folder, options.count, DEFAULT_ENCODING), "generating images", options.count
+        ):
+            pass
+    except OSError as error:
+        raise UserError(f"--to {folder}: {error.strerror or error}") from None
+    print_line(f"{options.count:,} images from {model.origin} → {folder}")
+    return 0
 
 
 def _files(run: Path, out: str, options: Options) -> list[Path]:

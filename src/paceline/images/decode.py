@@ -27,6 +27,7 @@ warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 # Hide Pillow's warnings about damaged metadata. Damaged pixels raise BadImage.
 warnings.filterwarnings("ignore", module=r"PIL\.")
 logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # hides messages about damaged metadata
+ABOVE_LIMIT = f"above the limit of {PIXEL_LIMIT // 10**6} megapixels"
 SIXTEEN_BIT_MODES = ("I;16", "I;16L", "I;16B", "I;16N")
 FORMATS = (
     *("JPEG", "MPO", "PNG", "WEBP", "AVIF", "JPEG2000", "TIFF", "GIF", "BMP", "QOI", "PPM"),
@@ -199,7 +200,7 @@ def _check_still(image: Image.Image) -> None:
 
 def _check_limit(image: Image.Image) -> None:
     if image.width * image.height > PIXEL_LIMIT:
-        raise BadImage(f"{image.width} × {image.height} pixels, above the limit of {PIXEL_LIMIT // 10**6} megapixels")
+        raise BadImage(f"{image.width} × {image.height} pixels, {ABOVE_LIMIT}")
 
 
 def _tiff_tags(image: Image.Image) -> Mapping[int, Any]:
@@ -225,7 +226,7 @@ def _to_eight_bits(image: Image.Image) -> Image.Image:
 def _reason(error: Exception) -> str:
     if isinstance(error, Image.DecompressionBombError):  # raised by Pillow for images larger than twice our limit
         pixels = int("".join(filter(str.isdigit, str(error).partition("exceeds")[0])) or 2 * PIXEL_LIMIT)
-        return f"{pixels // 10**6} megapixels, above the limit of {PIXEL_LIMIT // 10**6} megapixels"
+        return f"{pixels // 10**6} megapixels, {ABOVE_LIMIT}"
     if isinstance(error, UnidentifiedImageError):
         return "not an image in a supported format"
     return " ".join(str(error).split()) or type(error).__name__

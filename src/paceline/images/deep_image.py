@@ -119,13 +119,6 @@ def _check_values(array: NDArray[Any], pixels: PixelFormat) -> None:
         )
 
 
-def to_stored(values: NDArray[np.floating], pixels: PixelFormat) -> NDArray[Any]:
-    """Convert values in [-1, 1] to pixels, rounded for integers."""
-    levels: NDArray[Any] = (values + 1) * pixels.half
-    levels = np.clip(np.rint(levels) if pixels.is_integer else levels, 0, pixels.span)
-    return (levels + pixels.low if pixels.low else levels).astype(pixels.dtype)
-
-
 def to_eight_bit_array(array: NDArray[Any], pixels: PixelFormat) -> NDArray[np.uint8]:
     """Return pixels on a scale from 0 to 255, as they are shown in sample images."""
     if array.dtype == np.uint8:

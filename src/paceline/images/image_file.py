@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from paceline.contracts.pixel_format import EIGHT_BITS, WHITE, PixelFormat, PixelType
-from paceline.core.files import replacing
 from paceline.images.decode import (
     SIXTEEN_BIT_MODES,
     UNBOUNDED_MODES,
@@ -26,9 +25,9 @@ from paceline.images.decode import (
     opened,
     turn_upright,
 )
-from paceline.images.deep_image import GREY_AND_RGB, to_format, to_stored
-from paceline.images.deep_tiff import COLOURS, has_deep_colours, read_deep_colours, write_deep_colours, write_planes
-from paceline.images.exif import portable_exif, without_tables
+from paceline.images.deep_image import GREY_AND_RGB, to_format
+from paceline.images.deep_tiff import has_deep_colours, read_deep_colours
+from paceline.images.exif import portable_exif
 from paceline.images.integrity import check_checksums, load_undamaged
 from paceline.images.ome import Ome
 from paceline.images.planes import read_planes, read_planes_header
@@ -38,7 +37,6 @@ GREY_MODES = ("1", "L", "LA", "La")
 # The colour profiles of these modes do not apply after conversion to RGB.
 OTHER_COLOUR_MODES = ("CMYK", "YCbCr", "LAB", "HSV")
 PNG_DEPTH_AT, PNG_GREY, PNG_GREY_AND_ALPHA = 24, 0, 4  # position of the bit depth in a PNG header, and colour types
-PNG_COMPRESSION = 3  # from 0 to 9; higher levels are slow and save little space on photographs
 
 
 @dataclass(frozen=True)
@@ -76,7 +74,7 @@ def read_image(path: Path, channels: int = 3, pixels: PixelFormat = EIGHT_BITS) 
     if not pixels.is_full_range or _is_stack_of(channels, path):
         return _read_planes(path, channels, pixels)
     image = _read_grey_or_colour(path)
-    _check_channels(image.pixels.shape[-1], channels)
+    check_channels(image.pixels.shape[-1], channels)
     return image
 
 
@@ -101,14 +99,15 @@ def _read_planes(path: Path, channels: int, pixels: PixelFormat) -> ImageData:
     if found is None and not pixels.is_integer:
         raise BadImage(f"the networks were trained on {pixels} pixels, which only TIFF files can contain")
     header, array = found or (None, decode_full_depth(path))
-    _check_channels(array.shape[-1], channels)
+    check_channels(array.shape[-1], channels)
     own = PixelFormat.full(array.dtype.name) if array.dtype.name in WHITE else pixels
     array = to_format(array, own if pixels.is_full_range and own.is_full_range else pixels)
     ome = Ome.parse(header.ome) if header and header.ome else None
     return ImageData(array, suffix=result_suffix(path), value_range=pixels.declared_range, ome=ome)
 
 
-def _check_channels(own: int, expected: int) -> None:
+def check_channels(own: int, expected: int) -> None:
+    """Raise BadImage if networks cannot process an image because of its number of channels."""
     if own != expected and not {own, expected} <= GREY_AND_RGB:
         counted = f"{own} channel{'s' * (own > 1)}"
         raise BadImage(f"it has {counted}, but the networks take {expected}; use images with {expected} channels")
@@ -164,65 +163,3 @@ def _png_pixels(path: Path) -> tuple[int, str]:
     if kind == PNG_GREY_AND_ALPHA:
         return kind, "16-bit grey and alpha channels were read as 8-bit"
     return kind, "16-bit colours were read as 8-bit; use TIFF to keep 16 bits"
-
-
-class Canvas:
-    """Assembles a result image from parts, and needs memory only for the image's pixels."""
-
-    def __init__(self, height: int, width: int, pixels: PixelFormat = EIGHT_BITS) -> None:
-        self.height, self.width, self.pixels = height, width, pixels
-        self._image: Image.Image | None = None  # 8-bit grey or RGB result
-        self._array: NDArray[Any] | None = None  # any other result
-
-    def paste(self, top: int, left: int, values: NDArray[np.floating]) -> None:
-        """Write a part at a position; its values [h, w, c] are in [-1, 1]."""
-        height, width, channels = values.shape
-        levels = to_stored(values, self.pixels)
-        if self.pixels.dtype != "uint8" or channels not in GREY_AND_RGB:
-            if self._array is None:
-                self._array = np.zeros((self.height, self.width, channels), self.pixels.dtype)
-            self._array[top : top + height, left : left + width] = levels
-            return
-        if self._image is None:
-            self._image = Image.new("L" if channels == 1 else "RGB", (self.width, self.height))
-        self._image.paste(Image.fromarray(levels[..., 0] if channels == 1 else levels), (left, top))
-
-    @property
-    def image(self) -> Image.Image:
-        """The result image, available only if it is 8-bit grey or RGB."""
-        assert self._image is not None
-        return self._image
-
-    @property
-    def array(self) -> NDArray[Any]:
-        """The result's pixels [h, w, c]."""
-        array = np.asarray(self.image) if self._array is None else self._array
-        return array if array.ndim == 3 else array[..., np.newaxis]
-
-    def save(self, path: Path, source: ImageData) -> None:
-        """Write the result image to a file, with the metadata of its source. The alpha channel is resized to match."""
-        array, alpha, profile = self._array, source.alpha, source.profile
-        is_plain = array is None or (array.dtype == np.uint16 and array.shape[-1] in GREY_AND_RGB)
-        if not is_plain or source.ome is not None:
-            with replacing(path, durable=False) as temporary:
-                write_planes(temporary, self.array, source.ome)
-            return
-        if array is not None and array.shape[-1] == COLOURS:
-            with replacing(path, durable=False) as temporary:
-                write_deep_colours(temporary, array, alpha, profile)
-            return
-        image = self.image if array is None else Image.fromarray(array[..., 0])
-        if alpha is not None and array is None:
-            image.putalpha(alpha if alpha.size == image.size else alpha.resize(image.size, Image.Resampling.BICUBIC))
-        save_image(image, path, profile, source.exif)
-
-
-def save_image(image: Image.Image, path: Path, profile: bytes = b"", exif: bytes = b"") -> None:
-    """Write an image as lossless TIFF or PNG."""
-    exif = without_tables(exif) if exif and path.suffix == ".tif" else exif
-    options = {name: value for name, value in (("icc_profile", profile), ("exif", exif)) if value}
-    with replacing(path, durable=False) as temporary:
-        if path.suffix == ".tif":
-            image.save(temporary, "TIFF", compression="tiff_lzw" if image.mode != "I;16" else None, **options)
-        else:
-            image.save(temporary, "PNG", compress_level=PNG_COMPRESSION, **options)

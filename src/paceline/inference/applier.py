@@ -1,14 +1,12 @@
-"""Applies networks to one image on one device: reads it, processes it in tiles, and writes the results."""
+"""Applies networks to image files: reads them, computes the results on one or several devices, and writes them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from PIL import Image
 
@@ -17,40 +15,30 @@ from paceline.core.printable import printable
 from paceline.data.memory import free_bytes
 from paceline.images.decode import BadImage
 from paceline.images.deep_image import GREY_AND_RGB
-from paceline.images.image_file import Canvas, ImageData, read_image, save_image
-from paceline.inference.blending import Blend
+from paceline.images.encode import DEFAULT_ENCODING, Attachments, Encoding, lost_in, write_image
+from paceline.images.image_file import ImageData, read_image
+from paceline.inference.composer import Advance, Composer, Composition, Demands
 from paceline.inference.downsampled import compare, shrink
-from paceline.inference.image_model import ImageModel, open_image_model
+from paceline.inference.forward import Pixels
+from paceline.inference.image_model import ImageModel
 from paceline.inference.skipped import SkippedImage
-from paceline.inference.tile_error import describe_tile_error
-from paceline.inference.tiling import (
-    Advance,
-    Pixels,
-    Tiling,
-    apply_in_tiles,
-    choose_tiling,
-    tiles_of_training_size,
-    tiling_warning,
-)
-from paceline.parallel.precision import choose_precision
+from paceline.inference.tile_runner import RunnerPool, TileRunner
 
 BYTES_PER_PX = 4  # memory per pixel of an 8-bit grey or RGB result
 ALPHA_BYTES_PER_PX = {False: 2, True: 0}  # extra memory per pixel while an alpha channel is written; True: 16 bits
 COLOURS = 3
-CPU_ALLOCATOR = "DefaultCPUAllocator"  # appears in the host's out-of-memory errors on every platform
 
 
 @dataclass(frozen=True)
 class ApplierSettings:
-    """Which model to apply, and how. Worker processes receive these settings as JSON."""
+    """How to apply a model."""
 
-    path: str  # run folder or weights file
-    checkpoint: str = "best"
     tile: int = 0
     downsample: str = ""
     panel: int = 0  # number of the square panel to process, counted from 1; 0 for the whole image
-    share: float = 1.0  # the model's share in an interpolation with `other`, see `inference.blending`
-    other: str = ""
+    precision: str = "fp32"
+    compiled: bool = False
+    encoding: Encoding = DEFAULT_ENCODING
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,35 +58,77 @@ class AppliedImage:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
-class _Composed(NamedTuple):
-    canvases: dict[str, Canvas]  # one canvas per result name
-    tiling: Tiling
-    num_tiles: int
+@dataclass(frozen=True, eq=False)
+class OpenedImage:
+    """A decoded image, with the pixels that the networks will see."""
+
+    task: ImageTask
+    image: ImageData
+    pixels: Pixels
+    original: Image.Image | None = None  # what `--downsample` compares the result with
+
+
+@dataclass(frozen=True, eq=False)
+class ComputedImage:
+    """An image whose results are computed, or are being computed by a GPU."""
+
+    opened: OpenedImage
+    composition: Composition
+    result_bytes: int
 
 
 class Applier:
-    """Applies networks on one device to one image at a time."""
+    """Applies an image model; its methods are the stages of a pipeline, and may run in different threads."""
 
-    def __init__(
-        self, settings: ApplierSettings, image_model: ImageModel | None, device: torch.device, share: int = 1
-    ) -> None:
-        self.settings, self.device, self.share = settings, device, share
-        self.image_model = image_model or open_image_model(
-            settings.path, settings.checkpoint, Blend(settings.share, settings.other)
+    def __init__(self, settings: ApplierSettings, image_model: ImageModel, devices: list[torch.device]) -> None:
+        self.settings, self.image_model = settings, image_model
+        image_model.receptive_field  # noqa: B018 - traced on the CPU, before the weights move to the device
+        copies = [image_model, *(_copied(image_model) for _ in devices[1:])]
+        self.pool = RunnerPool(
+            [
+                TileRunner(model, device, settings.precision, compiled=settings.compiled)
+                for model, device in zip(copies, devices, strict=True)
+            ]
         )
-        self.field = self.image_model.receptive_field  # traced on the CPU, before the weights move to the device
-        self._measured_error = ""
-        choose_precision("fp32", device).apply(deterministic=True)  # otherwise, tiles might not match the whole image
-        self.image_model.recipe.to(device)
+        self.composer = Composer(self.pool, Demands(settings.tile, _num_sharing(devices)))
+        self._difference = ""  # of the precision from fp32, measured on the first image
 
-    def process(self, task: ImageTask, advance: Advance) -> AppliedImage | SkippedImage:
-        """Apply the networks to one image and write the results. A file that cannot be used is skipped."""
+    def open(self, task: ImageTask) -> OpenedImage | SkippedImage:
+        """Read an image. A file that cannot be used is skipped."""
         try:
             spec = self.image_model.spec
             image = self._panel_of(read_image(Path(task.path), spec.channels, spec.pixel_format))
             self._check_memory(image)
-            work = self._compare if self.settings.downsample else self._write
-            return work(task, image, advance)
+            if not self.settings.downsample:
+                return OpenedImage(task, image, image.pixels)
+            if image.pixels.shape[-1] not in GREY_AND_RGB or image.value_range:
+                raise BadImage("--downsample compares 8-bit and 16-bit images with 1 or 3 channels only")
+            original, small = shrink(image, self.image_model.output_scale)
+            pixels = np.asarray(small) if small.mode == "RGB" else np.asarray(small)[..., np.newaxis]
+            return OpenedImage(task, image, pixels, original)
+        except BadImage as problem:
+            return SkippedImage(task.path, str(problem))
+
+    def compute(self, images: list[OpenedImage], advance: Advance) -> list[ComputedImage]:
+        """Start computing the results of images of one shape."""
+        factor = self.image_model.output_scale**2 if self.settings.downsample else 1
+        made = self.composer.compose(
+            [one.pixels for one in images], self.result_bytes(images[0]), lambda pixels: advance(pixels * factor)
+        )
+        if self.settings.precision != "fp32" and not self._difference:
+            self._difference = self._describe_difference(images[0].pixels, made[0])
+            made[0].note = self._difference
+        return [
+            ComputedImage(image, composition, self.result_bytes(image))
+            for image, composition in zip(images, made, strict=True)
+        ]
+
+    def write(self, computed: ComputedImage) -> AppliedImage | SkippedImage:
+        """Write an image's results. If they are not finite, the image is skipped."""
+        task = computed.opened.task
+        try:
+            work = self._write_comparison if self.settings.downsample else self._write_results
+            return work(computed)
         except BadImage as problem:
             return SkippedImage(task.path, str(problem))
         except OSError as error:
@@ -106,10 +136,9 @@ class Applier:
                 f"--out: cannot write the results for {printable(task.path)}: {error.strerror or error}"
             ) from error
 
-    def transform(self, pixels: Pixels) -> dict[str, Image.Image]:
-        """Return the results for one 8-bit [h, w, c] image, by name."""
-        canvases = self._compose(ImageData(pixels), lambda _: None).canvases
-        return {name: canvas.image for name, canvas in canvases.items()}
+    def result_bytes(self, opened: OpenedImage) -> int:
+        """Return the memory that an image's results need."""
+        return self._result_bytes(opened.pixels)
 
     def _panel_of(self, image: ImageData) -> ImageData:
         """Return the panel chosen with `--panel`, or the whole image, with a note if it looks like a row of panels."""
@@ -126,128 +155,73 @@ class Applier:
         alpha = image.alpha and image.alpha.crop((left, 0, right, height))
         return replace(image, pixels=image.pixels[:, left:right], alpha=alpha)
 
-    def _write(self, task: ImageTask, image: ImageData, advance: Advance) -> AppliedImage:
-        canvases, tiling, num_tiles = self._compose(image, advance)
-        for name, canvas in canvases.items():
+    def _write_results(self, computed: ComputedImage) -> AppliedImage:
+        task, image, composition = computed.opened.task, computed.opened.image, computed.composition
+        attached = Attachments(image.alpha, image.profile, image.exif, image.ome)
+        lost = ""
+        for name, pixels in composition.results().items():
             target = Path(task.targets[name if name in task.targets else ""])
             target.parent.mkdir(parents=True, exist_ok=True)
-            canvas.save(target, image)
+            write_image(target, pixels, self.settings.encoding, attached)
+            lost = lost_in(target.suffix, pixels, attached)
         height, width = image.pixels.shape[:2]
-        scale = self.image_model.output_scale
+        scale, tiling = self.image_model.output_scale, composition.tiling
         enlarged = f" → {width * scale}×{height * scale}" if scale > 1 else ""
+        num_tiles = composition.num_tiles
         tiles = f", {num_tiles} tiles of {tiling.side_px} pixels, halo {tiling.halo_px}" if num_tiles > 1 else ""
-        notes = "".join(f"; {note}" for note in (tiling.note, image.note) if note)
+        notes = "".join(f"; {note}" for note in (tiling.note, image.note, composition.note, lost) if note)
         first, *more = task.targets.values()
         files = printable(first) + (f" and {len(more)} more" if more else "")
         return AppliedImage(task.path, f"{printable(task.path)}: {width}×{height}{enlarged}{tiles} → {files}{notes}")
 
-    def _compare(self, task: ImageTask, image: ImageData, advance: Advance) -> AppliedImage:
-        """Downsample the image, apply the networks, and compare the result with the original."""
-        scale = self.image_model.output_scale
-        if image.pixels.shape[-1] not in GREY_AND_RGB or image.value_range:
-            raise BadImage("--downsample compares 8-bit and 16-bit images with 1 or 3 channels only")
-        original, small = shrink(image, scale)
-        pixels = np.asarray(small) if small.mode == "RGB" else np.asarray(small)[..., np.newaxis]
-        canvases, tiling, _ = self._compose(ImageData(pixels), lambda pixels: advance(pixels * scale**2))
-        images, metrics = compare(original, small, canvases["image"].image, scale, self.image_model.config.run.protocol)
+    def _write_comparison(self, computed: ComputedImage) -> AppliedImage:
+        """Compare the result with the original image, and write both."""
+        task, original, composition = computed.opened.task, computed.opened.original, computed.composition
+        assert original is not None
+        scale, protocol = self.image_model.output_scale, self.image_model.config.run.protocol
+        small, made = (_pillow(pixels) for pixels in (computed.opened.pixels, composition.results()["image"]))
+        images, metrics = compare(original, small, made, scale, protocol)
         for name, result in images.items():
             target = Path(task.targets[name])
             target.parent.mkdir(parents=True, exist_ok=True)
-            save_image(result, target)
+            pixels = np.asarray(result)
+            write_image(target, pixels if pixels.ndim == 3 else pixels[..., np.newaxis], self.settings.encoding)
         values = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
-        note = f"; {tiling.note}" if tiling.note else ""
-        summary = f"{printable(task.path)}: {values} → {printable(task.targets[''])}{note}"
+        notes = "".join(f"; {note}" for note in (composition.tiling.note, composition.note) if note)
+        summary = f"{printable(task.path)}: {values} → {printable(task.targets[''])}{notes}"
         return AppliedImage(task.path, summary, metrics)
 
-    def _compose(self, image: ImageData, advance: Advance) -> _Composed:
-        """Apply the networks in tiles; if memory runs out, try again with smaller tiles."""
-        pixels = image.pixels
-        height, width = pixels.shape[:2]
-        at_once = 3 if pixels.shape[-1] > self.image_model.spec.channels else 1  # a grey network gets RGB as 3 images
-        if self.image_model.recipe.window_px and not self.settings.tile:
-            tiling = tiles_of_training_size(self.image_model.recipe.window_px, (height, width))
-        else:
-            tiling = self._choose_tiling(height, width, self.share * at_once, self._result_bytes(image))
-            if tiling.side_px < max(height, width) and self.field.obstacles:
-                tiling = replace(tiling, note=f"{tiling.note}; {self._tile_error(pixels, tiling)}")
-        while True:
-            canvases: dict[str, Canvas] = {}
-            try:
-                num_tiles = apply_in_tiles(self.image_model, pixels, tiling, self._paste_on(canvases, image), advance)
-                return _Composed(canvases, tiling, num_tiles)
-            except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error):
-                    raise
-            torch.cuda.empty_cache()
-            tiling = self._smaller(tiling, height, width)
-
-    def _choose_tiling(self, height: int, width: int, share: int, result_bytes: int) -> Tiling:
-        """Return the tiles for an image. If it needs several and their halo is not known yet, measure the halo."""
-        while True:
-            tiling = choose_tiling(
-                self.field,
-                (height, width),
-                self.device,
-                share=share,
-                side=self.settings.tile,
-                result_bytes=result_bytes,
-            )
-            if tiling.side_px >= max(height, width) or not self.field.is_measurable:
-                return tiling
-            self.field = self.image_model.tiled_field
-
-    def _tile_error(self, pixels: Pixels, tiling: Tiling) -> str:
-        """Return how much tiles change the result, measured on the first image that needs them."""
-        try:
-            self._measured_error = self._measured_error or describe_tile_error(
-                self.image_model, self.field, pixels, tiling, self.device
-            )
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            return "the effect of the tiles could not be measured, because memory ran out"
-        return self._measured_error
-
-    def _paste_on(
-        self, canvases: dict[str, Canvas], image: ImageData
-    ) -> Callable[[str, int, int, npt.NDArray[np.float32]], None]:
-        height, width = (side * self.image_model.output_scale for side in image.pixels.shape[:2])
-
-        def paste(name: str, top: int, left: int, values: npt.NDArray[np.float32]) -> None:
-            canvases.setdefault(name, Canvas(height, width, image.pixel_format)).paste(top, left, values)
-
-        return paste
-
-    def _smaller(self, tiling: Tiling, height: int, width: int) -> Tiling:
-        """Return tiles half as large; raise UserError if they cannot be smaller."""
-        self.field = self.image_model.tiled_field
-        side = min(tiling.side_px, max(height, width))
-        exact = Tiling(side, self.field.tiled_halo_px, tiling_warning(self.field) or tiling.note)
-        halved = exact.halved(self.field.multiple_px)
-        if halved is None:
-            hint = ": use --accelerator cpu" if self.device.type == "cuda" else ""
-            raise UserError(f"{self.device}: not enough memory for the smallest tile{hint}")
-        return halved
+    def _describe_difference(self, pixels: Pixels, composition: Composition) -> str:
+        """Return how much the precision changes the first tile of an image."""
+        side = min(composition.tiling.side_px, max(pixels.shape[:2]))
+        levels = self.pool.runners[0].difference_from_fp32(pixels[:side, :side])
+        where = "this image" if composition.num_tiles == 1 else "the first tile"
+        return f"{self.settings.precision} changes {where} by at most {levels:.2g} of 255 levels"
 
     def _check_memory(self, image: ImageData) -> None:
         height, width = image.pixels.shape[:2]
-        needed = self._result_bytes(image)
+        needed = self._result_bytes(image.pixels)
         if image.alpha is not None:
             needed += height * width * self.image_model.output_scale**2 * ALPHA_BYTES_PER_PX[image.deep]
         free = free_bytes(torch.device("cpu"))
         if needed > free:
             raise BadImage(f"the results need {needed / 1e9:.1f} GB of memory, but only {free / 1e9:.1f} GB is free")
 
-    def _result_bytes(self, image: ImageData) -> int:
-        height, width, channels = image.pixels.shape
-        is_plain = not image.deep and channels <= COLOURS
-        bytes_per_px = BYTES_PER_PX if is_plain else max(channels, COLOURS) * image.pixels.itemsize
+    def _result_bytes(self, pixels: Pixels) -> int:
+        height, width, channels = pixels.shape
+        is_plain = pixels.dtype == np.uint8 and channels <= COLOURS
+        bytes_per_px = BYTES_PER_PX if is_plain else max(channels, COLOURS) * pixels.itemsize
         return int(height * width * self.image_model.output_scale**2 * bytes_per_px * len(self.image_model.results))
 
 
-def is_out_of_memory(error: Exception) -> bool:
-    """Return whether an error means that a device or the host ran out of memory.
+def _pillow(pixels: Pixels) -> Image.Image:
+    return Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
 
-    On the host, torch raises a plain RuntimeError, in which only the allocator's name is the same on every platform.
-    """
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or CPU_ALLOCATOR in str(error)
+
+def _copied(image_model: ImageModel) -> ImageModel:
+    return replace(image_model, recipe=copy.deepcopy(image_model.recipe))
+
+
+def _num_sharing(devices: list[torch.device]) -> int:
+    """Return how many of the devices share one memory: all on the host, since each GPU has its own."""
+    return len(devices) if devices[0].type == "cpu" else 1

@@ -11,11 +11,12 @@ from pathlib import Path
 from paceline.core.activity import counted
 from paceline.core.errors import UserError
 from paceline.core.printable import printable
-from paceline.images.decode import BadImage
-from paceline.images.image_file import result_suffix
+from paceline.images.decode import ABOVE_LIMIT, BadImage
+from paceline.images.encode import DEFAULT_ENCODING, Encoding
 from paceline.images.readers import image_size
 from paceline.inference.applier import ImageTask
 from paceline.inference.find_images import FoundImage, find_images
+from paceline.inference.region_plan import OME_FORMAT, RegionOptions, region_size
 from paceline.inference.skipped import SkippedImage, count_images
 
 # Ways to name a result, shortest first: whether to keep the image's suffix, and whether to add its folder's name.
@@ -38,13 +39,19 @@ class ApplyPlan:
 
 
 def plan_results(
-    arguments: Iterable[str], out: Path, results: Sequence[str], *, overwrite: bool = False, skip_existing: bool = False
+    arguments: Iterable[str],
+    out: Path,
+    results: Sequence[str],
+    encoding: Encoding = DEFAULT_ENCODING,
+    *,
+    overwrite: bool = False,
+    skip_existing: bool = False,
 ) -> ApplyPlan:
     """Find the images and choose their output files; raise UserError if one exists, unless a flag allows it."""
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out}: is a file; choose a folder")
     found = find_images(arguments, out)
-    targets, clashing = _name_results(found.images, out, results)
+    targets, clashing = _name_results(found.images, out, results, encoding)
     _check_inputs(found.images, targets, out)
     tasks = [
         ImageTask(str(image.path), {result: str(file) for result, file in files.items()})
@@ -61,27 +68,39 @@ def plan_results(
     return ApplyPlan(tasks, skipped, notes, found.ignored)
 
 
-def read_headers(plan: ApplyPlan) -> dict[ImageTask, int]:
-    """Return the number of pixels for each task with a valid image header; mark the others as skipped."""
-    num_pixels: dict[ImageTask, int] = {}
+@dataclass(frozen=True)
+class TaskSize:
+    """The number of pixels of an image, and whether it is processed by region."""
+
+    num_pixels: int
+    by_region: bool
+
+
+def read_headers(plan: ApplyPlan, options: RegionOptions, format_: str = "") -> dict[ImageTask, TaskSize]:
+    """Return the size of each task with a valid image header; mark the others as skipped."""
+    sizes: dict[ImageTask, TaskSize] = {}
     for task in counted(plan.tasks, "reading image headers", len(plan.tasks)):
         try:
-            height, width = image_size(Path(task.path))
-            num_pixels[task] = height * width
+            region = region_size(Path(task.path), options, is_forced=format_ == OME_FORMAT)
+            height, width = region or image_size(Path(task.path))
+            sizes[task] = TaskSize(height * width, region is not None)
         except BadImage as error:
-            plan.skipped.append(SkippedImage(task.path, str(error)))
-    return num_pixels
+            hint = "; save it as a tiled TIFF, which is read by region" if ABOVE_LIMIT in str(error) else ""
+            plan.skipped.append(SkippedImage(task.path, f"{error}{hint}"))
+    return sizes
 
 
 def _name_results(
-    images: Sequence[FoundImage], out: Path, results: Sequence[str]
+    images: Sequence[FoundImage], out: Path, results: Sequence[str], encoding: Encoding
 ) -> tuple[dict[FoundImage, dict[str, Path]], list[SkippedImage]]:
     """Return the output files for each image, with the shortest unique names, and the images without a unique name."""
     named: dict[FoundImage, dict[str, Path]] = {}
     taken: set[Path] = set()
     left = list(images)
     for with_suffix, in_folder in NAMINGS:
-        proposed = {image: _targets(image, out, results, with_suffix, in_folder) for image in left}
+        proposed = {
+            image: _targets(image, out, results, encoding.suffix(image.path), with_suffix, in_folder) for image in left
+        }
         counts = Counter(target for targets in proposed.values() for target in targets.values())
         fitting = {
             image: targets
@@ -98,10 +117,12 @@ def _name_results(
 
 
 def _targets(
-    image: FoundImage, out: Path, results: Sequence[str], with_suffix: bool, in_folder: bool
+    image: FoundImage, out: Path, results: Sequence[str], suffix: str, with_suffix: bool, in_folder: bool
 ) -> dict[str, Path]:
     folder = out / image.folder / image.name.parent if in_folder else out / image.name.parent
-    stem, suffix = image.name.name if with_suffix else image.name.stem, result_suffix(image.path)
+    stem = image.name.name if with_suffix else image.name.stem
+    if suffix == ".ome.tif" and not with_suffix:
+        stem = stem.removesuffix(".ome")
     return {result: folder / (f"{stem}-{result}{suffix}" if result else f"{stem}{suffix}") for result in results}
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -21,17 +23,20 @@ class ApplyProgress:
 
     def __init__(self, total: int, bar: Progress | None) -> None:
         self._total, self._done, self._bar, self._patience = total, 0, bar, Patience()
-        self._task = bar.add_task("applying", total=total) if bar else None
+        self._start, self._lock = time.monotonic(), threading.Lock()
+        self._task = bar.add_task("applying", total=total, speed="") if bar else None
 
     def advance(self, pixels: int) -> None:
-        """Count this many more pixels as processed."""
-        self._done += pixels
-        if self._bar and self._task is not None:
-            self._bar.update(self._task, completed=self._done)
-        elif self._patience.is_over():
-            in_full = self._total < PIXELS_IN_FULL
-            total = f"{self._total:,} pixels" if in_full else f"{self._total / 1e6:,.1f} megapixels"
-            self.line(f"{self._done / max(self._total, 1):.0%} of {total}")
+        """Count this many more pixels as processed. May be called by several threads."""
+        with self._lock:
+            self._done += pixels
+            speed = f"{self._done / 1e6 / max(time.monotonic() - self._start, 1e-9):.3g} megapixels/s"
+            if self._bar and self._task is not None:
+                self._bar.update(self._task, completed=self._done, speed=speed)
+            elif self._patience.is_over():
+                in_full = self._total < PIXELS_IN_FULL
+                total = f"{self._total:,} pixels" if in_full else f"{self._total / 1e6:,.1f} megapixels"
+                self.line(f"{self._done / max(self._total, 1):.0%} of {total}, {speed}")
 
     def complete(self) -> None:
         """Fill the bar at the end, even if some images could not be used."""
@@ -55,6 +60,7 @@ def show_progress(total: int) -> Iterator[ApplyProgress]:
     if not is_terminal(sys.stdout):
         yield ApplyProgress(total, None)
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    texts = TextColumn("{task.description}"), TextColumn("{task.fields[speed]}")
+    columns = (texts[0], BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), texts[1])
     with Progress(*columns, console=open_screen()) as bar:
         yield ApplyProgress(total, bar)

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
+from paceline.core.ordered_map import num_cores, ordered_map
 from paceline.images.decode import BadImage
-from paceline.images.readers import ImageReader
+from paceline.images.readers import ImageReader, image_size
 from paceline.inference.find_images import FoundImage
 from paceline.inference.model import Model
 from paceline.inference.prediction_file import ClassProbability
 from paceline.inference.skipped import SkippedImage
 
 IMAGES_AT_ONCE = 32
+MAX_BYTES, BYTES_PER_PX = 500_000_000, 4  # of images that are decoded in advance
 
 
 def classify_files(
     model: Model, images: Sequence[FoundImage], top: int, skipped: list[SkippedImage]
 ) -> Iterator[tuple[str, list[ClassProbability]]]:
     """Yield each image's path and its most likely classes; add files that cannot be read to `skipped`."""
+    decoded = ordered_map(
+        partial(_decode, model.reader), images, num_cores(), num_bytes=_num_bytes, max_bytes=MAX_BYTES
+    )
     for start in range(0, len(images), IMAGES_AT_ONCE):
         paths: list[str] = []
-        probabilities = model.predict(_decoded(model.reader, images[start : start + IMAGES_AT_ONCE], paths, skipped))
+        some = zip(images[start : start + IMAGES_AT_ONCE], decoded, strict=False)
+        probabilities = model.predict(_usable(some, paths, skipped))
         # Among equally likely classes, the one with the lower index comes first, as in evaluation.
         ranked = probabilities.sort(dim=1, descending=True, stable=True)
         for path, values, classes in zip(paths, ranked.values.tolist(), ranked.indices.tolist(), strict=True):
@@ -29,15 +36,27 @@ def classify_files(
             yield path, [ClassProbability(model.classes[number], probability) for number, probability in likeliest]
 
 
-def _decoded(
-    reader: ImageReader, images: Sequence[FoundImage], paths: list[str], skipped: list[SkippedImage]
-) -> Iterator[Any]:
-    """Yield images one at a time, since large ones need a lot of memory; append their paths to `paths`."""
-    for image in images:
-        try:
-            decoded = reader.decode(image.path)
-        except BadImage as problem:
-            skipped.append(SkippedImage(str(image.path), str(problem)))
-            continue
-        paths.append(str(image.path))
-        yield decoded
+def _usable(images: Iterable[tuple[FoundImage, Any]], paths: list[str], skipped: list[SkippedImage]) -> Iterator[Any]:
+    """Yield decoded images one at a time, since large ones need a lot of memory; append their paths to `paths`."""
+    for found, image in images:
+        if isinstance(image, SkippedImage):
+            skipped.append(image)
+        else:
+            paths.append(str(found.path))
+            yield image
+
+
+def _num_bytes(image: FoundImage) -> int:
+    try:
+        height, width = image_size(image.path)
+    except BadImage:
+        return 0
+    return height * width * BYTES_PER_PX
+
+
+def _decode(reader: ImageReader, image: FoundImage) -> Any:
+    """Return a decoded image, or a SkippedImage."""
+    try:
+        return reader.decode(image.path)
+    except BadImage as problem:
+        return SkippedImage(str(image.path), str(problem))

@@ -12,6 +12,7 @@ from paceline.core.errors import UserError
 from paceline.core.printable import printable
 from paceline.data.file_lists import SUFFIXES, Listing, first_few, is_image, list_folder
 from paceline.images.decode import BadImage
+from paceline.images.regions.slide_image import is_slide
 from paceline.inference.skipped import SkippedImage
 
 
@@ -53,7 +54,7 @@ def find_images(arguments: Iterable[str], out: Path | None = None) -> FoundImage
             continue
         for image in images:
             found.setdefault(os.path.abspath(image.path), image)
-        others.update(dict.fromkeys(file for file in listing.files if not is_image(file)))
+        others.update(dict.fromkeys(file for file in listing.files if not _is_image(file)))
         entry_notes.update(dict.fromkeys(listing.notes))
         unusable.update(dict.fromkeys(f"{argument}/{entry}" for entry in listing.unusable))
         if out and not Path(argument).expanduser().is_file():
@@ -81,7 +82,7 @@ def _expand(argument: str, out: Path | None) -> tuple[list[FoundImage], Listing]
         apart = None if out is None or _real(out) == _real(path) else out
         listing = list_folder(path)
         listing.files = [file for file in listing.files if not (apart and _is_under(file, apart))]
-        images = [file for file in listing.files if is_image(file)]
+        images = [file for file in listing.files if _is_image(file)]
         if not images:
             raise BadImage("; ".join([f"has no images ({', '.join(sorted(SUFFIXES))})", *listing.notes]))
         return [FoundImage(file, file.relative_to(path), _real(path).name) for file in images], listing
@@ -90,6 +91,10 @@ def _expand(argument: str, out: Path | None) -> tuple[list[FoundImage], Listing]
         exists = os.path.lexists(path)
         raise BadImage("not a regular file" if exists else "no such image or folder")
     return files, Listing()
+
+
+def _is_image(file: Path) -> bool:
+    return is_image(file) or is_slide(file)
 
 
 def _single(path: Path) -> FoundImage:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -14,20 +14,24 @@ from torch import Tensor, nn
 
 from paceline.contracts.recipe import DataSpec, Recipe
 from paceline.core.errors import UserError
+from paceline.core.ordered_map import num_cores, ordered_map
 from paceline.data.draws import Drawer
 from paceline.data.feed import EVALUATION_BATCH, EVALUATION_PIXELS
 from paceline.data.transforms import transform
-from paceline.images.decode import BadImage, arrange_image, plain_image
+from paceline.images.decode import arrange_image
 from paceline.images.deep_image import DeepImage
 from paceline.images.readers import ImageReader, make_reader
 from paceline.inference.applier import Applier, ApplierSettings
+from paceline.inference.composer import Composition
 from paceline.inference.image_model import make_image_model
+from paceline.inference.parse_device import parse_device
+from paceline.inference.pillow_images import as_images, pixels_of, plain, type_name
 from paceline.inference.trained import StoredModel, TrainedModel, networks_in, open_trained, read_stored
 from paceline.inference.uses import check_use, uses_of
 from paceline.parallel.precision import choose_precision
 from paceline.runs.stages import last_finished
 from paceline.training.compile import eager
-from paceline.training.previews import fixed_draws, make_images
+from paceline.training.previews import make_images
 
 Images = Tensor | npt.NDArray[np.uint8] | Image.Image | Iterable[Image.Image]
 
@@ -36,7 +40,7 @@ def load(
     path: str, checkpoint: str = "best", device: str | torch.device | None = None, *, trust: bool = False
 ) -> Model:
     """Load a run folder or weights file onto a device; by default, onto a GPU if there is one."""
-    place = _device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    place = parse_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     path = last_finished(path, trust=trust)
     return Model(read_stored(path, checkpoint, trust=trust), path, place)
 
@@ -67,7 +71,7 @@ class Model:
             image_model = make_image_model(stored, path)
             self._trained: TrainedModel = image_model
             with self._applier_precision():
-                self._applier = Applier(ApplierSettings(path), image_model, device)
+                self._applier = Applier(ApplierSettings(), image_model, [device])
         else:
             self._trained = open_trained(stored, path)
             self.recipe.to(device=device, dtype=self._precision.weights)
@@ -148,13 +152,14 @@ class Model:
             raise UserError(f"{self._path}: the network's output is not finite; the weights may be damaged")
         return probabilities
 
-    def sample(self, count: int, seed: int | None = None) -> Tensor:
+    def sample(self, count: int, seed: int | None = None, first: int = 0) -> Tensor:
         """Generate images from noise.
 
         Args:
             count: The number of images.
             seed: The seed for the noise; by default the run's seed, which generates the same images as
                 `paceline sample`.
+            first: The number of the first image. Image n is the same, however many images are generated at once.
 
         Returns:
             The images as a uint8 [n, c, h, w] tensor on the CPU.
@@ -173,22 +178,30 @@ class Model:
             raise UserError(f"sample({count}): the number of images must be at least 1")
         drawer = self._drawer(self._run.seed if seed is None else seed)
         with self._run_precision():
-            images = make_images(self.recipe, fixed_draws(self.recipe, drawer, count), self._precision)
+            images = make_images(self.recipe, drawer.rows("samples", first, first + count), self._precision)
         return torch.from_numpy(images).permute(0, 3, 1, 2)
 
-    def apply(self, image: Image.Image) -> dict[str, Image.Image]:
-        """Restore, upscale or translate an image of any size.
+    @overload
+    def apply(self, image: Image.Image) -> dict[str, Image.Image]: ...
+    @overload
+    def apply(self, image: Iterable[Image.Image]) -> Iterator[dict[str, Image.Image]]: ...
+    def apply(
+        self, image: Image.Image | Iterable[Image.Image]
+    ) -> dict[str, Image.Image] | Iterator[dict[str, Image.Image]]:
+        """Restore, upscale or translate images of any size.
 
-        Large images are processed in tiles.
+        Large images are processed in tiles. Several images are prepared by threads while others are computed.
 
         Args:
-            image: A Pillow image. A greyscale network processes the channels of a colour image separately.
+            image: A Pillow image, or an iterable of them, which is read as the results are used. A greyscale network
+                processes the channels of a colour image separately.
 
         Returns:
-            The results by name, as 8-bit Pillow images. The main result is "image".
+            The results by name, as 8-bit Pillow images. The main result is "image". For an iterable, an iterator over
+            the results of each image, in order.
 
         Raises:
-            UserError: If the model does not transform images, or the image cannot be used.
+            UserError: If the model does not transform images, or an image cannot be used.
 
         Examples:
             >>> from PIL import Image
@@ -197,15 +210,29 @@ class Model:
             >>> restored.save("restored.png")
         """
         check_use(self._stored, "apply", self._path)
-        assert self._applier
         if self.spec.channels not in (1, 3) or self.spec.value_range:
             expected = f"{self.spec.channels} channels and {self.spec.pixel_format} pixels"
             raise UserError(
                 f"{self._path}: takes images with {expected}, which Pillow cannot open; use `paceline apply`"
             )
-        pixels = np.asarray(_plain(image))
+        if isinstance(image, Iterable) and not isinstance(image, Image.Image | str | bytes):
+            return self._apply_each(image)
+        return as_images(self._composed(pixels_of(image)))
+
+    def _apply_each(self, images: Iterable[Image.Image]) -> Iterator[dict[str, Image.Image]]:
+        before: Composition | None = None
+        for pixels in ordered_map(pixels_of, images, num_cores()):
+            made = self._composed(pixels)
+            if before:
+                yield as_images(before)  # while a GPU computes the next results
+            before = made
+        if before:
+            yield as_images(before)
+
+    def _composed(self, pixels: npt.NDArray[np.uint8]) -> Composition:
+        assert self._applier
         with self._applier_precision():
-            return self._applier.transform(pixels if pixels.ndim == 3 else pixels[..., np.newaxis])
+            return self._applier.composer.compose([pixels], pixels.nbytes, lambda _: None)[0]
 
     def _batches(self, images: Images) -> Iterator[Tensor]:
         """Yield [n, c, h, w] tensors of the data spec's dtype with the same batch size as `evaluate`."""
@@ -228,7 +255,7 @@ class Model:
         arrays = []
         for one in listed:  # one at a time, to limit memory use for large images
             if not isinstance(one, Image.Image | DeepImage):
-                raise UserError(f"expected a list of Pillow images or {expected}, not {_kind(one, several)}")
+                raise UserError(f"expected a list of Pillow images or {expected}, not {type_name(one, several)}")
             arrays.append(self._arrange(one))
         one_size = len({array.shape for array in arrays}) == 1
         stacks = [np.stack(arrays)] if one_size else [array[np.newaxis] for array in arrays]
@@ -243,7 +270,7 @@ class Model:
         if spec.dtype != "uint8" or spec.channels not in (1, 3):
             expected = f"{spec.channels} channels and {spec.pixel_format} pixels"
             raise UserError(f"{self._path}: expects images with {expected}; pass them as a {spec.dtype} array")
-        image = _plain(image)
+        image = plain(image)
         if height != width:
             image = ImageOps.fit(image, (width, height), Image.Resampling.BICUBIC)
         return arrange_image(image, height if height == width else 0, spec.channels)
@@ -265,31 +292,3 @@ def _split(images: Tensor) -> Iterator[Tensor]:
         # Use the memory layout of the loaders' batches, [n, h, w, c]; convolutions in other layouts round differently.
         rows = images[start : start + count].permute(0, 2, 3, 1)
         yield rows.clone(memory_format=torch.contiguous_format).permute(0, 3, 1, 2)
-
-
-def _device(wanted: str | torch.device) -> torch.device:
-    try:
-        device = torch.device(wanted)
-    except (RuntimeError, TypeError):
-        device = torch.device("meta")
-    if device.type not in ("cpu", "cuda"):
-        raise UserError(f"device={str(wanted)!r}: expected 'cpu', 'cuda' or a GPU index such as 'cuda:1'")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError(f"device={str(wanted)!r}: no CUDA device is visible to PyTorch; use device='cpu'")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        last = torch.cuda.device_count() - 1
-        raise UserError(f"device={str(wanted)!r}: there is no such GPU; the last GPU is 'cuda:{last}'")
-    return device
-
-
-def _kind(thing: object, in_a_list: bool) -> str:
-    return f"{type(thing).__name__}{' in a list' if in_a_list else ''}"
-
-
-def _plain(image: Image.Image) -> Image.Image:
-    if not isinstance(image, Image.Image):
-        raise UserError(f"expected a Pillow image, not {_kind(image, False)}; open files with Image.open(FILE)")
-    try:
-        return plain_image(image)
-    except BadImage as problem:
-        raise UserError(f"an image cannot be used: {problem}") from None

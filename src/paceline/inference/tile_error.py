@@ -7,10 +7,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from paceline.data.memory import free_bytes
+from paceline.inference.forward import Pixels, pixel_format, tensor_of, to_unit_range, transform
 from paceline.inference.image_model import ImageModel
 from paceline.inference.receptive_field import ReceptiveField
-from paceline.inference.tiling import SHARE_OF_FREE, Pixels, Tiling, needed_bytes, to_unit_range, transform
+from paceline.inference.tiling import Tiling, needed_bytes, usable_bytes
 
 LEVELS = 255 / 2  # 8-bit levels per unit of the value range [-1, 1]
 
@@ -50,7 +50,7 @@ def describe_tile_error(
     tile = _central(size, side, field.multiple_px)
     larger = tile.grown(tiling.halo_px + max(side // 2, field.multiple_px), size)
     what = "tiles change"
-    if needed_bytes(field, larger.num_pixels) > free_bytes(device) * SHARE_OF_FREE:
+    if needed_bytes(field, larger.num_pixels) > usable_bytes(device):
         larger = tile.grown(tiling.halo_px, size)
         side = max(field.multiple_px, side // 2 // field.multiple_px * field.multiple_px)
         tile, what = _central(size, side, field.multiple_px), "tiles half as large change"
@@ -73,5 +73,6 @@ def _result(image_model: ImageModel, pixels: Pixels, context: _Area, tile: _Area
     seen = pixels[context.top : context.bottom, context.left : context.right]
     rows = slice((tile.top - context.top) * scale, (tile.bottom - context.top) * scale)
     columns = slice((tile.left - context.left) * scale, (tile.right - context.left) * scale)
-    found = transform(image_model, to_unit_range(seen, image_model.spec.value_range))
-    return torch.stack([made[rows, columns] for made in found.values()])
+    device = next(image_model.recipe.parameters()).device
+    values = transform(image_model, to_unit_range(tensor_of(seen).to(device), pixel_format(image_model, seen)))
+    return torch.stack([made[0, rows, columns] for made in values.by_name.values()])

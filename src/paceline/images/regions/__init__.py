@@ -1,0 +1,1 @@
+"""Images that are read and written by region, because they may be larger than memory."""

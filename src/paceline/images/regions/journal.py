@@ -1,0 +1,133 @@
+"""Records the finished parts of a file that is being written, so that a killed command can resume.
+
+Parts have a fixed order. A part is recorded after it was written, with its length and checksum. Whatever follows the
+last recorded part, in the file or in the journal, is discarded.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from paceline.core.types import JsonObject
+
+RECORD = struct.Struct("<IIB")
+BYTES_AT_ONCE = 1 << 24
+
+
+class Part(NamedTuple):
+    """A finished part of a file."""
+
+    offset: int
+    length: int
+    flag: int  # a number from 0 to 255 that belongs to the part
+
+
+class JournaledFile:
+    """A file that grows part by part. Its header is reserved when it is created."""
+
+    def __init__(self, path: Path, journal: Path, purpose: JsonObject, header_bytes: int) -> None:
+        self.path, self._journal = path, journal
+        self.parts: list[Part] = []
+        first_line = json.dumps(purpose, sort_keys=True).encode() + b"\n"
+        recorded = _read(journal, first_line) if path.is_file() else None
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._file = os.open(path, flags | (0 if recorded else os.O_TRUNC), 0o666)
+        if recorded:
+            self._resume(recorded, header_bytes)
+        self._end = self.parts[-1].offset + self.parts[-1].length if self.parts else header_bytes
+        os.ftruncate(self._file, self._end)
+        self._log = os.open(journal, flags | os.O_APPEND, 0o666)
+        os.ftruncate(self._log, 0 if not recorded else len(first_line) + RECORD.size * len(self.parts))
+        if not recorded:
+            _write(self._log, first_line)
+
+    def append(self, content: bytes, flag: int = 0) -> None:
+        """Write the next part, then record it."""
+        _write_at(self._file, content, self._end)
+        _write(self._log, RECORD.pack(len(content), zlib.crc32(content), flag))
+        self.parts.append(Part(self._end, len(content), flag))
+        self._end += len(content)
+
+    def read(self, number: int) -> bytes:
+        """Return a finished part."""
+        part = self.parts[number]
+        return os.pread(self._file, part.length, part.offset)
+
+    def truncate(self, num_parts: int) -> None:
+        """Discard all parts from this number on."""
+        if num_parts < len(self.parts):
+            removed = len(self.parts) - num_parts
+            self._end = self.parts[num_parts].offset
+            del self.parts[num_parts:]
+            os.ftruncate(self._log, os.fstat(self._log).st_size - RECORD.size * removed)
+            os.ftruncate(self._file, self._end)
+
+    def finish(self, header: bytes, trailer: bytes, target: Path) -> None:
+        """Write the header and what follows the last part; then give the file its name, and remove the journal."""
+        _write_at(self._file, trailer, self._end)
+        _write_at(self._file, header, 0)
+        os.fsync(self._file)
+        self.close()
+        os.replace(self.path, target)
+        self._journal.unlink()
+
+    @property
+    def end(self) -> int:
+        """The position after the last part."""
+        return self._end
+
+    def close(self) -> None:
+        """Close the files; what was written so far remains."""
+        os.close(self._file)
+        os.close(self._log)
+
+    def _resume(self, recorded: list[tuple[int, int, int]], header_bytes: int) -> None:
+        """Take the recorded parts over, up to the first that is damaged."""
+        offset = header_bytes
+        for length, checksum, flag in recorded:
+            content = os.pread(self._file, length, offset)
+            if len(content) < length or zlib.crc32(content) != checksum:
+                return
+            self.parts.append(Part(offset, length, flag))
+            offset += length
+
+
+def purpose_of(journal: Path) -> JsonObject | None:
+    """Return what a journal says that its file is for; None if there is none."""
+    try:
+        with journal.open("rb") as file:
+            found = json.loads(file.readline(BYTES_AT_ONCE))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _read(journal: Path, first_line: bytes) -> list[tuple[int, int, int]] | None:
+    """Return the records of a journal; None if it does not exist or has another purpose."""
+    try:
+        content = journal.read_bytes()
+    except OSError:
+        return None
+    return list(_records(content[len(first_line) :])) if content.startswith(first_line) else None
+
+
+def _records(content: bytes) -> Iterator[tuple[int, int, int]]:
+    complete = len(content) // RECORD.size * RECORD.size
+    yield from RECORD.iter_unpack(content[:complete])
+
+
+def _write(file: int, content: bytes) -> None:
+    while content:
+        content = content[os.write(file, content) :]
+
+
+def _write_at(file: int, content: bytes, offset: int) -> None:
+    while content:
+        written = os.pwrite(file, content, offset)
+        content, offset = content[written:], offset + written

@@ -1,0 +1,280 @@
+"""Writes a tiled, compressed, pyramidal BigTIFF or OME-TIFF by region; a killed command can resume.
+
+The tiles of the full resolution come block by block, in the order in which blocks are computed. Each further level has
+half the resolution. Its tiles are computed from those of the level before it, which are read back from the file.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from xml.sax.saxutils import quoteattr
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.core.ordered_map import num_cores, ordered_map
+from paceline.core.types import JsonObject
+from paceline.images.regions.journal import JournaledFile
+from paceline.images.regions.region_image import Box
+from paceline.images.regions.tiff_structure import (
+    ASCII,
+    BYTE,
+    HEADER_BYTES,
+    IFD8,
+    LONG,
+    LONG8,
+    RATIONAL,
+    SHORT,
+    Directory,
+    encode_header,
+)
+
+SMALLEST_LEVEL_PX = 1024  # levels are added until both sides are at most this long
+DEFLATE, HORIZONTAL, CENTIMETRE = 8, 2, 3  # values of TIFF tags
+GREY, RGB = 1, 2
+
+Pixels = NDArray[Any]  # uint8 or uint16 [h, w, c]
+
+
+@dataclass(frozen=True)
+class PyramidFormat:
+    """The size and type of a pyramid, and how it is stored."""
+
+    height: int
+    width: int
+    channels: int
+    dtype: str  # "uint8" or "uint16"
+    tile_px: int  # side of a stored tile, a multiple of 16
+    compression: int = 1  # of deflate, from 0 to 9
+    microns_per_px: float = 0.0
+    profile: bytes = b""
+    is_ome: bool = False
+
+    @cached_property
+    def sizes(self) -> tuple[tuple[int, int], ...]:
+        """Height and width of each level."""
+        sizes = [(self.height, self.width)]
+        while max(sizes[-1]) > SMALLEST_LEVEL_PX:
+            height, width = sizes[-1]
+            sizes.append(((height + 1) // 2, (width + 1) // 2))
+        return tuple(sizes)
+
+    def grid(self, level: int) -> tuple[int, int]:
+        """Return the number of tiles down and across a level."""
+        height, width = self.sizes[level]
+        return -(-height // self.tile_px), -(-width // self.tile_px)
+
+    def compress(self, pixels: Pixels) -> bytes:
+        """Return a tile, filled up to its full size, as deflate with horizontal differences."""
+        tile = np.zeros((self.tile_px, self.tile_px, self.channels), pixels.dtype)
+        tile[: pixels.shape[0], : pixels.shape[1]] = pixels
+        tile[:, 1:] = tile[:, 1:] - tile[:, :-1]
+        return zlib.compress(tile.astype(tile.dtype.newbyteorder("<"), copy=False).data, self.compression)
+
+    def decompress(self, content: bytes) -> Pixels:
+        """Return a tile that `compress` made, in its full size."""
+        dtype = np.dtype(self.dtype)
+        tile = np.frombuffer(zlib.decompress(content), dtype.newbyteorder("<")).astype(dtype)
+        tile = tile.reshape(self.tile_px, self.tile_px, self.channels)
+        return np.cumsum(tile, axis=1, dtype=dtype)
+
+
+class PyramidFile:
+    """A pyramid that is being written, next to its final place."""
+
+    def __init__(self, target: Path, form: PyramidFormat, blocks: list[Box], purpose: JsonObject) -> None:
+        """Start or resume a file. The blocks are rectangles of whole tiles, which together cover the image."""
+        self.target, self.form = target, form
+        partial, journal = partial_files(target)
+        self._file = JournaledFile(partial, journal, purpose, HEADER_BYTES)
+        self._block_tiles = [self._tiles_in(block) for block in blocks]
+        self._num_base_tiles = sum(map(len, self._block_tiles))
+        numbers = np.empty(form.grid(0), np.int64)  # the position of each tile in the order of the file
+        count = 0
+        for tiles in self._block_tiles:
+            for row, column in tiles:
+                numbers[row, column] = count
+                count += 1
+        self._numbers = [numbers]
+        for level in range(1, len(form.sizes)):
+            down, across = form.grid(level)
+            self._numbers.append(np.arange(count, count + down * across).reshape(down, across))
+            count += down * across
+        self._num_tiles = count
+
+    @property
+    def num_blocks_done(self) -> int:
+        """The number of blocks whose tiles are all written."""
+        left, count = len(self._file.parts), 0
+        for tiles in self._block_tiles:
+            left -= len(tiles)
+            if left < 0:
+                break
+            count += 1
+        return count
+
+    def keep_blocks(self, count: int) -> None:
+        """Discard all blocks from this number on."""
+        if count < len(self._block_tiles):
+            self._file.truncate(sum(map(len, self._block_tiles[:count])))
+
+    def flags(self) -> list[int]:
+        """Return the flag of each block."""
+        starts = np.cumsum([0, *map(len, self._block_tiles)])[:-1]
+        return [self._file.parts[start].flag for start in starts.tolist()]
+
+    def encode_block(self, number: int, pixels: Pixels) -> list[bytes]:
+        """Return the compressed tiles of a block. May be called by several threads."""
+        side, tiles = self.form.tile_px, self._block_tiles[number]
+        first_row, first_column = tiles[0]
+        return [
+            self.form.compress(
+                pixels[
+                    (row - first_row) * side : (row - first_row + 1) * side,
+                    (column - first_column) * side : (column - first_column + 1) * side,
+                ]
+            )
+            for row, column in tiles
+        ]
+
+    def append_block(self, tiles: list[bytes], flag: int = 0) -> None:
+        """Write the tiles of the next block."""
+        for tile in tiles:
+            self._file.append(tile, flag)
+
+    def build_levels(self) -> None:
+        """Compute and write the tiles of the lower resolutions that are not written yet."""
+        todo = [
+            (level, row, column)
+            for level in range(1, len(self.form.sizes))
+            for row, column in np.ndindex(*self.form.grid(level))
+        ][len(self._file.parts) - self._num_base_tiles :]
+        for level in range(1, len(self.form.sizes)):  # a level needs the whole level before it
+            own = [one for one in todo if one[0] == level]
+            for tile in ordered_map(self._half_tile, own, num_cores()):
+                self._file.append(tile)
+
+    def preview(self) -> Pixels:
+        """Return the lowest resolution, [h, w, c]."""
+        level = len(self.form.sizes) - 1
+        (height, width), side = self.form.sizes[level], self.form.tile_px
+        down, across = self.form.grid(level)
+        whole = np.empty((down * side, across * side, self.form.channels), self.form.dtype)
+        for row, column in np.ndindex(down, across):
+            whole[row * side : (row + 1) * side, column * side : (column + 1) * side] = self._tile(level, row, column)
+        return whole[:height, :width]
+
+    def finish(self, name: str) -> None:
+        """Write the directories and give the file its name."""
+        assert len(self._file.parts) == self._num_tiles
+        start = self._file.end + -self._file.end % 8
+        directories = [self._directory(level, name) for level in range(len(self.form.sizes))]
+        trailer = b"\0" * (start - self._file.end)
+        self._file.finish(encode_header(start), trailer + self._encode(directories, start), self.target)
+
+    def close(self) -> None:
+        """Close the file without finishing it."""
+        self._file.close()
+
+    def _encode(self, directories: list[Directory], start: int) -> bytes:
+        """Return the directories: in a chain or, in OME-TIFF, with the lower levels inside the first."""
+        if not self.form.is_ome or len(directories) == 1:
+            encoded = b""
+            for number, directory in enumerate(directories):
+                offset = start + len(encoded)
+                size = len(directory.encode(offset))
+                encoded += directory.encode(offset, offset + size if number < len(directories) - 1 else 0)
+            return encoded
+        first, *others = directories
+        with_places = {**first.tags, 330: (IFD8, [0] * len(others))}
+        offset = start + len(Directory(with_places).encode(start))
+        encoded, places = b"", []
+        for directory in others:
+            places.append(offset + len(encoded))
+            encoded += directory.encode(places[-1])
+        return Directory({**first.tags, 330: (IFD8, places)}).encode(start) + encoded
+
+    def _directory(self, level: int, name: str) -> Directory:
+        form, (height, width) = self.form, self.form.sizes[level]
+        parts = [self._file.parts[number] for number in self._numbers[level].ravel().tolist()]
+        depth = np.dtype(form.dtype).itemsize * 8
+        extra = form.channels - (3 if form.channels >= 3 else 1)
+        tags: dict[int, tuple[int, bytes | list[int]]] = {
+            254: (LONG, [1 if level else 0]),
+            256: (LONG, [width]),
+            257: (LONG, [height]),
+            258: (SHORT, [depth] * form.channels),
+            259: (SHORT, [DEFLATE]),
+            262: (SHORT, [RGB if form.channels >= 3 else GREY]),
+            277: (SHORT, [form.channels]),
+            284: (SHORT, [1]),
+            317: (SHORT, [HORIZONTAL]),
+            322: (LONG, [form.tile_px]),
+            323: (LONG, [form.tile_px]),
+            324: (LONG8, [part.offset for part in parts]),
+            325: (LONG8, [part.length for part in parts]),
+            339: (SHORT, [1] * form.channels),
+        }
+        if extra:
+            tags[338] = (SHORT, [0] * extra)
+        if form.profile:
+            tags[34675] = (BYTE, form.profile)
+        if form.microns_per_px:
+            per_centimetre = [round(1e4 / (form.microns_per_px * 2**level) * 1000), 1000]
+            tags |= {282: (RATIONAL, per_centimetre), 283: (RATIONAL, per_centimetre), 296: (SHORT, [CENTIMETRE])}
+        if form.is_ome and not level:
+            tags[270] = (ASCII, _ome_xml(form, name).encode() + b"\0")
+        return Directory(tags)
+
+    def _tiles_in(self, block: Box) -> list[tuple[int, int]]:
+        side = self.form.tile_px
+        rows = range(block.top // side, -(-(block.top + block.height) // side))
+        columns = range(block.left // side, -(-(block.left + block.width) // side))
+        return [(row, column) for row in rows for column in columns]
+
+    def _tile(self, level: int, row: int, column: int) -> Pixels:
+        return self.form.decompress(self._file.read(int(self._numbers[level][row, column])))
+
+    def _half_tile(self, place: tuple[int, int, int]) -> bytes:
+        """Return a tile of a lower level, from up to four tiles of the level before it."""
+        level, row, column = place
+        side, (height, width) = self.form.tile_px, self.form.sizes[level - 1]
+        down, across = self.form.grid(level - 1)
+        top, left = 2 * row * side, 2 * column * side
+        area = np.empty((min(2 * side, height - top), min(2 * side, width - left), self.form.channels), self.form.dtype)
+        for below, beside in np.ndindex(2, 2):
+            if 2 * row + below < down and 2 * column + beside < across:
+                part = area[below * side : (below + 1) * side, beside * side : (beside + 1) * side]
+                part[:] = self._tile(level - 1, 2 * row + below, 2 * column + beside)[: part.shape[0], : part.shape[1]]
+        return self.form.compress(halved(area))
+
+
+def halved(pixels: Pixels) -> Pixels:
+    """Return pixels at half the resolution: means of 2×2 pixels, with the last row and column repeated if needed."""
+    odd = [(0, length % 2) for length in pixels.shape[:2]]
+    even = np.pad(pixels, [*odd, (0, 0)], mode="edge").astype(np.uint32)
+    total = even[::2, ::2] + even[1::2, ::2] + even[::2, 1::2] + even[1::2, 1::2]
+    means: Pixels = ((total + 2) // 4).astype(pixels.dtype)
+    return means
+
+
+def partial_files(target: Path) -> tuple[Path, Path]:
+    """Return the names of an unfinished file and of its journal."""
+    return target.with_name(f".{target.name}.partial"), target.with_name(f".{target.name}.journal")
+
+
+def _ome_xml(form: PyramidFormat, name: str) -> str:
+    size = f'PhysicalSizeX="{form.microns_per_px:g}" PhysicalSizeY="{form.microns_per_px:g}" '
+    return (
+        '<?xml version="1.0" encoding="UTF-8"?>'
+        '<OME xmlns="http://www.openmicroscopy.org/Schemas/OME/2016-06">'
+        f'<Image ID="Image:0" Name={quoteattr(name)}>'
+        f'<Pixels ID="Pixels:0" DimensionOrder="XYCZT" Type="{form.dtype}" {size if form.microns_per_px else ""}'
+        f'SizeX="{form.width}" SizeY="{form.height}" SizeC="{form.channels}" SizeZ="1" SizeT="1" Interleaved="true">'
+        f'<Channel ID="Channel:0:0" SamplesPerPixel="{form.channels}"/><TiffData IFD="0" PlaneCount="1"/>'
+        "</Pixels></Image></OME>"
+    )

@@ -1,0 +1,92 @@
+"""What an image that is read by region offers, whatever its file format."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.images.decode import BadImage
+
+Pixels = NDArray[Any]  # uint8 or uint16 [h, w, c]
+
+
+class Box(NamedTuple):
+    """A rectangle of pixels."""
+
+    top: int
+    left: int
+    height: int
+    width: int
+
+
+@dataclass(frozen=True)
+class Level:
+    """One resolution of an image."""
+
+    height: int
+    width: int
+    downsample: float  # how many pixels of the full resolution a pixel covers, along one side
+
+
+@dataclass(frozen=True)
+class RegionFormat:
+    """The pixels of an image, which are the same at every level."""
+
+    channels: int
+    dtype: np.dtype[Any]
+    microns_per_px: float = 0.0  # at full resolution; 0 if unknown
+    magnification: float = 0.0  # of the objective; 0 if unknown
+    profile: bytes = b""
+    note: str = ""
+
+
+class RegionImage(ABC):
+    """An image whose regions can be read, by several threads at once. Close it after use."""
+
+    levels: tuple[Level, ...]
+    format: RegionFormat
+
+    @abstractmethod
+    def read(self, level: int, box: Box) -> Pixels:
+        """Return a region that lies inside a level; raise BadImage if its pixels are damaged."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the file."""
+
+    def __enter__(self) -> RegionImage:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def choose_level(image: RegionImage, level: int, magnification: float) -> int:
+    """Return the level with the given number or magnification; raise BadImage if there is none."""
+    if not magnification:
+        if level >= len(image.levels):
+            raise BadImage(f"--level {level}: the image has {len(image.levels)} levels, numbered from 0")
+        return level
+    objective = image.format.magnification
+    if not objective:
+        raise BadImage(f"--magnification {magnification:g}: the file does not state its magnification; use --level")
+    available = [objective / one.downsample for one in image.levels]
+    nearest = min(range(len(available)), key=lambda number: abs(available[number] / magnification - 1))
+    if abs(available[nearest] / magnification - 1) > 0.05:
+        listed = ", ".join(f"{one:.3g}" for one in available)
+        raise BadImage(f"--magnification {magnification:g}: the image has {listed}; choose one of them")
+    return nearest
+
+
+def choose_box(level: Level, region: Box | None) -> Box:
+    """Return the part of a level that a user asked for, or all of it; raise BadImage if it is not inside the level."""
+    if region is None:
+        return Box(0, 0, level.height, level.width)
+    if region.top + region.height > level.height or region.left + region.width > level.width:
+        asked = f"{region.left},{region.top},{region.width},{region.height}"
+        raise BadImage(f"--region {asked}: is outside the image, which has {level.width}×{level.height} pixels")
+    return region

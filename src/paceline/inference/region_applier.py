@@ -1,0 +1,266 @@
+"""Applies networks to an image by region: memory stays bounded whatever its size, and a killed command resumes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from paceline.core.errors import UserError
+from paceline.core.ordered_map import num_cores, ordered_map
+from paceline.core.printable import printable
+from paceline.images.decode import BadImage
+from paceline.images.encode import Encoding, write_image
+from paceline.images.image_file import check_channels
+from paceline.images.regions.background import is_background
+from paceline.images.regions.journal import purpose_of
+from paceline.images.regions.open_image import open_region_image
+from paceline.images.regions.pyramid_file import PyramidFile, PyramidFormat, partial_files
+from paceline.images.regions.region_image import Box, Pixels, RegionImage
+from paceline.inference.applier import AppliedImage, Applier, ImageTask
+from paceline.inference.composer import Advance, is_out_of_memory
+from paceline.inference.region_plan import Block, RegionOptions, block_unit, choose_part, plan_blocks, tiff_tile_px
+from paceline.inference.region_resume import Division, division_in, identity_of, weights_digest
+from paceline.inference.skipped import SkippedImage
+from paceline.inference.tile_runner import Landing
+from paceline.inference.tiling import Tiling, inexact_halo, tiles_of_training_size, tiling_warning
+
+INPUT_BYTES, RESULT_BYTES = 300_000_000, 400_000_000  # of blocks that wait to be computed, or to be written
+LARGEST_BLOCK_PX = 2048  # side of a block, unless a large halo needs larger ones
+HALOS_PER_BLOCK = 8  # a block is this many times as wide as its halo, if memory allows
+PROBE_PX, LARGEST_PROBE_HALO_PX = 64, 256
+WHOLE, SKIPPED = 0, 1  # flags of a block
+
+
+class _Read(NamedTuple):
+    block: Block
+    pixels: Pixels | None  # None for background
+
+
+class _Computed(NamedTuple):
+    block: Block
+    landing: Landing | None
+    num_bytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class _Job:
+    """An image, the part of it to process, and how it is divided."""
+
+    image: RegionImage
+    level: int
+    box: Box
+    tiling: Tiling
+    blocks: list[Block]
+    files: dict[str, PyramidFile]
+
+
+class RegionApplier:
+    """Applies an image model to images that are read and written by region."""
+
+    def __init__(self, applier: Applier, options: RegionOptions) -> None:
+        self.applier, self.options = applier, options
+        self.image_model, self.composer, self.pool = applier.image_model, applier.composer, applier.pool
+        self.scale = self.image_model.output_scale
+        self._digest = ""
+
+    def process(self, task: ImageTask, advance: Advance) -> AppliedImage | SkippedImage:
+        """Compute and write all results for an image. A file that cannot be used is skipped."""
+        try:
+            with open_region_image(Path(task.path)) as image:
+                return self._process(task, image, advance)
+        except BadImage as problem:
+            return SkippedImage(task.path, str(problem))
+        except OSError as error:
+            hint = "; the same command resumes from here"
+            raise UserError(
+                f"--out: cannot write the results for {printable(task.path)}: {error.strerror or error}{hint}"
+            ) from error
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            what = f"{printable(task.path)}: a tile does not fit in memory"
+            raise UserError(f"{what}; use --tile with a smaller size") from None
+
+    def _process(self, task: ImageTask, image: RegionImage, advance: Advance) -> AppliedImage:
+        with ExitStack() as stack:
+            job = self._start(task, image, stack)
+            done = min(file.num_blocks_done for file in job.files.values())
+            for file in job.files.values():
+                file.keep_blocks(done)
+            advance(sum(block.tile.num_pixels for block in job.blocks[:done]))
+            for computed, tiles in self._computed(job, job.blocks[done:]):
+                for name, file in job.files.items():
+                    file.append_block(tiles[name], SKIPPED if computed.landing is None else WHOLE)
+                advance(computed.block.tile.num_pixels)
+            flags = next(iter(job.files.values())).flags()
+            for file in job.files.values():
+                file.build_levels()
+            resumed = f"resumed after {done:,} of {len(job.blocks):,} tiles" if done else ""
+            notes = [*self._extras(task, job, flags), resumed]
+            for file in job.files.values():
+                file.finish(Path(task.path).stem)
+            stack.pop_all()
+        return AppliedImage(task.path, self._summary(task, job, notes))
+
+    def _start(self, task: ImageTask, image: RegionImage, stack: ExitStack) -> _Job:
+        """Divide an image, and open its result files: new ones, or those of a command that was killed."""
+        level, box = choose_part(image, self.options)
+        check_channels(image.format.channels, self.image_model.spec.channels)
+        if self.image_model.spec.value_range:
+            raise BadImage("networks that were trained on a declared range of values cannot be applied by region")
+        targets = {name: Path(task.targets.get(name, task.targets.get("", ""))) for name in self.image_model.results}
+        for target in targets.values():
+            if target.suffix != ".tif":
+                raise BadImage("images that are processed by region are written as TIFF; leave --format out")
+            target.parent.mkdir(parents=True, exist_ok=True)
+        self._digest = self._digest or weights_digest(self.image_model)
+        identity = identity_of(Path(task.path), level, box, self.applier.settings, self.options, self._digest)
+        first = next(iter(targets.values()))
+        division = division_in(purpose_of(partial_files(first)[1]), identity)
+        division = division or Division(self._tiling(image, level, box), self._channels(image))
+        tiling, channels = division.tiling, division.channels
+        size = (image.levels[level].height, image.levels[level].width)
+        blocks = plan_blocks(tiling, box, size, self.scale)
+        purpose = {**identity, **division.as_json()}
+        files = {}
+        for name, target in targets.items():
+            form = self._form(image, level, box, tiling, channels[name], target)
+            files[name] = PyramidFile(target, form, [block.target for block in blocks], purpose)
+            stack.callback(files[name].close)
+        return _Job(image, level, box, tiling, blocks, files)
+
+    def _form(
+        self, image: RegionImage, level: int, box: Box, tiling: Tiling, channels: int, target: Path
+    ) -> PyramidFormat:
+        encoding = self.applier.settings.encoding
+        return PyramidFormat(
+            box.height * self.scale,
+            box.width * self.scale,
+            channels,
+            image.format.dtype.name,
+            tiff_tile_px(tiling.side_px, self.scale),
+            1 if encoding.compression is None else encoding.compression,
+            image.format.microns_per_px * image.levels[level].downsample / self.scale,
+            image.format.profile if channels == image.format.channels else b"",
+            target.name.lower().endswith(".ome.tif"),
+        )
+
+    def _computed(self, job: _Job, blocks: list[Block]) -> Iterator[tuple[_Computed, dict[str, list[bytes]]]]:
+        """Yield the compressed tiles of each block, in order."""
+        fill = self._background_fill(job) if self.options.skip_background else {}
+        result_px = self.scale**2 * sum(file.form.channels for file in job.files.values())
+
+        def read(block: Block) -> _Read:
+            rows, columns = block.tile.source
+            height, width = block.tile.shape
+            pixels = job.image.read(job.level, Box(rows.start, columns.start, height, width))
+            inner = pixels[block.tile.inner(1)]
+            return _Read(block, None if self.options.skip_background and is_background(inner) else pixels)
+
+        def compute(opened: _Read) -> _Computed:
+            landing = None if opened.pixels is None else self.pool.run([opened.pixels])
+            return _Computed(opened.block, landing, opened.block.tile.num_pixels * result_px)
+
+        def encode(computed: _Computed) -> tuple[_Computed, dict[str, list[bytes]]]:
+            block, tiles = computed.block, {}
+            made = computed.landing.arrays() if computed.landing else {}
+            for name, file in job.files.items():
+                if name in made:
+                    pixels = made[name][0][block.tile.inner(self.scale)]
+                else:
+                    pixels = np.broadcast_to(fill[name], (block.target.height, block.target.width, len(fill[name])))
+                tiles[name] = file.encode_block(block.number, pixels)
+            return computed, tiles
+
+        height, width = job.tiling.side_px + 2 * job.tiling.halo_px, job.tiling.side_px + 2 * job.tiling.halo_px
+        block_bytes = height * width * job.image.format.channels * job.image.format.dtype.itemsize
+        opened = ordered_map(read, blocks, num_cores(), num_bytes=lambda _: block_bytes, max_bytes=INPUT_BYTES)
+        computed = ordered_map(compute, opened, len(self.pool.runners))
+        encoded = ordered_map(
+            encode, computed, num_cores(), num_bytes=lambda item: item.num_bytes, max_bytes=RESULT_BYTES
+        )
+        try:
+            yield from encoded
+        finally:
+            encoded.close()
+            computed.close()
+            opened.close()
+
+    def _tiling(self, image: RegionImage, level: int, box: Box) -> Tiling:
+        """Return tiles that fit in memory, and are large enough that their halo costs little."""
+        composer, recipe = self.composer, self.image_model.recipe
+        if composer.field.is_measurable:
+            composer.field = self.image_model.tiled_field
+        unit = block_unit(composer.field.multiple_px, self.scale)
+        if recipe.window_px and not composer.demands.tile_px:
+            whole = tiles_of_training_size(recipe.window_px, (box.height, box.width))
+            unit = block_unit(1, self.scale)
+        else:
+            at_once = 3 if image.format.channels > self.image_model.spec.channels else 1
+            whole = composer.choose_tiling(box.height, box.width, at_once, RESULT_BYTES)
+            most = max(LARGEST_BLOCK_PX, HALOS_PER_BLOCK * composer.field.tiled_halo_px)
+            if whole.side_px > most or (whole.halo_px == 0 and max(box.height, box.width) > most):
+                halo = inexact_halo(composer.field) if composer.field.obstacles else composer.field.tiled_halo_px
+                whole = replace(whole, side_px=most, halo_px=halo, note=whole.note or tiling_warning(composer.field))
+        tiling = replace(whole, side_px=max(unit, whole.side_px // unit * unit), multiple_px=composer.field.multiple_px)
+        if max(box.height, box.width) <= tiling.side_px or not tiling.note:
+            return tiling
+        area = min(3 * tiling.side_px, box.height), min(3 * tiling.side_px, box.width)
+        centre = Box(box.top + (box.height - area[0]) // 2, box.left + (box.width - area[1]) // 2, *area)
+        return replace(tiling, note=f"{tiling.note}; {composer.tile_error(image.read(level, centre), tiling)}")
+
+    def _channels(self, image: RegionImage) -> dict[str, int]:
+        """Return the number of channels of each result, by computing a small one."""
+        unit = self.composer.field.multiple_px
+        side = -(-PROBE_PX // unit) * unit
+        pixels = np.zeros((side, side, image.format.channels), image.format.dtype)
+        return {name: made.shape[-1] for name, made in self.pool.run([pixels]).arrays().items()}
+
+    def _background_fill(self, job: _Job) -> dict[str, Pixels]:
+        """Return what the networks make of white: the colour of skipped blocks, by result."""
+        multiple = job.tiling.multiple_px
+        side = -(-(2 * min(self.composer.field.tiled_halo_px, LARGEST_PROBE_HALO_PX) + 16) // multiple) * multiple
+        white = np.full((side, side, job.image.format.channels), np.iinfo(job.image.format.dtype).max)
+        made = self.pool.run([white.astype(job.image.format.dtype)]).arrays()
+        return {name: values[0, side * self.scale // 2, side * self.scale // 2] for name, values in made.items()}
+
+    def _extras(self, task: ImageTask, job: _Job, flags: list[int]) -> list[str]:
+        """Write previews and the mask of skipped blocks; return remarks about them."""
+        notes = []
+        first = next(iter(job.files.values())).target
+        if self.options.preview:
+            for file in job.files.values():
+                pixels = file.preview()
+                target = file.target.with_name(f"{_stem(file.target)}-preview.jpg")
+                write_image(target, pixels[..., :3] if pixels.shape[-1] >= 3 else pixels[..., :1], Encoding("jpg"))
+        if self.options.skip_background:
+            across = len({block.tile.column.start for block in job.blocks})
+            mask = np.array([255 if flag == WHOLE else 0 for flag in flags], np.uint8).reshape(-1, across, 1)
+            target = first.with_name(f"{_stem(Path(task.path))}-mask.png")
+            write_image(target, mask)
+            notes.append(f"{flags.count(SKIPPED):,} of {len(flags):,} tiles are background → {printable(target)}")
+        return notes
+
+    def _summary(self, task: ImageTask, job: _Job, notes: list[str]) -> str:
+        height, width = job.box.height, job.box.width
+        enlarged = f" → {width * self.scale}×{height * self.scale}" if self.scale > 1 else ""
+        tiles = ""
+        if len(job.blocks) > 1:
+            cost = sum(block.tile.shape[0] * block.tile.shape[1] for block in job.blocks) / (height * width) - 1
+            tiles = (
+                f", {len(job.blocks):,} tiles of {job.tiling.side_px} pixels, "
+                f"halo {job.tiling.halo_px} ({cost:.0%} more pixels)"
+            )
+        first, *more = (file.target for file in job.files.values())
+        files = printable(first) + (f" and {len(more)} more" if more else "")
+        remarks = "".join(f"; {note}" for note in (job.tiling.note, job.image.format.note, *notes) if note)
+        return f"{printable(task.path)}: {width}×{height}{enlarged}{tiles} → {files}{remarks}"
+
+
+def _stem(path: Path) -> str:
+    return path.name.removesuffix(".ome.tif").removesuffix(path.suffix)

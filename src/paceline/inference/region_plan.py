@@ -1,0 +1,158 @@
+"""Which images are processed by region, and the blocks into which they are divided."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.core.errors import UserError
+from paceline.images.decode import ABOVE_LIMIT, PIXEL_LIMIT, BadImage
+from paceline.images.readers import image_size
+from paceline.images.regions.open_image import can_be_read_by_region, open_region_image
+from paceline.images.regions.region_image import Box, RegionImage, choose_box, choose_level
+from paceline.images.regions.slide_image import is_slide
+from paceline.inference.tiling import Tile, Tiling
+from paceline.models.windows import Window
+
+OME_FORMAT = "ome-tiff"
+TIFF_TILES_PX = (512, 256, 128, 64, 32, 16)  # sides of stored tiles; TIFF requires multiples of 16
+
+
+@dataclass(frozen=True)
+class RegionOptions:
+    """The part of an image to process, and what to write besides the results."""
+
+    level: int = 0
+    magnification: float = 0.0
+    region: str = ""  # x,y,width,height
+    skip_background: bool = False
+    preview: bool = False
+
+    @property
+    def box(self) -> Box | None:
+        """The region, in pixels of the chosen level; None for the whole image. Raise UserError if it is not valid."""
+        if not self.region:
+            return None
+        try:
+            left, top, width, height = (int(number) for number in self.region.split(","))
+        except ValueError:
+            raise UserError(f"--region {self.region}: expected X,Y,WIDTH,HEIGHT in pixels") from None
+        if min(left, top) < 0 or min(width, height) < 1:
+            raise UserError(f"--region {self.region}: expected a positive size, and X and Y of at least 0")
+        return Box(top, left, height, width)
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """The flags that only apply to images that are processed by region."""
+        flags = {
+            "--level": self.level,
+            "--magnification": self.magnification,
+            "--region": self.region,
+            "--skip-background": self.skip_background,
+            "--preview": self.preview,
+        }
+        return tuple(flag for flag, value in flags.items() if value)
+
+
+WHOLE_IMAGE = RegionOptions()
+
+
+def check_region_options(options: RegionOptions) -> None:
+    """Raise UserError for options that do not make sense."""
+    if options.level < 0:
+        raise UserError(f"--level {options.level}: expected a number of at least 0; 0 is the full resolution")
+    if options.magnification < 0:
+        raise UserError(f"--magnification {options.magnification:g}: expected a positive number, such as 20")
+    if options.level and options.magnification:
+        raise UserError("--level --magnification: cannot be combined; choose one")
+    _ = options.box
+
+
+def region_size(path: Path, options: RegionOptions, *, is_forced: bool = False) -> tuple[int, int] | None:
+    """Return the height and width to process if an image is processed by region, otherwise None."""
+    is_forced = is_forced or bool(options.given) or is_slide(path)
+    if not can_be_read_by_region(path):
+        if is_forced:
+            flag = options.given[0] if options.given else "--format"
+            raise BadImage(f"{flag}: only for TIFF files and whole slides, which can be read by region")
+        return None
+    try:
+        with open_region_image(path) as image:
+            _, box = choose_part(image, options)
+            level = image.levels[0]
+            return (box.height, box.width) if is_forced or level.height * level.width > PIXEL_LIMIT else None
+    except BadImage:
+        if is_forced:
+            raise
+        if _is_small(path):
+            return None
+        raise
+
+
+def choose_part(image: RegionImage, options: RegionOptions) -> tuple[int, Box]:
+    """Return the level of an image that a user asked for, and the part of it."""
+    level = choose_level(image, options.level, options.magnification)
+    return level, choose_box(image.levels[level], options.box)
+
+
+def _is_small(path: Path) -> bool:
+    """Return whether a file that cannot be read by region can be read as a whole, or is no image at all."""
+    try:
+        image_size(path)
+    except BadImage as problem:
+        return ABOVE_LIMIT not in str(problem)
+    return True
+
+
+@dataclass(frozen=True)
+class Block:
+    """A part of an image that is computed at once: a tile in the image, and its place in the result."""
+
+    number: int
+    tile: Tile
+    target: Box
+
+
+def block_unit(multiple_px: int, scale: int) -> int:
+    """Return what the side of a block must be a multiple of, so that its result consists of whole TIFF tiles."""
+    return math.lcm(multiple_px, TIFF_TILES_PX[-1] // math.gcd(TIFF_TILES_PX[-1], scale))
+
+
+def tiff_tile_px(side_px: int, scale: int) -> int:
+    """Return the side of the stored tiles for blocks with this side."""
+    return next(side for side in TIFF_TILES_PX if side_px * scale % side == 0)
+
+
+def plan_blocks(tiling: Tiling, box: Box, size: tuple[int, int], scale: int) -> list[Block]:
+    """Return the blocks of a part of an image, row by row. Their halos may extend beyond the part."""
+    fixed = tiling.window_px or (0, 0)
+    rows = _windows(tiling, box.top, box.height, size[0], fixed[0])
+    columns = _windows(tiling, box.left, box.width, size[1], fixed[1])
+    tiles = [Tile(row, column) for row in rows for column in columns]
+    return [
+        Block(
+            number,
+            tile,
+            Box(
+                (tile.row.start - box.top) * scale,
+                (tile.column.start - box.left) * scale,
+                (tile.row.stop - tile.row.start) * scale,
+                (tile.column.stop - tile.column.start) * scale,
+            ),
+        )
+        for number, tile in enumerate(tiles)
+    ]
+
+
+def _windows(tiling: Tiling, offset: int, length: int, total: int, fixed: int) -> list[Window]:
+    found, multiple = [], tiling.multiple_px
+    for start in range(offset, offset + length, tiling.side_px):
+        stop = min(offset + length, start + tiling.side_px)
+        first = max(0, (start - tiling.halo_px) // multiple * multiple)
+        last = min(total, -(-(stop + tiling.halo_px) // multiple) * multiple)
+        if fixed:
+            first = max(0, min(start - tiling.halo_px, total - fixed))
+            last = min(total, first + fixed)
+        found.append(Window(start, stop, first, last))
+    return found

@@ -1,0 +1,68 @@
+"""Stages of a pipeline."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from paceline.core.ordered_map import ByteBudget, ordered_map
+
+
+def test_results_keep_the_order_of_the_items() -> None:
+    def work(number: int) -> int:
+        time.sleep(0.02 * (number % 3 == 0))
+        return number * number
+
+    assert list(ordered_map(work, range(20), 4)) == [number * number for number in range(20)]
+
+
+def test_the_size_of_the_items_in_progress_is_limited() -> None:
+    held, most, lock = 0, 0, threading.Lock()
+
+    def work(size: int) -> int:
+        nonlocal held, most
+        with lock:
+            held += size
+            most = max(most, held)
+        time.sleep(0.01)
+        with lock:
+            held -= size
+        return size
+
+    sizes = [5, 5, 5, 30, 5, 5]
+    assert list(ordered_map(work, sizes, 8, num_bytes=lambda size: size, max_bytes=10)) == sizes
+    assert most == 30  # an item above the limit is processed alone
+
+
+def test_an_error_is_raised_when_its_turn_comes_and_ends_the_threads() -> None:
+    def work(number: int) -> int:
+        if number == 3:
+            raise ValueError("three")
+        return number
+
+    found, before = [], threading.active_count()
+    with pytest.raises(ValueError, match="three"):
+        for result in ordered_map(work, range(9), 2):
+            found.append(result)
+    assert found == [0, 1, 2] and threading.active_count() == before
+
+
+def test_a_budget_is_taken_in_turn() -> None:
+    budget, order = ByteBudget(10), list[int]()
+
+    def take(turn: int) -> None:
+        budget.take(8, turn)
+        order.append(turn)
+
+    threads = [threading.Thread(target=take, args=(turn,)) for turn in (2, 1, 0)]
+    for thread in threads:
+        thread.start()
+    for count in range(3):
+        while len(order) <= count:
+            time.sleep(0.001)
+        assert order == list(range(count + 1))
+        budget.give_back(8)
+    for thread in threads:
+        thread.join()

@@ -1,0 +1,180 @@
+"""TIFF files that are read and written by region."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tifffile
+
+from paceline.images.decode import BadImage
+from paceline.images.regions import tiff_image
+from paceline.images.regions.open_image import open_region_image
+from paceline.images.regions.pyramid_file import PyramidFile, PyramidFormat, halved
+from paceline.images.regions.region_image import Box
+
+HEIGHT, WIDTH = 303, 401
+RNG = np.random.default_rng(0)
+PIXELS = np.cumsum(RNG.integers(0, 3, (HEIGHT, WIDTH, 3)), axis=1).astype(np.uint8)
+
+
+@pytest.fixture(autouse=True)
+def small_pyramids(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.images.regions.pyramid_file.SMALLEST_LEVEL_PX", 256)
+
+
+def write(path: Path, pixels: np.ndarray, form: PyramidFormat, blocks: list[Box], first: int = 0) -> PyramidFile:
+    """Write the blocks of an image from a number on, without finishing the file."""
+    file = PyramidFile(path, form, blocks, {"test": 1})
+    for number, block in list(enumerate(blocks))[first:]:
+        part = pixels[block.top : block.top + block.height, block.left : block.left + block.width]
+        file.append_block(file.encode_block(number, part))
+    return file
+
+
+def blocks_of(height: int, width: int, side: int) -> list[Box]:
+    return [
+        Box(top, left, min(side, height - top), min(side, width - left))
+        for top in range(0, height, side)
+        for left in range(0, width, side)
+    ]
+
+
+@pytest.mark.parametrize("is_ome", [False, True])
+@pytest.mark.parametrize(("channels", "dtype"), [(1, "uint8"), (3, "uint8"), (3, "uint16"), (5, "uint16")])
+def test_tifffile_reads_the_pyramid_that_was_written(channels, dtype, is_ome, tmp_path: Path) -> None:
+    pixels = RNG.integers(0, 200, (HEIGHT, WIDTH, channels)).astype(dtype)
+    form = PyramidFormat(HEIGHT, WIDTH, channels, dtype, 64, microns_per_px=0.5, is_ome=is_ome)
+    name = "made.ome.tif" if is_ome else "made.tif"
+    file = write(tmp_path / name, pixels, form, blocks_of(HEIGHT, WIDTH, 128))
+    file.build_levels()
+    assert np.array_equal(file.preview(), halved(pixels))
+    file.finish("a name with <brackets>")
+    with tifffile.TiffFile(tmp_path / name) as made:
+        levels = made.series[0].levels
+        assert made.is_ome == is_ome and len(levels) == 2
+        assert np.array_equal(levels[0].asarray().reshape(pixels.shape), pixels)
+        assert np.array_equal(levels[1].asarray().reshape(152, 201, channels), halved(pixels))
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    with open_region_image(tmp_path / name) as image:
+        assert np.array_equal(image.read(1, Box(90, 3, 50, 60)), halved(pixels)[90:140, 3:63])
+        assert image.format.microns_per_px == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"tile": (128, 64), "compression": "zlib"},
+        {"tile": (64, 64), "compression": "zlib", "predictor": 2, "bigtiff": True},
+        {"rowsperstrip": 7},
+        {"tile": (128, 128), "byteorder": ">"},
+        {"planarconfig": "separate", "tile": (128, 128), "compression": "zlib"},
+        {"ome": True, "tile": (256, 256), "compression": "zlib"},
+    ],
+)
+@pytest.mark.parametrize("dtype", ["uint8", "uint16"])
+def test_regions_of_files_written_by_tifffile_equal_the_image(options, dtype, tmp_path: Path) -> None:
+    pixels = PIXELS.astype(dtype)
+    planar = "planarconfig" in options
+    path = tmp_path / ("a.ome.tif" if "ome" in options else "a.tif")
+    tifffile.imwrite(path, np.moveaxis(pixels, -1, 0) if planar else pixels, photometric="rgb", **options)
+    with open_region_image(path) as image:
+        level = image.levels[0]
+        assert (level.height, level.width, image.format.channels) == (HEIGHT, WIDTH, 3)
+        for top, left, height, width in [(0, 0, HEIGHT, WIDTH), (60, 77, 213, 301), (302, 400, 1, 1)]:
+            found = image.read(0, Box(top, left, height, width))
+            assert np.array_equal(found, pixels[top : top + height, left : left + width])
+
+
+def test_pages_of_a_stack_are_channels(tmp_path: Path) -> None:
+    pixels = RNG.integers(0, 65536, (4, 300, 400), dtype=np.uint16)
+    tifffile.imwrite(
+        tmp_path / "a.ome.tif", pixels, metadata={"axes": "CYX"}, tile=(128, 128), photometric="minisblack"
+    )
+    with open_region_image(tmp_path / "a.ome.tif") as image:
+        assert np.array_equal(image.read(0, Box(20, 30, 200, 300)), np.moveaxis(pixels, 0, -1)[20:220, 30:330])
+
+
+def test_a_file_resumes_after_any_number_of_parts(tmp_path: Path) -> None:
+    form, blocks = PyramidFormat(HEIGHT, WIDTH, 3, "uint8", 64), blocks_of(HEIGHT, WIDTH, 128)
+    whole = write(tmp_path / "whole.tif", PIXELS, form, blocks)
+    whole.build_levels()
+    whole.finish("a")
+    killed = write(tmp_path / "killed.tif", PIXELS, form, blocks[:4])
+    killed.close()
+    with (tmp_path / ".killed.tif.partial").open("ab") as file:
+        file.write(b"half a tile")
+    with (tmp_path / ".killed.tif.journal").open("ab") as file:
+        file.write(b"half")
+    resumed = PyramidFile(tmp_path / "killed.tif", form, blocks, {"test": 1})
+    assert resumed.num_blocks_done == 4
+    resumed.close()
+    resumed = write(tmp_path / "killed.tif", PIXELS, form, blocks, first=4)
+    resumed.build_levels()
+    resumed.finish("a")
+    assert (tmp_path / "killed.tif").read_bytes() == (tmp_path / "whole.tif").read_bytes()
+
+
+def test_a_damaged_part_and_another_purpose_are_not_resumed(tmp_path: Path) -> None:
+    form, blocks = PyramidFormat(HEIGHT, WIDTH, 3, "uint8", 64), blocks_of(HEIGHT, WIDTH, 128)
+    write(tmp_path / "a.tif", PIXELS, form, blocks[:3]).close()
+    with (tmp_path / ".a.tif.partial").open("r+b") as file:
+        file.seek(-10, 2)
+        file.write(b"x")
+    damaged = PyramidFile(tmp_path / "a.tif", form, blocks, {"test": 1})
+    assert damaged.num_blocks_done == 2
+    damaged.close()
+    other = PyramidFile(tmp_path / "a.tif", form, blocks, {"test": 2})
+    assert other.num_blocks_done == 0
+    other.close()
+
+
+def test_damaged_tiles_are_reported(tmp_path: Path) -> None:
+    tifffile.imwrite(tmp_path / "a.tif", PIXELS, tile=(64, 64), compression="zlib", photometric="rgb")
+    with tifffile.TiffFile(tmp_path / "a.tif") as file:
+        page = file.pages.first
+        offset, offsets_at = page.dataoffsets[7], page.tags["TileOffsets"].valueoffset
+    content = (tmp_path / "a.tif").read_bytes()
+
+    def read(changed: bytes) -> np.ndarray:
+        (tmp_path / "b.tif").write_bytes(changed)
+        with open_region_image(tmp_path / "b.tif") as image:
+            return image.read(0, Box(0, 0, HEIGHT, WIDTH))
+
+    assert np.array_equal(read(content), PIXELS)
+    flipped = content[: offset + 50] + bytes([content[offset + 50] ^ 255]) + content[offset + 51 :]
+    with pytest.raises(BadImage, match="tile 7 cannot be decoded"):
+        read(flipped)
+    beyond = np.array([len(content) + 5], "<u4").tobytes()
+    with pytest.raises(BadImage, match="tile 2 ends after the end of the file"):
+        read(content[: offsets_at + 8] + beyond + content[offsets_at + 12 :])
+    with pytest.raises(BadImage, match=r"the end of the file|cannot be decoded|cannot be read"):
+        read(content[: len(content) // 2])
+
+
+def test_a_tile_that_expands_beyond_its_size_is_rejected(tmp_path: Path, monkeypatch) -> None:
+    tifffile.imwrite(tmp_path / "a.tif", np.zeros((512, 512, 3), np.uint8), tile=(512, 512), compression="zlib")
+    with open_region_image(tmp_path / "a.tif") as image:
+        page = image._pages[0][0]  # type: ignore[attr-defined]
+        stored = (tmp_path / "a.tif").read_bytes()[page.dataoffsets[0] :][: page.databytecounts[0]]
+        with pytest.raises(ValueError, match="more pixels than a tile"):
+            tiff_image._unpack(page, stored, (256, 512, 3))
+
+
+@pytest.mark.parametrize(
+    ("pixels", "options", "reason"),
+    [
+        (PIXELS.astype(np.float32), {}, "float32 pixels"),
+        (PIXELS, {"compression": "lzma"}, "LZMA compression needs the package imagecodecs|cannot be read"),
+        (np.zeros((5, 5, 100, 100), np.uint8), {}, "axes"),
+    ],
+)
+def test_files_that_cannot_be_read_by_region_are_rejected(pixels, options, reason, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "imagecodecs", None)
+    tifffile.imwrite(tmp_path / "a.tif", pixels, photometric="rgb" if pixels.ndim == 3 else "minisblack", **options)
+    with pytest.raises(BadImage, match=reason):
+        open_region_image(tmp_path / "a.tif")
+    (tmp_path / "b.tif").write_bytes(b"II*\0 not really")
+    with pytest.raises(BadImage):
+        open_region_image(tmp_path / "b.tif")
