@@ -106,6 +106,10 @@ class RunSettings:
     images: int = setting(
         0, "length of training in images; overrides --epochs", flag=True, mutable_on_resume=True, at_least=0
     )
+    burn_in: str = setting(
+        "0 images",
+        "length of the burn-in at the start of training, in which scheduled values move to their final value",
+    )
     seed: int = setting(
         0, "seed for initial weights, sample order, augmentation and noise", flag=True, at_least=0, below=SEEDS
     )
