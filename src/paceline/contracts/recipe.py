@@ -126,6 +126,8 @@ class Recipe(nn.Module):
     """The phases of a step, in order."""
     draws: dict[str, Draw] = {}
     """Random inputs that the losses and `predict` read from the batch."""
+    class_draw: str = ""
+    """For a generator that is conditional on classes: the uniform draw u that selects class ⌊u · num_classes⌋."""
     signals: dict[str, float] = {}
     """Scalars that a phase passes to later phases as fields of the batch, with their initial values."""
     scheduled: Mapping[str, Callable[[Clock], float]] = {}

@@ -138,7 +138,8 @@ class R3gan(Recipe):
         self.augment = Augmentation(settings)
         self.draws = {"noise": Draw((settings.nz,), "normal"), **self.augment.draws}
         if num_classes:
-            self.draws["class"] = Draw((), "uniform")
+            self.class_draw = "class"
+            self.draws[self.class_draw] = Draw((), "uniform")
         self.signals = self.augment.signals
         self.scheduled = {
             "r_gamma": lambda clock: clock.anneal(settings.burn_in_r_gamma, settings.r_gamma),
@@ -183,14 +184,11 @@ class R3gan(Recipe):
         return Loss({"r1": weighted["r1"] + 0 * scores.sum(), "r2": weighted["r2"]})
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
-        """Return one image for each row of noise and, if the model is conditional, its class.
-
-        The class is the batch's "label" or, if there is none, drawn at random from all classes.
-        """
+        """Return one image for each row of noise and, if the model is conditional, its randomly chosen class."""
         if not self.num_classes:
-            return {"image": self.generator(batch["noise"])}
-        label = batch["label"] if "label" in batch else (batch["class"] * self.num_classes).long()
-        return {"image": self.generator(batch["noise"], label), "label": label}
+            return {"image": self.generator(batch["noise"]).clamp(-1, 1)}
+        label = (batch[self.class_draw] * self.num_classes).long()
+        return {"image": self.generator(batch["noise"], label).clamp(-1, 1), "label": label}
 
     def _seen(self, batch: Batch) -> Tensor:
         """Return the real images, then the fakes, as the discriminator sees them."""
