@@ -18,7 +18,7 @@ from paceline.models.twice_differentiable import SmoothConv2d
 
 SIZES_PX = (16, 32, 64, 128)
 SMALLEST_PX = 4
-FULL_WIDTH_UP_TO_PX = 16  # above this side, each doubling of the side halves the number of channels
+FULL_WIDTH_UP_TO_PX = 8  # above this side, each doubling of the side halves the number of channels
 SLOPE = 0.2  # of the leaky ReLU for negative values
 EXPANSION = 2  # channels inside a block relative to its input
 
@@ -48,7 +48,8 @@ class Generator(nn.Module):
         features = self.basis * self.modulation(noise)[:, :, None, None]
         for stage in self.stages:
             features = stage(features)
-        return in_full_precision(self.to_image(features))
+        # A copy in the usual layout, because FSDP warns about networks that return a view.
+        return in_full_precision(self.to_image(features)).contiguous()
 
 
 class Discriminator(nn.Module):
