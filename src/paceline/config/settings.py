@@ -183,7 +183,8 @@ class RunSettings:
     )
     features: str = setting(
         "",
-        "finished classification run whose network computes the features for evaluation if --inception is not set",
+        "finished classification run whose network computes the features for evaluation or, with --inception, the "
+        "Inception Score",
         mutable_on_resume=True,
     )
     generated_images: int = setting(
@@ -191,6 +192,11 @@ class RunSettings:
         "number of images to generate per evaluation; 0: as many as the evaluated split contains",
         mutable_on_resume=True,
         at_least=0,
+    )
+    per_class: bool = setting(
+        False,
+        "also measure the FID of each class, for generators that are conditional on classes",
+        mutable_on_resume=True,
     )
     feature_precision: Literal["fp32", "tf32", "fp16"] = setting(
         "fp32",
