@@ -21,6 +21,21 @@ def sample(
     interpolate: Annotated[
         bool, typer.Option("--interpolate", help="fill each row with interpolations between two images")
     ] = False,
+    class_: Annotated[
+        str,
+        typer.Option(
+            "--class", help="generate images of this class (name or index); all: one class per row", metavar="NAME"
+        ),
+    ] = "",
+    truncation: Annotated[
+        float, typer.Option(help="factor on the noise; below 1, images are more alike and often look better")
+    ] = 1.0,
+    nearest: Annotated[
+        bool, typer.Option("--nearest", help="show next to each image the training images that are most similar to it")
+    ] = False,
+    inception: Annotated[
+        str, typer.Option(help="file with the 2015 Inception network, whose features --nearest compares")
+    ] = "",
     animate: Annotated[bool, typer.Option("--animate", help="show how the images changed during training")] = False,
     next_to: Annotated[
         str, typer.Option(help="second run, whose images are shown alongside the first run's", metavar="RUN")
@@ -36,7 +51,15 @@ def sample(
     from paceline.commands.sample import sample as job
 
     options = Options(
-        grid=grid, interpolate=interpolate, animate=animate, checkpoint=checkpoint, accelerator=accelerator
+        grid=grid,
+        interpolate=interpolate,
+        animate=animate,
+        checkpoint=checkpoint,
+        accelerator=accelerator,
+        label=class_,
+        truncation=truncation,
+        nearest=nearest,
+        inception=inception,
     )
     raise typer.Exit(job([run, *filter(None, [next_to])], out, options))
 

@@ -32,11 +32,28 @@ class Options:
     animate: bool = False
     checkpoint: str = "best"
     accelerator: str = ""
+    label: str = ""  # class of the images, or "all" for one class per row
+    truncation: float = 1.0
+    nearest: bool = False
+    inception: str = ""  # file with the Inception network, used by `nearest`
 
     @property
     def kind(self) -> str:
         """The default name of the output file, without its suffix."""
-        return "animation" if self.animate else "interpolation" if self.interpolate else "grid"
+        kinds = {"animation": self.animate, "interpolation": self.interpolate, "nearest": self.nearest}
+        return next((name for name, is_chosen in kinds.items() if is_chosen), "grid")
+
+    @property
+    def flag(self) -> str:
+        """The first flag that only generators have; empty if there is none."""
+        flags = {
+            f"--grid {self.grid}": self.grid,
+            "--interpolate": self.interpolate,
+            "--nearest": self.nearest,
+            f"--class {self.label}": self.label,
+            f"--truncation {self.truncation:g}": self.truncation != 1,
+        }
+        return next((flag for flag, is_given in flags.items() if is_given), "")
 
 
 def sample(runs: list[str], out: str, options: Options) -> int:
@@ -50,9 +67,12 @@ def sample(runs: list[str], out: str, options: Options) -> int:
 def _check_options(options: Options) -> None:
     if options.animate and options.interpolate:
         raise UserError("--animate --interpolate: cannot be combined; choose one")
-    if options.animate and options.grid:
+    if options.interpolate and options.nearest:
+        raise UserError("--interpolate --nearest: cannot be combined; choose one")
+    if options.animate and options.flag:
         raise UserError(
-            f"--grid {options.grid}: --animate shows the sample grids saved during training; leave --grid out"
+            f"{options.flag}: --animate shows the sample grids saved during training; "
+            f"leave {options.flag.split()[0]} out"
         )
 
 
@@ -88,10 +108,14 @@ def _animate(runs: list[str], files: list[Path]) -> int:
 
 def _show(runs: list[str], file: Path, options: Options) -> int:
     rows, columns = _parse_grid(options.grid or DEFAULT_GRID)
-    flag = f"--grid {options.grid}" if options.grid else "--interpolate" if options.interpolate else ""
-    grid_options = GridOptions(rows, columns, options.interpolate, flag)
+    if options.nearest and columns < 2:
+        raise UserError(f"--grid {options.grid}: --nearest needs at least 2 columns")
+    grid_options = GridOptions(
+        rows, columns, options.interpolate, options.flag, options.label, options.truncation, options.nearest
+    )
     flags: dict[str, SettingValue] = {"gpus": "", "devices": 1}
     flags |= {"accelerator": options.accelerator} if options.accelerator else {}
+    flags |= {"inception": options.inception} if options.inception else {}
     activity("generating the images")
     shown = [
         show_run(run, checked(config_of(run, [("flag", flags)])), options.checkpoint, grid_options) for run in runs

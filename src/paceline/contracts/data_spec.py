@@ -39,6 +39,11 @@ class DataSpec:
     scale: int = 0
     panels: tuple[str, ...] = ()
 
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The class names, or the class indices if the classes have no names."""
+        return self.class_names or tuple(map(str, range(self.num_classes)))
+
     def __repr__(self) -> str:
         return short_repr(self)
 

@@ -19,6 +19,7 @@ from paceline.data.feed import EVALUATION_BATCH, EVALUATION_PIXELS
 from paceline.data.transforms import transform
 from paceline.images.decode import BadImage, arrange_image, plain_image
 from paceline.inference.applier import Applier, ApplierSettings
+from paceline.inference.chosen_draws import choose_class, truncate_draws
 from paceline.inference.image_model import make_image_model
 from paceline.inference.trained import StoredModel, TrainedModel, networks_in, open_trained, read_stored
 from paceline.inference.uses import check_use, uses_of
@@ -139,19 +140,24 @@ class Model:
             raise UserError(f"{self._path}: the network's output is not finite; the weights may be damaged")
         return probabilities
 
-    def sample(self, count: int, seed: int | None = None) -> Tensor:
+    def sample(
+        self, count: int, seed: int | None = None, *, label: str | int | None = None, truncation: float = 1.0
+    ) -> Tensor:
         """Generate images from noise.
 
         Args:
             count: The number of images.
             seed: The seed for the noise; by default the run's seed, which generates the same images as
                 `paceline sample`.
+            label: The class of the images, by name or index, if the model generates images by class; by default,
+                classes are drawn at random.
+            truncation: A factor on the noise. Below 1, the images are more alike and often look better.
 
         Returns:
             The images as a uint8 [n, c, h, w] tensor on the CPU.
 
         Raises:
-            UserError: If the model is not a generator.
+            UserError: If the model is not a generator, or an argument is invalid.
 
         Examples:
             >>> generator = paceline.load("runs/dcgan-digits-0")
@@ -163,8 +169,11 @@ class Model:
         if count < 1:
             raise UserError(f"sample({count}): the number of images must be at least 1")
         drawer = self._drawer(self._run.seed if seed is None else seed)
+        draws = truncate_draws(self.recipe, fixed_draws(self.recipe, drawer, count), truncation, "truncation=")
+        if label is not None:
+            draws = choose_class(self.recipe, draws, self.classes, label, count, "label=")
         with self._run_precision():
-            images = make_images(self.recipe, fixed_draws(self.recipe, drawer, count), self._precision)
+            images = make_images(self.recipe, draws, self._precision)
         return torch.from_numpy(images).permute(0, 3, 1, 2)
 
     def apply(self, image: Image.Image) -> dict[str, Image.Image]:

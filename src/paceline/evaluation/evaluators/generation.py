@@ -120,7 +120,7 @@ class Generation(Evaluator):
             values["FID_10k"] = frechet_distance(real.mean, real.covariance, made.rows.mean(0), made.rows.T.cov())
         if self.made_class_sums:
             of_made = self.made_class_sums.statistics(by_class)
-            values |= distances_by_class(self.real_by_class, of_made, self._class_names())
+            values |= distances_by_class(self.real_by_class, of_made, self.spec.classes)
         named = {_labelled(name, self.label): value for name, value in values.items()}
         if self.network.num_classes:
             label = self.network.score_label or self.label
@@ -128,9 +128,6 @@ class Generation(Evaluator):
                 by_name["split_counts"], by_name["likelihoods"], by_name["negative_entropies"]
             )
         return named | {"count": by_name["count"].item()}
-
-    def _class_names(self) -> tuple[str, ...]:
-        return self.spec.class_names or tuple(map(str, range(self.spec.num_classes)))
 
     @cached_property
     def real_sums(self) -> FeatureSums:
