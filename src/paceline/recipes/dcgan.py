@@ -4,8 +4,8 @@ Radford et al., Unsupervised Representation Learning with Deep Convolutional Gen
 D returns logits. With `objective=bce`, the generator minimises softplus(-D(G(z))), and the discriminator minimises
 softplus(-D(x)) + softplus(D(G(z))). See `models/losses.py` for the other objectives.
 
-The preset `cifar10` has the networks and settings from the baseline in the dual-discriminator GAN project. The preset
-`quick` generates digits on a CPU.
+The preset `cifar10_reference` has the networks and settings from the baseline in the dual-discriminator GAN project,
+and `cifar10` adds an EMA. The preset `quick` generates digits on a CPU.
 """
 
 from __future__ import annotations
