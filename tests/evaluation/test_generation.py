@@ -22,7 +22,8 @@ from paceline.evaluation.contract import Case
 from paceline.evaluation.evaluators import generation
 from paceline.evaluation.evaluators.generation import Generation
 from paceline.evaluation.features import inception
-from paceline.evaluation.features.choice import Pixels
+from paceline.evaluation.features.choice import Pixels, WithClassifier, choose_features
+from paceline.evaluation.features.network import Arithmetic, FeatureNetwork, Features
 from paceline.evaluation.protocol import require_same, same_protocol
 from paceline.evaluation.statistics_cache import cache_folder
 from paceline.runs.finished_run import open_run
@@ -159,6 +160,27 @@ def test_with_many_generated_images_fid_is_also_computed_from_the_first_of_them(
     found = measured(real, made)
     assert found["FID_10k[pixels-8x8]"] == pytest.approx(measured(real, made[:400])["FID[pixels-8x8]"], rel=1e-6)
     assert "FID_10k[pixels-8x8]" not in measured(real, made[:400])
+
+
+class ColorClassifier(FeatureNetwork):
+    """A classifier whose class is the brightest channel."""
+
+    label, weights, num_features, num_classes = "colors", "abc", 3, 3
+
+    def extract(self, some: Tensor, arithmetic: Arithmetic = "fp32") -> Features:
+        means = some.float().mean((2, 3))
+        return Features(means, means)
+
+
+def test_a_classifier_computes_the_inception_score_if_the_feature_network_has_no_logits(monkeypatch):
+    real, made = images(300, 1), images(250, 2)
+    monkeypatch.setattr(generation, "choose_features", lambda *_: WithClassifier(Pixels(DATA_SPEC), ColorClassifier()))
+    found, protocol = measured(real, made), evaluator_of(real, 250).protocol()
+    monkeypatch.setattr(generation, "choose_features", lambda *_: ColorClassifier())
+    assert found["IS[colors]"] == pytest.approx(measured(real, made)["IS[colors]"])
+    monkeypatch.setattr(generation, "choose_features", choose_features)
+    assert found["FID[pixels-8x8]"] == pytest.approx(measured(real, made)["FID[pixels-8x8]"])
+    assert "FID[colors]" not in found and protocol["classifier"] == "abc"
 
 
 def test_images_are_evaluated_as_they_would_be_saved():
