@@ -103,17 +103,18 @@ class R3gan(Recipe):
             "sample_every": "50k images",
             "evaluate_every": "200k images",
         },
-        # For a first run on a CPU: digits of 16×16 pixels in two minutes.
+        # For a first run on a CPU: digits of 16×16 pixels in a few minutes.
         "quick": {
             "data": "digits",
             "size": 16,
             "width": 32,
             "num_blocks": 1,
-            "batch_size": "32",
-            "reference_batch": 32,
+            "batch_size": "16",
+            "reference_batch": 16,
             "lr": 5e-4,
             "burn_in_lr": 2.0,
-            "r_gamma": 0.1,
+            "r_gamma": 1.0,
+            "burn_in_r_gamma": 3.0,
             "epochs": 16,
             "ema_half_life": "2000 images",
             "save_every": "4 epochs",
