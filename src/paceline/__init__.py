@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from paceline.config.setting import setting
     from paceline.config.settings import RunSettings
     from paceline.contracts.data_spec import DataSpec
-    from paceline.contracts.phase import Batch, Best, Draw, Loss, Phase
+    from paceline.contracts.phase import Batch, Best, Clock, Draw, Loss, Phase
     from paceline.contracts.recipe import Recipe
     from paceline.core.errors import UserError
     from paceline.core.types import SettingValue, SettingValues, StrPath
@@ -43,6 +43,7 @@ __all__ = [
     "Batch",
     "Best",
     "Case",
+    "Clock",
     "DataSpec",
     "Difference",
     "Draw",
@@ -69,6 +70,7 @@ _MODULES = {  # the module that defines each public name, imported when the name
     "Batch": "paceline.contracts.phase",
     "Best": "paceline.contracts.phase",
     "Case": "paceline.evaluation.contract",
+    "Clock": "paceline.contracts.phase",
     "DataSpec": "paceline.contracts.data_spec",
     "Difference": "paceline.commands.verify",
     "Draw": "paceline.contracts.phase",

@@ -77,7 +77,12 @@ def test_help_for_train_lists_groups_defaults_choices_recipes_and_presets(
     text = help_of("train", 100, capsys, monkeypatch)
     assert [line[:-1] for line in text.splitlines() if line[:-1] in GROUPS] == list(GROUPS)
     joined = " ".join(text.split())
-    for expected in ("[default: 128]", "[default: off]", "[none, bf16; default: none]", "Presets: cifar10, quick."):
+    for expected in (
+        "[default: 128]",
+        "[default: off]",
+        "[none, bf16; default: none]",
+        "Presets: cifar10, cifar10_reference, quick.",
+    ):
         assert expected in joined
     assert all(f"  {name}" in text for name in names("recipe"))
 

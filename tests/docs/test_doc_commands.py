@@ -25,6 +25,7 @@ SMALLER: tuple[tuple[str, str], ...] = (
     (r"^(paceline train (super_resolution|esrgan|restoration) --preset quick)", r"\1 --data-root docs/examples/photos"),
     (r"^(paceline train classification)", r"\1 --batch-size 16 --set width=2"),
     (r"^(paceline train (dcgan|dual_gan))", r"\1 --batch-size 16 --set ngf=2 --set ndf=2 --set nz=4"),
+    (r"^(paceline train r3gan)", r"\1 --batch-size 8 --images 16 --set width=8 --set num_blocks=1 --set size=16"),
     (r"^(paceline train super_resolution)", r"\1 --images 4 --batch-size 2 --crop 16 --set num_blocks=1 --set width=2"),
     (r"^(paceline train esrgan.*) --images \d+", r"\1"),
     (r"^(paceline train esrgan)", r"\1 --images 4 --batch-size 2 --crop 16 --set width=2 --set growth=2"),

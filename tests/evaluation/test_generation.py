@@ -19,9 +19,11 @@ from paceline.data.source import ArraySource
 from paceline.data.tickets import NUM_UNIFORMS
 from paceline.data.transforms import to_eight_bits, transform
 from paceline.evaluation.contract import Case
+from paceline.evaluation.evaluators import generation
 from paceline.evaluation.evaluators.generation import Generation
 from paceline.evaluation.features import inception
-from paceline.evaluation.features.choice import Pixels
+from paceline.evaluation.features.choice import Pixels, WithClassifier, choose_features
+from paceline.evaluation.features.network import Arithmetic, FeatureNetwork, Features
 from paceline.evaluation.protocol import require_same, same_protocol
 from paceline.evaluation.statistics_cache import cache_folder
 from paceline.runs.finished_run import open_run
@@ -115,6 +117,70 @@ def test_statistics_of_real_images_are_cached_per_content_and_evaluation_protoco
     (file,) = cache_folder().glob("*.safetensors")
     file.write_bytes(file.read_bytes()[:-1] + b"\0")
     assert evaluator_of(real, 300).needs_samples
+
+
+CLASSES = DataSpec(channels=3, height=12, width=12, num_classes=3, class_names=("cat", "dog", "owl"))
+
+
+def by_class(real: Tensor, made: Tensor, prediction: dict[str, Tensor] | None = None) -> dict[str, float]:
+    """Return the metrics with the FID of each class; the images alternate between the classes."""
+    arrays = {"image": real.permute(0, 2, 3, 1).contiguous().numpy(), "label": (torch.arange(len(real)) % 3).numpy()}
+    case = Case(ArraySource(arrays, CLASSES), "train", len(made), no_run)
+    evaluator = Generation(case, CLASSES, CPU, RunSettings(data="patterns", per_class=True, few_images="allow"))
+    assert evaluator.needs_samples
+    for part in torch.arange(len(real)).split(100):
+        evaluator.update_samples({"image": scaled(real[part]), "index": part, "label": part % 3})
+    evaluator.end_samples(evaluator.sample_sums())
+    for part in torch.arange(len(made)).split(70):
+        labels = {"label": part % 3} if prediction is None else prediction
+        evaluator.update({"image": scaled(made[part]), **labels}, {"index": part})
+    return evaluator.results(evaluator.sums())
+
+
+def test_the_fid_of_a_class_compares_only_the_images_of_this_class():
+    real, made = images(600, 1), images(450, 2)
+    found = by_class(real, made)
+    expected = [measured(real[k::3], made[k::3], few_images="allow")["FID[pixels-8x8]"] for k in range(3)]
+    names = [f"FID:{name}[pixels-8x8]" for name in CLASSES.class_names]
+    assert [found[name] for name in names] == pytest.approx(expected, rel=1e-6)
+    assert found["FID_by_class[pixels-8x8]"] == pytest.approx(sum(expected) / 3, rel=1e-6)
+    assert found["FID[pixels-8x8]"] == pytest.approx(measured(real, made)["FID[pixels-8x8]"], rel=1e-9)
+
+
+def test_the_fid_of_each_class_needs_classes_and_a_conditional_generator():
+    with pytest.raises(UserError, match="per_class=on: the data has no classes"):
+        evaluator_of(images(300, 1), 300, per_class=True)
+    with pytest.raises(UserError, match="per_class=on: the generator is not conditional"):
+        by_class(images(300, 1), images(300, 2), prediction={})
+
+
+def test_with_many_generated_images_fid_is_also_computed_from_the_first_of_them(monkeypatch):
+    monkeypatch.setattr(generation, "NUM_ROWS", 400)
+    real, made = images(900, 1), images(700, 2)
+    found = measured(real, made)
+    assert found["FID_10k[pixels-8x8]"] == pytest.approx(measured(real, made[:400])["FID[pixels-8x8]"], rel=1e-6)
+    assert "FID_10k[pixels-8x8]" not in measured(real, made[:400])
+
+
+class ColorClassifier(FeatureNetwork):
+    """A classifier whose class is the brightest channel."""
+
+    label, weights, num_features, num_classes = "colors", "abc", 3, 3
+
+    def extract(self, some: Tensor, arithmetic: Arithmetic = "fp32") -> Features:
+        means = some.float().mean((2, 3))
+        return Features(means, means)
+
+
+def test_a_classifier_computes_the_inception_score_if_the_feature_network_has_no_logits(monkeypatch):
+    real, made = images(300, 1), images(250, 2)
+    monkeypatch.setattr(generation, "choose_features", lambda *_: WithClassifier(Pixels(DATA_SPEC), ColorClassifier()))
+    found, protocol = measured(real, made), evaluator_of(real, 250).protocol()
+    monkeypatch.setattr(generation, "choose_features", lambda *_: ColorClassifier())
+    assert found["IS[colors]"] == pytest.approx(measured(real, made)["IS[colors]"])
+    monkeypatch.setattr(generation, "choose_features", choose_features)
+    assert found["FID[pixels-8x8]"] == pytest.approx(measured(real, made)["FID[pixels-8x8]"])
+    assert "FID[colors]" not in found and protocol["classifier"] == "abc"
 
 
 def test_images_are_evaluated_as_they_would_be_saved():

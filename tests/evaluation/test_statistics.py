@@ -5,7 +5,13 @@ import torch
 from torch import Tensor
 from torchmetrics.image.kid import poly_mmd
 
-from paceline.evaluation.statistics import frechet_distance, inception_score, kernel_distance, precision_and_recall
+from paceline.evaluation.statistics import (
+    density_and_coverage,
+    frechet_distance,
+    inception_score,
+    kernel_distance,
+    precision_and_recall,
+)
 
 
 def features(count: int, size: int, seed: int) -> Tensor:
@@ -76,3 +82,20 @@ def test_the_inception_score_of_confident_balanced_predictions_is_the_number_of_
     assert inception_score(counts, likelihoods, torch.zeros(2)) == pytest.approx(5)
     entropy = torch.full((2,), 100 * np.log(0.2), dtype=torch.float64)  # uniform class probabilities
     assert inception_score(counts, likelihoods, entropy) == pytest.approx(1)
+
+
+def test_density_and_coverage_equal_their_definition_computed_with_numpy():
+    real, made = features(60, 6, 1).numpy(), features(60, 6, 2).numpy() * 0.7
+    within = np.linalg.norm(real[:, None] - real[None], axis=-1)
+    radii = np.sort(within, axis=1)[:, 5]
+    inside = np.linalg.norm(real[:, None] - made[None], axis=-1) <= radii[:, None]
+    density, coverage = density_and_coverage(torch.from_numpy(real), torch.from_numpy(made))
+    assert density == pytest.approx(inside.sum() / (5 * 60)) and density > 0
+    assert coverage == pytest.approx(inside.any(axis=1).mean()) and 0 < coverage < 1
+
+
+def test_images_that_are_all_alike_have_a_low_coverage():
+    real = features(200, 4, 1)
+    assert density_and_coverage(real, real) == (pytest.approx(1, abs=0.35), 1.0)
+    density, coverage = density_and_coverage(real, real[:1].expand(200, -1))
+    assert coverage < 0.2 and density > coverage

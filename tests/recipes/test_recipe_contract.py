@@ -15,7 +15,7 @@ import torch
 from paceline.commands import new
 from paceline.config.settings import LearnerSettings, RunSettings
 from paceline.contracts.importer import Importer
-from paceline.contracts.recipe import Batch, DataSpec, Loss, Phase, Recipe
+from paceline.contracts.recipe import Batch, Clock, DataSpec, Loss, Phase, Recipe
 from paceline.core import registry
 from paceline.core.errors import UserError
 from paceline.runs.config import resolve_config
@@ -55,8 +55,10 @@ def make_batch(recipe: Recipe) -> Batch:
         name: make[draw.kind]((NUM_SAMPLES, *draw.shape), generator=generator) for name, draw in recipe.draws.items()
     }
     signals = {name: torch.full((NUM_SAMPLES,), value) for name, value in recipe.signals.items()}
+    clock = Clock(images=0, images_per_step=NUM_SAMPLES)
+    scheduled = {name: torch.full((NUM_SAMPLES,), value(clock)) for name, value in recipe.scheduled.items()}
     panels = {name: images.roll(number, dims=0) for number, name in enumerate(DATA_SPEC.panels, start=1)}
-    return {"image": images, "target": images.flip(3), "label": labels} | panels | draws | signals
+    return {"image": images, "target": images.flip(3), "label": labels} | panels | draws | signals | scheduled
 
 
 def run_phases(recipe: Recipe) -> Iterator[tuple[Phase, Loss]]:

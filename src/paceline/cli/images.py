@@ -23,6 +23,21 @@ def sample(
     ] = False,
     count: Annotated[int, typer.Option(help="for generators: write this many single images to the folder --to")] = 0,
     to: Annotated[str, typer.Option(help="new folder for the images of --count", metavar="DIR")] = "",
+    class_: Annotated[
+        str,
+        typer.Option(
+            "--class", help="generate images of this class (name or index); all: one class per row", metavar="NAME"
+        ),
+    ] = "",
+    truncation: Annotated[
+        float, typer.Option(help="factor on the noise; below 1, images are more alike and often look better")
+    ] = 1.0,
+    nearest: Annotated[
+        bool, typer.Option("--nearest", help="show next to each image the training images that are most similar to it")
+    ] = False,
+    inception: Annotated[
+        str, typer.Option(help="file with the 2015 Inception network, whose features --nearest compares")
+    ] = "",
     animate: Annotated[bool, typer.Option("--animate", help="show how the images changed during training")] = False,
     next_to: Annotated[
         str, typer.Option(help="second run, whose images are shown alongside the first run's", metavar="RUN")
@@ -45,6 +60,10 @@ def sample(
         accelerator=accelerator,
         count=count,
         to=to,
+        label=class_,
+        truncation=truncation,
+        nearest=nearest,
+        inception=inception,
     )
     raise typer.Exit(job([run, *filter(None, [next_to])], out, options))
 

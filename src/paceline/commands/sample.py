@@ -16,6 +16,7 @@ from paceline.core.types import SettingValue
 from paceline.images.encode import DEFAULT_ENCODING
 from paceline.images.grids import ANIMATED_SUFFIXES, captioned, save_animation, side_by_side
 from paceline.inference.animation import animation_frames
+from paceline.inference.chosen_draws import EVERY_CLASS
 from paceline.inference.model import Model
 from paceline.inference.run_images import GridOptions, show_run
 from paceline.inference.sample_files import write_samples
@@ -40,11 +41,28 @@ class Options:
     accelerator: str = ""
     count: int = 0  # number of single images to write to the folder `to`
     to: str = ""
+    label: str = ""  # class of the images, or "all" for one class per row
+    truncation: float = 1.0
+    nearest: bool = False
+    inception: str = ""  # file with the Inception network, used by `nearest`
 
     @property
     def kind(self) -> str:
         """The default name of the output file, without its suffix."""
-        return "animation" if self.animate else "interpolation" if self.interpolate else "grid"
+        kinds = {"animation": self.animate, "interpolation": self.interpolate, "nearest": self.nearest}
+        return next((name for name, is_chosen in kinds.items() if is_chosen), "grid")
+
+    @property
+    def flag(self) -> str:
+        """The first flag that only generators have; empty if there is none."""
+        flags = {
+            f"--grid {self.grid}": self.grid,
+            "--interpolate": self.interpolate,
+            "--nearest": self.nearest,
+            f"--class {self.label}": self.label,
+            f"--truncation {self.truncation:g}": self.truncation != 1,
+        }
+        return next((flag for flag, is_given in flags.items() if is_given), "")
 
 
 def sample(runs: list[str], out: str, options: Options) -> int:
@@ -60,13 +78,18 @@ def sample(runs: list[str], out: str, options: Options) -> int:
 def _check_options(options: Options) -> None:
     if bool(options.count) != bool(options.to) or options.count < 0:
         raise UserError("--count --to: give both, a number of images of at least 1 and a folder for them")
-    if options.count and (options.grid or options.interpolate or options.animate):
-        raise UserError("--count: writes single images; leave --grid, --interpolate and --animate out")
+    if options.count and (options.grid or options.interpolate or options.animate or options.nearest):
+        raise UserError("--count: writes single images; leave --grid, --interpolate, --nearest and --animate out")
+    if options.count and options.label == EVERY_CLASS:
+        raise UserError(f"--class {EVERY_CLASS}: gives each row of a grid its own class; with --count, name one class")
     if options.animate and options.interpolate:
         raise UserError("--animate --interpolate: cannot be combined; choose one")
-    if options.animate and options.grid:
+    if options.interpolate and options.nearest:
+        raise UserError("--interpolate --nearest: cannot be combined; choose one")
+    if options.animate and options.flag:
         raise UserError(
-            f"--grid {options.grid}: --animate shows the sample grids saved during training; leave --grid out"
+            f"{options.flag}: --animate shows the sample grids saved during training; "
+            f"leave {options.flag.split()[0]} out"
         )
 
 
@@ -81,7 +104,9 @@ def _write_images(run: str, folder: Path, options: Options) -> int:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for _ in counted(
-            write_samples(model, folder, options.count, DEFAULT_ENCODING), "generating images", options.count
+            write_samples(model, folder, options.count, DEFAULT_ENCODING, options.label or None, options.truncation),
+            "generating images",
+            options.count,
         ):
             pass
     except OSError as error:
@@ -122,10 +147,14 @@ def _animate(runs: list[str], files: list[Path]) -> int:
 
 def _show(runs: list[str], file: Path, options: Options) -> int:
     rows, columns = _parse_grid(options.grid or DEFAULT_GRID)
-    flag = f"--grid {options.grid}" if options.grid else "--interpolate" if options.interpolate else ""
-    grid_options = GridOptions(rows, columns, options.interpolate, flag)
+    if options.nearest and columns < 2:
+        raise UserError(f"--grid {options.grid}: --nearest needs at least 2 columns")
+    grid_options = GridOptions(
+        rows, columns, options.interpolate, options.flag, options.label, options.truncation, options.nearest
+    )
     flags: dict[str, SettingValue] = {"gpus": "", "devices": 1}
     flags |= {"accelerator": options.accelerator} if options.accelerator else {}
+    flags |= {"inception": options.inception} if options.inception else {}
     activity("generating the images")
     shown = [
         show_run(run, checked(config_of(run, [("flag", flags)])), options.checkpoint, grid_options) for run in runs

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 Layer: TypeAlias = dict[str, SettingValue | Mapping[str, SettingValue]]
 Group = TypeVar("Group")
-SPANS_OF_RUN = ("log_every", "evaluate_every", "sample_every", "save_every")
+SPANS_OF_RUN = ("log_every", "evaluate_every", "sample_every", "save_every", "burn_in")
 SPANS_OF_LEARNER = ("warmup", "hold", "ema_half_life")
 
 

@@ -106,6 +106,10 @@ class RunSettings:
     images: int = setting(
         0, "length of training in images; overrides --epochs", flag=True, mutable_on_resume=True, at_least=0
     )
+    burn_in: str = setting(
+        "0 images",
+        "length of the burn-in at the start of training, in which scheduled values move to their final value",
+    )
     seed: int = setting(
         0, "seed for initial weights, sample order, augmentation and noise", flag=True, at_least=0, below=SEEDS
     )
@@ -187,7 +191,8 @@ class RunSettings:
     )
     features: str = setting(
         "",
-        "finished classification run whose network computes the features for evaluation if --inception is not set",
+        "finished classification run whose network computes the features for evaluation or, with --inception, the "
+        "Inception Score",
         mutable_on_resume=True,
     )
     generated_images: int = setting(
@@ -195,6 +200,11 @@ class RunSettings:
         "number of images to generate per evaluation; 0: as many as the evaluated split contains",
         mutable_on_resume=True,
         at_least=0,
+    )
+    per_class: bool = setting(
+        False,
+        "also measure the FID of each class, for generators that are conditional on classes",
+        mutable_on_resume=True,
     )
     feature_precision: Literal["fp32", "tf32", "fp16"] = setting(
         "fp32",

@@ -49,6 +49,11 @@ class DataSpec:
         """The number type of the pixels, with their range of values."""
         return PixelFormat(self.dtype, *self.value_range) if self.value_range else PixelFormat.full(self.dtype)
 
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The class names, or the class indices if the classes have no names."""
+        return self.class_names or tuple(map(str, range(self.num_classes)))
+
     def __repr__(self) -> str:
         return short_repr(self)
 

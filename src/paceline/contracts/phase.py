@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
@@ -99,6 +100,34 @@ class Draw(NamedTuple):
     shape: tuple[int, ...]
     kind: str = "normal"
     common: bool = False
+
+
+class Clock(NamedTuple):
+    """The position in training from which scheduled values are computed.
+
+    Attributes:
+        images: The number of images seen before this step.
+        images_per_step: The number of images in a step, across all devices.
+        burn_in: The length of the burn-in in images, from the setting `burn_in`; 0 if there is none.
+
+    Examples:
+        >>> clock = paceline.Clock(images=500, images_per_step=64, burn_in=1000)
+        >>> round(clock.anneal(initial=4.0, final=2.0), 6)
+        3.0
+    """
+
+    images: int
+    images_per_step: int
+    burn_in: int = 0
+
+    def anneal(self, initial: float, final: float) -> float:
+        """Return a value on half a cosine from `initial` to `final`.
+
+        The final value is reached at the end of the burn-in, and is constant afterwards.
+        """
+        if self.images >= self.burn_in:
+            return final
+        return final + (initial - final) * 0.5 * (1 + math.cos(math.pi * self.images / self.burn_in))
 
 
 class Best(NamedTuple):

@@ -9,18 +9,18 @@ This module also exports `DataSpec`, `Phase`, `Loss` and the other names that a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 from paceline.contracts.data_spec import DataSpec
-from paceline.contracts.phase import Batch, Best, Draw, Loss, Phase
+from paceline.contracts.phase import Batch, Best, Clock, Draw, Loss, Phase
 from paceline.core.errors import UserError, unknown
 from paceline.core.types import SettingValues
 
-__all__ = ["Batch", "Best", "DataSpec", "Draw", "Loss", "NoSettings", "Phase", "Recipe"]
+__all__ = ["Batch", "Best", "Clock", "DataSpec", "Draw", "Loss", "NoSettings", "Phase", "Recipe"]
 
 
 @dataclass(frozen=True)
@@ -126,14 +126,28 @@ class Recipe(nn.Module):
     """The phases of a step, in order."""
     draws: dict[str, Draw] = {}
     """Random inputs that the losses and `predict` read from the batch."""
+    class_draw: str = ""
+    """For a generator that is conditional on classes: the uniform draw u that selects class ⌊u · num_classes⌋."""
     signals: dict[str, float] = {}
     """Scalars that a phase passes to later phases as fields of the batch, with their initial values."""
+    scheduled: Mapping[str, Callable[[Clock], float]] = {}
+    """Scalars that the losses read from the batch, computed before each step from the images seen."""
+    must_vary: tuple[str, ...] = ()
+    """Loss terms or signals (PHASE/NAME) that are zero only if a network has collapsed.
+
+    Training stops with an error if one of them is zero for a whole log interval.
+    """
     ema: tuple[str, ...] = ()
     """Networks whose EMA weights are used for evaluation."""
     starts_from_published: bool = False
     """Whether a new run starts from the weights that `published_weights` returns, unless `--init-from` is set."""
     double_backward: tuple[str, ...] = ()
     """Networks that need second-order gradients, for example for R1."""
+    penalises_eagerly: bool = False
+    """Whether losses call `network.forward(…)` instead of `network(…)` where they need second-order gradients.
+
+    A network in `double_backward` can then be compiled for its other calls.
+    """
 
     blocks: Mapping[str, tuple[str, ...]] = {}
     """Maps a network to the names of its blocks, which are sharded or recomputed one at a time.

@@ -1,4 +1,4 @@
-"""Metrics computed from features: Fréchet distance, kernel distance, precision, recall and Inception Score."""
+"""Metrics computed from features: distances, precision, recall, density, coverage and the Inception Score."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 KERNEL_SUBSET = 1000  # rows per estimate of the kernel distance
-NEIGHBOURS = 3
+NEIGHBOURS = 3  # for precision and recall
+DENSITY_NEIGHBOURS = 5  # for density and coverage
 _ROWS_AT_ONCE = 2000  # rows of a distance matrix computed at a time
 
 
@@ -73,11 +74,30 @@ def precision_and_recall(real: Tensor, made: Tensor, neighbours: int = NEIGHBOUR
     return _share_among(made, real, neighbours), _share_among(real, made, neighbours)
 
 
+def density_and_coverage(real: Tensor, made: Tensor, neighbours: int = DENSITY_NEIGHBOURS) -> tuple[float, float]:
+    """Return how many real neighbourhoods contain a generated row, relative to k, and the share that contain any.
+
+    As in Naeem et al. (2020), the neighbourhood of a real row reaches to its k-th nearest real neighbour.
+    """
+    count = min(len(real), len(made))
+    real, made = real[:count].double(), made[:count].double()
+    radii = _radii(real, neighbours)
+    around = torch.zeros(count, dtype=torch.float64, device=real.device)  # generated rows around each real row
+    for table in _squared_distances(made, real):
+        around += (table <= radii).sum(dim=0)
+    return around.sum().item() / (neighbours * count), (around > 0).double().mean().item()
+
+
 def _share_among(rows: Tensor, others: Tensor, neighbours: int) -> float:
-    nearest = min(neighbours + 1, len(others))  # plus one, because the nearest row is the row itself
-    radii = torch.cat([table.kthvalue(nearest, dim=1).values for table in _squared_distances(others, others)])
+    radii = _radii(others, neighbours)
     inside = [(table <= radii).any(dim=1) for table in _squared_distances(rows, others)]
     return torch.cat(inside).double().mean().item()
+
+
+def _radii(rows: Tensor, neighbours: int) -> Tensor:
+    """Return the squared distance from each row to its k-th nearest neighbour."""
+    nearest = min(neighbours + 1, len(rows))  # plus one, because the nearest row is the row itself
+    return torch.cat([table.kthvalue(nearest, dim=1).values for table in _squared_distances(rows, rows)])
 
 
 def _squared_distances(rows: Tensor, others: Tensor) -> Iterator[Tensor]:

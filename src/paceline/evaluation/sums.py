@@ -34,6 +34,11 @@ class Layout(NamedTuple):
             "negative_entropies": (NUM_SPLITS,),
         }
 
+    @property
+    def num_values(self) -> int:
+        """The length of the vector of all sums."""
+        return sum(prod(shape) for shape in self.shapes().values())
+
 
 class FeatureSums:
     """Sums features in float64. Samples are identified by position, so sums do not depend on the number of ranks."""

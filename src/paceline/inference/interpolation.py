@@ -9,10 +9,16 @@ from paceline.contracts.recipe import Batch, Recipe
 
 
 def interpolate_draws(recipe: Recipe, ends: Batch, steps: int) -> Batch:
-    """Interpolate between random inputs in each pair of rows: spherically if normally distributed, else linearly."""
+    """Interpolate between random inputs in each pair of rows: spherically if normally distributed, else linearly.
+
+    All images between two rows have the class of the first one.
+    """
     shares = torch.linspace(0, 1, steps)
     between = {}
     for name, rows in ends.items():
+        if name == recipe.class_draw:  # there is nothing between two classes
+            between[name] = rows[::2].repeat_interleave(steps)
+            continue
         interpolate = slerp if recipe.draws[name].kind == "normal" else torch.lerp
         flat = rows.reshape(len(rows), -1).double()
         pairs = zip(flat[::2], flat[1::2], strict=True)

@@ -22,6 +22,7 @@ from paceline.images.decode import arrange_image
 from paceline.images.deep_image import DeepImage
 from paceline.images.readers import ImageReader, make_reader
 from paceline.inference.applier import Applier, ApplierSettings
+from paceline.inference.chosen_draws import sample_draws
 from paceline.inference.composer import Composition
 from paceline.inference.image_model import make_image_model
 from paceline.inference.parse_device import parse_device
@@ -152,7 +153,9 @@ class Model:
             raise UserError(f"{self._path}: the network's output is not finite; the weights may be damaged")
         return probabilities
 
-    def sample(self, count: int, seed: int | None = None, first: int = 0) -> Tensor:
+    def sample(
+        self, count: int, seed: int | None = None, first: int = 0, label: str | int | None = None, truncation: float = 1
+    ) -> Tensor:
         """Generate images from noise.
 
         Args:
@@ -160,12 +163,15 @@ class Model:
             seed: The seed for the noise; by default the run's seed, which generates the same images as
                 `paceline sample`.
             first: The number of the first image. Image n is the same, however many images are generated at once.
+            label: The class of the images, by name or index, if the model generates images by class; by default,
+                classes are drawn at random.
+            truncation: A factor on the noise. Below 1, the images are more alike and often look better.
 
         Returns:
             The images as a uint8 [n, c, h, w] tensor on the CPU.
 
         Raises:
-            UserError: If the model is not a generator.
+            UserError: If the model is not a generator, or an argument is invalid.
 
         Examples:
             >>> generator = paceline.load("runs/dcgan-digits-0")
@@ -177,8 +183,9 @@ class Model:
         if count < 1:
             raise UserError(f"sample({count}): the number of images must be at least 1")
         drawer = self._drawer(self._run.seed if seed is None else seed)
+        draws = sample_draws(self.recipe, drawer, range(first, first + count), self.classes, label, truncation)
         with self._run_precision():
-            images = make_images(self.recipe, drawer.rows("samples", first, first + count), self._precision)
+            images = make_images(self.recipe, draws, self._precision)
         return torch.from_numpy(images).permute(0, 3, 1, 2)
 
     @overload
@@ -211,10 +218,7 @@ class Model:
         """
         check_use(self._stored, "apply", self._path)
         if self.spec.channels not in (1, 3) or self.spec.value_range:
-            expected = f"{self.spec.channels} channels and {self.spec.pixel_format} pixels"
-            raise UserError(
-                f"{self._path}: takes images with {expected}, which Pillow cannot open; use `paceline apply`"
-            )
+            raise UserError(f"{self._path}: takes {self._kind}, which Pillow cannot open; use `paceline apply`")
         if isinstance(image, Iterable) and not isinstance(image, Image.Image | str | bytes):
             return self._apply_each(image)
         return as_images(self._composed(pixels_of(image)))
@@ -268,12 +272,15 @@ class Model:
         if isinstance(image, DeepImage):
             return image.fitted(height, width, spec.pixel_format).pixels
         if spec.dtype != "uint8" or spec.channels not in (1, 3):
-            expected = f"{spec.channels} channels and {spec.pixel_format} pixels"
-            raise UserError(f"{self._path}: expects images with {expected}; pass them as a {spec.dtype} array")
+            raise UserError(f"{self._path}: takes {self._kind}; pass them as a {spec.dtype} array")
         image = plain(image)
         if height != width:
             image = ImageOps.fit(image, (width, height), Image.Resampling.BICUBIC)
         return arrange_image(image, height if height == width else 0, spec.channels)
+
+    @property
+    def _kind(self) -> str:
+        return f"images with {self.spec.channels} channels and {self.spec.pixel_format} pixels"
 
     def _drawer(self, seed: int) -> Drawer:
         return Drawer(self.recipe.draws, seed, self.device, self._precision.weights)

@@ -14,8 +14,10 @@ from paceline.data.open_sources import open_sources
 from paceline.data.source import Source
 from paceline.images.grids import grid, to_image
 from paceline.images.shown_channels import ShownChannels
+from paceline.inference.chosen_draws import choose_class, truncate_draws
 from paceline.inference.image_model import open_recipe
 from paceline.inference.interpolation import interpolate_draws
+from paceline.inference.nearest import with_nearest
 from paceline.inference.trained import read_stored
 from paceline.parallel.precision import choose_precision
 from paceline.parallel.world import join
@@ -35,6 +37,9 @@ class GridOptions:
     columns: int
     interpolate: bool  # each row interpolates between two images
     flag: str  # the flag that requested a grid; empty if none did
+    label: str = ""  # class of the images, "all" for one class per row, or "" for random classes
+    truncation: float = 1.0  # factor on the noise
+    nearest: bool = False  # each row shows an image and the training images that are most similar to it
 
 
 def show_run(run: str, config: Config, checkpoint: str, options: GridOptions) -> tuple[Image.Image, str]:
@@ -61,10 +66,18 @@ def show_run(run: str, config: Config, checkpoint: str, options: GridOptions) ->
         samples = strip_samples(sources.get(recipe.evaluated_on, sources["train"]), drawer, precision)
         channels = ShownChannels.parse(config.run.preview_channels, sources["train"].spec.channels)
         return make_strips(recipe, samples, precision, channels), caption
+    count = options.rows * (2 if options.interpolate else 1 if options.nearest else options.columns)
+    draws = truncate_draws(recipe, fixed_draws(recipe, drawer, count), options.truncation, "--truncation ")
     if options.interpolate:
-        draws = interpolate_draws(recipe, fixed_draws(recipe, drawer, 2 * options.rows), options.columns)
-    else:
-        draws = fixed_draws(recipe, drawer, options.rows * options.columns)
+        draws = interpolate_draws(recipe, draws, options.columns)
+    if options.label:
+        spec = sources["train"].spec if sources else read_stored(run, checkpoint).spec
+        per_row = 1 if options.nearest else options.columns
+        draws = choose_class(recipe, draws, spec.classes, options.label, per_row, "--class ")
     images = make_images(recipe, draws, precision)
+    if options.nearest:
+        if not sources:
+            raise UserError(f"--nearest: {run} is a weights file, without training images; use the run folder")
+        images = with_nearest(images, sources["train"], options.columns - 1, config.run, world.device)
     shown = ShownChannels.parse(config.run.preview_channels, images.shape[-1]).of(images)
     return to_image(grid(shown, options.columns)), caption

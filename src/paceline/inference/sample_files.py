@@ -23,16 +23,18 @@ class _Generated(NamedTuple):
     pixels: NDArray[np.uint8]
 
 
-def write_samples(model: Model, folder: Path, count: int, encoding: Encoding) -> Iterator[Path]:
-    """Write images 0 … count - 1 and yield the path of each, in order."""
+def write_samples(
+    model: Model, folder: Path, count: int, encoding: Encoding, label: str | None = None, truncation: float = 1
+) -> Iterator[Path]:
+    """Write images 0 … count - 1 and yield the path of each, in order; for `label` and `truncation`, see Model."""
     if model.spec.channels not in GREY_AND_RGB:
         encoding = replace(encoding, format="tiff")
     digits, suffix = max(5, len(str(count - 1))), encoding.suffix(Path())
 
     def generate() -> Iterator[_Generated]:
         for first in range(0, count, IMAGES_AT_ONCE):
-            images = model.sample(min(IMAGES_AT_ONCE, count - first), first=first).permute(0, 2, 3, 1).numpy()
-            for number, pixels in enumerate(images, start=first):
+            images = model.sample(min(IMAGES_AT_ONCE, count - first), None, first, label, truncation)
+            for number, pixels in enumerate(images.permute(0, 2, 3, 1).numpy(), start=first):
                 yield _Generated(folder / f"{number:0{digits}}{suffix}", pixels)
 
     def write(image: _Generated) -> Path:

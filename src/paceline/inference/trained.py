@@ -49,7 +49,7 @@ class TrainedModel:
     @property
     def classes(self) -> tuple[str, ...]:
         """The name of each class, or its index if the classes have no names."""
-        return self.spec.class_names or tuple(map(str, range(self.spec.num_classes)))
+        return self.spec.classes
 
     @property
     def evaluated_size(self) -> tuple[int, int] | None:

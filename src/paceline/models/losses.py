@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -73,11 +74,20 @@ def score(logits: Tensor) -> Tensor:
 
 
 def r1_penalty(discriminator: Callable[[Tensor], Tensor], images: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ½‖∇D(x)‖² for each image x (Mescheder et al. 2018), and the logits D(x).
-
-    The penalty is computed without autocast, because per-pixel gradients are too small for half precision.
-    """
+    """Return ½‖∇D(x)‖² for each image x (Mescheder et al. 2018), and the logits D(x), computed without autocast."""
     with torch.autocast(images.device.type, enabled=False):
+        return gradient_penalty(discriminator, images)
+
+
+def gradient_penalty(discriminator: Callable[[Tensor], Tensor], images: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ½‖∇D(x)‖² for each image x, and the logits D(x).
+
+    Under autocast, the network computes in bfloat16, but not in float16, whose range is too small for per-pixel
+    gradients.
+    """
+    device = images.device.type
+    is_float16 = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.float16
+    with torch.autocast(device, enabled=False) if is_float16 else nullcontext():
         images = images.detach().requires_grad_(True)
         logits = discriminator(images)
         (gradient,) = torch.autograd.grad(logits.sum(), images, create_graph=True)

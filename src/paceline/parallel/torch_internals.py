@@ -30,6 +30,7 @@ __all__ = [
     "FakeTensorMode",
     "TCPStore",
     "TorchDispatchMode",
+    "adam_update",
     "copy_all",
     "end_broken_capture",
     "has_no_result",
@@ -129,9 +130,46 @@ def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
     torch._foreach_copy_(list(targets), list(sources))
 
 
-def lerp_all(targets: Sequence[Tensor], ends: Sequence[Tensor], weight: float) -> None:
-    """Interpolate many tensors towards others with the same weight, using only a few kernels; see `copy_all`."""
-    torch._foreach_lerp_(list(targets), list(ends), weight)
+def lerp_all(targets: Sequence[Tensor], ends: Sequence[Tensor], weight: float | Tensor) -> None:
+    """Interpolate many tensors towards others with the same weight, using only a few kernels; see `copy_all`.
+
+    A weight that is a tensor can change in a captured step.
+    """
+    if isinstance(weight, Tensor):
+        difference = torch._foreach_sub(list(ends), list(targets))
+        torch._foreach_mul_(difference, weight)
+        torch._foreach_add_(list(targets), list(difference))
+    else:
+        torch._foreach_lerp_(list(targets), list(ends), weight)
+
+
+def adam_update(
+    parameters: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    steps: Sequence[Tensor],
+    means: Sequence[Tensor],
+    squares: Sequence[Tensor],
+    lr: float | Tensor,
+    beta1: float,
+    beta2: Tensor,
+    epsilon: float,
+) -> None:
+    """Update many parameters and their Adam state with a beta2 in a tensor, using only a few kernels; see `copy_all`.
+
+    All parameters have made the same number of steps.
+    """
+    gradients, means, squares = list(gradients), list(means), list(squares)
+    torch._foreach_add_(list(steps), 1)
+    torch._foreach_lerp_(means, gradients, 1 - beta1)
+    torch._foreach_mul_(squares, beta2)
+    torch._foreach_addcmul_(squares, torch._foreach_mul(gradients, 1 - beta2), gradients)
+    step = steps[0].to(beta2.dtype)
+    roots = torch._foreach_sqrt(squares)
+    torch._foreach_mul_(roots, (1 - beta2**step).rsqrt())
+    torch._foreach_add_(roots, epsilon)
+    changes = torch._foreach_div(means, roots)
+    torch._foreach_mul_(changes, -lr / (1 - beta1**step))
+    torch._foreach_add_(list(parameters), changes)
 
 
 def norms_of(tensors: Sequence[Tensor], order: float) -> list[Tensor]:

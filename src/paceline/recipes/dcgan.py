@@ -4,8 +4,8 @@ Radford et al., Unsupervised Representation Learning with Deep Convolutional Gen
 D returns logits. With `objective=bce`, the generator minimises softplus(-D(G(z))), and the discriminator minimises
 softplus(-D(x)) + softplus(D(G(z))). See `models/losses.py` for the other objectives.
 
-The preset `cifar10` has the networks and settings from the baseline in the dual-discriminator GAN project. The preset
-`quick` generates digits on a CPU.
+The preset `cifar10_reference` has the networks and settings from the baseline in the dual-discriminator GAN project,
+and `cifar10` adds an EMA. The preset `quick` generates digits on a CPU.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Literal
 from paceline.config.settings import setting
 from paceline.contracts.recipe import Batch, DataSpec, Draw, Loss, Phase
 from paceline.models.losses import OBJECTIVES, r1_penalty, score
+from paceline.recipes.parts.augmentation import Augmentation
 from paceline.recipes.parts.generative import (
     R1_EVERY,
-    Augmentation,
     GenerativeRecipe,
     GenerativeSettings,
     make_discriminator,
@@ -43,8 +43,9 @@ class Dcgan(GenerativeRecipe):
         self.generator = make_generator(settings, spec)
         self.discriminator = make_discriminator(settings, spec)
         self.objective = OBJECTIVES[settings.objective]
-        self.augment = Augmentation(settings.diffaugment)
+        self.augment = Augmentation(settings)
         self.draws = {"noise": Draw((settings.nz,), "normal"), **self.augment.draws}
+        self.signals, self.scheduled = self.augment.signals, self.augment.scheduled
         self.phases = (Phase("generator", "generator"), Phase("discriminator", "discriminator"))
         self.r1 = settings.r1
         if self.r1:
@@ -56,7 +57,9 @@ class Dcgan(GenerativeRecipe):
         fake = self.generator(batch["noise"])
         logits = self.discriminator(self.augment(fake, batch, "own"))
         terms = {"adversarial": self.objective.generator(logits).mean()}
-        return Loss(terms, shared={"fake": fake}, signals={"fake_score": score(logits)})
+        return Loss(
+            terms, shared={"fake": fake}, signals={"fake_score": score(logits), **self.augment.next_strength(batch)}
+        )
 
     def discriminator_loss(self, batch: Batch) -> Loss:
         """Real images should score as real, fakes as fake."""
@@ -64,7 +67,8 @@ class Dcgan(GenerativeRecipe):
         real = self.discriminator(self.augment(batch["image"], batch, "real"))
         fake = self.discriminator(self.augment(batch["fake"], batch, "fake"))
         terms = {"real": self.objective.real(real).mean(), "fake": self.objective.fake(fake).mean()}
-        return Loss(terms, signals={"real_score": score(real), "fake_score": score(fake)})
+        scores = {"real_score": score(real), "fake_score": score(fake)}
+        return Loss(terms, signals=scores | self.augment.certainty(real))
 
     def penalty_loss(self, batch: Batch) -> Loss:
         """R1 = r1 · ½‖∇D(x)‖² at real images x. R1 runs every R1_EVERY steps, so its weight is scaled by R1_EVERY."""

@@ -21,9 +21,9 @@ from paceline.core.errors import UserError
 from paceline.models.concurrent import apply_concurrently
 from paceline.models.dcgan import Discriminator
 from paceline.models.losses import OBJECTIVES, Objective, d2gan, r1_penalty, score
+from paceline.recipes.parts.augmentation import Augmentation
 from paceline.recipes.parts.generative import (
     R1_EVERY,
-    Augmentation,
     GenerativeRecipe,
     GenerativeSettings,
     make_discriminator,
@@ -70,12 +70,13 @@ class DualGan(GenerativeRecipe):
         self.discriminator_1 = make_discriminator(settings, spec)
         self.discriminator_2 = make_discriminator(settings, spec)
         self.objectives = _objectives(settings)
-        self.augment = Augmentation(settings.diffaugment)
+        self.augment = Augmentation(settings)
         self.draws = {"noise": Draw((settings.nz,), "normal"), **self.augment.draws}
         if self.against == "random":
             self.draws["coin"] = Draw((), "uniform", common=True)
+        self.signals, self.scheduled = self.augment.signals, self.augment.scheduled
         if self.against in PRIORITIES:
-            self.signals = {"priority_1": 0.0, "priority_2": 0.0}
+            self.signals |= {"priority_1": 0.0, "priority_2": 0.0}
         self.phases = (
             Phase("generator", "generator"),
             Phase("discriminator_1", "discriminator_1"),
@@ -96,8 +97,9 @@ class DualGan(GenerativeRecipe):
         discriminators = (self.discriminator_1, self.discriminator_2)
         logits_1, logits_2 = apply_concurrently(discriminators, self.augment(fake, batch, "own"))
         losses = self._choose(self.objectives[0].generator(logits_1), self.objectives[1].generator(logits_2), batch)
-        scores = {"fake_score_1": score(logits_1), "fake_score_2": score(logits_2)}
-        return Loss({"adversarial": losses.mean()}, shared={"fake": fake}, signals=scores)
+        signals = {"fake_score_1": score(logits_1), "fake_score_2": score(logits_2)}
+        signals |= self.augment.next_strength(batch)
+        return Loss({"adversarial": losses.mean()}, shared={"fake": fake}, signals=signals)
 
     def discriminator_1_loss(self, batch: Batch) -> Loss:
         """The first discriminator's loss."""
@@ -131,6 +133,8 @@ class DualGan(GenerativeRecipe):
         fake = discriminator(self.augment(batch["fake"], batch, "fake"))
         terms = {"real": objective.real(real).mean(), "fake": objective.fake(fake).mean()}
         signals = {"real_score": score(real), "fake_score": score(fake)}
+        if number == 1:  # one strength for both discriminators, controlled by the first
+            signals |= self.augment.certainty(real)
         if self.against in PRIORITIES:
             signals[f"priority_{number}"] = PRIORITIES[self.against](terms["real"], terms["fake"]).detach()
         return Loss(terms, signals=signals)

@@ -126,6 +126,7 @@ def make_learners(
 ) -> dict[str, Learner]:
     """Return a learner for each network of the recipe."""
     lengths: dict[str, Any] = {"epoch": epoch, "step": step, "total": total}
+    burn_in = Span.parse(config.run.burn_in, "burn_in").to_images(**lengths)
     learners = {}
     for name, network in recipe.networks.items():
         settings = config.learner_of(name)
@@ -137,8 +138,8 @@ def make_learners(
                     "remove the setting"
                 )
             half_life = 0
-        rate = schedule_of(settings, lr_scale(config), **lengths)
-        learners[name] = Learner(name, network, settings, rate, precision, half_life)
+        rate = schedule_of(settings, lr_scale(config), **lengths, burn_in=burn_in)
+        learners[name] = Learner(name, network, settings, rate, precision, half_life, burn_in)
     return learners
 
 

@@ -18,9 +18,9 @@ from paceline.training.step import Step
 
 
 def compile_networks(recipe: Recipe) -> list[nn.Module]:
-    """Compile networks lazily, except those that need a double backward; return the compiled ones."""
-    single = recipe.single_networks.items()
-    networks = [network for name, network in single if name.partition(".")[0] not in recipe.double_backward]
+    """Compile networks lazily, except those that need a double backward in any call; return the compiled ones."""
+    single, eager = recipe.single_networks.items(), () if recipe.penalises_eagerly else recipe.double_backward
+    networks = [network for name, network in single if name.partition(".")[0] not in eager]
     for network in networks:
         network.compile(dynamic=False)
     return networks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,11 +12,13 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from paceline.config.settings import LearnerSettings
+from paceline.contracts.phase import Clock
 from paceline.core.errors import UserError
 from paceline.models.layer_rates import relative_rates
 from paceline.parallel.precision import Precision
 from paceline.parallel.shards import is_sharded, own_rows
 from paceline.parallel.torch_internals import lerp_all, norms_of
+from paceline.training.scheduled_adam import ScheduledAdam
 from paceline.training.sharded_gradients import clip_rows, spread_overflow
 
 RELATIVE_RATE = "relative_rate"  # key of a parameter group: its learning rate divided by the learner's
@@ -32,6 +35,7 @@ class Learner:
         learning_rate: Callable[[int], float],
         precision: Precision,
         ema_half_life: int,
+        burn_in: int = 0,
     ) -> None:
         self.name, self.network, self.settings, self.learning_rate = name, network, settings, learning_rate
         # Parameters that the recipe froze stay frozen.
@@ -43,6 +47,8 @@ class Learner:
         # The optimizer and the EMA use this process's rows of a sharded parameter, since rows are plain tensors.
         self.rows = {key: own_rows(p) if self.is_sharded else p for key, p in self.named.items()}
         rates = relative_rates(network, settings.layer_decay)
+        if not burn_in:  # without a burn-in, beta2 is constant
+            settings = replace(settings, burn_in_beta2=0.0)
         self.optimizer = make_optimizer(self.rows, settings, precision, rates)
         self.scaler = torch.amp.GradScaler(precision.device_type, enabled=precision.scaled)
         if self.scaler.is_enabled() and not any(own.numel() for own in self.rows.values()):
@@ -50,7 +56,9 @@ class Learner:
                 f"--precision fp16: network {name!r} is too small for this number of devices: at least one "
                 "device would hold none of its weights; use --precision bf16, or --strategy ddp"
             )
-        self.ema_half_life = ema_half_life
+        self.ema_half_life, self.burn_in = ema_half_life, burn_in
+        # In a burn-in, the half-life changes: it is in a tensor, so that it can change in a captured step.
+        self.ema_rate = torch.zeros((), device=self.parameters[0].device, dtype=precision.weights) if burn_in else None
         self.ema = [p.detach().clone() for p in self.rows.values()] if ema_half_life else []
 
     def scale(self, loss: Tensor) -> Tensor:
@@ -58,7 +66,7 @@ class Learner:
         return self.scaler.scale(loss)
 
     def set_rate(self, images: int) -> None:
-        """Set the learning rate for the next step, given the images seen so far."""
+        """Set the learning rate and the other scheduled values for the next step, given the images seen so far."""
         rate = self.learning_rate(images)
         for group in self.optimizer.param_groups:
             own = rate * group[RELATIVE_RATE]
@@ -66,6 +74,12 @@ class Learner:
                 group["lr"].fill_(own)
             else:
                 group["lr"] = own
+        clock = Clock(images, 0, self.burn_in)
+        if isinstance(self.optimizer, ScheduledAdam):
+            self.optimizer.beta2.fill_(clock.anneal(self.settings.burn_in_beta2, self.settings.beta2))
+        if self.ema and self.ema_rate is not None:
+            half_life = clock.anneal(0.0, self.ema_half_life)
+            self.ema_rate.fill_(1 / half_life if half_life else float("inf"))
 
     def step(self) -> None:
         """Update the weights from their gradients."""
@@ -107,8 +121,11 @@ class Learner:
         """Update the EMA after a step that used this many images."""
         if not self.ema:
             return
+        weight: float | Tensor = 1 - 0.5 ** (images / self.ema_half_life)
+        if self.ema_rate is not None:
+            weight = 1 - torch.exp2(-images * self.ema_rate)
         with torch.no_grad():
-            lerp_all(self.ema, list(self.rows.values()), 1 - 0.5 ** (images / self.ema_half_life))
+            lerp_all(self.ema, list(self.rows.values()), weight)
 
     @torch.no_grad()
     def is_finite(self) -> bool:
@@ -158,6 +175,9 @@ def make_optimizer(
         groups[rate, not is_decayed]["params"].append(parameter)
     ordered = [groups[key] for key in sorted(groups)]
     betas = (settings.beta1, settings.beta2)
+    if settings.burn_in_beta2 and settings.optimizer != "sgd":
+        beta2 = torch.tensor(settings.burn_in_beta2, device=parameters[0].device, dtype=precision.weights)
+        return ScheduledAdam(ordered, settings.beta1, beta2, is_decoupled=settings.optimizer == "adamw")
     match settings.optimizer:
         case "sgd":
             nesterov = settings.nesterov and settings.momentum > 0

@@ -168,11 +168,10 @@ class Loop:
         with self.stopwatch("log"):
             reading = self.loss_log.read()
         self._logged_at = self.images
-        if reading.not_finite:
-            at, phase, name = reading.not_finite
+        if problem := reading.problem(self.recipe.must_vary, self.images):
             self.saver.wait()
             self.world.wait_for_all()  # so that every rank reports the same checkpoints
-            self._fail(f"loss {name!r} in phase {phase!r} is not finite", at)
+            self._fail(*problem)
         values = reading.values | self._timings()
         rates = {f"lr/{name}": learner.learning_rate(self.images) for name, learner in self.step.learners.items()}
         if self.outputs.writer:

@@ -6,6 +6,7 @@ before every save. Reading also finds the first value that is not finite, with i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -31,6 +32,21 @@ class Reading(NamedTuple):
 
     values: dict[str, float]  # means over all samples on all ranks; `spread/NAME`: max minus min across ranks
     not_finite: NotFinite | None
+
+    def problem(self, must_vary: Sequence[str], images: int) -> tuple[str, int] | None:
+        """Return what is wrong and after how many images, if a value is not finite or a network has collapsed.
+
+        Args:
+            must_vary: Values that are zero only if a network's output is constant.
+            images: The number of images seen so far.
+        """
+        if self.not_finite:
+            return (
+                f"loss {self.not_finite.name!r} in phase {self.not_finite.phase!r} is not finite",
+                self.not_finite.images,
+            )
+        collapsed = next((name for name in must_vary if self.values.get(name) == 0), "")
+        return (f"a network's output has become constant ({collapsed} is 0)", images) if collapsed else None
 
 
 class Entry(NamedTuple):

@@ -74,11 +74,11 @@ def make_images(recipe: Recipe, draws: Batch, precision: Precision) -> np.ndarra
     return torch.cat(images).permute(0, 2, 3, 1).cpu().numpy()
 
 
-def fixed_draws(recipe: Recipe, drawer: Drawer, count: int) -> Batch:
+def fixed_draws(recipe: Recipe, drawer: Drawer, count: int, first: int = 0) -> Batch:
     """Return the random inputs for a run's sample images, which are the same during and after training."""
     if not recipe.generates:
         raise UserError(f"{type(recipe).__name__} has no generator: it cannot generate images from noise")
-    return drawer.rows("samples", 0, count)
+    return drawer.rows("samples", first, first + count)
 
 
 def real_crops(source: Source, height: int, width: int, channels: int) -> np.ndarray | None:

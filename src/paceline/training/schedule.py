@@ -8,10 +8,11 @@ from functools import partial
 
 from paceline.config.settings import LearnerSettings
 from paceline.config.spans import Span
+from paceline.contracts.phase import Clock
 
 
 def schedule_of(
-    settings: LearnerSettings, scale: float, *, epoch: int, step: int, total: int
+    settings: LearnerSettings, scale: float, *, epoch: int, step: int, total: int, burn_in: int = 0
 ) -> Callable[[int], float]:
     """Return the learning rate as a function of the images seen; `scale` multiplies its peak."""
     to_images = partial(Span.to_images, epoch=epoch, step=step, total=total)
@@ -33,6 +34,7 @@ def schedule_of(
 
     def learning_rate(images: int) -> float:
         ramp = images / warmup if images < warmup else 1.0
-        return peak * ramp * after_warmup(images)
+        rate = peak * ramp * after_warmup(images)
+        return rate * Clock(images, step, burn_in).anneal(settings.burn_in_lr, 1.0) if burn_in else rate
 
     return learning_rate

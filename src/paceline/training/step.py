@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from paceline.contracts.recipe import Batch, Loss, Phase, Recipe
+from paceline.contracts.recipe import Batch, Clock, Loss, Phase, Recipe
 from paceline.core.errors import UserError
 from paceline.core.streams import run_concurrently
 from paceline.data.feed import StepData
@@ -35,10 +35,8 @@ class Step:
         self.recipe, self.learners, self.strategy, self.finish = recipe, learners, strategy, finish
         self.batch_size, self.images_per_step = batch_size, images_per_step
         self.world = strategy.world
-        self.signals: dict[str, Tensor] = {
-            name: torch.tensor(value, device=self.world.device, dtype=strategy.precision.weights)
-            for name, value in recipe.signals.items()
-        }
+        self.signals = {name: self._scalar(value) for name, value in recipe.signals.items()}
+        self.scheduled = {name: self._scalar() for name in recipe.scheduled}
         self.unchecked = {phase.name for phase in recipe.phases}
 
     def __call__(self, data: StepData, watch: Watch | None = None) -> list[Entry]:
@@ -46,15 +44,21 @@ class Step:
         self.set_rates(data.images)
         return self.learn(self.due(data.images), data.fetched, watch)
 
+    def _scalar(self, value: float = 0.0) -> Tensor:
+        return torch.tensor(value, device=self.world.device, dtype=self.strategy.precision.weights)
+
     def due(self, images: int) -> tuple[Phase, ...]:
         """Return the phases that run in the step that starts at this number of images seen."""
         number = images // self.images_per_step
         return tuple(phase for phase in self.recipe.phases if number % phase.every == 0)
 
     def set_rates(self, images: int) -> None:
-        """Set the learning rates, given the number of images seen before this step."""
+        """Set the learning rates and the recipe's scheduled values, given the images seen before this step."""
         for learner in self.learners.values():
             learner.set_rate(images)
+        burn_in = max(learner.burn_in for learner in self.learners.values())
+        for name, value in self.scheduled.items():
+            value.fill_(self.recipe.scheduled[name](Clock(images, self.images_per_step, burn_in)))
 
     def learn(self, due: tuple[Phase, ...], fetched: list[list[Batch]], watch: Watch | None = None) -> list[Entry]:
         """Run the phases. Nothing waits for the device or depends on the images seen, as CUDA graphs require."""
@@ -114,10 +118,9 @@ class Step:
         return entries
 
     def _with_signals(self, batch: Batch, samples: int) -> Batch:
-        """Add the signals to the batch as columns, since DataParallel only splits tensors with a batch dimension."""
-        return (
-            batch | {name: signal.expand(samples) for name, signal in self.signals.items()} if self.signals else batch
-        )
+        """Add the signals and scheduled values to the batch as columns, since DataParallel splits tensors by rows."""
+        scalars = self.signals | self.scheduled
+        return batch | {name: scalar.expand(samples) for name, scalar in scalars.items()} if scalars else batch
 
     def _update_signals(self, signals: dict[str, Tensor]) -> None:
         totals = self.world.sum(torch.stack(list(signals.values())))

@@ -1,9 +1,11 @@
-"""Generated images: FID, KID, precision and recall, and the Inception Score if the network has logits.
+"""Generated images: FID, KID, precision, recall, density, coverage, and the Inception Score if there are logits.
 
 Protocol: images are rounded to 8 bits. All samples in the split are compared with `generated_images` generated images,
 each from the random numbers for its position. FID uses unbiased covariances. KID (mean over consecutive subsets of
-1,000) and precision and recall (third-nearest neighbours) use the first 10,000 real and generated images. The Inception
-Score is the mean over ten splits. Unless the features are Inception 2015's, metric names include the network's name.
+1,000), precision and recall (third-nearest neighbours) and density and coverage (fifth-nearest neighbours) use the
+first 10,000 real and generated images. If more images are generated, `FID_10k` compares only the first 10,000 of them
+with all real images. The Inception Score is the mean over ten splits. With `per_class`, FID is also computed for each
+class of a conditional generator. Unless the features are Inception 2015's, metric names include the network's name.
 """
 
 from __future__ import annotations
@@ -19,13 +21,16 @@ from paceline.contracts.recipe import Batch, DataSpec
 from paceline.core.errors import UserError
 from paceline.data.fingerprint import fingerprint
 from paceline.data.transforms import to_eight_bits
+from paceline.evaluation.class_sums import ClassSums, distances_by_class
 from paceline.evaluation.contract import Case, Evaluator
 from paceline.evaluation.features.choice import choose_features
 from paceline.evaluation.features.network import NAMES, FeatureNetwork
 from paceline.evaluation.protocol import Protocol
 from paceline.evaluation.statistics import (
+    DENSITY_NEIGHBOURS,
     KERNEL_SUBSET,
     NEIGHBOURS,
+    density_and_coverage,
     frechet_distance,
     inception_score,
     kernel_distance,
@@ -58,10 +63,15 @@ class Generation(Evaluator):
             "rows": min(NUM_ROWS, len(case.source)),
         }
         self.real: Statistics | None = find_statistics(self.real_protocol, device)
-        self.needs_samples = self.real is None
+        self.by_class = settings.per_class
+        if self.by_class and spec.num_classes < 2:
+            raise UserError("per_class=on: the data has no classes; use data with labels, or per_class=off")
+        self.real_by_class: list[tuple[Tensor, Tensor]] = []
+        self.needs_samples = self.real is None or self.by_class  # the sums of each class are too large for the cache
 
     def protocol(self) -> Protocol:
-        estimators = f"KID of {KERNEL_SUBSET}, {NEIGHBOURS} neighbours, IS of {NUM_SPLITS} splits"
+        neighbours = f"{NEIGHBOURS} or (density) {DENSITY_NEIGHBOURS} neighbours"
+        estimators = f"KID of {KERNEL_SUBSET}, {neighbours}, IS of {NUM_SPLITS} splits"
         return {
             **self.real_protocol,
             "made": self.case.count,
@@ -70,39 +80,54 @@ class Generation(Evaluator):
         }
 
     def update_samples(self, batch: Batch) -> None:
-        self._add(self.real_sums, batch["image"], batch["index"])
+        self._add(self.real_sums, batch["image"], batch["index"], batch.get("label"), self.real_class_sums)
 
     def sample_sums(self) -> Tensor:
-        return self.real_sums.flat()
+        return _joined(self.real_sums, self.real_class_sums)
 
     def end_samples(self, sums: Tensor) -> None:
-        self.real = statistics_from(unflatten(sums, self.real_sums.layout))
+        whole, by_class = _split(sums, self.real_sums)
+        self.real = statistics_from(unflatten(whole, self.real_sums.layout))
+        if self.real_class_sums:
+            self.real_by_class = self.real_class_sums.statistics(by_class)
         if find_statistics(self.real_protocol, self.device) is None:
             store_statistics(self.real_protocol, self.real)
 
     def update(self, prediction: dict[str, Tensor], batch: Batch) -> None:
-        self._add(self.made_sums, prediction["image"], batch["index"])
+        if self.by_class and "label" not in prediction:
+            raise UserError("per_class=on: the generator is not conditional on classes; use per_class=off")
+        self._add(self.made_sums, prediction["image"], batch["index"], prediction.get("label"), self.made_class_sums)
 
     def sums(self) -> Tensor:
-        return self.made_sums.flat()
+        return _joined(self.made_sums, self.made_class_sums)
 
     def results(self, sums: Tensor) -> dict[str, float]:
         assert self.real is not None, "the real images must be processed first"
-        by_name = unflatten(sums, self.made_sums.layout)
+        whole, by_class = _split(sums, self.made_sums)
+        by_name = unflatten(whole, self.made_sums.layout)
         made, real = statistics_from(by_name), self.real
         precision, recall = precision_and_recall(real.rows, made.rows)
+        density, coverage = density_and_coverage(real.rows, made.rows)
         values = {
             "FID": frechet_distance(real.mean, real.covariance, made.mean, made.covariance),
             "KID": kernel_distance(real.rows, made.rows),
             "precision": precision,
             "recall": recall,
+            "density": density,
+            "coverage": coverage,
         }
+        if self.case.count > NUM_ROWS:
+            values["FID_10k"] = frechet_distance(real.mean, real.covariance, made.rows.mean(0), made.rows.T.cov())
+        if self.made_class_sums:
+            of_made = self.made_class_sums.statistics(by_class)
+            values |= distances_by_class(self.real_by_class, of_made, self.spec.classes)
+        named = {_labelled(name, self.label): value for name, value in values.items()}
         if self.network.num_classes:
-            values["IS"] = inception_score(
+            label = self.network.score_label or self.label
+            named[_labelled("IS", label)] = inception_score(
                 by_name["split_counts"], by_name["likelihoods"], by_name["negative_entropies"]
             )
-        suffix = f"[{self.label}]" if self.label else ""
-        return {f"{name}{suffix}": value for name, value in values.items()} | {"count": by_name["count"].item()}
+        return named | {"count": by_name["count"].item()}
 
     @cached_property
     def real_sums(self) -> FeatureSums:
@@ -114,12 +139,45 @@ class Generation(Evaluator):
         """The sums over generated images."""
         return self._new_sums(self.case.count)
 
+    @cached_property
+    def real_class_sums(self) -> ClassSums | None:
+        """The sums over real images for each class; None without `per_class`."""
+        return self._new_class_sums()
+
+    @cached_property
+    def made_class_sums(self) -> ClassSums | None:
+        """The sums over generated images for each class; None without `per_class`."""
+        return self._new_class_sums()
+
     def _new_sums(self, total: int) -> FeatureSums:
         layout = Layout(total, self.network.num_features, self.network.num_classes, min(NUM_ROWS, total))
         return FeatureSums(layout, self.device)
 
-    def _add(self, sums: FeatureSums, images: Tensor, position: Tensor) -> None:
-        sums.add(self.network(to_eight_bits(images), self.settings.feature_precision), position)
+    def _new_class_sums(self) -> ClassSums | None:
+        return ClassSums(self.spec.num_classes, self.network.num_features, self.device) if self.by_class else None
+
+    def _add(
+        self, sums: FeatureSums, images: Tensor, position: Tensor, label: Tensor | None, class_sums: ClassSums | None
+    ) -> None:
+        features = self.network(to_eight_bits(images), self.settings.feature_precision)
+        sums.add(features, position)
+        if class_sums:
+            assert label is not None
+            class_sums.add(features.vectors, label)
+
+
+def _joined(sums: FeatureSums, class_sums: ClassSums | None) -> Tensor:
+    return torch.cat([sums.flat(), class_sums.flat()]) if class_sums else sums.flat()
+
+
+def _split(flat: Tensor, sums: FeatureSums) -> tuple[Tensor, Tensor]:
+    """Return the part of a vector that belongs to all images, and the part that belongs to the classes."""
+    length = sums.layout.num_values
+    return flat[:length], flat[length:]
+
+
+def _labelled(name: str, label: str) -> str:
+    return f"{name}[{label}]" if label else name
 
 
 def _check_counts(case: Case, network: FeatureNetwork, settings: RunSettings) -> tuple[str, ...]:

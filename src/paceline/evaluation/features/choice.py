@@ -19,6 +19,7 @@ from paceline.core.errors import UserError
 from paceline.evaluation.contract import OpenedRun, OpenRun, is_classifier
 from paceline.evaluation.features.inception import load_inception
 from paceline.evaluation.features.network import Arithmetic, FeatureNetwork, Features, hash_of
+from paceline.evaluation.protocol import Protocol
 
 
 class Pixels(FeatureNetwork):
@@ -66,18 +67,39 @@ class Classifier(FeatureNetwork):
         return Features(caught[-1].flatten(1), logits)
 
 
+class WithClassifier(FeatureNetwork):
+    """Features from one network, and class logits for the Inception Score from a classifier."""
+
+    def __init__(self, network: FeatureNetwork, classifier: Classifier) -> None:
+        self.network, self.classifier = network, classifier
+        self.label, self.num_features, self.num_classes = network.label, network.num_features, classifier.num_classes
+        self.score_label = classifier.label
+
+    def require(self, arithmetic: Arithmetic, device: torch.device) -> None:
+        self.network.require(arithmetic, device)
+
+    def extract(self, images: Tensor, arithmetic: Arithmetic = "fp32") -> Features:
+        return Features(self.network.extract(images, arithmetic).vectors, self.classifier.extract(images).logits)
+
+    def protocol(self) -> Protocol:
+        return {**self.network.protocol(), "classifier": self.classifier.weights}
+
+
 def choose_features(settings: RunSettings, spec: DataSpec, device: torch.device, open_run: OpenRun) -> FeatureNetwork:
-    """Return the network chosen by the settings: Inception, a classification run, or pixels if neither is set."""
+    """Return the network chosen by the settings: Inception, a classification run, or pixels if neither is set.
+
+    If both are set and Inception has no logits, the classifier computes the Inception Score.
+    """
     if settings.inception and spec.channels not in (1, 3):
         raise UserError(
             f"--inception: needs images with 1 or 3 channels, not {spec.channels}; leave it out, "
             "or use --set features=RUN with a classifier for such images"
         )
+    classifier = _load_classifier(settings.features, spec, device, open_run) if settings.features else None
     if settings.inception:
-        return load_inception(settings.inception, settings.inception_sha256, device)
-    if settings.features:
-        return _load_classifier(settings.features, spec, device, open_run)
-    return Pixels(spec)
+        network = load_inception(settings.inception, settings.inception_sha256, device)
+        return WithClassifier(network, classifier) if classifier and not network.num_classes else network
+    return classifier or Pixels(spec)
 
 
 @lru_cache(maxsize=1)  # loaded once for all evaluations of a run

@@ -34,6 +34,7 @@ class FeatureNetwork:
     """Computes features of images. Subclasses implement `extract`."""
 
     label: str = ""  # shown in brackets after a metric's name; empty for the standard network
+    score_label: str = ""  # shown after the Inception Score, if a different network computes the logits
     num_features: int
     num_classes: int = 0  # number of logits; 0 if there are none
     resize: str = "none"

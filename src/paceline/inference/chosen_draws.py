@@ -1,0 +1,58 @@
+"""Random inputs for generated images of a chosen class, or closer to the average image (truncation)."""
+
+from __future__ import annotations
+
+from paceline.contracts.recipe import Batch, Recipe
+from paceline.core.errors import UserError, unknown
+from paceline.data.draws import Drawer
+from paceline.training.previews import fixed_draws
+
+EVERY_CLASS = "all"  # one class per row
+
+
+def sample_draws(
+    recipe: Recipe, drawer: Drawer, numbers: range, classes: tuple[str, ...], label: str | int | None, truncation: float
+) -> Batch:
+    """Return the random inputs for the sample images with these numbers, which are the same in any batch."""
+    draws = fixed_draws(recipe, drawer, len(numbers), numbers.start)
+    draws = truncate_draws(recipe, draws, truncation, "truncation=")
+    return draws if label is None else choose_class(recipe, draws, classes, label, len(numbers), "label=")
+
+
+def truncate_draws(recipe: Recipe, draws: Batch, truncation: float, flag: str) -> Batch:
+    """Scale normally distributed inputs by `truncation`: below 1, images are more alike and often look better."""
+    if not 0 <= truncation <= 2:
+        raise UserError(f"{flag}{truncation:g}: must be at least 0 and at most 2")
+    if truncation == 1:
+        return draws
+    is_normal = {name: recipe.draws[name].kind == "normal" for name in draws}
+    return {name: rows * truncation if is_normal[name] else rows for name, rows in draws.items()}
+
+
+def choose_class(
+    recipe: Recipe, draws: Batch, classes: tuple[str, ...], label: str | int, columns: int, flag: str
+) -> Batch:
+    """Return draws that select a class by its name or index, or a different class for each row of images."""
+    if not recipe.class_draw:
+        raise UserError(f"{flag}{label}: {type(recipe).__name__} does not generate images by class; leave it out")
+    rows = draws[recipe.class_draw].clone()
+    if label == EVERY_CLASS and EVERY_CLASS not in classes:
+        for start in range(0, len(rows), columns):
+            rows[start : start + columns] = _selecting(start // columns % len(classes), len(classes))
+    else:
+        rows[:] = _selecting(_index(label, classes, flag), len(classes))
+    return draws | {recipe.class_draw: rows}
+
+
+def _selecting(number: int, num_classes: int) -> float:
+    """Return the draw that selects a class; see `Recipe.class_draw`."""
+    return (number + 0.5) / num_classes
+
+
+def _index(label: str | int, classes: tuple[str, ...], flag: str) -> int:
+    if str(label) in classes:
+        return classes.index(str(label))
+    number = int(label) if str(label).isdecimal() else -1
+    if not 0 <= number < len(classes):
+        raise UserError(f"{flag}{label}: {unknown('class', str(label), classes)}")
+    return number

@@ -1,0 +1,96 @@
+"""Augmentation of the images that a discriminator sees: fixed (DiffAugment) or with an adaptive strength (ADA).
+
+The strength is a signal: the same on every device and part of each checkpoint. It rises while the discriminator is
+too sure about real images, which is a sign of overfitting, and falls otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from paceline.config.settings import setting
+from paceline.contracts.recipe import Batch, Clock, Draw
+from paceline.core.errors import UserError, unknown
+from paceline.models import adaptive_augment, diffaugment
+
+STRENGTH, CERTAINTY, STEP = "augment_strength", "augment_certainty", "augment_step"
+RAMP = 0.1  # distance from the target at which the strength changes at its full speed
+
+
+@dataclass(frozen=True)
+class AugmentationSettings:
+    """How the images that the discriminator sees are augmented."""
+
+    diffaugment: str = setting(
+        "", "differentiable augmentation of real and fake images: color, translation and/or cutout, separated by commas"
+    )
+    ada: str = setting(
+        "", "augmentation with adaptive strength (ADA): blit, geometry and/or color, separated by commas"
+    )
+    ada_target: float = setting(
+        0.6,
+        "how sure the discriminator should be about real images: mean sign of its output, which ADA keeps constant",
+        at_least=0,
+        below=1,
+    )
+    ada_images: int = setting(500_000, "images in which the strength of ADA can rise from 0 to 1", at_least=1)
+
+
+class Augmentation:
+    """Prepares images for a discriminator: randomly augmented, or unchanged if no augmentation is set."""
+
+    def __init__(self, settings: AugmentationSettings) -> None:
+        self.fixed = _parse("diffaugment", settings.diffaugment, diffaugment.KINDS)
+        self.adaptive = _parse("ada", settings.ada, adaptive_augment.KINDS)
+        if self.fixed and self.adaptive:
+            raise UserError(
+                f"diffaugment={settings.diffaugment} and ada={settings.ada}: cannot be combined; choose one"
+            )
+        self.target, self.num_images = settings.ada_target, settings.ada_images
+
+    @property
+    def draws(self) -> dict[str, Draw]:
+        """The random inputs of the augmentation, one for each set of images that a discriminator sees."""
+        if not self.fixed and not self.adaptive:
+            return {}
+        numbers = Draw((diffaugment.NUM_UNIFORMS if self.fixed else adaptive_augment.NUM_UNIFORMS,), "uniform")
+        return {f"view_of_{what}": numbers for what in ("own", "fake", "real")}
+
+    @property
+    def signals(self) -> dict[str, float]:
+        """The strength of the augmentation and the measure that controls it, with their initial values."""
+        return {STRENGTH: 0.0, CERTAINTY: 0.0} if self.adaptive else {}
+
+    @property
+    def scheduled(self) -> Mapping[str, Callable[[Clock], float]]:
+        """The largest change of the strength in a step."""
+        return {STEP: lambda clock: clock.images_per_step / self.num_images} if self.adaptive else {}
+
+    def __call__(self, images: Tensor, batch: Batch, what: Literal["own", "fake", "real"]) -> Tensor:
+        if self.adaptive:
+            return adaptive_augment.augment(images, batch[f"view_of_{what}"], batch[STRENGTH], self.adaptive)
+        return diffaugment.augment(images, batch[f"view_of_{what}"], self.fixed) if self.fixed else images
+
+    def next_strength(self, batch: Batch) -> dict[str, Tensor]:
+        """Return the signal with the strength for the next phases; call it in one phase of each step."""
+        if not self.adaptive:
+            return {}
+        excess = (batch[CERTAINTY][0] - self.target) / RAMP
+        strength = batch[STRENGTH][0] + excess.clamp(-1, 1) * batch[STEP][0]
+        return {STRENGTH: strength.clamp(0, adaptive_augment.MAX_STRENGTH)}
+
+    def certainty(self, logits: Tensor) -> dict[str, Tensor]:
+        """Return the signal that controls the strength, from logits that are positive for images judged to be real."""
+        return {CERTAINTY: logits.detach().sign().mean()} if self.adaptive else {}
+
+
+def _parse(name: str, text: str, known: tuple[str, ...]) -> tuple[str, ...]:
+    kinds = tuple(kind.strip() for kind in text.split(",") if kind.strip())
+    for kind in kinds:
+        if kind not in known:
+            raise UserError(f"{name}={text}: {unknown('augmentation', kind, known)}")
+    return kinds

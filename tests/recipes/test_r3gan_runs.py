@@ -1,0 +1,168 @@
+"""Runs of r3gan: images by class, nearest training images, metrics by class, and exact resume with all of its state."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from running import metrics_without_times, run_fork, start_fork, wait_until, weights_of
+
+import paceline
+from paceline.cli.app import run
+from paceline.core.errors import UserError
+from paceline.data.open_sources import open_sources
+from paceline.images.grids import GAP_PX
+from paceline.runs.checkpoint import Checkpoints, choose_checkpoint
+from paceline.runs.finished_run import config_of
+
+SMALL = ("nz=8", "width=16", "num_blocks=1", "group_size=4", "size=16")
+SETTINGS = (
+    *SMALL,
+    *("ada=blit,geometry,color", "ada_images=400", "ada_target=0", "burn_in=50%", "ema_half_life=64 images"),
+    *("save_every=64 images", "evaluate_every=256 images", "log_every=2 steps"),
+)
+COMMAND = ("train", "r3gan", "--accelerator", "cpu", "--batch-size", "16", "--images", "384", "--lr", "1e-3")
+CELL_PX = 32 + GAP_PX  # images of 16 pixels are upscaled to 32 pixels
+
+
+def with_settings(*more: str) -> list[str]:
+    return [*COMMAND, *(word for one in (*SETTINGS, *more) for word in ("--set", one))]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an uninterrupted run."""
+    folder = tmp_path_factory.mktemp("runs")
+    trained = run_fork(folder, *with_settings(), "--out", "whole")
+    assert trained.wait() == 0, trained.stderr
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def inside(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+
+
+def cells(path: str, rows: int, columns: int) -> np.ndarray:
+    """Return the images of a grid as [rows, columns, 16, 16]."""
+    with Image.open(path) as image:
+        whole = np.asarray(image.convert("L"))
+    tops, lefts = (np.arange(count) * CELL_PX + GAP_PX for count in (rows, columns))
+    return np.stack([[whole[top : top + 32 : 2, left : left + 32 : 2] for left in lefts] for top in tops])
+
+
+def strength(run_folder: str) -> float:
+    snapshot = choose_checkpoint(Checkpoints(Path(run_folder, "checkpoints")), "last")
+    return float(snapshot.state["signals/augment_strength"])
+
+
+def test_a_killed_run_ends_with_the_same_weights_and_augmentation_strength(folder: Path) -> None:
+    for images in (64, 192):
+        running = start_fork(folder, *with_settings(), "--out", "killed")
+        wait_until(lambda at=images: Path("killed/checkpoints", f"{at:012}").is_dir(), running)
+        running.kill()
+        running.wait()
+    last = run_fork(folder, *with_settings(), "--out", "killed")
+    assert last.wait() == 0 and "resuming from" in last.stdout
+    assert weights_of(Path("killed")) == weights_of(Path("whole"))
+    assert metrics_without_times(Path("killed")) == metrics_without_times(Path("whole"))
+    assert strength("killed") == strength("whole") > 0
+
+
+def test_images_are_generated_by_class() -> None:
+    assert run(["sample", "whole", "--class", "7", "--grid", "2x3", "--out", "seven.png"]) == 0
+    assert run(["sample", "whole", "--class", "all", "--grid", "10x3", "--out", "all.png"]) == 0
+    by_class = cells("all.png", 10, 3)
+    model = paceline.load("whole", device="cpu")
+    # The second row has the images 3 to 5 of class 1.
+    assert np.array_equal(by_class[1], model.sample(30, label="1")[3:6, 0].numpy())
+    assert np.array_equal(cells("seven.png", 2, 3).reshape(6, 16, 16), model.sample(6, label=7)[:, 0].numpy())
+    assert not np.array_equal(model.sample(6, label=7), model.sample(6, label=8))
+
+
+def test_truncation_moves_images_towards_one_image() -> None:
+    model = paceline.load("whole", device="cpu")
+    images = [model.sample(4, label=3, truncation=factor).float() for factor in (1.0, 0.5, 0.0)]
+    spreads = [float(some.std(0).mean()) for some in images]
+    assert spreads[0] > spreads[1] > spreads[2] == 0
+    assert run(["sample", "whole", "--class", "3", "--truncation", "0", "--grid", "1x2", "--out", "one.png"]) == 0
+    assert np.array_equal(*cells("one.png", 1, 2)[0])
+
+
+def test_an_interpolation_stays_within_one_class() -> None:
+    assert run(["sample", "whole", "--interpolate", "--class", "4", "--grid", "1x3", "--out", "between.png"]) == 0
+    first = paceline.load("whole", device="cpu").sample(1, label=4)[0, 0].numpy()
+    assert np.abs(cells("between.png", 1, 3)[0, 0].astype(int) - first).max() <= 1
+    assert run(["sample", "whole", "--interpolate", "--grid", "2x3", "--out", "between.png"]) == 0
+
+
+def test_the_nearest_training_images_are_shown_next_to_each_image() -> None:
+    assert run(["sample", "whole", "--nearest", "--grid", "3x4"]) == 0
+    shown = cells("whole/nearest.png", 3, 4)
+    generated = paceline.load("whole", device="cpu").sample(3)[:, 0].numpy()
+    assert np.array_equal(shown[:, 0], generated)
+
+    def small(images: np.ndarray) -> np.ndarray:
+        return images.astype(float).reshape(-1, 8, 2, 8, 2).mean((2, 4)).reshape(-1, 64)
+
+    source = open_sources(config_of("whole"))["train"]
+    real = source.read_many(np.arange(len(source)))["image"][..., 0]
+    for row in shown:
+        distances = np.linalg.norm(small(real) - small(row[:1]), axis=1)
+        nearest = np.linalg.norm(small(row[1:]) - small(row[:1]), axis=1)
+        assert nearest == pytest.approx(np.sort(distances)[:3])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--class", "cat"], "--class cat: unknown class 'cat'"),
+        (["--class", "10"], "--class 10: unknown class '10'"),
+        (["--truncation", "-1"], "--truncation -1: must be at least 0 and at most 2"),
+        (["--nearest", "--interpolate"], "cannot be combined"),
+        (["--nearest", "--grid", "2x1"], "--nearest needs at least 2 columns"),
+        (["--animate", "--class", "3"], "leave --class out"),
+    ],
+)
+def test_invalid_options_are_reported(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["sample", "whole", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_class_needs_a_conditional_model(folder: Path) -> None:
+    command = with_settings("conditional=off", "few_images=allow")
+    command[command.index("384")] = "32"
+    assert run_fork(folder, *command, "--out", "unconditional").wait() == 0
+    with pytest.raises(UserError, match="R3gan does not generate images by class"):
+        paceline.load("unconditional", device="cpu").sample(1, label=0)
+
+
+def test_the_fid_of_each_class_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--set", "per_class=on", "--set", "few_images=allow", "--accelerator", "cpu"]
+    assert run(["evaluate", "whole", *words]) == 0
+    printed = capsys.readouterr().out
+    assert all(f"FID:{name}[pixels-8x8]" in printed for name in "0123456789") and "FID_by_class" in printed
+
+
+COLLAPSING = """
+import torch
+from tiny_gan import TinyGan
+
+class Collapsing(TinyGan):
+    must_vary = ("discriminator/score_range",)
+
+    def discriminator_loss(self, batch):
+        loss = super().discriminator_loss(batch)
+        return loss._replace(signals={"score_range": torch.zeros(())})
+"""
+
+
+def test_a_discriminator_whose_output_is_constant_stops_the_run_with_its_step(folder: Path) -> None:
+    tests = Path(__file__).parent.parent
+    Path("collapsing.py").write_text(f"import sys\nsys.path.insert(0, {str(tests)!r})\n{COLLAPSING}")
+    done = run_fork(folder, "train", "./collapsing.py", "--accelerator", "cpu", "--set", "log_every=5 steps")
+    assert done.wait() == 2
+    assert "a network's output has become constant (discriminator/score_range is 0) at step 5 (160" in done.stderr
+    assert "checkpoint" in done.stderr
