@@ -31,7 +31,7 @@ GROUPS = {
     "Common": ("data", "preset", "epochs", "images", "batch_size", "lr", "seed", "out", "init_from"),
     "Data": ("data_root", "test_root", "low_root", "test_low_root", "crop", "bad_images", "loader", "workers"),
     "Devices": ("devices", "gpus", "accelerator", "strategy", "backend", "sync_batchnorm", "compress"),
-    "Speed": ("precision", "compile", "graph", "deterministic", "accumulate", "scale_lr"),
+    "Speed": ("precision", "compile", "graph", "deterministic", "accumulate", "scale_lr", "profile"),
     "Cluster": ("nnodes", "rdzv", "max_restarts", "timeout", "mirror", "resume_from", "check_replicas"),
     "Evaluation and logging": ("loggers", "inception", "inception_sha256"),
 }

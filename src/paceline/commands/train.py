@@ -14,11 +14,14 @@ from paceline.commands.next_steps import print_next_steps
 from paceline.config.resolve import Config
 from paceline.core.errors import UserError
 from paceline.core.heartbeat import Watch, prepare
+from paceline.core.stacks import dump_stacks_now
 from paceline.data.worker_pool import reporting_dead_workers
 from paceline.launch.rendezvous import Rendezvous
 from paceline.launch.tasks import Task, run_in_processes
+from paceline.parallel.nccl_record import write_nccl_record
 from paceline.parallel.strategy import strategy_class
 from paceline.parallel.world import World, join, place_from, place_of
+from paceline.runs.console import LOGS
 from paceline.runs.folder import RunFolder
 from paceline.runs.logger import check_loggers
 from paceline.runs.metrics import read_metrics
@@ -163,7 +166,7 @@ def _train_stage(config: Config, world: World, may_exit: bool) -> int:
         snapshot = session.resume()
         if world.peers:
             world.peers.before_exit = partial(session.folder.end, "failed")
-        end = partial(_end_hung_run, config, session.folder, None if may_exit else stop)
+        end = partial(_end_hung_run, config, session.folder, world, None if may_exit else stop)
         with stop.listening(), Watch(config.run.timeout, end):
             loop, writer = session.train(snapshot, stop)
             if not loop.stopped:
@@ -172,12 +175,18 @@ def _train_stage(config: Config, world: World, may_exit: bool) -> int:
     return stop.exit_code if loop.stopped else 0
 
 
-def _end_hung_run(config: Config, folder: RunFolder, stop: StopRequest | None, silent: float) -> None:
+def _end_hung_run(config: Config, folder: RunFolder, world: World, stop: StopRequest | None, silent: float) -> None:
     """End a run whose main thread hangs, e.g. because a loader process was stopped or a disk became unavailable.
 
     If `stop` is given, raise UserError in the main thread. Otherwise, end this process, even if a disk is unavailable.
     """
     reason = f"no progress for {silent:.0f} s (--timeout {config.run.timeout:g})"
+    dump_stacks_now(reason)
+    logs = folder.path / LOGS
+    write_nccl_record(logs, world.rank)
+    if world.peers:
+        reason = world.peers.examine(reason)
+    reason += f"; stacks: {logs / f'rank-{world.rank}.txt'}"
     if stop:
         stop.fail(f"{reason}; {folder.checkpoints.describe_newest()}")
         return

@@ -130,6 +130,13 @@ class RunSettings:
     deterministic: bool = setting(
         False, "make repeated runs on GPUs bit-identical, at the cost of some speed", flag=True, mutable_on_resume=True
     )
+    profile: int = setting(
+        0,
+        "trace N training steps and write a summary of their time to the run's profile/ folder; 0: no profile",
+        flag=True,
+        mutable_on_resume=True,
+        at_least=0,
+    )
     scale_lr: Literal["none", "linear", "sqrt"] = setting(
         "none", "scale learning rates with the batch size, relative to reference_batch", flag=True
     )
@@ -264,7 +271,7 @@ class HasSettings:
 # Commands that run only a few steps do not have flags for these settings, which affect complete runs.
 _WHOLE_RUN_SETTINGS = (
     *("strategy", "nnodes", "rdzv", "max_restarts", "epochs", "images", "inception", "inception_sha256"),
-    *("out", "mirror", "resume_from", "check_replicas", "loggers"),
+    *("out", "mirror", "resume_from", "check_replicas", "loggers", "profile"),
 )
 # `verify` always uses float64 without CUDA graphs.
 SETTINGS_NOT_IN_VERIFY = (*_WHOLE_RUN_SETTINGS, "precision", "graph")

@@ -15,6 +15,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from paceline.core.activity import restore_terminal
 from paceline.core.printable import print_line
+from paceline.launch.examination import examine_failure, examine_hang
 from paceline.launch.mailbox import USER_ERROR_WAIT_SECONDS, Mailbox
 from paceline.parallel.torch_internals import ElasticAgent
 
@@ -46,7 +47,8 @@ class Agent(ElasticAgent):
                 restore_terminal()
             self.remaining_restarts = self.restarts_left
             if self.remaining_restarts:
-                print_restart(describe_failure(result.failures), self.remaining_restarts - 1)
+                reason = self._mailbox.diagnosis() or describe_failure(result.failures)
+                print_restart(reason, self.remaining_restarts - 1)
         elif result.state is WorkerState.SUCCEEDED and self._mailbox.stop_code() and self.num_hosts_waiting():
             # The workers were not stopped by the user but by another host's agent, so that the waiting host can join.
             return RunResult(state=WorkerState.HEALTHY)
@@ -116,13 +118,13 @@ class Watchdog(threading.Thread):
                 self._restarts_left = self._ask_restarts_left()
         elif now - self._all_alive_at > USER_ERROR_WAIT_SECONDS + 1:  # the workers have had time to report a user error
             self._kill(processes)
+        if self.mailbox.has_failed_worker():
+            self.mailbox.keep_diagnosis(examine_failure(self.mailbox))
         silent = max(map(self.mailbox.seconds_silent, alive), default=0.0)
         if silent > self.timeout:
-            print_line(
-                f"a worker made no progress for {silent:.0f} s (--timeout {self.timeout:g}); "
-                "killing all workers on this host",
-                sys.stderr,
-            )
+            reason = f"no progress for {silent:.0f} s (--timeout {self.timeout:g})"
+            print_line(f"{reason}; examining and killing all workers on this host", sys.stderr)
+            self.mailbox.keep_diagnosis(examine_hang(self.mailbox, reason))
             self._kill(processes)
         will_not_restart = self._killed_some and not self._restarts_left
         if now - self._some_alive_at > (END_SECONDS if will_not_restart else self.longest_idle):

@@ -28,12 +28,14 @@ __all__ = [
     "FakeTensorMode",
     "TCPStore",
     "TorchDispatchMode",
+    "compiled_call",
     "copy_all",
     "end_broken_capture",
     "is_view",
     "lerp_all",
     "local_address",
     "local_collectives",
+    "nccl_trace",
     "norms_of",
     "stop_heartbeats",
     "undo_compile",
@@ -104,6 +106,12 @@ def local_collectives() -> Iterator[list[int]]:
         dist.all_reduce, dist.all_gather_into_tensor = all_reduce, all_gather
 
 
+def compiled_call(network: nn.Module) -> object | None:
+    """Return what `Module.compile` set, or None if the network is not compiled; torch has no public way to ask."""
+    found: object | None = network._compiled_call_impl
+    return found
+
+
 def undo_compile(network: nn.Module) -> None:
     """Undo `Module.compile`; torch has no public way to do so."""
     network._compiled_call_impl = None
@@ -128,6 +136,13 @@ def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
 def lerp_all(targets: Sequence[Tensor], ends: Sequence[Tensor], weight: float) -> None:
     """Interpolate many tensors towards others with the same weight, using only a few kernels; see `copy_all`."""
     torch._foreach_lerp_(list(targets), list(ends), weight)
+
+
+def nccl_trace() -> bytes:
+    """Return the collectives that NCCL's flight recorder has kept, as JSON; torch has no public way to read it."""
+    read = torch._C._distributed_c10d._dump_nccl_trace_json  # type: ignore[attr-defined]  # only in builds with NCCL
+    trace: bytes | str = read()
+    return trace.encode() if isinstance(trace, str) else trace
 
 
 def norms_of(tensors: Sequence[Tensor], order: float) -> list[Tensor]:

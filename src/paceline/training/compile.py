@@ -13,7 +13,7 @@ from torch import nn
 
 from paceline.contracts.recipe import Recipe
 from paceline.data.feed import StepData
-from paceline.parallel.torch_internals import undo_compile
+from paceline.parallel.torch_internals import compiled_call, undo_compile
 from paceline.training.step import Step
 
 
@@ -48,6 +48,11 @@ def try_compile(step: Step, data: StepData) -> str:
         for name, buffer in step.recipe.named_buffers():
             buffer.copy_(buffers[name])
     return outcome
+
+
+def is_compiled(network: nn.Module) -> bool:
+    """Return whether a network is compiled."""
+    return compiled_call(network) is not None
 
 
 def eager() -> AbstractContextManager[object]:

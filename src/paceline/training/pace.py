@@ -1,0 +1,59 @@
+"""The speed of the loop between two log lines, and the rank that slows it down."""
+
+from __future__ import annotations
+
+from paceline.core.printable import print_line
+from paceline.parallel.exchange import waiting
+from paceline.parallel.world import World
+from paceline.runs.metrics import RANK_SECONDS, STRAGGLER_RANK, STRAGGLER_SLOWDOWN
+from paceline.training.stopwatch import Stopwatch
+from paceline.training.stragglers import StragglerWatch, Work
+
+
+class Pace:
+    """Measures the loop of one rank. `images` is the number of images seen when the loop starts."""
+
+    def __init__(self, world: World, images: int, epoch_images: int) -> None:
+        self.stopwatch = Stopwatch()
+        self._world, self._images_before, self._epoch_images = world, images, epoch_images
+        self._waited_before = waiting.seconds
+        self._num_steps = 0
+        self._stragglers = StragglerWatch()
+
+    def count_step(self) -> None:
+        """Count one step."""
+        self._num_steps += 1
+
+    def own_work(self) -> Work:
+        """Return the mean time of this rank per step since the last log line."""
+        spent, steps = self.stopwatch.since_take(), max(1, self._num_steps)
+        data, step = spent.get("data", 0.0), spent.get("step", 0.0)
+        # The host does not wait for a GPU's collectives, so only the wait for data can be compared there.
+        on_cpu = self._world.device.type == "cpu"
+        work = data + step - (waiting.seconds - self._waited_before) if on_cpu else data
+        return Work(max(work, 0.0) / steps, data / steps, (data + step) / steps)
+
+    def take(self, images: int, ranks: list[Work]) -> dict[str, float]:
+        """Return the timings since the last log line, by metric; print a line if a straggler appears."""
+        spent = self.stopwatch.take()
+        self._waited_before, self._num_steps = waiting.seconds, 0
+        total = max(spent.pop("total"), 1e-9)
+        seen, self._images_before = images - self._images_before, images
+        loading = spent.get("data", 0.0)
+        values = {
+            "time/images_per_second": seen / total,
+            "time/images_per_second_without_loading": seen / max(total - loading, 1e-9),
+            "time/data_wait": loading / total,
+            **{f"time/{name}_seconds": seconds for name, seconds in spent.items()},
+            "epoch": images / self._epoch_images,
+        }
+        return values | (self._compare(ranks) if len(ranks) > 1 else {})
+
+    def _compare(self, ranks: list[Work]) -> dict[str, float]:
+        line = self._stragglers.add(ranks)
+        if line and self._world.is_first:
+            print_line(line)
+        values = {f"{RANK_SECONDS}{rank}": one.work for rank, one in enumerate(ranks)}
+        if found := self._stragglers.straggler:
+            values |= {STRAGGLER_RANK: float(found.rank), STRAGGLER_SLOWDOWN: found.slowdown}
+        return values
