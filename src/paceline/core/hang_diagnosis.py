@@ -73,24 +73,21 @@ def _odd_one(
     if len(groups) > 2 or sizes[0] < sizes[1]:
         return min(groups.values(), key=len)
     (one, first), (other, second) = groups.items()
-    if one[0] != other[0]:
-        return first if one[0] > other[0] else second  # further ahead, because it skipped an operation
-    # Both are in the same step. In earlier steps, the operation that was skipped comes first.
-    history = [operation.name for at, operation in sorted(by_rank[first[0]].items()) if at < number]
-    previous = history[-1] if history else ""
-    followers = {name: _distance(history, previous, name) for name in (one[1], other[1])}
-    return second if followers[one[1]] <= followers[other[1]] else first
+    usual = [_is_usual(by_rank[ranks[0]], number) for ranks in (first, second)]
+    if usual[0] != usual[1]:
+        return second if usual[0] else first
+    # Otherwise the rank that is further ahead has skipped an operation.
+    return second if other[0] >= one[0] else first
 
 
-def _distance(history: Sequence[str], previous: str, name: str) -> int:
-    """Return how soon `name` followed `previous` in the history, at its most recent occurrence."""
-    far = len(history) + 1
-    for start in range(len(history) - 2, -1, -1):
-        if history[start] == previous:
-            following = history[start + 1 :]
-            if name in following:
-                return following.index(name)
-    return far
+def _is_usual(operations: Mapping[int, Operation], number: int) -> bool:
+    """Return whether an earlier step began with the same operations as this step, up to operation `number`."""
+    steps: dict[int, list[str]] = {}
+    for at, operation in sorted(operations.items()):
+        if at <= number:
+            steps.setdefault(operation.step, []).append(operation.name)
+    current = steps.pop(operations[number].step)
+    return any(names[: len(current)] == current for names in steps.values())
 
 
 def _latecomers(witnesses: Sequence[Witness]) -> Diagnosis | None:

@@ -17,10 +17,11 @@ _file: int | None = None
 
 
 def dump_stacks_on_signal(log: Path) -> None:
-    """Make STACK_SIGNAL append the stacks to a log file; announce this in the flight recorder."""
+    """Make STACK_SIGNAL, and crashes, append the stacks to a log file; announce this in the flight recorder."""
     global _file
     stop_dumping_stacks()
     _file = open_append(log)
+    faulthandler.enable(file=_file)  # when libtorch aborts the process, for example
     faulthandler.register(STACK_SIGNAL, file=_file, all_threads=True)
     recorder().announce_logs(str(log.parent.absolute()), dumps_stacks=True)
 
@@ -31,6 +32,7 @@ def stop_dumping_stacks() -> None:
     if _file is None:
         return
     recorder().announce_logs("", dumps_stacks=False)
+    faulthandler.disable()
     faulthandler.unregister(STACK_SIGNAL)
     if threading.current_thread() is threading.main_thread():
         signal.signal(STACK_SIGNAL, signal.SIG_IGN)

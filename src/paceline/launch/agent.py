@@ -31,6 +31,7 @@ class Agent(ElasticAgent):
     def __init__(self, spec: WorkerSpec, mailbox: Mailbox, is_over: Callable[[], bool]) -> None:
         super().__init__(spec, DefaultLogsSpecs(log_dir=str(mailbox.folder)), exit_barrier_timeout=EXIT_BARRIER_SECONDS)
         self._mailbox, self._is_over = mailbox, is_over
+        self._examined = False  # whether the workers' records were compared after a failure in this round
 
     @property
     def restarts_left(self) -> int:
@@ -39,6 +40,14 @@ class Agent(ElasticAgent):
 
     def before_start(self) -> None:
         self._mailbox.start_round()
+        self._examined = False
+
+    def before_monitoring(self) -> None:
+        """Compare the workers' records if one has died, or has failed and waits for this."""
+        died = not all(self._mailbox.processes().values())
+        if (died or self._mailbox.has_failed_worker()) and not (self._examined or self._is_over()):
+            self._examined = True
+            self._mailbox.keep_diagnosis(examine_failure(self._mailbox))
 
     def review(self, result: RunResult) -> RunResult:
         """Return the result to act on: no restart if the run is over, and a restart if a host is waiting to join."""
@@ -118,8 +127,6 @@ class Watchdog(threading.Thread):
                 self._restarts_left = self._ask_restarts_left()
         elif now - self._all_alive_at > USER_ERROR_WAIT_SECONDS + 1:  # the workers have had time to report a user error
             self._kill(processes)
-        if self.mailbox.has_failed_worker():
-            self.mailbox.keep_diagnosis(examine_failure(self.mailbox))
         silent = max(map(self.mailbox.seconds_silent, alive), default=0.0)
         if silent > self.timeout:
             reason = f"no progress for {silent:.0f} s (--timeout {self.timeout:g})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,34 +26,30 @@ _CONDITIONS = {"T": STOPPED, "t": STOPPED, "D": WAITS_FOR_DISK}
 def examine_hang(mailbox: Mailbox, reason: str) -> str:
     """Write the stacks and operations of all workers to logs/; return a line that names the rank that is missing."""
     witnesses = _witnesses(mailbox)
-    found = diagnose(witnesses)
-    logs = _write(witnesses, reason, found)
+    found = diagnose(list(witnesses.values()))
+    logs = _write_logs(witnesses, reason, found)
     what = found.message if found else "the workers' records do not show which rank is missing"
     return f"{what}; {reason}" + (f"; stacks: {logs}/rank-*.txt" if logs else "")
 
 
 def examine_failure(mailbox: Mailbox) -> str:
-    """Do the same after an error in a worker; return "" unless the ranks ran different collective operations."""
+    """Do the same after a worker has failed; return "" unless the ranks ran different collective operations."""
     witnesses = _witnesses(mailbox)
-    found = deviation(witnesses)
-    logs = _write(witnesses, "a worker failed", found)
-    return f"{found.message}; stacks: {logs}/rank-*.txt" if found else ""
+    found = deviation(list(witnesses.values()))
+    if found is None:
+        return ""
+    logs = _write_logs(witnesses, "a worker failed", found)
+    return f"{found.message}; stacks: {logs}/rank-*.txt"
 
 
-def _witnesses(mailbox: Mailbox) -> list[Witness]:
-    """Return what is known about the workers on this host, and make them write their stacks."""
-    found = []
+def _witnesses(mailbox: Mailbox) -> dict[int, Witness]:
+    """Return what is known about the workers on this host, by process and in the order of their ranks."""
+    found = {}
     for process, is_alive in mailbox.processes().items():
         record = Record.read(mailbox.record_file(process))
-        if record is None or record.rank < 0:
-            continue
-        found.append(Witness(record, _condition(process) if is_alive else ""))
-        if is_alive and record.dumps_stacks:
-            with suppress(ProcessLookupError):
-                os.kill(process, STACK_SIGNAL)
-                os.kill(process, signal.SIGCONT)  # a stopped process writes its stacks only when it continues
-    time.sleep(STACK_SECONDS)
-    return sorted(found, key=lambda witness: witness.rank)
+        if record is not None and record.rank >= 0:
+            found[process] = Witness(record, _condition(process) if is_alive else "")
+    return dict(sorted(found.items(), key=lambda item: item[1].rank))
 
 
 def _condition(process: int) -> str:
@@ -65,13 +61,19 @@ def _condition(process: int) -> str:
     return _CONDITIONS.get(state, "")
 
 
-def _write(witnesses: Sequence[Witness], reason: str, found: Diagnosis | None) -> str:
-    """Write logs/hang.txt; return the path of the logs folder, or "" if there is none."""
-    logs = next((one.record.logs for one in witnesses if one.record.logs), "")
+def _write_logs(witnesses: Mapping[int, Witness], reason: str, found: Diagnosis | None) -> str:
+    """Make the workers write their stacks, and write logs/hang.txt; return the path of logs/, or "" if unknown."""
+    for process, one in witnesses.items():
+        if one.record.dumps_stacks:
+            with suppress(ProcessLookupError):
+                os.kill(process, STACK_SIGNAL)
+                os.kill(process, signal.SIGCONT)  # a stopped process writes its stacks only when it continues
+    time.sleep(STACK_SECONDS)
+    logs = next((one.record.logs for one in witnesses.values() if one.record.logs), "")
     if not logs:
         return ""
     lines = [time.strftime("%Y-%m-%d %H:%M:%S"), reason, *([found.message] if found else [])]
-    for one in witnesses:
+    for one in witnesses.values():
         lines += ["", f"rank {one.rank} {one.condition or 'runs'}; its last collective operations:"]
         lines += [f"  {operation}" for operation in one.record.operations[-NUM_SHOWN:]]
     with suppress(OSError):  # the disk may be the reason for the hang

@@ -17,9 +17,9 @@ VARIABLES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")  # of newer
 NUM_ENTRIES = "2000"
 
 
-def enable_flight_recorder() -> None:
+def enable_flight_recorder(backend: str) -> None:
     """Make NCCL record its collectives, unless the user has set its size; call this before the group is created."""
-    if not any(name in os.environ for name in VARIABLES):
+    if backend == "nccl" and not any(name in os.environ for name in VARIABLES):
         for name in VARIABLES:
             os.environ[name] = NUM_ENTRIES
 

@@ -43,10 +43,13 @@ __all__ = [
 
 
 class ElasticAgent(LocalElasticAgent):
-    """torchrun's agent with two hooks; torch has no callbacks for starting and monitoring workers."""
+    """torchrun's agent with three hooks; torch has no callbacks for starting and monitoring workers."""
 
     def before_start(self) -> None:
         """Prepare for starting workers; called before each start and restart."""
+
+    def before_monitoring(self) -> None:
+        """Look at the workers; when torch finds a failed worker, it ends the others immediately."""
 
     def review(self, result: RunResult) -> RunResult:
         """Return the result to act on, given the result of monitoring the workers."""
@@ -70,6 +73,7 @@ class ElasticAgent(LocalElasticAgent):
         super()._initialize_workers(worker_group)
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        self.before_monitoring()
         return self.review(super()._monitor_workers(worker_group))
 
 

@@ -244,8 +244,7 @@ def join(settings: RunSettings, *, distributed: bool) -> World:
         os.environ |= {"RANK": str(place.rank), "WORLD_SIZE": str(place.size), "LOCAL_RANK": str(place.local_rank)}
         own = device if backend == "nccl" else None
         recorder().join(place.rank, place.size)
-        if backend == "nccl":
-            enable_flight_recorder()
+        enable_flight_recorder(backend)
         # A hang is examined at `timeout`, while all processes still wait. Collectives must not fail before that.
         timeout = timedelta(seconds=settings.timeout + EXAMINATION_SECONDS)
         store, peers = _rendezvous(place, settings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -60,19 +61,19 @@ class ProfileSummary:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> ProfileSummary:
         """Return the summary that `to_json` wrote; raise KeyError, TypeError or ValueError if it is damaged."""
-        kernels = [KernelTime(str(k["name"]), float(k["share"]), float(k["calls_per_step"])) for k in values["kernels"]]
-        remedies = [Remedy(str(r["action"]), str(r["reason"]), float(r["gain"])) for r in values["remedies"]]
+        kernels = [KernelTime(str(k["name"]), _number(k["share"]), _number(k["calls_per_step"])) for k in values["kernels"]]
+        remedies = [Remedy(str(r["action"]), str(r["reason"]), _number(r["gain"])) for r in values["remedies"]]
         return cls(
             device=str(values["device"]),
             num_steps=int(values["num_steps"]),
-            step_seconds=float(values["step_seconds"]),
-            images_per_second=float(values["images_per_second"]),
+            step_seconds=_number(values["step_seconds"]),
+            images_per_second=_number(values["images_per_second"]),
             sections=_numbers(values["sections"]),
             phases=_numbers(values["phases"]),
             kernels=tuple(kernels[:MAX_KERNELS]),
-            communication=float(values["communication"]),
-            exposed_communication=float(values["exposed_communication"]),
-            gaps=float(values["gaps"]),
+            communication=_number(values["communication"]),
+            exposed_communication=_number(values["exposed_communication"]),
+            gaps=_number(values["gaps"]),
             remedies=tuple(remedies[:MAX_REMEDIES]),
             run_shares=_numbers(values["run_shares"]),
             notes=tuple(map(str, values["notes"])),
@@ -130,8 +131,15 @@ def read_profile(run: Path) -> ProfileSummary | None:
         return None
 
 
+def _number(value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(value)
+    return number
+
+
 def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    return {str(name): float(value) for name, value in values.items()}
+    return {str(name): _number(value) for name, value in values.items()}
 
 
 def _table(shares: Mapping[str, float]) -> Iterator[str]:

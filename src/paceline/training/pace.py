@@ -5,7 +5,7 @@ from __future__ import annotations
 from paceline.core.printable import print_line
 from paceline.parallel.exchange import waiting
 from paceline.parallel.world import World
-from paceline.runs.metrics import RANK_SECONDS, STRAGGLER_RANK, STRAGGLER_SLOWDOWN
+from paceline.runs.metrics import NO_STRAGGLER, RANK_SECONDS, STRAGGLER_RANK, STRAGGLER_SLOWDOWN
 from paceline.training.stopwatch import Stopwatch
 from paceline.training.stragglers import StragglerWatch, Work
 
@@ -54,6 +54,6 @@ class Pace:
         if line and self._world.is_first:
             print_line(line)
         values = {f"{RANK_SECONDS}{rank}": one.work for rank, one in enumerate(ranks)}
-        if found := self._stragglers.straggler:
-            values |= {STRAGGLER_RANK: float(found.rank), STRAGGLER_SLOWDOWN: found.slowdown}
-        return values
+        found = self._stragglers.straggler
+        rank, slowdown = (float(found.rank), found.slowdown) if found else (NO_STRAGGLER, 0.0)
+        return values | {STRAGGLER_RANK: rank, STRAGGLER_SLOWDOWN: slowdown}

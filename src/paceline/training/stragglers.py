@@ -45,11 +45,18 @@ class StragglerWatch:
     """Compares the ranks at every log line; names a straggler after several log intervals in a row."""
 
     def __init__(self) -> None:
+        self._is_first = True
         self._suspect, self._times = -1, 0
         self.straggler: Straggler | None = None  # the current one
 
     def add(self, ranks: Sequence[Work]) -> str:
-        """Compare the ranks in one log interval; return a line for the user if the straggler has changed."""
+        """Compare the ranks in one log interval; return a line for the user if the straggler has changed.
+
+        The first interval is left out, because it includes the warm-up.
+        """
+        if self._is_first:
+            self._is_first = False
+            return ""
         slowest = slowest_rank(ranks)
         self._times = self._times + 1 if slowest and slowest.rank == self._suspect else 1
         self._suspect = slowest.rank if slowest else -1

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 SECTION, PHASE = "paceline/section/", "paceline/phase/"  # prefixes of the ranges that the loop and the step open
 DEVICE_KINDS = {"kernel", "gpu_memcpy", "gpu_memset"}
+OPERATORS = ("aten::", "mkldnn::", "quantized::", "inductor::")  # others may wait for collectives that they call
 MICROSECOND = 1e-6
 
 Intervals = list[tuple[float, float]]  # sorted and disjoint
@@ -58,7 +59,7 @@ def read_trace(trace: Mapping[str, Any]) -> TraceTimes:
         kernels = _sums(device)
         phases = _device_phases(events, device)
     else:
-        operators = [one for one in events if one.kind == "cpu_op" and not one.name.startswith("c10d::")]
+        operators = [one for one in events if one.kind == "cpu_op" and one.name.startswith(OPERATORS)]
         computed = merge((one.start, one.end) for one in operators)
         communicated = intersect(merge((one.start, one.end) for one in events if one.name.startswith("gloo:")), window)
         idle = subtract(subtract(steps, computed), communicated)
