@@ -27,6 +27,7 @@ from paceline.runs.logger import check_loggers
 from paceline.runs.metrics import read_metrics
 from paceline.runs.stages import stages_of
 from paceline.training.build import assemble
+from paceline.training.compile_choice import recorded_choice
 from paceline.training.session import open_session
 from paceline.training.stop import INTERRUPTED, StopRequest
 
@@ -162,7 +163,10 @@ def train_here(config: Config, may_exit: bool = True) -> int:
 def _train_stage(config: Config, world: World, may_exit: bool) -> int:
     """Resume, train and evaluate one stage, or a run without stages, in this process."""
     stop = StopRequest(announces=world.is_first)
-    with open_session(assemble(config, world), RunFolder(Path(config.run.out))) as session:
+    folder = RunFolder(Path(config.run.out))
+    if config.run.compile == "auto":
+        config = config.with_run(compile=recorded_choice(folder, world) or "auto")
+    with open_session(assemble(config, world), folder) as session:
         snapshot = session.resume()
         if world.peers:
             world.peers.before_exit = partial(session.folder.end, "failed")

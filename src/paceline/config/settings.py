@@ -126,7 +126,11 @@ class RunSettings:
         "save memory by recomputing the networks' blocks in the backward pass; auto: on for fsdp, else off",
         mutable_on_resume=True,
     )
-    compile: bool = setting(False, "compile each network with torch.compile before training", flag=True)
+    compile: Literal["auto", "on", "off"] = setting(
+        "auto",
+        "compile each network with torch.compile before training; auto: on GPUs, if it saves more time than it costs",
+        flag=True,
+    )
     deterministic: bool = setting(
         False, "make repeated runs on GPUs bit-identical, at the cost of some speed", flag=True, mutable_on_resume=True
     )

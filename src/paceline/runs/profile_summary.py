@@ -61,7 +61,9 @@ class ProfileSummary:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> ProfileSummary:
         """Return the summary that `to_json` wrote; raise KeyError, TypeError or ValueError if it is damaged."""
-        kernels = [KernelTime(str(k["name"]), _number(k["share"]), _number(k["calls_per_step"])) for k in values["kernels"]]
+        kernels = [
+            KernelTime(str(k["name"]), _number(k["share"]), _number(k["calls_per_step"])) for k in values["kernels"]
+        ]
         remedies = [Remedy(str(r["action"]), str(r["reason"]), _number(r["gain"])) for r in values["remedies"]]
         return cls(
             device=str(values["device"]),
