@@ -6,8 +6,10 @@ exists with the expected signature, and its failures list the features that woul
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,6 +21,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 from torch.nn.modules.batchnorm import _BatchNorm as AnyBatchNorm  # torch has no public BatchNorm base class
 from torch.nn.modules.dropout import _DropoutNd as AnyDropout  # torch has no public dropout base class
+from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
 __all__ = [
@@ -38,8 +41,12 @@ __all__ = [
     "nccl_trace",
     "norms_of",
     "stop_heartbeats",
+    "undecorated",
     "undo_compile",
 ]
+
+AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
+DECORATED = ("step", "zero_grad", "add_param_group", "state_dict", "load_state_dict")  # methods of optimizers
 
 
 class ElasticAgent(LocalElasticAgent):
@@ -152,6 +159,16 @@ def nccl_trace() -> bytes:
 def norms_of(tensors: Sequence[Tensor], order: float) -> list[Tensor]:
     """Return the norm of each tensor, using only a few kernels; see `copy_all`."""
     return list(torch._foreach_norm(list(tensors), order))
+
+
+def undecorated(optimizer: type[AnyOptimizer]) -> type[AnyOptimizer]:
+    """Return the same optimizer without the decorators that import torch's compiler, which takes two seconds.
+
+    The decorators only matter if the optimizer itself is compiled. Like the original, a step records no gradients.
+    """
+    methods = {name: inspect.unwrap(getattr(optimizer, name)) for name in DECORATED}
+    methods["step"] = torch.no_grad()(methods["step"])
+    return type(optimizer.__name__, (optimizer,), methods)
 
 
 def is_view(tensor: Tensor) -> bool:

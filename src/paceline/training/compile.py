@@ -7,8 +7,9 @@ training starts. If it fails, one line reports why and all networks stay eager.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import nn
@@ -19,6 +20,7 @@ from paceline.parallel.torch_internals import compiled_call, undo_compile
 from paceline.runs.compile_table import compile_cache
 from paceline.training.step import Step
 
+COMPILER_MODULE = "torch._dynamo"
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"  # of torch.compile; Triton's cache is inside it
 
 
@@ -73,6 +75,11 @@ def is_compiled(network: nn.Module) -> bool:
 
 
 def eager() -> AbstractContextManager[object]:
-    """Return a context in which compiled networks run eagerly, because evaluation images come in many sizes."""
+    """Return a context in which compiled networks run eagerly, because evaluation images come in many sizes.
+
+    If torch's compiler, which takes two seconds to import, is not in use, nothing is compiled.
+    """
+    if COMPILER_MODULE not in sys.modules:
+        return nullcontext()
     stance: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
     return stance
