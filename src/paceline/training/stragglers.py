@@ -58,8 +58,8 @@ class StragglerWatch:
             self._is_first = False
             return ""
         slowest = slowest_rank(ranks)
-        self._times = self._times + 1 if slowest and slowest.rank == self._suspect else 1
-        self._suspect = slowest.rank if slowest else -1
+        suspect = slowest.rank if slowest else -1
+        self._suspect, self._times = suspect, self._times + 1 if suspect == self._suspect else 1
         before = self.straggler
         if slowest and self._times >= NUM_INTERVALS:
             self.straggler = slowest
