@@ -35,7 +35,8 @@ def diagnose(witnesses: Sequence[Witness]) -> Diagnosis | None:
         first = halted[0]
         return Diagnosis(
             tuple(one.rank for one in halted),
-            f"{_ranks(halted)} did not arrive: rank {first.rank} {first.condition}{_after(first.record.last)}",
+            f"{_ranks(halted)} did not arrive: rank {first.rank} {first.condition}"
+            f"{_after(first.record.last) if first.record.last else ''}",
         )
     if len(witnesses) < 2:
         return None

@@ -30,6 +30,7 @@ BLAME_SECONDS = 3.0  # how long a failed rank waits for the others, to find out 
 EXAMINATION_SECONDS = 5.0  # how long a rank that hangs waits for the records of the others
 GRACE_SECONDS = 5.0  # how long the main thread may take to notice that another rank has failed
 FAILED = "failed"  # key in the store for the first failure
+NO_ANSWER = "does not answer: it may be stopped"
 LEFT = b"left"  # last report of a rank that has left the group
 
 
@@ -126,9 +127,17 @@ class Peers(threading.Thread):
     def examine(self, reason: str) -> str:
         """Compare the flight recorders of all ranks after a hang; return a line that names the rank that is missing.
 
-        Ranks that hang call this at about the same time. A rank that does not is the one that is missing.
+        Ranks that hang call this at about the same time. A rank that does not is the one that is missing. If rank 0,
+        which serves the store, is stopped, calls to the store do not return, so they run in their own thread.
         """
         self._ended.set()
+        found: list[str] = []
+        thread = threading.Thread(target=lambda: found.append(self._compare_records(reason)), daemon=True)
+        thread.start()
+        thread.join(EXAMINATION_SECONDS + BLAME_SECONDS)
+        return found[0] if found else f"rank 0 did not arrive: rank 0 {NO_ANSWER}; {reason}"
+
+    def _compare_records(self, reason: str) -> str:
         own = recorder().record()
         self._set(f"record/{self._rank}", json.dumps(own.operations).encode())
         until = time.monotonic() + EXAMINATION_SECONDS
@@ -138,7 +147,9 @@ class Peers(threading.Thread):
         for rank in range(self._size):
             operations = self._record_of(rank)
             record = Record(rank, self._size, False, "", operations or ())
-            witnesses.append(Witness(record, "" if operations is not None else "does not answer: it may be stopped"))
+            last = self._beat_of(rank).decode(errors="replace").partition(" ")[2]
+            condition = f"{NO_ANSWER}{f', last seen after {last}' * bool(last)}" if operations is None else ""
+            witnesses.append(Witness(record, condition))
         found = diagnose(witnesses)
         failure = f"{found.message}; {reason}" if found else reason
         self._publish(failure)

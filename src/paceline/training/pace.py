@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+
 from paceline.core.printable import print_line
 from paceline.parallel.exchange import waiting
 from paceline.parallel.world import World
@@ -16,27 +18,30 @@ class Pace:
     def __init__(self, world: World, images: int, epoch_images: int) -> None:
         self.stopwatch = Stopwatch()
         self._world, self._images_before, self._epoch_images = world, images, epoch_images
-        self._waited_before = waiting.seconds
-        self._num_steps = 0
+        self._data, self._step = self.stopwatch("data"), self.stopwatch("step")
+        self._on_cpu = world.device.type == "cpu"
+        self._before = (0.0, 0.0, waiting.seconds)  # seconds of data, step and waiting at the end of the last step
+        self._steps: list[Work] = []  # since the last log line
         self._stragglers = StragglerWatch()
 
     def count_step(self) -> None:
-        """Count one step."""
-        self._num_steps += 1
+        """Note how long this rank worked for one step; call this at the end of each step."""
+        data, step, waited = self._data.seconds, self._step.seconds, waiting.seconds
+        before, self._before = self._before, (data, step, waited)
+        data, step, waited = data - before[0], step - before[1], waited - before[2]
+        # The host does not wait for a GPU's collectives, so only the wait for data can be compared there.
+        self._steps.append(Work(max(0.0, data + step - waited) if self._on_cpu else data, data, data + step))
 
     def own_work(self) -> Work:
-        """Return the mean time of this rank per step since the last log line."""
-        spent, steps = self.stopwatch.since_take(), max(1, self._num_steps)
-        data, step = spent.get("data", 0.0), spent.get("step", 0.0)
-        # The host does not wait for a GPU's collectives, so only the wait for data can be compared there.
-        on_cpu = self._world.device.type == "cpu"
-        work = data + step - (waiting.seconds - self._waited_before) if on_cpu else data
-        return Work(max(work, 0.0) / steps, data / steps, (data + step) / steps)
+        """Return this rank's median time per step since the last log line; other programs may delay single steps."""
+        if not self._steps:
+            return Work(0.0, 0.0, 0.0)
+        return Work(*(statistics.median(column) for column in zip(*self._steps, strict=True)))
 
     def take(self, images: int, ranks: list[Work]) -> dict[str, float]:
         """Return the timings since the last log line, by metric; print a line if a straggler appears."""
         spent = self.stopwatch.take()
-        self._waited_before, self._num_steps = waiting.seconds, 0
+        self._steps.clear()
         total = max(spent.pop("total"), 1e-9)
         seen, self._images_before = images - self._images_before, images
         loading = spent.get("data", 0.0)

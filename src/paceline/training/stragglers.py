@@ -12,7 +12,7 @@ NUM_INTERVALS = 2  # in this many log intervals in a row, because a busy machine
 
 
 class Work(NamedTuple):
-    """The mean time of one rank per step, in seconds."""
+    """The time of one rank per step, in seconds."""
 
     work: float  # without waiting for other ranks; on GPUs, only the time waiting for data
     data: float  # waiting for data
