@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from paceline.config.settings import setting
 from paceline.contracts.recipe import Batch, DataSpec, Loss, Phase, Recipe
 
-WORK_SECONDS = 0.02  # the own work of a healthy rank in a step
+WORK_SECONDS = 0.04  # the own work of a healthy rank in a step
 
 
 @dataclass(frozen=True)

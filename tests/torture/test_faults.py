@@ -43,9 +43,16 @@ def fault_cases() -> list[FaultCase]:
 
 
 def command_of(case: FaultCase) -> tuple[str, ...]:
-    settings = (f"fault={case.fault}", f"faulty_rank={case.rank}", f"at={case.at}", f"seed={case.number}")
+    # Long log intervals, because other programs on the machine delay some steps.
+    settings = (
+        "log_every=12 steps",
+        f"fault={case.fault}",
+        f"faulty_rank={case.rank}",
+        f"at={case.at}",
+        f"seed={case.number}",
+    )
     # Each rank gets the same number of samples, so that healthy ranks have the same work.
-    words = ("--batch-size", f"{8 * case.size}", "--images", f"{8 * case.size * 48}", "--timeout", "4", "--out", "run")
+    words = ("--batch-size", f"{8 * case.size}", "--images", f"{8 * case.size * 84}", "--timeout", "4", "--out", "run")
     assignments = [word for one in settings for word in ("--set", one)]
     return ("train", FAULTY, *assignments, *words, "--accelerator", "cpu", "--strategy", "ddp")
 

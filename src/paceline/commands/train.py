@@ -171,7 +171,13 @@ def _train_stage(config: Config, world: World, may_exit: bool) -> int:
         if world.peers:
             world.peers.before_exit = partial(session.folder.end, "failed")
         end = partial(_end_hung_run, config, session.folder, world, None if may_exit else stop)
-        with stop.listening(), Watch(config.run.timeout, end):
+        # A launcher ends a hung process from outside, so the process writes what only it knows shortly before that.
+        keep = Watch(
+            0.9 * config.run.timeout,
+            lambda silent: write_nccl_record(folder.path / LOGS, world.rank),
+            even_if_watched=world.backend == "nccl",
+        )
+        with stop.listening(), keep, Watch(config.run.timeout, end):
             loop, writer = session.train(snapshot, stop)
             if not loop.stopped:
                 session.evaluate(loop, writer)

@@ -132,12 +132,16 @@ class Peers(threading.Thread):
         """
         self._ended.set()
         found: list[str] = []
-        thread = threading.Thread(target=lambda: found.append(self._compare_records(reason)), daemon=True)
+        thread = threading.Thread(target=self._compare_records, args=[reason, found], daemon=True)
         thread.start()
-        thread.join(EXAMINATION_SECONDS + BLAME_SECONDS)
+        until = time.monotonic() + EXAMINATION_SECONDS + BLAME_SECONDS
+        while not found and time.monotonic() < until:
+            time.sleep(BEAT_SECONDS / 4)
+        if found:
+            thread.join(BLAME_SECONDS)  # the others read the failure in the meantime
         return found[0] if found else f"rank 0 did not arrive: rank 0 {NO_ANSWER}; {reason}"
 
-    def _compare_records(self, reason: str) -> str:
+    def _compare_records(self, reason: str, found: list[str]) -> None:
         own = recorder().record()
         self._set(f"record/{self._rank}", json.dumps(own.operations).encode())
         until = time.monotonic() + EXAMINATION_SECONDS
@@ -150,12 +154,11 @@ class Peers(threading.Thread):
             last = self._beat_of(rank).decode(errors="replace").partition(" ")[2]
             condition = f"{NO_ANSWER}{f', last seen after {last}' * bool(last)}" if operations is None else ""
             witnesses.append(Witness(record, condition))
-        found = diagnose(witnesses)
-        failure = f"{found.message}; {reason}" if found else reason
-        self._publish(failure)
+        diagnosis = diagnose(witnesses)
+        found.append(f"{diagnosis.message}; {reason}" if diagnosis else reason)
+        self._publish(found[0])
         self._set(f"read/{self._rank}", b"")
         self._wait_for_readers()
-        return failure
 
     def _record_of(self, rank: int) -> tuple[Operation, ...] | None:
         key = f"record/{rank}"
