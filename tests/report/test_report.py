@@ -229,7 +229,8 @@ def test_the_report_names_a_straggler_and_shows_a_profile(runs: Path, monkeypatc
     logged = [line for line in lines_of(Path("ddp-2")) if "time/step_seconds" in line]
     assert all(line["ranks/seconds_0"] > 0 and line["ranks/seconds_1"] > 0 for line in logged)
     slow = [
-        line | dict(zip(("ranks/straggler", "ranks/slowdown"), one, strict=True)) for line, one in zip(logged, ranks)
+        line | {"ranks/straggler": rank, "ranks/slowdown": slowdown}
+        for line, (rank, slowdown) in zip(logged, ranks, strict=False)
     ]
     Path("slow/metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in slow))
     kernels, remedies = (KernelTime("<b>gemm</b>", 0.5, 3.0),), (Remedy("--compile on", "half", 0.125),)
