@@ -285,7 +285,12 @@ class Loop:
     def describe_time(self) -> str:
         """Return a line with the shares of the loop's time that were spent in steps, evaluation, samples and saving."""
         shares = sorted(self.stopwatch.shares().items(), key=lambda item: -item[1])
-        return "time: " + ", ".join(f"{share:.1%} {SECTION_NAMES[name]}" for name, share in shares)
+        other = max(0.0, 1 - sum(share for _, share in shares))
+        return (
+            "time: "
+            + ", ".join(f"{share:.1%} {SECTION_NAMES[name]}" for name, share in shares)
+            + f", {other:.1%} other"
+        )
 
     def cost_of_saving(self) -> str:
         """Return a line about the time spent on checkpoints, in the loop and in the saving thread."""
