@@ -19,7 +19,6 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.gpu import GpuReadings
 from paceline.runs.host import HostReadings
 from paceline.runs.metrics import EVALUATION_SECONDS, REAL_IMAGES, MetricsWriter
-from paceline.runs.profile_summary import SECTION_NAMES
 from paceline.runs.saver import Saver
 from paceline.runs.snapshot import Best, Snapshot
 from paceline.training.build import Parts
@@ -281,16 +280,6 @@ class Loop:
         assert self.outputs.writer
         self.outputs.folder.check_present()
         self.outputs.writer.flush()  # so that a checkpoint is never newer than its metrics
-
-    def describe_time(self) -> str:
-        """Return a line with the shares of the loop's time that were spent in steps, evaluation, samples and saving."""
-        shares = sorted(self.stopwatch.shares().items(), key=lambda item: -item[1])
-        other = max(0.0, 1 - sum(share for _, share in shares))
-        return (
-            "time: "
-            + ", ".join(f"{share:.1%} {SECTION_NAMES[name]}" for name, share in shares)
-            + f", {other:.1%} other"
-        )
 
     def cost_of_saving(self) -> str:
         """Return a line about the time spent on checkpoints, in the loop and in the saving thread."""

@@ -8,6 +8,7 @@ from paceline.core.printable import print_line
 from paceline.parallel.exchange import waiting
 from paceline.parallel.world import World
 from paceline.runs.metrics import NO_STRAGGLER, RANK_SECONDS, STRAGGLER_RANK, STRAGGLER_SLOWDOWN
+from paceline.runs.profile_summary import SECTION_NAMES
 from paceline.training.stopwatch import Stopwatch
 from paceline.training.stragglers import StragglerWatch, Work
 
@@ -53,6 +54,14 @@ class Pace:
             "epoch": images / self._epoch_images,
         }
         return values | (self._compare(ranks) if len(ranks) > 1 else {})
+
+    def describe_shares(self) -> str:
+        """Return a line with the shares of the time that were spent in steps, evaluation, samples and saving."""
+        shares = self.stopwatch.shares()
+        named = {SECTION_NAMES.get(name, name): share for name, share in shares.items()}
+        named["other"] = max(0.0, 1 - sum(shares.values()))
+        ordered = sorted(named.items(), key=lambda item: -item[1])
+        return "time: " + ", ".join(f"{share:.1%} {name}" for name, share in ordered)
 
     def _compare(self, ranks: list[Work]) -> dict[str, float]:
         line = self._stragglers.add(ranks)
