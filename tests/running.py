@@ -34,7 +34,7 @@ _PRELOAD = [  # modules imported before forking, so that commands start quickly
     "paceline.evaluation.evaluators.accuracy",
     "paceline.parallel.strategies.ddp",
     "paceline.parallel.strategies.lightning",
-    "torch._inductor",  # torch's optimizers import this module
+    "torch._inductor",  # DistributedDataParallel imports this module
     "torch.utils.tensorboard",
 ]
 _forks = multiprocessing.get_context("forkserver")

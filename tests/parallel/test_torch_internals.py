@@ -33,6 +33,7 @@ from paceline.parallel.torch_internals import (
     norms_of,
     real_tensors,
     stop_heartbeats,
+    undecorated,
     undo_compile,
 )
 
@@ -104,6 +105,14 @@ INTERNALS: dict[str, tuple[Callable[[], bool], str]] = {
     "Module._compiled_call_impl": (
         lambda: nn.Linear(1, 1)._compiled_call_impl is None,
         "training continues eagerly where --compile fails",
+    ),
+    "Optimizer.step, zero_grad, … with __wrapped__": (
+        lambda: all(hasattr(getattr(torch.optim.Adam, name), "__wrapped__") for name in torch_internals.DECORATED),
+        "a fast start: training imports torch's compiler only if it is used",
+    ),
+    "torch._C._distributed_c10d._dump_nccl_trace_json": (
+        lambda: not dist.is_nccl_available() or hasattr(torch._C._distributed_c10d, "_dump_nccl_trace_json"),
+        "NCCL's record of collective operations after a hang",
     ),
     "torch._C._cuda_endAllocateToPool": (
         lambda: not torch.cuda.is_available() or callable(torch._C._cuda_endAllocateToPool),
@@ -253,3 +262,28 @@ def test_tensors_can_be_real_inside_a_fake_mode() -> None:
         with real_tensors():
             assert torch.ones(2).sum().item() == 2
         assert isinstance(torch.ones(2), fake_tensor.FakeTensor)
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
+def test_an_undecorated_optimizer_computes_the_same_weights(optimizer: Any) -> None:
+    results = []
+    for kind in (optimizer, undecorated(optimizer)):
+        torch.manual_seed(0)
+        network = nn.Linear(3, 2)
+        chosen = kind([{"params": [network.weight], "lr": 0.3}, {"params": [network.bias]}], lr=0.1, fused=True)
+        for _ in range(3):
+            network(torch.ones(4, 3)).square().sum().backward()
+            chosen.step()
+            chosen.zero_grad(set_to_none=True)
+        assert network.weight.grad is None
+        results.append(torch.cat([network.weight.flatten(), network.bias, *_state(chosen)]))
+    assert torch.equal(*results)
+
+
+def _state(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [
+        value.flatten()
+        for one in optimizer.state_dict()["state"].values()
+        for value in one.values()
+        if value is not None
+    ]

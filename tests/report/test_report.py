@@ -20,6 +20,7 @@ from paceline.report.axes import ticks
 from paceline.report.phrases import at, fill, look_up
 from paceline.report.svg import Axis, Series, lines
 from paceline.runs.config import load_recipe
+from paceline.runs.profile_summary import KernelTime, ProfileSummary, Remedy, read_profile
 
 TINY_GAN = str(Path(__file__).parent.parent / "tiny_gan.py")
 TINY = ["train", "classification", "--preset", "quick", "--set", "width=2", "--set", "log_every=8 steps"]
@@ -219,6 +220,36 @@ def test_the_report_warns_if_the_machine_was_busy(runs: Path, monkeypatch: pytes
         assert report["runs"][name]["load_average"] == pytest.approx(load)
         warnings.append([sentence for sentence in report["summary"] if "The machine was busy" in sentence])
     assert warnings[0] == [] and "load average up to 100.0" in warnings[1][0]
+
+
+def test_the_report_names_a_straggler_and_shows_a_profile(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(runs)
+    shutil.copytree("ddp-2", "slow")
+    ranks = [(-1.0, 0.0), (1.0, 0.25), (1.0, 0.35)]
+    logged = [line for line in lines_of(Path("ddp-2")) if "time/step_seconds" in line]
+    assert all(line["ranks/seconds_0"] > 0 and line["ranks/seconds_1"] > 0 for line in logged)
+    slow = [
+        line | {"ranks/straggler": rank, "ranks/slowdown": slowdown}
+        for line, (rank, slowdown) in zip(logged, ranks, strict=False)
+    ]
+    Path("slow/metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in slow))
+    kernels, remedies = (KernelTime("<b>gemm</b>", 0.5, 3.0),), (Remedy("--compile on", "half", 0.125),)
+    shares = {"data": 0.1, "step": 0.9}
+    ProfileSummary("CPU", 5, 0.02, 640.0, shares, {}, kernels, 0.2, 0.1, 0.05, remedies, {}).write(Path("slow"))
+    assert run(["compare", "slow", "--out", "of-slow"]) == 0
+    found = json.loads(Path("of-slow/report.json").read_text())["runs"]["slow"]
+    assert found["straggler"] == pytest.approx({"rank": 1, "share": 2 / 3, "slowdown": 0.3})
+    assert found["profile"]["remedies"][0]["gain"] == 0.125
+    text, page = Path("of-slow/report.md").read_text(), Path("of-slow/report.html").read_text()
+    assert "What delays the runs?" in text and "12.5 %" in text and "--compile on" in text
+    assert "<b>gemm</b>" not in page and "gemm" in page
+
+
+@pytest.mark.parametrize("content", ["{}", "[", '{"kernels": 3}', "null"])
+def test_a_damaged_profile_is_ignored(tmp_path: Path, content: str) -> None:
+    (tmp_path / "profile").mkdir()
+    (tmp_path / "profile" / "summary.json").write_text(content)
+    assert read_profile(tmp_path) is None
 
 
 def test_a_speed_is_shown_with_its_spread_and_the_number_of_threads(runs: Path, report: dict[str, Any]) -> None:

@@ -30,6 +30,7 @@ from paceline.cli.flags import (
     Weights,
     in_one_line,
     with_name,
+    with_optional_values,
     with_settings,
     with_vgg,
 )
@@ -38,7 +39,7 @@ from paceline.cli.images import apply, export, import_weights, measure, predict,
 from paceline.cli.interrupt import Interrupted
 from paceline.cli.launch import launch
 from paceline.cli.tools import board, doctor, new, pack, settings
-from paceline.config.settings import SETTINGS_NOT_IN_PLAN, SETTINGS_NOT_IN_VERIFY
+from paceline.config.command_settings import SETTINGS_NOT_IN_PLAN, SETTINGS_NOT_IN_VERIFY
 from paceline.core.activity import end_activity, show_activities
 from paceline.core.errors import UserError
 from paceline.core.machine_load import record_load
@@ -259,7 +260,8 @@ def run(arguments: list[str] | None = None) -> int:
     """Run a command and return its exit code; a user error prints one line and returns 2."""
     trusted = trusts_files()
     try:
-        return app(arguments, prog_name="paceline", standalone_mode=False) or 0
+        words = with_optional_values(sys.argv[1:] if arguments is None else arguments)
+        return app(words, prog_name="paceline", standalone_mode=False) or 0
     except UserError as error:
         print_line(f"paceline: {' '.join(str(error).splitlines())}", sys.stderr)
         return 2

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import Field, fields
 from difflib import get_close_matches
+from itertools import zip_longest
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, Protocol, TypeAlias, get_args, get_origin, get_type_hints, runtime_checkable
 
@@ -26,12 +27,13 @@ Command = Callable[..., None]
 # Setting values by name, as given on the command line. `configure` converts the text.
 Flags: TypeAlias = dict[str, str | bool]
 
+COMPILE_VALUES = ("auto", "on", "off")
 # The groups of flags in `--help`. A setting that has a flag is in exactly one group; a test checks this.
 GROUPS = {
     "Common": ("data", "preset", "epochs", "images", "batch_size", "lr", "seed", "out", "init_from"),
     "Data": ("data_root", "test_root", "low_root", "test_low_root", "crop", "bad_images", "loader", "workers"),
     "Devices": ("devices", "gpus", "accelerator", "strategy", "backend", "sync_batchnorm", "compress"),
-    "Speed": ("precision", "compile", "graph", "deterministic", "accumulate", "scale_lr"),
+    "Speed": ("precision", "compile", "graph", "deterministic", "accumulate", "scale_lr", "profile"),
     "Cluster": ("nnodes", "rdzv", "max_restarts", "timeout", "mirror", "resume_from", "check_replicas"),
     "Evaluation and logging": ("loggers", "inception", "inception_sha256"),
 }
@@ -202,6 +204,17 @@ def with_name(flags: Flags, name: str) -> Flags:
     if "/" in name or name in (".", ".."):
         raise UserError(f"--name {name}: must not be a path; use --out for a folder outside runs/")
     return {**flags, "out": f"runs/{name}"}
+
+
+def with_optional_values(words: Sequence[str]) -> list[str]:
+    """Return the arguments, with `--compile` alone spelled as `--compile on`, and `--no-compile` as `--compile off`."""
+    spelled: list[str] = []
+    for word, following in zip_longest(words, words[1:], fillvalue=""):
+        if word == "--no-compile":
+            spelled += ["--compile", "off"]
+        else:
+            spelled += [word, "on"] if word == "--compile" and following not in COMPILE_VALUES else [word]
+    return spelled
 
 
 class ParserOption(Protocol):

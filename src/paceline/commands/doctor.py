@@ -15,6 +15,7 @@ import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
 
+from paceline.benchmarking.compile_gain import measure_compile_gain
 from paceline.benchmarking.graph_check import ReplayCheck
 from paceline.benchmarking.loader_throughput import measure_loaders
 from paceline.benchmarking.self_test import ALL_REDUCE_MEGABYTES, AllReduce, DeviceTest, measure_devices
@@ -34,6 +35,7 @@ from paceline.data.loader import Loader
 from paceline.launch.tasks import Task, run_in_processes
 from paceline.parallel.strategy import AUTO, Strategy
 from paceline.parallel.world import check_devices
+from paceline.runs.compile_table import record_gain
 from paceline.runs.config import resolve_settings
 from paceline.runs.machine_record import SELF_TEST, cache_file, identity, read_cached
 from paceline.runs.provenance import versions_and_hardware
@@ -163,8 +165,23 @@ def _run_self_test(console: Console) -> int:
         provenance=versions_and_hardware(),
     )
     write_json(cache_file(SELF_TEST), asdict(result))
+    if gpus:
+        console.print(_measure_compile_gain(), soft_wrap=True)
     console.print(f"self-test: {summary}; saved to {cache_file(SELF_TEST)}", soft_wrap=True)
     return int(not result.passed)
+
+
+def _measure_compile_gain() -> str:
+    """Measure what compiled networks gain, and keep it for `--compile auto`; return a line about it."""
+    config = configure(SELF_TEST_RECIPE, {"batch_size": "512", "images": "512000"}, assignments=["size=32"])
+    with tempfile.TemporaryDirectory(prefix="paceline-doctor-") as folder:
+        path = Path(folder) / "gain.json"
+        code = run_in_processes(Task.of(measure_compile_gain, str(path)), config.with_run(strategy=AUTO["one device"]))
+        gain = read_json(path).get("gain")
+    if code or gain is None:
+        return "compile: the gain could not be measured, so --compile auto uses built-in estimates"
+    record_gain(float(gain))
+    return f"compile: compiled networks save {gain:.0%} of the step time; saved for --compile auto"
 
 
 def _strategies_to_verify(shares_a_gpu: bool) -> list[str]:

@@ -14,16 +14,20 @@ from paceline.commands.next_steps import print_next_steps
 from paceline.config.resolve import Config
 from paceline.core.errors import UserError
 from paceline.core.heartbeat import Watch, prepare
+from paceline.core.stacks import dump_stacks_now
 from paceline.data.worker_pool import reporting_dead_workers
 from paceline.launch.rendezvous import Rendezvous
 from paceline.launch.tasks import Task, run_in_processes
+from paceline.parallel.nccl_record import write_nccl_record
 from paceline.parallel.strategy import strategy_class
 from paceline.parallel.world import World, join, place_from, place_of
+from paceline.runs.console import LOGS
 from paceline.runs.folder import RunFolder
 from paceline.runs.logger import check_loggers
 from paceline.runs.metrics import read_metrics
 from paceline.runs.stages import stages_of
 from paceline.training.build import assemble
+from paceline.training.compile_choice import recorded_choice
 from paceline.training.session import open_session
 from paceline.training.stop import INTERRUPTED, StopRequest
 
@@ -159,12 +163,21 @@ def train_here(config: Config, may_exit: bool = True) -> int:
 def _train_stage(config: Config, world: World, may_exit: bool) -> int:
     """Resume, train and evaluate one stage, or a run without stages, in this process."""
     stop = StopRequest(announces=world.is_first)
-    with open_session(assemble(config, world), RunFolder(Path(config.run.out))) as session:
+    folder = RunFolder(Path(config.run.out))
+    if config.run.compile == "auto":
+        config = config.with_run(compile=recorded_choice(folder, world) or "auto")
+    with open_session(assemble(config, world), folder) as session:
         snapshot = session.resume()
         if world.peers:
             world.peers.before_exit = partial(session.folder.end, "failed")
-        end = partial(_end_hung_run, config, session.folder, None if may_exit else stop)
-        with stop.listening(), Watch(config.run.timeout, end):
+        end = partial(_end_hung_run, config, session.folder, world, None if may_exit else stop)
+        # A launcher ends a hung process from outside, so the process writes what only it knows shortly before that.
+        keep = Watch(
+            0.9 * config.run.timeout,
+            lambda silent: write_nccl_record(folder.path / LOGS, world.rank),
+            even_if_watched=world.backend == "nccl",
+        )
+        with stop.listening(), keep, Watch(config.run.timeout, end):
             loop, writer = session.train(snapshot, stop)
             if not loop.stopped:
                 session.evaluate(loop, writer)
@@ -172,12 +185,18 @@ def _train_stage(config: Config, world: World, may_exit: bool) -> int:
     return stop.exit_code if loop.stopped else 0
 
 
-def _end_hung_run(config: Config, folder: RunFolder, stop: StopRequest | None, silent: float) -> None:
+def _end_hung_run(config: Config, folder: RunFolder, world: World, stop: StopRequest | None, silent: float) -> None:
     """End a run whose main thread hangs, e.g. because a loader process was stopped or a disk became unavailable.
 
     If `stop` is given, raise UserError in the main thread. Otherwise, end this process, even if a disk is unavailable.
     """
     reason = f"no progress for {silent:.0f} s (--timeout {config.run.timeout:g})"
+    dump_stacks_now(reason)
+    logs = folder.path / LOGS
+    write_nccl_record(logs, world.rank)
+    if world.peers:
+        reason = world.peers.examine(reason)
+    reason += f"; stacks: {logs / f'rank-{world.rank}.txt'}"
     if stop:
         stop.fail(f"{reason}; {folder.checkpoints.describe_newest()}")
         return

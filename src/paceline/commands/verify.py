@@ -142,7 +142,8 @@ def differences(
         if strategy.cpu_obstacle and not uses_cuda(config.run):
             raise UserError(f"--strategies {','.join(strategies)}: {strategy.cpu_obstacle}; leave {name} out")
     batch = global_batch(config)
-    config = config.with_run(precision="fp64", batch_size=str(batch), images=steps * batch)
+    compiles = "on" if config.run.compile == "on" else "off"  # a test of a few steps never gains from compiling
+    config = config.with_run(precision="fp64", batch_size=str(batch), images=steps * batch, compile=compiles)
     traces: dict[str, Trace] = {}
     with tempfile.TemporaryDirectory(prefix="paceline-verify-") as folder:
         for number, name in enumerate(strategies):

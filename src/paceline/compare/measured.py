@@ -14,8 +14,8 @@ from paceline.benchmarking.step_ladder import measure_ladder
 from paceline.compare.cells import PlannedRun, made_from
 from paceline.compare.grid import Grid
 from paceline.compare.options import Flags, Options
+from paceline.config.command_settings import SETTINGS_NOT_IN_VERIFY
 from paceline.config.resolve import Config
-from paceline.config.settings import SETTINGS_NOT_IN_VERIFY
 from paceline.contracts.step_ladder import StepLadder
 from paceline.core.activity import activity
 from paceline.core.errors import UserError

@@ -112,7 +112,13 @@ def changed_settings(kept: SettingValues, now: Config) -> list[str]:
     del after["recipe"]
     mutable = _mutable_on_resume(now)
     names = [name for name in dict.fromkeys([*before, *after]) if name not in mutable]
-    return [f"{name}: {before.get(name)} → {after.get(name)}" for name in names if before.get(name) != after.get(name)]
+    pairs = [(name, _as_word(before.get(name)), _as_word(after.get(name))) for name in names]
+    return [f"{name}: {was} → {is_now}" for name, was, is_now in pairs if was != is_now]
+
+
+def _as_word(value: SettingValue | None) -> SettingValue | None:
+    """Return "on" or "off" for a boolean, because a setting that was a boolean may now have more values."""
+    return ("on" if value else "off") if isinstance(value, bool) else value
 
 
 def _mutable_on_resume(config: Config) -> set[str]:

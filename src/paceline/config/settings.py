@@ -130,9 +130,20 @@ class RunSettings:
         "save memory by recomputing the networks' blocks in the backward pass; auto: on for fsdp, else off",
         mutable_on_resume=True,
     )
-    compile: bool = setting(False, "compile each network with torch.compile before training", flag=True)
+    compile: Literal["auto", "on", "off"] = setting(
+        "auto",
+        "compile each network with torch.compile before training; auto: on GPUs, if it saves more time than it costs",
+        flag=True,
+    )
     deterministic: bool = setting(
         False, "make repeated runs on GPUs bit-identical, at the cost of some speed", flag=True, mutable_on_resume=True
+    )
+    profile: int = setting(
+        0,
+        "trace N training steps and write a summary of their time to the run's profile/ folder; 0: no profile",
+        flag=True,
+        mutable_on_resume=True,
+        at_least=0,
     )
     scale_lr: Literal["none", "linear", "sqrt"] = setting(
         "none", "scale learning rates with the batch size, relative to reference_batch", flag=True
@@ -278,16 +289,6 @@ class HasSettings:
     # To add settings, a subclass replaces this with a frozen dataclass that extends RunSettings.
     Settings: ClassVar[type[RunSettings]] = RunSettings
 
-
-# Commands that run only a few steps do not have flags for these settings, which affect complete runs.
-_WHOLE_RUN_SETTINGS = (
-    *("strategy", "nnodes", "rdzv", "max_restarts", "epochs", "images", "inception", "inception_sha256"),
-    *("out", "mirror", "resume_from", "check_replicas", "loggers"),
-)
-# `verify` always uses float64 without CUDA graphs.
-SETTINGS_NOT_IN_VERIFY = (*_WHOLE_RUN_SETTINGS, "precision", "graph")
-# `plan` prints the learning rates for linear and for square-root scaling.
-SETTINGS_NOT_IN_PLAN = (*_WHOLE_RUN_SETTINGS, "init_from", "scale_lr")
 
 SHARED_SETTINGS = frozenset(field.name for group in (RunSettings, LearnerSettings) for field in fields(group))
 

@@ -62,11 +62,13 @@ def beat() -> None:
 class Watch(threading.Thread):
     """A thread that calls a function if this process makes no progress for a given time.
 
-    It is used if no launcher watches this process. The function runs in this thread, because the main thread is stuck.
+    It is used if no launcher watches this process, or `even_if_watched`. The function runs in this thread, because the
+    main thread is stuck.
     """
 
-    def __init__(self, timeout: float, on_silence: Callable[[float], None]) -> None:
+    def __init__(self, timeout: float, on_silence: Callable[[float], None], *, even_if_watched: bool = False) -> None:
         super().__init__(name="watch", daemon=True)
+        self._is_used = even_if_watched or not is_watched()
         self._timeout, self._on_silence = timeout, on_silence
         self._began, self._ended = time.monotonic(), threading.Event()
 
@@ -80,7 +82,7 @@ class Watch(threading.Thread):
                 return
 
     def __enter__(self) -> Watch:
-        if not is_watched():
+        if self._is_used:
             self.start()
         return self
 

@@ -16,7 +16,6 @@ from paceline.contracts.recipe import DataSpec, Recipe
 from paceline.core.errors import UserError
 from paceline.core.ordered_map import num_cores, ordered_map
 from paceline.data.draws import Drawer
-from paceline.data.feed import EVALUATION_BATCH, EVALUATION_PIXELS
 from paceline.data.transforms import transform
 from paceline.images.decode import arrange_image
 from paceline.images.deep_image import DeepImage
@@ -24,6 +23,7 @@ from paceline.images.readers import ImageReader, make_reader
 from paceline.inference.applier import Applier, ApplierSettings
 from paceline.inference.chosen_draws import sample_draws
 from paceline.inference.composer import Composition
+from paceline.inference.evaluation_batches import evaluation_batches
 from paceline.inference.image_model import make_image_model
 from paceline.inference.parse_device import parse_device
 from paceline.inference.pillow_images import as_images, pixels_of, plain, type_name
@@ -240,22 +240,24 @@ class Model:
 
     def _batches(self, images: Images) -> Iterator[Tensor]:
         """Yield [n, c, h, w] tensors of the data spec's dtype with the same batch size as `evaluate`."""
-        size, dtype = self._trained.evaluated_size, self.spec.dtype
-        expected = f"{dtype} [n, {', '.join(map(str, (self.spec.channels, *(size or ('height', 'width')))))}]"
+        size, dtype, names = self._trained.evaluated_size, self.spec.dtype, ("height", "width")
+        expected = f"{dtype} [n, {', '.join(map(str, (self.spec.channels, *(size or names))))}]"
         if not isinstance(images, Tensor | np.ndarray):
             for stack in self._arranged(images, expected):
-                yield from _split(stack)
+                yield from evaluation_batches(stack)
             return
         shape = list(images.shape)
         fits = len(shape) == 4 and shape[1] == self.spec.channels and size in (None, tuple(shape[2:]))
         if str(images.dtype).removeprefix("torch.") != dtype or not fits:
             raise UserError(f"expected images as {expected}, not {images.dtype} {shape}")
-        yield from _split(torch.as_tensor(images if isinstance(images, Tensor) else np.ascontiguousarray(images)))
+        yield from evaluation_batches(
+            torch.as_tensor(images if isinstance(images, Tensor) else np.ascontiguousarray(images))
+        )
 
     def _arranged(self, images: Image.Image | Iterable[Image.Image], expected: str) -> list[Tensor]:
         """Convert Pillow images to uint8 [n, c, h, w] tensors: a single tensor if all sizes are equal."""
         several = isinstance(images, Iterable) and not isinstance(images, str | bytes | Image.Image)
-        listed: Iterable[Any] = images if isinstance(images, Iterable) and several else [images]
+        listed: Any = images if several else [images]
         arrays = []
         for one in listed:  # one at a time, to limit memory use for large images
             if not isinstance(one, Image.Image | DeepImage):
@@ -273,10 +275,10 @@ class Model:
             return image.fitted(height, width, spec.pixel_format).pixels
         if spec.dtype != "uint8" or spec.channels not in (1, 3):
             raise UserError(f"{self._path}: takes {self._kind}; pass them as a {spec.dtype} array")
-        image = plain(image)
         if height != width:
-            image = ImageOps.fit(image, (width, height), Image.Resampling.BICUBIC)
-        return arrange_image(image, height if height == width else 0, spec.channels)
+            fitted = ImageOps.fit(plain(image), (width, height), Image.Resampling.BICUBIC)
+            return arrange_image(fitted, 0, spec.channels)
+        return arrange_image(plain(image), height, spec.channels)
 
     @property
     def _kind(self) -> str:
@@ -291,11 +293,3 @@ class Model:
     def _applier_precision(self) -> AbstractContextManager[None]:
         """Return a context that restores the global precision settings, which the applier changes."""
         return choose_precision("fp32", self.device).applied(deterministic=True)
-
-
-def _split(images: Tensor) -> Iterator[Tensor]:
-    count = max(1, min(EVALUATION_BATCH, EVALUATION_PIXELS // max(1, images.shape[2] * images.shape[3])))
-    for start in range(0, len(images), count):
-        # Use the memory layout of the loaders' batches, [n, h, w, c]; convolutions in other layouts round differently.
-        rows = images[start : start + count].permute(0, 2, 3, 1)
-        yield rows.clone(memory_format=torch.contiguous_format).permute(0, 3, 1, 2)

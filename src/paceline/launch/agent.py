@@ -15,6 +15,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from paceline.core.activity import restore_terminal
 from paceline.core.printable import print_line
+from paceline.launch.examination import examine_failure, examine_hang
 from paceline.launch.mailbox import USER_ERROR_WAIT_SECONDS, Mailbox
 from paceline.parallel.torch_internals import ElasticAgent
 
@@ -30,6 +31,7 @@ class Agent(ElasticAgent):
     def __init__(self, spec: WorkerSpec, mailbox: Mailbox, is_over: Callable[[], bool]) -> None:
         super().__init__(spec, DefaultLogsSpecs(log_dir=str(mailbox.folder)), exit_barrier_timeout=EXIT_BARRIER_SECONDS)
         self._mailbox, self._is_over = mailbox, is_over
+        self._examined = False  # whether the workers' records were compared after a failure in this round
 
     @property
     def restarts_left(self) -> int:
@@ -38,6 +40,14 @@ class Agent(ElasticAgent):
 
     def before_start(self) -> None:
         self._mailbox.start_round()
+        self._examined = False
+
+    def before_monitoring(self) -> None:
+        """Compare the workers' records if one has died, or has failed and waits for this."""
+        died = not all(self._mailbox.processes().values())
+        if (died or self._mailbox.has_failed_worker()) and not (self._examined or self._is_over()):
+            self._examined = True
+            self._mailbox.keep_diagnosis(examine_failure(self._mailbox))
 
     def review(self, result: RunResult) -> RunResult:
         """Return the result to act on: no restart if the run is over, and a restart if a host is waiting to join."""
@@ -46,7 +56,8 @@ class Agent(ElasticAgent):
                 restore_terminal()
             self.remaining_restarts = self.restarts_left
             if self.remaining_restarts:
-                print_restart(describe_failure(result.failures), self.remaining_restarts - 1)
+                reason = self._mailbox.diagnosis() or describe_failure(result.failures)
+                print_restart(reason, self.remaining_restarts - 1)
         elif result.state is WorkerState.SUCCEEDED and self._mailbox.stop_code() and self.num_hosts_waiting():
             # The workers were not stopped by the user but by another host's agent, so that the waiting host can join.
             return RunResult(state=WorkerState.HEALTHY)
@@ -118,11 +129,9 @@ class Watchdog(threading.Thread):
             self._kill(processes)
         silent = max(map(self.mailbox.seconds_silent, alive), default=0.0)
         if silent > self.timeout:
-            print_line(
-                f"a worker made no progress for {silent:.0f} s (--timeout {self.timeout:g}); "
-                "killing all workers on this host",
-                sys.stderr,
-            )
+            reason = f"no progress for {silent:.0f} s (--timeout {self.timeout:g})"
+            print_line(f"{reason}; examining and killing all workers on this host", sys.stderr)
+            self.mailbox.keep_diagnosis(examine_hang(self.mailbox, reason))
             self._kill(processes)
         will_not_restart = self._killed_some and not self._restarts_left
         if now - self._some_alive_at > (END_SECONDS if will_not_restart else self.longest_idle):

@@ -27,7 +27,7 @@ from paceline.core.files import open_append
 from paceline.core.heartbeat import die_with_parent
 
 PROGRAM = "paceline"
-# The first training step imports torch._dynamo, which takes almost as long as importing torch.
+# DistributedDataParallel imports torch._dynamo, which takes almost as long as importing torch.
 MODULES = ("torch", "torch._dynamo")
 START = "import sys; from paceline.launch.fork_server import serve; serve(int(sys.argv[1]), sys.argv[2:])"
 

@@ -1,7 +1,10 @@
 """The mailbox: a folder of files through which worker processes report to their launcher.
 
 process-PID   a worker that has started; rewritten with every progress report, and empty until training starts
+record-PID    the worker's flight recorder: the last collective operations that it started
 user-error    the message from a UserError that a worker raised
+failed        a worker has failed and waits until the launcher has examined the others
+diagnosis     why the workers of this round hang or failed, as far as the launcher could find out
 stopped-CODE  the workers have saved and stopped on request; the launcher exits with this code
 """
 
@@ -11,12 +14,16 @@ import os
 import time
 from pathlib import Path
 
+from paceline.core.flight_recorder import RECORD_FILE, recorder
 from paceline.core.heartbeat import PULSE_FILE, die_with_parent, is_child
 from paceline.training.stop import INTERRUPTED, RESUME_LATER
 
 LAUNCHER = "PACELINE_LAUNCHER"  # environment variable with the launcher's process ID, set for its workers
 MAILBOX_FOLDER = "PACELINE_MAILBOX_FOLDER"
 USER_ERROR = "user-error"
+FAILED = "failed"
+DIAGNOSIS = "diagnosis"
+EXAMINATION_SECONDS = 3.0  # how long a failed worker waits for its launcher to examine the others
 USER_ERROR_WAIT_SECONDS = (
     2.0  # how long a worker whose peers have exited waits to learn whether a user error was the cause
 )
@@ -51,9 +58,28 @@ class Mailbox:
 
     def start_round(self) -> None:
         """Remove the reports from the previous workers, which have all ended. A reported user error is kept."""
-        for pattern in ("process-*", "stopped-*"):
+        for pattern in ("process-*", "record-*", "stopped-*", FAILED, DIAGNOSIS):
             for file in self.folder.glob(pattern):
                 file.unlink(missing_ok=True)
+
+    def record_file(self, process: int) -> Path:
+        """Return the path of a worker's flight recorder."""
+        return self.folder / f"record-{process}"
+
+    def has_failed_worker(self) -> bool:
+        """Return whether a failed worker waits for an examination."""
+        return (self.folder / FAILED).exists()
+
+    def keep_diagnosis(self, line: str) -> None:
+        """Keep why the workers hang or failed, and let failed workers end."""
+        if line and not self.diagnosis():
+            (self.folder / DIAGNOSIS).write_text(line)
+        (self.folder / FAILED).unlink(missing_ok=True)
+
+    def diagnosis(self) -> str:
+        """Return why the workers of this round hang or failed; empty if it is not known."""
+        file = self.folder / DIAGNOSIS
+        return file.read_text() if file.exists() else ""
 
     def user_error(self) -> str:
         """Return the message of the user error that ended the workers; empty if there was none."""
@@ -73,6 +99,7 @@ def register_worker() -> None:
     own = Path(os.environ[MAILBOX_FOLDER], f"process-{os.getpid()}")
     own.touch()
     os.environ[PULSE_FILE] = str(own)
+    os.environ[RECORD_FILE] = str(own.with_name(f"record-{os.getpid()}"))
 
 
 def unregister_worker(code: int) -> int:
@@ -99,6 +126,16 @@ def report_user_error(line: str) -> bool:
     except FileExistsError:
         pass
     return True
+
+
+def wait_for_examination() -> None:
+    """Wait until the launcher has examined the other workers, because it ends them when this one exits."""
+    if MAILBOX_FOLDER not in os.environ or recorder().record().size == 1:
+        return
+    file, until = Path(os.environ[MAILBOX_FOLDER], FAILED), time.monotonic() + EXAMINATION_SECONDS
+    file.touch()
+    while file.exists() and time.monotonic() < until:
+        time.sleep(0.05)
 
 
 def user_error_was_reported() -> bool:

@@ -153,6 +153,8 @@ def _exit_code(result: RunResult | None, mailbox: Mailbox, signals: Sequence[int
     if signals:
         print_line("stopped before training began" if len(signals) == 1 else "stopped immediately", sys.stderr)
         return _code_of(signals[0])
+    if mailbox.diagnosis():
+        raise UserError(mailbox.diagnosis()) from None
     rank, first = first_failure(result.failures)
     print_line(f"{describe_failure(result.failures)}; see logs/rank-{rank}.txt for details", sys.stderr)
     return first.exitcode if first.exitcode > 0 else 1

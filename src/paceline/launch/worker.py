@@ -13,7 +13,13 @@ from paceline.config.files import read_file
 from paceline.core.activity import end_activity, show_activities_of_worker
 from paceline.core.errors import UserError
 from paceline.core.printable import print_any_text, printable
-from paceline.launch.mailbox import register_worker, report_user_error, unregister_worker, user_error_was_reported
+from paceline.launch.mailbox import (
+    register_worker,
+    report_user_error,
+    unregister_worker,
+    user_error_was_reported,
+    wait_for_examination,
+)
 from paceline.launch.tasks import Task
 from paceline.runs.config import resolve_config
 from paceline.training.stop import INTERRUPTED
@@ -38,6 +44,7 @@ def main() -> int:
         if user_error_was_reported():
             return 2
         traceback.print_exc()
+        wait_for_examination()
         return 1
 
 

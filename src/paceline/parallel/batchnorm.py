@@ -22,7 +22,7 @@ class _SumOverProcesses(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor) -> Tensor:
-        return sum_over_processes(tensor.clone())
+        return sum_over_processes(tensor.clone(), "BatchNorm")
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ class _ByKernels(torch.autograd.Function):
             gradient, x, weight, mean, variance, None, None, False, ctx.eps, [True, True, True]
         )
         if ctx.needs_input_grad[0]:
-            sums = sum_over_processes(torch.cat([of_weight, of_bias]))
+            sums = sum_over_processes(torch.cat([of_weight, of_bias]), "BatchNorm, backward")
             along_x, along_one = (sums / count).chunk(2)
             root = (variance + ctx.eps).rsqrt()
             scale = root if weight is None else root * weight
@@ -144,7 +144,7 @@ def _statistics(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     own_mean, own_variance = (part.double() for part in torch.batch_norm_update_stats(x, None, None, 0.0))
     own_count = own_mean.new_full((1,), x.numel() / x.shape[1])
     own_squares = own_variance + own_mean.square()
-    sums = sum_over_processes(torch.cat([own_count, own_count * own_mean, own_count * own_squares]))
+    sums = sum_over_processes(torch.cat([own_count, own_count * own_mean, own_count * own_squares]), "BatchNorm")
     count = sums[0]
     mean, squares = (sums[1:] / count).chunk(2)
     variance = (squares - mean.square()).clamp_min(0)

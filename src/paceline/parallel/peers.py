@@ -7,6 +7,7 @@ rendezvous store.
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import socket
@@ -19,13 +20,17 @@ from contextlib import suppress
 import torch.distributed as dist
 
 from paceline.core.errors import UserError
+from paceline.core.flight_recorder import Operation, Record, recorder
+from paceline.core.hang_diagnosis import Witness, diagnose
 from paceline.core.printable import printable
 
 BEAT_SECONDS = 0.5  # time between a rank's reports
 SILENT_SECONDS = 60.0  # a rank that sends no report for this long has ended; a busy machine can delay reports
 BLAME_SECONDS = 3.0  # how long a failed rank waits for the others, to find out whether one of them has ended
+EXAMINATION_SECONDS = 5.0  # how long a rank that hangs waits for the records of the others
 GRACE_SECONDS = 5.0  # how long the main thread may take to notice that another rank has failed
 FAILED = "failed"  # key in the store for the first failure
+NO_ANSWER = "does not answer: it may be stopped"
 LEFT = b"left"  # last report of a rank that has left the group
 
 
@@ -91,7 +96,7 @@ class Peers(threading.Thread):
                 # Add up intervals, so that time during which all processes were suspended is not counted.
                 last, silent = beat, silent + BEAT_SECONDS if beat == last != LEFT else 0.0
                 if silent > SILENT_SECONDS:
-                    self._publish(_silent(watched))
+                    self._publish(_silent(watched, beat))
             elif not self._ended.wait(GRACE_SECONDS):
                 self.before_exit(self._failure)
                 print(f"paceline: {printable(self._failure)}", file=sys.stderr, flush=True)
@@ -119,6 +124,49 @@ class Peers(threading.Thread):
             self._wait_for_readers()
         return failure
 
+    def examine(self, reason: str) -> str:
+        """Compare the flight recorders of all ranks after a hang; return a line that names the rank that is missing.
+
+        Ranks that hang call this at about the same time. A rank that does not is the one that is missing. If rank 0,
+        which serves the store, is stopped, calls to the store do not return, so they run in their own thread.
+        """
+        self._ended.set()
+        found: list[str] = []
+        thread = threading.Thread(target=self._compare_records, args=[reason, found], daemon=True)
+        thread.start()
+        until = time.monotonic() + EXAMINATION_SECONDS + BLAME_SECONDS
+        while not found and time.monotonic() < until:
+            time.sleep(BEAT_SECONDS / 4)
+        if found:
+            thread.join(BLAME_SECONDS)  # the others read the failure in the meantime
+        return found[0] if found else f"rank 0 did not arrive: rank 0 {NO_ANSWER}; {reason}"
+
+    def _compare_records(self, reason: str, found: list[str]) -> None:
+        own = recorder().record()
+        self._set(f"record/{self._rank}", json.dumps(own.operations).encode())
+        until = time.monotonic() + EXAMINATION_SECONDS
+        while time.monotonic() < until and any(self._record_of(rank) is None for rank in range(self._size)):
+            time.sleep(BEAT_SECONDS / 4)
+        witnesses = []
+        for rank in range(self._size):
+            operations = self._record_of(rank)
+            record = Record(rank, self._size, False, "", operations or ())
+            last = self._beat_of(rank).decode(errors="replace").partition(" ")[2]
+            condition = f"{NO_ANSWER}{f', last seen after {last}' * bool(last)}" if operations is None else ""
+            witnesses.append(Witness(record, condition))
+        diagnosis = diagnose(witnesses)
+        found.append(f"{diagnosis.message}; {reason}" if diagnosis else reason)
+        self._publish(found[0])
+        self._set(f"read/{self._rank}", b"")
+        self._wait_for_readers()
+
+    def _record_of(self, rank: int) -> tuple[Operation, ...] | None:
+        key = f"record/{rank}"
+        with suppress(dist.DistError):
+            if self._has_server() and self._store.check([key]):
+                return tuple(Operation(*one) for one in json.loads(bytes(self._store.get(key))))
+        return None
+
     def _find_failure(self) -> str:
         """Return the first failure in the group; empty if there was none."""
         if not self._failure:
@@ -140,7 +188,7 @@ class Peers(threading.Thread):
                 return self._failure
         silent = [one for one in range(self._size) if one != self._rank and self._beat_of(one) == before[one]]
         if silent:
-            self._publish(_silent(silent[0]))
+            self._publish(_silent(silent[0], before[silent[0]]))
         return self._find_failure()
 
     def _wait_for_readers(self) -> None:
@@ -153,7 +201,7 @@ class Peers(threading.Thread):
 
     def _beat(self) -> None:
         self._beats += 1
-        self._set(f"beat/{self._rank}", str(self._beats).encode())
+        self._set(f"beat/{self._rank}", f"{self._beats} {recorder().record().last or ''}".encode())
 
     def _beat_of(self, rank: int) -> bytes:
         key = f"beat/{rank}"
@@ -177,8 +225,9 @@ class Peers(threading.Thread):
         return not select.select([self._line], [], [], 0)[0]
 
 
-def _silent(rank: int) -> str:
-    return f"rank {rank} ended without a message; it may have been killed"
+def _silent(rank: int, beat: bytes) -> str:
+    last = beat.decode(errors="replace").partition(" ")[2]
+    return f"rank {rank} ended without a message{f' after {last}' * bool(last)}; it may have been killed or stopped"
 
 
 def read_failure(store: dist.Store) -> str:

@@ -5,27 +5,37 @@ All functions also accept plain tensors, of which every process has all rows.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+DTENSOR_MODULE = "torch.distributed.tensor"
 
 
-def is_sharded(tensor: Tensor) -> bool:
-    """Return whether this process has only some of the tensor's rows."""
-    return isinstance(tensor, DTensor)
+def is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
+    """Return whether this process has only some of the tensor's rows.
+
+    torch's module takes a second to import. Without it, no tensor is sharded.
+    """
+    module = sys.modules.get(DTENSOR_MODULE)
+    return module is not None and isinstance(tensor, module.DTensor)
 
 
 def own_rows(tensor: Tensor) -> Tensor:
     """Return this process's rows, which share memory with the tensor."""
-    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
+    return (tensor.to_local() if is_sharded(tensor) else tensor).detach()
 
 
 def first_row(tensor: Tensor) -> int:
     """Return the index of this process's first row; rows are divided like the chunks of `torch.chunk`."""
-    if not isinstance(tensor, DTensor):
+    if not is_sharded(tensor):
         return 0
     mesh, count = tensor.device_mesh, tensor.shape[0]
     first = min(mesh.get_local_rank() * -(-count // mesh.size()), count)
@@ -35,7 +45,7 @@ def first_row(tensor: Tensor) -> int:
 
 def gather_rows(tensor: Tensor) -> Tensor:
     """Return the whole tensor; every process must call this at the same time."""
-    if not isinstance(tensor, DTensor):
+    if not is_sharded(tensor):
         return tensor.detach()
     mesh, own = tensor.device_mesh, own_rows(tensor)
     rows = -(-len(tensor) // mesh.size())  # rows per process; the last processes may have fewer

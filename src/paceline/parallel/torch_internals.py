@@ -6,9 +6,10 @@ exists with the expected signature, and its failures list the features that woul
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 from torch.nn.modules.batchnorm import _BatchNorm as AnyBatchNorm  # torch has no public BatchNorm base class
 from torch.nn.modules.dropout import _DropoutNd as AnyDropout  # torch has no public dropout base class
+from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -31,6 +33,7 @@ __all__ = [
     "TCPStore",
     "TorchDispatchMode",
     "adam_update",
+    "compiled_call",
     "copy_all",
     "end_broken_capture",
     "has_no_result",
@@ -38,18 +41,26 @@ __all__ = [
     "lerp_all",
     "local_address",
     "local_collectives",
+    "nccl_trace",
     "norms_of",
     "real_tensors",
     "stop_heartbeats",
+    "undecorated",
     "undo_compile",
 ]
 
+AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
+DECORATED = ("step", "zero_grad", "add_param_group", "state_dict", "load_state_dict")  # methods of optimizers
+
 
 class ElasticAgent(LocalElasticAgent):
-    """torchrun's agent with two hooks; torch has no callbacks for starting and monitoring workers."""
+    """torchrun's agent with three hooks; torch has no callbacks for starting and monitoring workers."""
 
     def before_start(self) -> None:
         """Prepare for starting workers; called before each start and restart."""
+
+    def before_monitoring(self) -> None:
+        """Look at the workers; when torch finds a failed worker, it ends the others immediately."""
 
     def review(self, result: RunResult) -> RunResult:
         """Return the result to act on, given the result of monitoring the workers."""
@@ -73,6 +84,7 @@ class ElasticAgent(LocalElasticAgent):
         super()._initialize_workers(worker_group)
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        self.before_monitoring()
         return self.review(super()._monitor_workers(worker_group))
 
 
@@ -107,6 +119,12 @@ def local_collectives() -> Iterator[list[int]]:
         yield sizes
     finally:
         dist.all_reduce, dist.all_gather_into_tensor = all_reduce, all_gather
+
+
+def compiled_call(network: nn.Module) -> object | None:
+    """Return what `Module.compile` set, or None if the network is not compiled; torch has no public way to ask."""
+    found: object | None = network._compiled_call_impl
+    return found
 
 
 def undo_compile(network: nn.Module) -> None:
@@ -172,9 +190,26 @@ def adam_update(
     torch._foreach_add_(list(parameters), changes)
 
 
+def nccl_trace() -> bytes:
+    """Return the collectives that NCCL's flight recorder has kept, as JSON; torch has no public way to read it."""
+    read = torch._C._distributed_c10d._dump_nccl_trace_json  # type: ignore[attr-defined]  # only in builds with NCCL
+    trace: bytes | str = read()
+    return trace.encode() if isinstance(trace, str) else trace
+
+
 def norms_of(tensors: Sequence[Tensor], order: float) -> list[Tensor]:
     """Return the norm of each tensor, using only a few kernels; see `copy_all`."""
     return list(torch._foreach_norm(list(tensors), order))
+
+
+def undecorated(optimizer: type[AnyOptimizer]) -> type[AnyOptimizer]:
+    """Return the same optimizer without the decorators that import torch's compiler, which takes two seconds.
+
+    The decorators only matter if the optimizer itself is compiled. Like the original, a step records no gradients.
+    """
+    methods = {name: inspect.unwrap(getattr(optimizer, name)) for name in DECORATED}
+    methods["step"] = torch.no_grad()(methods["step"])
+    return type(optimizer.__name__, (optimizer,), methods)
 
 
 def is_view(tensor: Tensor) -> bool:

@@ -17,11 +17,14 @@ from torch import Tensor
 
 from paceline.config.settings import RunSettings
 from paceline.core.errors import UserError
+from paceline.core.flight_recorder import recorder, start_operation
 from paceline.core.heartbeat import is_watched
 from paceline.parallel.exchange import sum_over_processes
+from paceline.parallel.nccl_record import enable_flight_recorder
 from paceline.parallel.peers import Peers, await_server, call_roll
 from paceline.parallel.store import choose_interface, is_loopback, join_store, serve_store
 
+EXAMINATION_SECONDS = 30.0  # how much longer than `timeout` a collective waits
 FIRST_PORT, NUM_PORTS = 10_000, 10_000  # a port range below the kernel's ephemeral ports
 
 
@@ -106,6 +109,7 @@ class World:
         """Return every process's vector, one per row."""
         if self.size == 1:
             return vector.unsqueeze(0)
+        start_operation("gather")
         rows = [torch.empty_like(vector) for _ in range(self.size)]
         dist.all_gather(rows, vector.contiguous())
         return torch.stack(rows)
@@ -114,6 +118,7 @@ class World:
         """Return the source rank's value on every process."""
         if self.size == 1:
             return value
+        start_operation("broadcast")
         box = [value]
         dist.broadcast_object_list(box, src=source)
         return box[0]
@@ -122,6 +127,7 @@ class World:
         """Return the strings from all processes, in rank order."""
         if self.size == 1:
             return [text]
+        start_operation("gather texts")
         texts = [""] * self.size
         dist.all_gather_object(texts, text)
         return texts
@@ -129,6 +135,7 @@ class World:
     def wait_for_all(self) -> None:
         """Wait until every process has called this."""
         if self.size > 1:
+            start_operation("barrier")
             dist.barrier()
 
     def leave(self) -> None:
@@ -235,7 +242,11 @@ def join(settings: RunSettings, *, distributed: bool) -> World:
             host, port = slurm_rendezvous(os.environ)
             os.environ |= {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
         os.environ |= {"RANK": str(place.rank), "WORLD_SIZE": str(place.size), "LOCAL_RANK": str(place.local_rank)}
-        own, timeout = device if backend == "nccl" else None, timedelta(seconds=settings.timeout)
+        own = device if backend == "nccl" else None
+        recorder().join(place.rank, place.size)
+        enable_flight_recorder(backend)
+        # A hang is examined at `timeout`, while all processes still wait. Collectives must not fail before that.
+        timeout = timedelta(seconds=settings.timeout + EXAMINATION_SECONDS)
         store, peers = _rendezvous(place, settings)
         world = World(place, device, backend, peers)
         try:

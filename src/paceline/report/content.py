@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from paceline.report.content_bottlenecks import bottlenecks_section
 from paceline.report.content_runs import command_names, runs_section
 from paceline.report.content_speed import gpu_section, scaling_costs_section, speed_section, time_section
 from paceline.report.labels import RUN
@@ -33,6 +34,7 @@ def sections(report: Report, summary: Sequence[str], plots: Sequence[str]) -> li
         speed_section(report, plots),
         time_section(report, plots),
         scaling_costs_section(report),
+        bottlenecks_section(report),
         gpu_section(report),
         _parity(report),
         runs_section(report),

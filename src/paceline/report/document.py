@@ -38,6 +38,8 @@ RUN_KEYS = (
     "segment_changes",
     "side_by_side",
     "num_threads",
+    "straggler",
+    "profile",
     "load_average",
     "speed_run",
 )

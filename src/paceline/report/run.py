@@ -8,6 +8,16 @@ from typing import NamedTuple
 
 from paceline.core.types import SettingValue
 from paceline.evaluation.protocol import Protocol
+from paceline.runs.profile_summary import ProfileSummary
+
+
+@dataclass(frozen=True)
+class StragglerRank:
+    """The rank that was most often slower than the others."""
+
+    rank: int
+    share: float  # fraction of the log intervals in which it was the straggler
+    slowdown: float  # median fraction by which it made a step longer
 
 
 @dataclass(frozen=True)
@@ -104,4 +114,6 @@ class Run:
     side_by_side: bool = False  # whether other runs were trained at the same time
     num_threads: int | None = None  # CPU threads per process; None if the run did not record it
     load_average: float | None = None  # mean load average of the host during the run
+    straggler: StragglerRank | None = None
+    profile: ProfileSummary | None = field(default=None, repr=False)  # None unless the run was profiled
     speed_run: str = ""  # folder of a separate run in which the speed was measured

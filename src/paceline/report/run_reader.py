@@ -11,6 +11,7 @@ from paceline.config.resolve import flatten
 from paceline.contracts.recipe import Recipe
 from paceline.core.types import Scalar, SettingValue
 from paceline.evaluation.protocol import Protocol
+from paceline.report.bottlenecks import find_straggler, profile_of
 from paceline.report.log_intervals import Line, log_intervals, seconds_per_epoch, speed_of
 from paceline.report.phrases import as_words
 from paceline.report.run import Checkpoint, Point, Run, SampleFile, SegmentChange, SelectionMetric
@@ -22,7 +23,17 @@ from paceline.runs.record import RunRecord
 from paceline.runs.segments import HARDWARE, changes
 
 MAX_POINTS = 400  # maximum number of points per curve; more would not be visible
-NOT_LOSSES = {"time", "lr", "spread", "gpu", "host", "train", "validation", "test"}  # groups that are not losses
+NOT_LOSSES = {
+    "time",
+    "lr",
+    "ranks",
+    "spread",
+    "gpu",
+    "host",
+    "train",
+    "validation",
+    "test",
+}  # groups that are not losses
 LARGEST_VALUE = 1e300  # limit for numbers, because JSON can contain numbers that overflow a float
 TESTED_CHECKPOINT = "test/checkpoint_images"
 NOT_QUALITY = {"count", "checkpoint_images"}  # logged with the metrics, but not measures of quality
@@ -78,6 +89,8 @@ def read_run(path: str) -> Run:
         broken_lines=broken,
         segment_changes=segment_changes,
         num_threads=int(provenance["threads"]) if provenance.get("threads", "").isdecimal() else None,
+        straggler=find_straggler([line for line in lines if line.images > since]),
+        profile=profile_of(folder.path),
         load_average=_mean_load([line for line in lines if line.images > since]),
     )
 

@@ -14,7 +14,9 @@ from typing import Any, TextIO, cast
 
 from paceline.core.files import open_append
 from paceline.core.printable import wrapped
+from paceline.core.stacks import dump_stacks_on_signal, stop_dumping_stacks
 
+LOGS = "logs"  # folder within a run folder
 _CONTROL_CODES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 
 
@@ -23,13 +25,15 @@ def log_output(folder: Path, rank: int) -> ExitStack:
 
     After an error, the stack stays open until the process exits, so that the traceback is logged too.
     """
-    path = folder / "logs" / f"rank-{rank}.txt"
+    path = folder / LOGS / f"rank-{rank}.txt"
     path.parent.mkdir(parents=True, exist_ok=True)
     ending = ExitStack()
     if rank == 0:
         _print_and_log(path, ending)
     else:
         _only_log(path, ending)
+    dump_stacks_on_signal(path)
+    ending.callback(stop_dumping_stacks)
     atexit.register(ending.close)
     ending.callback(atexit.unregister, ending.close)
     return ending

@@ -26,7 +26,7 @@ from paceline.runs.console import Tee, user_stream
 _TICK_SECONDS = 0.5  # time between two checks of whether the loop has reported
 _FRAME_SECONDS = 0.1  # minimum time between two frames, so that a fast loop does not redraw constantly
 _STILL_SECONDS = 1.5  # time without a report from the loop after which the waiting time is shown
-_OTHER_GROUPS = ("gpu", "host", "spread", "time")  # metric groups that are not losses
+_OTHER_GROUPS = ("gpu", "host", "ranks", "spread", "time")  # metric groups that are not losses
 _NOT_LOSSES = ("images_per_second", "data_wait", "epoch")
 
 

@@ -33,6 +33,9 @@ SAMPLE_NAME = re.compile(r"(.+)-(\d{12})\.png")
 MAX_METRICS_BYTES = 2**32
 MAX_LINE_BYTES = 2**20  # a longer line counts as broken
 EVALUATION_SECONDS = "time/evaluation_seconds"  # logged only for evaluations during training
+RANK_SECONDS = "ranks/seconds_"  # each rank's own work per step in seconds; the rank follows
+STRAGGLER_RANK, STRAGGLER_SLOWDOWN = "ranks/straggler", "ranks/slowdown"  # the slow rank, and how much it delays steps
+NO_STRAGGLER = -1.0  # logged as the rank
 _OWN_NAMES = {"images", "seconds", "time"}
 
 MetricsLine: TypeAlias = dict[str, float | None]  # "images" is always an int; None stands for NaN or infinity

@@ -28,7 +28,7 @@ from paceline.parallel.precision import Precision, choose_precision
 from paceline.parallel.strategy import Strategy, strategy_class
 from paceline.parallel.world import World, join
 from paceline.runs.recipe import make_recipe
-from paceline.training.compile import try_compile
+from paceline.training.compile_choice import choose_for, compile_and_record
 from paceline.training.graph import RunStep, choose_step
 from paceline.training.learner import Learner
 from paceline.training.schedule import schedule_of
@@ -110,15 +110,27 @@ def _build(config: Config, strategy_type: type[Strategy], world: World) -> Parts
     total = math.ceil(requested / feed.images_per_step) * feed.images_per_step
     learners = make_learners(config, recipe, precision, epoch=epoch, step=feed.images_per_step, total=total)
     step = Step(recipe, learners, strategy, pipeline.finish, batch_size, feed.images_per_step)
-    if config.run.compile:
-        activity("compiling the networks, which can take minutes")
-        notes.append(try_compile(step, next(feed.steps(0, feed.images_per_step))))
+    config, compile_notes = _compile(config, step, feed, total)
+    notes += compile_notes
     run_step, note = choose_step(step, config.run)
     notes += [note] if note else []
     notes += strategy.notes + _describe(config, strategy, sources, batch_size)
     return Parts(
         config, world, precision, strategy, recipe, feed, loaders, step, run_step, epoch, total, not_used, notes
     )
+
+
+def _compile(config: Config, step: Step, feed: TrainingFeed, total: int) -> tuple[Config, list[str]]:
+    """Choose for `--compile auto`, and compile if chosen; return the config with the choice, and notes about it."""
+    notes = []
+    if config.run.compile == "auto":
+        choice = choose_for(config, step, feed, total // feed.images_per_step)
+        config = config.with_run(compile="on" if choice.compiles else "off")
+        notes += [choice.note] if choice.note else []
+    if config.run.compile == "on":
+        activity("compiling the networks, which can take minutes")
+        notes.append(compile_and_record(step, next(feed.steps(0, feed.images_per_step)), config.recipe_name))
+    return config, notes
 
 
 def make_learners(

@@ -6,51 +6,86 @@ training starts. If it fails, one line reports why and all networks stay eager.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import nn
 
 from paceline.contracts.recipe import Recipe
 from paceline.data.feed import StepData
-from paceline.parallel.torch_internals import undo_compile
+from paceline.parallel.torch_internals import compiled_call, undo_compile
+from paceline.runs.compile_table import compile_cache
 from paceline.training.step import Step
+
+COMPILER_MODULE = "torch._dynamo"
+CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"  # of torch.compile; Triton's cache is inside it
+
+
+def compilable_networks(recipe: Recipe) -> list[nn.Module]:
+    """Return the networks that can be compiled: all except those that need a double backward in any call."""
+    single, eager = recipe.single_networks.items(), () if recipe.penalises_eagerly else recipe.double_backward
+    return [network for name, network in single if name.partition(".")[0] not in eager]
 
 
 def compile_networks(recipe: Recipe) -> list[nn.Module]:
-    """Compile networks lazily, except those that need a double backward in any call; return the compiled ones."""
-    single, eager = recipe.single_networks.items(), () if recipe.penalises_eagerly else recipe.double_backward
-    networks = [network for name, network in single if name.partition(".")[0] not in eager]
+    """Compile lazily all networks that can be compiled, and return them."""
+    os.environ.setdefault(CACHE_VARIABLE, str(compile_cache()))
+    networks = compilable_networks(recipe)
     for network in networks:
         network.compile(dynamic=False)
     return networks
 
 
+def compile_obstacle(step: Step) -> str:
+    """Return why this step's networks cannot be compiled; empty if they can."""
+    if step.strategy.cannot_compile:
+        return step.strategy.cannot_compile
+    if step.strategy.recomputes:
+        return "activations are recomputed (checkpoint_activations)"
+    return "" if compilable_networks(step.recipe) else "every network needs a double backward (R1)"
+
+
+@contextmanager
+def keeping_buffers(recipe: Recipe) -> Iterator[None]:
+    """Restore the networks' buffers, such as BatchNorm statistics, at the end."""
+    buffers = {name: buffer.clone() for name, buffer in recipe.named_buffers()}
+    yield
+    with torch.no_grad():
+        for name, buffer in recipe.named_buffers():
+            buffer.copy_(buffers[name])
+
+
 def try_compile(step: Step, data: StepData) -> str:
     """Compile the networks and test every phase on one step's data, leaving the weights unchanged; return a note."""
-    if step.strategy.cannot_compile:
-        return f"compile: off, since {step.strategy.cannot_compile}"
-    if step.strategy.recomputes:
-        return "compile: off, since activations are recomputed (checkpoint_activations)"
+    if obstacle := compile_obstacle(step):
+        return f"compile: off, since {obstacle}"
     networks = compile_networks(step.recipe)
-    if not networks:
-        return "compile: off, since every network needs a double backward (R1)"
-    buffers = {name: buffer.clone() for name, buffer in step.recipe.named_buffers()}
-    try:
-        step.dry_run(data.fetched[0][0])
-        outcome = f"compile: on for {len(networks)} of {len(step.recipe.single_networks)} networks"
-    except Exception as error:  # a compiler may raise any exception; training continues without it
-        for network in networks:
-            undo_compile(network)
-        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-        outcome = f"compile: off, since it failed ({type(error).__name__}: {reason})"
-    with torch.no_grad():
-        for name, buffer in step.recipe.named_buffers():
-            buffer.copy_(buffers[name])
-    return outcome
+    with keeping_buffers(step.recipe):
+        try:
+            step.dry_run(data.fetched[0][0])
+        except Exception as error:  # a compiler may raise any exception; training continues without it
+            for network in networks:
+                undo_compile(network)
+            reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+            return f"compile: off, since it failed ({type(error).__name__}: {reason})"
+    count = f"{len(networks)} of {len(step.recipe.single_networks)} networks"
+    return f"compile: on for {count}; compiled kernels are kept in {os.environ[CACHE_VARIABLE]}"
+
+
+def is_compiled(network: nn.Module) -> bool:
+    """Return whether a network is compiled."""
+    return compiled_call(network) is not None
 
 
 def eager() -> AbstractContextManager[object]:
-    """Return a context in which compiled networks run eagerly, because evaluation images come in many sizes."""
+    """Return a context in which compiled networks run eagerly, because evaluation images come in many sizes.
+
+    If torch's compiler, which takes two seconds to import, is not in use, nothing is compiled.
+    """
+    if COMPILER_MODULE not in sys.modules:
+        return nullcontext()
     stance: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
     return stance

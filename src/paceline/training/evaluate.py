@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
@@ -20,6 +21,7 @@ from paceline.parallel.precision import Precision
 from paceline.parallel.world import World
 from paceline.runs.finished_run import open_run
 from paceline.runs.folder import RunFolder
+from paceline.runs.snapshot import Best
 from paceline.training.build import Parts
 from paceline.training.compile import eager
 from paceline.training.step import Step
@@ -127,3 +129,10 @@ def _evaluator_of(parts: Parts, split: str) -> SplitEvaluator | None:
     if not parts.recipe.evaluator or split not in parts.loaders:
         return None
     return SplitEvaluator(parts.recipe, parts.loaders[split], split, parts.world, parts.precision, parts.config.run)
+
+
+def is_better(value: float, name: str, best: Best | None, mode: str) -> bool:
+    """Return whether a value beats the best so far. Values of metrics with different names are not comparable."""
+    if best is None or best.name != name:
+        return not math.isnan(value)
+    return value > best.value if mode == "max" else value < best.value

@@ -87,6 +87,11 @@ class GraphedStep:
         self.side = torch.cuda.Stream(step.world.device)
         self.failed = False
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether every set of phases seen so far is captured, or the step stays eager."""
+        return self.failed or (bool(self.seen) and self.seen.keys() <= self.captured.keys())
+
     def __call__(self, data: StepData) -> list[Entry]:
         due = self.step.due(data.images)
         self.step.set_rates(data.images)

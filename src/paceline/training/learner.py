@@ -17,7 +17,7 @@ from paceline.core.errors import UserError
 from paceline.models.layer_rates import relative_rates
 from paceline.parallel.precision import Precision
 from paceline.parallel.shards import is_sharded, own_rows
-from paceline.parallel.torch_internals import lerp_all, norms_of
+from paceline.parallel.torch_internals import lerp_all, norms_of, undecorated
 from paceline.training.scheduled_adam import ScheduledAdam
 from paceline.training.sharded_gradients import clip_rows, spread_overflow
 
@@ -181,11 +181,11 @@ def make_optimizer(
     match settings.optimizer:
         case "sgd":
             nesterov = settings.nesterov and settings.momentum > 0
-            sgd = SGD(ordered, lr=settings.lr, momentum=settings.momentum, nesterov=nesterov, fused=True)
+            sgd = undecorated(SGD)(ordered, lr=settings.lr, momentum=settings.momentum, nesterov=nesterov, fused=True)
             if settings.momentum:  # torch leaves the buffer uninitialised if the fp16 scaler skips the first step
                 for parameter in parameters:
                     sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
             return sgd
         case "adam":
-            return Adam(ordered, lr=settings.lr, betas=betas, fused=True, capturable=cuda)
-    return AdamW(ordered, lr=settings.lr, betas=betas, fused=True, capturable=cuda)
+            return undecorated(Adam)(ordered, lr=settings.lr, betas=betas, fused=True, capturable=cuda)
+    return undecorated(AdamW)(ordered, lr=settings.lr, betas=betas, fused=True, capturable=cuda)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -10,6 +9,7 @@ import torch
 
 from paceline.config.spans import Span
 from paceline.core.errors import UserError
+from paceline.core.flight_recorder import recorder
 from paceline.core.heartbeat import beat
 from paceline.data.draws import number_from
 from paceline.data.feed import StepData
@@ -22,14 +22,18 @@ from paceline.runs.metrics import EVALUATION_SECONDS, REAL_IMAGES, MetricsWriter
 from paceline.runs.saver import Saver
 from paceline.runs.snapshot import Best, Snapshot
 from paceline.training.build import Parts
-from paceline.training.evaluate import SplitEvaluator, evaluated_weights
+from paceline.training.evaluate import SplitEvaluator, evaluated_weights, is_better
 from paceline.training.loss_log import LossLog
+from paceline.training.pace import Pace
 from paceline.training.previews import Previews
+from paceline.training.profiler import StepProfiler
 from paceline.training.rehearsal import explained
 from paceline.training.replicas import check_replicas
 from paceline.training.snapshot import take_snapshot
 from paceline.training.stop import StopRequest, StopVote
-from paceline.training.stopwatch import Stopwatch
+from paceline.training.stragglers import Work
+
+BETWEEN_STEPS = "between steps"  # where collectives run that belong to no phase, in the flight recorder
 
 
 @dataclass(frozen=True)
@@ -57,9 +61,8 @@ class Loop:
         self.parts, self.outputs, self.evaluator = parts, outputs, evaluator
         self.world, self.step, self.recipe, run = parts.world, parts.step, parts.recipe, parts.config.run
         self.stop_requested = StopVote(parts.world, stop or StopRequest())
-        self.loss_log = LossLog(parts.world)
+        self.loss_log, self.recorder = LossLog(parts.world), recorder()
         self.saver = Saver(outputs.folder.checkpoints, self._writers())
-        self.stopwatch = Stopwatch()
         self.gpu = GpuReadings(self.world.device.index if self.world.device.type == "cuda" else None)
         self.host = HostReadings(outputs.folder.path)
         self.previews = self._make_previews() if outputs.writer else None
@@ -74,8 +77,9 @@ class Loop:
             self.images = self._saved_at = self._logged_at = snapshot.images
             self.best = snapshot.numbers.best
             self._evaluated_at = snapshot.numbers.evaluated_at
-        self._images_before_log = self.images
-        self._saving_seconds = 0.0
+        self.pace = Pace(self.world, self.images, parts.epoch_images)
+        self.stopwatch = self.pace.stopwatch
+        self.profiler = StepProfiler(parts, self.stopwatch, outputs.folder.path, self.images) if run.profile else None
         if outputs.writer and evaluator:
             evaluator.record_protocol(outputs.folder, overwrite=self.images == 0)
 
@@ -118,6 +122,8 @@ class Loop:
                 self._evaluate()
                 self._sample()
                 self._save()
+        if self.profiler:
+            self.profiler.finish()
 
     def _steps(self) -> Iterator[StepData]:
         steps = self.parts.feed.steps(self.images, self.parts.total_images)
@@ -135,8 +141,15 @@ class Loop:
         beat()
         self.saver.check()
         self._seed_dropout(data.images)
+        self.recorder.step = data.images // self.parts.feed.images_per_step
+        if self.profiler:
+            self.profiler.before_step()
         with self.stopwatch("step"):
             self.loss_log.add(data.images, self.parts.run_step(data))
+        self.pace.count_step()
+        if self.profiler:
+            self.profiler.after_step()
+        self.recorder.where = BETWEEN_STEPS
         before, self.images = data.images, data.images + self.parts.feed.images_per_step
         self.outputs.display.tick(self.images)
         if self._due("log_every", before):
@@ -166,13 +179,13 @@ class Loop:
         if self._logged_at == self.images:
             return
         with self.stopwatch("log"):
-            reading = self.loss_log.read()
+            reading = self.loss_log.read(self.pace.own_work())
         self._logged_at = self.images
         if problem := reading.problem(self.recipe.must_vary, self.images):
             self.saver.wait()
             self.world.wait_for_all()  # so that every rank reports the same checkpoints
             self._fail(*problem)
-        values = reading.values | self._timings()
+        values = reading.values | self.pace.take(self.images, [Work(*one) for one in reading.ranks])
         rates = {f"lr/{name}": learner.learning_rate(self.images) for name, learner in self.step.learners.items()}
         if self.outputs.writer:
             self._write(values | rates | self.gpu.read() | self.host.read())
@@ -186,19 +199,6 @@ class Loop:
             "A lower --lr, --precision fp32 or --set clip=1 may help"
         )
 
-    def _timings(self) -> dict[str, float]:
-        spent = self.stopwatch.take()
-        total = max(spent.pop("total"), 1e-9)
-        images, self._images_before_log = self.images - self._images_before_log, self.images
-        waiting = spent.get("data", 0.0)
-        return {
-            "time/images_per_second": images / total,
-            "time/images_per_second_without_loading": images / max(total - waiting, 1e-9),
-            "time/data_wait": waiting / total,
-            **{f"time/{name}_seconds": seconds for name, seconds in spent.items()},
-            "epoch": self.images / self.parts.epoch_images,
-        }
-
     def _evaluate(self) -> None:
         if not self.evaluator or self._evaluated_at == self.images:
             return
@@ -206,13 +206,15 @@ class Loop:
         self._evaluated_at = self.images
         if self._saved_at == self.images:
             self._saved_at = -1  # save again, since checkpoints store evaluation results
-        with self.stopwatch("evaluate"), evaluated_weights(self.step):
+        section = self.stopwatch("evaluate")
+        before = section.seconds
+        with section, evaluated_weights(self.step):
             results = self.evaluator.measure(self._show_evaluation)
         values = {f"{self.evaluator.split}/{name}": value for name, value in results.items()}
-        self._write(values | {EVALUATION_SECONDS: self.stopwatch("evaluate").seconds})
+        self._write(values | {EVALUATION_SECONDS: section.seconds - before})
         best_metric, mode = self.recipe.best
         name = next((name for name in values if name.partition("[")[0] == best_metric), "")
-        is_best = bool(name) and self._is_best(name, values[name], mode)
+        is_best = bool(name) and is_better(values[name], name, self.best, mode)
         texts = [f"{name} {text}" for name, text in self.evaluator.texts(results).items()]
         place = self.outputs.display.position(self.images)
         self.outputs.display.line("  ".join([place, *texts, *(["(best so far)"] if is_best else [])]))
@@ -229,13 +231,6 @@ class Loop:
         assert self.evaluator
         split, count = self.evaluator.split, self.evaluator.count
         self.outputs.display.busy(f"evaluating on the {split} split: {seen:,} of {count:,} samples")
-
-    def _is_best(self, name: str, value: float, mode: str) -> bool:
-        """Return whether a value beats the best so far. Values of metrics with different names are not comparable."""
-        before = self.best.value if self.best and self.best.name == name else None
-        if before is None:
-            return not math.isnan(value)
-        return value > before if mode == "max" else value < before
 
     def _sample(self) -> None:
         """Write the recipe's sample images, always computed from the same noise or samples."""
@@ -258,9 +253,7 @@ class Loop:
         if self._saved_at == self.images:
             return
         self._log()  # raises if a loss is not finite
-        section = self.stopwatch("save")
-        before = section.seconds
-        with section:
+        with self.stopwatch("save"):
             self._check_weights()
             if self.outputs.folder.is_mine or self.saver.writers:
                 self.saver.wait()
@@ -271,7 +264,6 @@ class Loop:
                     before=self._before_saving,
                     after=self.outputs.on_saved,
                 )
-        self._saving_seconds += section.seconds - before
         self._saved_at = self.images
 
     def _check_weights(self) -> None:
@@ -292,7 +284,8 @@ class Loop:
         """Return a line about the time spent on checkpoints, in the loop and in the saving thread."""
         number, background = self.saver.num_saves, self.saver.seconds
         checkpoints = "1 checkpoint" if number == 1 else f"{number} checkpoints"
-        return f"saved {checkpoints}: {self._saving_seconds:.2f} s in the loop, {background:.2f} s in the background"
+        seconds = self.stopwatch("save").seconds
+        return f"saved {checkpoints}: {seconds:.2f} s in the loop, {background:.2f} s in the background"
 
     def _write(self, values: Mapping[str, float]) -> None:
         if self.outputs.writer:

@@ -32,6 +32,7 @@ class Reading(NamedTuple):
 
     values: dict[str, float]  # means over all samples on all ranks; `spread/NAME`: max minus min across ranks
     not_finite: NotFinite | None
+    ranks: list[list[float]]  # the numbers that each rank passed to `read`
 
     def problem(self, must_vary: Sequence[str], images: int) -> tuple[str, int] | None:
         """Return what is wrong and after how many images, if a value is not finite or a network has collapsed.
@@ -118,14 +119,18 @@ class LossLog:
             page.slots[len(page.at)].copy_(values)
             page.at.append((images, samples))
 
-    def read(self) -> Reading:
-        """Return the means across all ranks since the last call. Waits for the device and the other ranks."""
+    def read(self, extra: Sequence[float] = ()) -> Reading:
+        """Return the means across all ranks since the last call. Waits for the device and the other ranks.
+
+        `extra` are numbers of this rank that all ranks receive with the losses, without another exchange.
+        """
         pages = list(self.pages.items())
         for _, page in pages:
             page.fold()
         if not pages:
-            return Reading({}, None)
+            return Reading({}, None, [list(extra)])
         own = [torch.cat([page.sums, page.first_bad]).to(self.world.device) for _, page in pages]
+        own.append(torch.tensor(extra, dtype=torch.float64, device=self.world.device))
         ranks = self.world.gather(torch.cat(own)).cpu()
         values: dict[str, float] = {}
         bad: list[NotFinite] = []
@@ -150,4 +155,5 @@ class LossLog:
                 if self.world.size > 1:
                     values[f"spread/{phase}/{name}"] = spread
         # Within one step, report the first phase: later phases only inherit its non-finite values.
-        return Reading(values, min(bad, key=lambda one: one.images, default=None))
+        first_bad = min(bad, key=lambda one: one.images, default=None)
+        return Reading(values, first_bad, ranks[:, start:].tolist())

@@ -158,6 +158,7 @@ class Session:
             writer.close(state, self._trained_weights(loop), self._logger_wait)
         self.folder.end(state)
         if loop.saver.num_saves and self.parts.world.is_first:
+            print_line(loop.pace.describe_shares())
             print_line(loop.cost_of_saving())
         if loop.stopped:
             print_line(f"stopped at {loop.images:,} images and saved; run the same command again to resume")

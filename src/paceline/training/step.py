@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import torch
@@ -10,14 +11,24 @@ from torch import Tensor
 
 from paceline.contracts.recipe import Batch, Clock, Loss, Phase, Recipe
 from paceline.core.errors import UserError
+from paceline.core.flight_recorder import recorder
 from paceline.core.streams import run_concurrently
 from paceline.data.feed import StepData
+from paceline.parallel.gradient_wait import GradientWait
 from paceline.parallel.strategy import Strategy
 from paceline.training.learner import Learner
 from paceline.training.loss_log import Entry
+from paceline.training.stopwatch import Annotate
 
 Finish = Callable[[Batch], Batch]  # turns a fetched batch into the recipe's input, on the device
 Watch = Callable[[Phase, Learner], None]  # called after the backward pass of a phase, before its update
+
+_NO_RANGE: AbstractContextManager[None] = nullcontext()
+
+
+def no_range(name: str) -> AbstractContextManager[object]:
+    """Return a context that does nothing; while a profiler records, a step opens a range in the trace instead."""
+    return _NO_RANGE
 
 
 class Step:
@@ -38,6 +49,11 @@ class Step:
         self.signals = {name: self._scalar(value) for name, value in recipe.signals.items()}
         self.scheduled = {name: self._scalar() for name in recipe.scheduled}
         self.unchecked = {phase.name for phase in recipe.phases}
+        self.annotate: Annotate = no_range  # replaced while a profiler records the step
+        self.recorder = recorder()
+        self.exchanges = strategy.needs_processes and self.world.size > 1
+        observed = self.exchanges and self.world.device.type == "cpu" and not strategy.shards_weights
+        self.waits = {name: GradientWait(one.parameters) for name, one in learners.items()} if observed else {}
 
     def __call__(self, data: StepData, watch: Watch | None = None) -> list[Entry]:
         """Train on one step's data; return the phases' losses, still on the device."""
@@ -84,6 +100,7 @@ class Step:
             self.learners[phase.network].clear_gradients()
 
     def _learn_phase(self, phase: Phase, repetitions: list[list[Batch]], watch: Watch | None) -> list[Entry]:
+        self.recorder.where = phase.name
         self.strategy.trainable.select(phase.network)
         try:
             return [entry for batches in repetitions[: phase.repeat] for entry in self._run(phase, batches, watch)]
@@ -99,10 +116,12 @@ class Step:
             last = number == len(batches) - 1
             samples = len(next(iter(batch.values())))
             with self.strategy.accumulating(phase, last):
-                loss = self.strategy.forward(phase, self._with_signals(batch, samples))
+                with self.annotate(f"{phase.name}/forward"):
+                    loss = self.strategy.forward(phase, self._with_signals(batch, samples))
                 # Weight the loss so that the average over ranks is the mean over the global batch.
                 weight = samples * self.world.size / self.batch_size
-                self.strategy.backward(learner.scale(_total(loss, weight)), last)
+                with self.annotate(f"{phase.name}/backward"):
+                    self._backward(phase, learner.scale(_total(loss, weight)), last)
             entries.append(Entry.of(phase.name, loss, samples))
             batch |= {name: value.detach() for name, value in loss.shared.items()}
             for name in (name for name in self.signals if name in loss.signals):  # use the same order on every rank
@@ -114,8 +133,16 @@ class Step:
             self._check_gradients(phase, learner)
         if watch:
             watch(phase, learner)
-        learner.step()
+        with self.annotate(f"{phase.name}/update"):
+            learner.step()
         return entries
+
+    def _backward(self, phase: Phase, loss: Tensor, last: bool) -> None:
+        if last and self.exchanges:
+            self.recorder.start("gradients")
+        self.strategy.backward(loss, last)
+        if last and self.waits:
+            self.waits[phase.network].end_backward()
 
     def _with_signals(self, batch: Batch, samples: int) -> Batch:
         """Add the signals and scheduled values to the batch as columns, since DataParallel splits tensors by rows."""

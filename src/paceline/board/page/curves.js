@@ -8,10 +8,11 @@ import { fromLink, toLink, zoomFromLink, zoomToLink } from "./link.js";
 import { TimeSplit } from "./split.js";
 
 const GROUPS = [
-  ["Losses", (name) => !/^(time|gpu|host|lr|train|validation|test|spread)\//.test(name) && name !== "epoch"],
+  ["Losses", (name) => !/^(time|gpu|host|lr|ranks|train|validation|test|spread)\//.test(name) && name !== "epoch"],
   ["Metrics", (name) => /^(train|validation)\//.test(name) && !/\/count$/.test(name)],
   ["Test metrics", (name) => isTest(name) && !/\/(count|checkpoint_images)$/.test(name)],
   ["Speed", (name) => /^time\/(images_per_second|images_per_second_without_loading|data_wait)$/.test(name)],
+  ["Ranks", (name) => name.startsWith("ranks/")],
   ["GPU", (name) => name.startsWith("gpu/")],
   ["Host", (name) => name.startsWith("host/")],
   ["Learning rate", (name) => name.startsWith("lr/")],

@@ -1,0 +1,84 @@
+"""Measure the time from a `paceline train` command to the end of its first training step.
+
+    PYTHONPATH=src python benchmarks/start_up.py [--recipes classification,dcgan,dual_gan] [--devices 1] [--json FILE]
+
+Each measurement starts a new Python process, as a user would. The end of the first step is the time of the first line
+in metrics.jsonl (with `log_every=1 steps`). The recipes take turns with a process that only imports torch, because
+importing torch is the largest part and depends on the state of the disk cache. The first round fills the caches and is
+left out. Other programs on the machine make all times longer, so run this on an idle machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from paceline.runs.provenance import versions_and_hardware
+
+IMPORT_TORCH = "import torch"
+
+
+def seconds_to_first_step(recipe: str, words: list[str], folder: Path) -> float:
+    """Run one step of a recipe in a new process; return the seconds from its start to the end of the step."""
+    out = folder / "run"
+    command = [sys.executable, "-m", "paceline", "train", recipe, "--out", str(out), "--images", "1"]
+    settings = ("log_every=1 steps", "evaluate_every=1000000 steps", "sample_every=1000000 steps")
+    command += [*words, *(word for one in settings for word in ("--set", one))]
+    started = time.time()
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)} failed:\n{done.stderr}")
+    lines = (json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines())
+    return next(float(line["time"]) for line in lines if "time/step_seconds" in line) - started
+
+
+def seconds_to_import_torch() -> float:
+    """Return how long a new process takes to import torch."""
+    started = time.perf_counter()
+    subprocess.run([sys.executable, "-c", IMPORT_TORCH], check=True)
+    return time.perf_counter() - started
+
+
+def main() -> None:
+    """Measure, print a table and write the results as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--recipes", default="classification,dcgan,dual_gan")
+    parser.add_argument("--preset", default="quick")
+    parser.add_argument("--devices", default="1")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", default="", help="JSON file for the results")
+    parser.add_argument("rest", nargs="*", help="further arguments for `paceline train`, after --")
+    arguments = parser.parse_args()
+    load = os.getloadavg()[0]  # before the measurement adds to it
+    words = ["--preset", arguments.preset, "--devices", arguments.devices, *arguments.rest]
+    recipes = arguments.recipes.split(",")
+    seconds: dict[str, list[float]] = {name: [] for name in (IMPORT_TORCH, *recipes)}
+    for number in range(arguments.repeats + 1):
+        for name, times in seconds.items():
+            with tempfile.TemporaryDirectory() as folder:
+                spent = (
+                    seconds_to_import_torch()
+                    if name == IMPORT_TORCH
+                    else seconds_to_first_step(name, words, Path(folder))
+                )
+            if number:
+                times.append(spent)
+    print(
+        f"{'':24}{'median':>8}{'lowest':>8}{'highest':>9}   seconds, n = {arguments.repeats}, load average {load:.1f}"
+    )
+    for name, times in seconds.items():
+        print(f"{name:24}{statistics.median(times):8.2f}{min(times):8.2f}{max(times):9.2f}")
+    if arguments.json:
+        result = {"seconds": seconds, "load_average": load, "provenance": versions_and_hardware()}
+        Path(arguments.json).write_text(json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    main()

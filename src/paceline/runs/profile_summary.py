@@ -1,0 +1,150 @@
+"""The summary of a profile: where the time of a few training steps went, and what could be gained."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.core.files import write_file, write_json
+from paceline.core.small_files import read_json
+from paceline.core.types import JsonObject
+
+PROFILE = "profile"  # folder within a run folder
+SUMMARY_JSON, SUMMARY_TEXT = "summary.json", "summary.txt"
+MAX_KERNELS = 12
+MAX_REMEDIES = 5
+
+
+@dataclass(frozen=True)
+class KernelTime:
+    """The time spent in one kind of GPU kernel, or in one operator on a CPU."""
+
+    name: str
+    share: float  # of the profiled time
+    calls_per_step: float
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """Something the user can change, and the estimated fraction of the time that it saves."""
+
+    action: str
+    reason: str
+    gain: float
+
+
+@dataclass(frozen=True)
+class ProfileSummary:
+    """Where the time of the profiled steps went. Shares are fractions of the profiled time."""
+
+    device: str
+    num_steps: int
+    step_seconds: float
+    images_per_second: float
+    sections: dict[str, float]  # host time by section of the loop: data, step, log, …
+    phases: dict[str, float]  # time by phase and part, such as "generator: forward"
+    kernels: tuple[KernelTime, ...]
+    communication: float
+    exposed_communication: float  # not hidden behind computation
+    gaps: float  # a GPU without work, or a CPU between two operators
+    remedies: tuple[Remedy, ...]
+    run_shares: dict[str, float]  # fraction of the whole run by section; empty while the run is training
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> JsonObject:
+        """Return the summary as JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> ProfileSummary:
+        """Return the summary that `to_json` wrote; raise KeyError, TypeError or ValueError if it is damaged."""
+        kernels = [
+            KernelTime(str(k["name"]), _number(k["share"]), _number(k["calls_per_step"])) for k in values["kernels"]
+        ]
+        remedies = [Remedy(str(r["action"]), str(r["reason"]), _number(r["gain"])) for r in values["remedies"]]
+        return cls(
+            device=str(values["device"]),
+            num_steps=int(values["num_steps"]),
+            step_seconds=_number(values["step_seconds"]),
+            images_per_second=_number(values["images_per_second"]),
+            sections=_numbers(values["sections"]),
+            phases=_numbers(values["phases"]),
+            kernels=tuple(kernels[:MAX_KERNELS]),
+            communication=_number(values["communication"]),
+            exposed_communication=_number(values["exposed_communication"]),
+            gaps=_number(values["gaps"]),
+            remedies=tuple(remedies[:MAX_REMEDIES]),
+            run_shares=_numbers(values["run_shares"]),
+            notes=tuple(map(str, values["notes"])),
+        )
+
+    def write(self, run: Path) -> None:
+        """Write the summary to a run folder, as text and as JSON."""
+        folder = run / PROFILE
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / SUMMARY_JSON, self.to_json(), durable=False)
+        write_file(folder / SUMMARY_TEXT, "\n".join(self.lines()) + "\n")
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines of the summary as text, at most one page."""
+        yield f"profile of {self.num_steps} training steps on {self.device}"
+        yield f"  {1000 * self.step_seconds:.4g} ms per step, {self.images_per_second:,.0f} images/s while profiling"
+        yield ""
+        yield "time in the loop"
+        yield from _table({SECTION_NAMES.get(name, name): share for name, share in self.sections.items()})
+        yield "time by phase"
+        yield from _table(self.phases)
+        on_gpu = self.device != "CPU"
+        yield "time by kernel" if on_gpu else "time by operator, without the operators that it calls"
+        yield from (f"  {k.share:6.1%}  {k.name}  ({k.calls_per_step:g} per step)" for k in self.kernels)
+        yield ""
+        yield f"{'GPU without work (launch gaps)' if on_gpu else 'CPU between operators'}: {self.gaps:.1%}"
+        yield f"communication: {self.communication:.1%}, of which {self.exposed_communication:.1%} delays the step"
+        yield ""
+        yield "remedies with the largest estimated gain"
+        yield from (f"  {r.gain:6.1%}  {r.action}  ({r.reason})" for r in self.remedies)
+        if not self.remedies:
+            yield "  none: no remedy would save 1 % of the time or more"
+        if self.run_shares:
+            yield ""
+            yield "share of the whole run"
+            yield from _table({SECTION_NAMES.get(name, name): share for name, share in self.run_shares.items()})
+        yield from (f"note: {note}" for note in self.notes)
+
+
+SECTION_NAMES = {
+    "data": "waiting for data",
+    "step": "training steps",
+    "log": "reading losses",
+    "evaluate": "evaluation",
+    "sample": "sample images",
+    "save": "saving",
+}
+
+
+def read_profile(run: Path) -> ProfileSummary | None:
+    """Return the summary in a run folder; None if there is none or it cannot be read."""
+    try:
+        return ProfileSummary.from_json(read_json(run / PROFILE / SUMMARY_JSON))
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+        return None
+
+
+def _number(value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(value)
+    return number
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    return {str(name): _number(value) for name, value in values.items()}
+
+
+def _table(shares: Mapping[str, float]) -> Iterator[str]:
+    for name, share in sorted(shares.items(), key=lambda item: -item[1]):
+        yield f"  {share:6.1%}  {name}"
+    yield ""

@@ -1,0 +1,107 @@
+"""`--compile auto`: compile the networks if this saves more time over the whole run than it costs.
+
+The choice is made once per run and stored in its settings, so that a resumed run keeps it.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+from paceline.config.resolve import Config
+from paceline.contracts.recipe import Batch
+from paceline.data.feed import StepData, TrainingFeed
+from paceline.parallel.world import World
+from paceline.runs.compile_table import CompileCost, compile_cost, record_seconds
+from paceline.runs.folder import RunFolder
+from paceline.training.compile import compilable_networks, compile_obstacle, is_compiled, keeping_buffers, try_compile
+from paceline.training.step import Step
+
+NUM_TIMED = 3  # steps; the fastest counts
+BLOCKER_SIZE, NUM_BLOCKERS = 4096, 64  # matrix products that keep the GPU busy while the host launches a step
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Whether to compile, and a line that explains why."""
+
+    compiles: bool
+    note: str
+
+
+def choose(num_steps: int, step_seconds: float, num_networks: int, cost: CompileCost) -> Choice:
+    """Weigh the time that compiled networks save over a run against the time that compiling takes."""
+    run = num_steps * step_seconds
+    saved, spent = cost.gain * run, cost.seconds_per_network * num_networks
+    compiles = saved > spent
+    outcome, compared = ("on", "more than") if compiles else ("off", "not more than")
+    return Choice(
+        compiles,
+        f"compile: {outcome} (auto), since it would save about {_seconds(saved)} of {_seconds(run)}, {compared} the "
+        f"{_seconds(spent)} that it takes ({cost.origin}; --compile on or off overrides this)",
+    )
+
+
+def choose_for(config: Config, step: Step, feed: TrainingFeed, num_steps: int) -> Choice:
+    """Choose for a run: measure its step on the GPU, unless the answer is clear. Rank 0 chooses for all ranks."""
+    if step.world.device.type != "cuda":
+        return Choice(False, "")
+    if config.run.deterministic:
+        return Choice(False, "compile: off (auto), since --deterministic compiles only with --compile on")
+    if obstacle := compile_obstacle(step):
+        return Choice(False, f"compile: off (auto), since {obstacle}")
+    data = next(feed.steps(0, feed.images_per_step))
+    seconds = config.run.accumulate * time_step(step, data.fetched[0][0])
+    num_networks = len(compilable_networks(step.recipe))
+    choice = step.world.broadcast(choose(num_steps, seconds, num_networks, compile_cost(config.recipe_name)))
+    assert isinstance(choice, Choice)
+    return choice
+
+
+def compile_and_record(step: Step, data: StepData, recipe: str) -> str:
+    """Compile the networks, and keep how long this took for the next choice; return a note."""
+    began = time.perf_counter()
+    note = try_compile(step, data)
+    compiled = [network for network in compilable_networks(step.recipe) if is_compiled(network)]
+    if compiled and step.world.is_first and step.world.device.type == "cuda":
+        record_seconds((time.perf_counter() - began) / len(compiled), recipe)
+    return note
+
+
+def time_step(step: Step, batch: Batch) -> float:
+    """Return how many seconds a GPU needs for the forward and backward passes of one micro-batch.
+
+    The launches queue up behind other work, so that the time of the GPU is measured and not that of the host: a
+    captured step does not wait for the host.
+    """
+    device = step.world.device
+    matrix = torch.ones(BLOCKER_SIZE, BLOCKER_SIZE, device=device, dtype=torch.bfloat16)
+    times: list[float] = []
+    with keeping_buffers(step.recipe):
+        step.dry_run(dict(batch))
+        for _ in range(NUM_TIMED):
+            torch.cuda.synchronize(device)
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            for _ in range(NUM_BLOCKERS):
+                matrix @ matrix
+            start.record()
+            step.dry_run(dict(batch))
+            end.record()
+            torch.cuda.synchronize(device)
+            times.append(float(start.elapsed_time(end)) / 1000)
+    return min(times)
+
+
+def recorded_choice(folder: RunFolder, world: World) -> str:
+    """Return what an earlier part of the run chose, "on" or "off", on every rank; empty for a new run."""
+    record = folder.read_record() if folder.checkpoints.all() else None
+    value = record.settings.get("compile", "") if record else ""
+    text = ("on" if value else "off") if isinstance(value, bool) else str(value)
+    found = [one for one in world.gather_strings(text) if one in ("on", "off")]
+    return found[0] if found else ""
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.0f} s" if value >= 10 else f"{value:.1f} s"

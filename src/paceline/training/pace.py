@@ -1,0 +1,73 @@
+"""The speed of the loop between two log lines, and the rank that slows it down."""
+
+from __future__ import annotations
+
+import statistics
+
+from paceline.core.printable import print_line
+from paceline.parallel.exchange import waiting
+from paceline.parallel.world import World
+from paceline.runs.metrics import NO_STRAGGLER, RANK_SECONDS, STRAGGLER_RANK, STRAGGLER_SLOWDOWN
+from paceline.runs.profile_summary import SECTION_NAMES
+from paceline.training.stopwatch import Stopwatch
+from paceline.training.stragglers import StragglerWatch, Work
+
+
+class Pace:
+    """Measures the loop of one rank. `images` is the number of images seen when the loop starts."""
+
+    def __init__(self, world: World, images: int, epoch_images: int) -> None:
+        self.stopwatch = Stopwatch()
+        self._world, self._images_before, self._epoch_images = world, images, epoch_images
+        self._data, self._step = self.stopwatch("data"), self.stopwatch("step")
+        self._on_cpu = world.device.type == "cpu"
+        self._before = (0.0, 0.0, waiting.seconds)  # seconds of data, step and waiting at the end of the last step
+        self._steps: list[Work] = []  # since the last log line
+        self._stragglers = StragglerWatch()
+
+    def count_step(self) -> None:
+        """Note how long this rank worked for one step; call this at the end of each step."""
+        data, step, waited = self._data.seconds, self._step.seconds, waiting.seconds
+        before, self._before = self._before, (data, step, waited)
+        data, step, waited = data - before[0], step - before[1], waited - before[2]
+        # The host does not wait for a GPU's collectives, so only the wait for data can be compared there.
+        self._steps.append(Work(max(0.0, data + step - waited) if self._on_cpu else data, data, data + step))
+
+    def own_work(self) -> Work:
+        """Return this rank's median time per step since the last log line; other programs may delay single steps."""
+        if not self._steps:
+            return Work(0.0, 0.0, 0.0)
+        return Work(*(statistics.median(column) for column in zip(*self._steps, strict=True)))
+
+    def take(self, images: int, ranks: list[Work]) -> dict[str, float]:
+        """Return the timings since the last log line, by metric; print a line if a straggler appears."""
+        spent = self.stopwatch.take()
+        self._steps.clear()
+        total = max(spent.pop("total"), 1e-9)
+        seen, self._images_before = images - self._images_before, images
+        loading = spent.get("data", 0.0)
+        values = {
+            "time/images_per_second": seen / total,
+            "time/images_per_second_without_loading": seen / max(total - loading, 1e-9),
+            "time/data_wait": loading / total,
+            **{f"time/{name}_seconds": seconds for name, seconds in spent.items()},
+            "epoch": images / self._epoch_images,
+        }
+        return values | (self._compare(ranks) if len(ranks) > 1 else {})
+
+    def describe_shares(self) -> str:
+        """Return a line with the shares of the time that were spent in steps, evaluation, samples and saving."""
+        shares = self.stopwatch.shares()
+        named = {SECTION_NAMES.get(name, name): share for name, share in shares.items()}
+        named["other"] = max(0.0, 1 - sum(shares.values()))
+        ordered = sorted(named.items(), key=lambda item: -item[1])
+        return "time: " + ", ".join(f"{share:.1%} {name}" for name, share in ordered)
+
+    def _compare(self, ranks: list[Work]) -> dict[str, float]:
+        line = self._stragglers.add(ranks)
+        if line and self._world.is_first:
+            print_line(line)
+        values = {f"{RANK_SECONDS}{rank}": one.work for rank, one in enumerate(ranks)}
+        found = self._stragglers.straggler
+        rank, slowdown = (float(found.rank), found.slowdown) if found else (NO_STRAGGLER, 0.0)
+        return values | {STRAGGLER_RANK: rank, STRAGGLER_SLOWDOWN: slowdown}

@@ -1,0 +1,171 @@
+"""`--profile N`: trace N training steps after the warm-up, and summarise where their time went.
+
+Each rank writes a Chrome trace, which Perfetto also opens. Rank 0 traces all N steps, and the others only a few.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+import time
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from paceline.core.printable import print_line
+from paceline.runs.profile_summary import MAX_KERNELS, PROFILE, KernelTime, ProfileSummary
+from paceline.training.build import Parts
+from paceline.training.compile import is_compiled
+from paceline.training.graph import GraphedStep
+from paceline.training.remedies import Situation, remedies
+from paceline.training.step import no_range
+from paceline.training.stopwatch import Annotate, Stopwatch
+from paceline.training.trace import PHASE, SECTION, TraceTimes, read_trace
+
+WARMUP_STEPS = 5  # steps before the trace; a CUDA graph must also have been captured
+STEPS_OF_OTHER_RANKS = 3
+
+
+class StepProfiler:
+    """Traces some steps of a loop. The loop calls `before_step` and `after_step`, and `finish` at its end."""
+
+    def __init__(self, parts: Parts, stopwatch: Stopwatch, run: Path, images: int) -> None:
+        """Prepare to trace; `images` is the number of images seen when the loop starts."""
+        self._parts, self._stopwatch, self._run = parts, stopwatch, run
+        wanted = parts.config.run.profile
+        left = (parts.total_images - images) // parts.feed.images_per_step
+        self._num_steps = min(wanted if parts.world.is_first else min(wanted, STEPS_OF_OTHER_RANKS), left)
+        self._latest_start = max(0, left - wanted)
+        self._steps = self._traced = 0
+        self._profile: profile | None = None
+        self._made: _Made | None = None
+
+    def before_step(self) -> None:
+        """Start the trace if this is the first step to trace."""
+        if self._profile or self._made or not self._num_steps:
+            return
+        if (self._steps >= WARMUP_STEPS and self._is_warm()) or self._steps >= self._latest_start:
+            self._start()
+
+    def after_step(self) -> None:
+        """Count the step, and end the trace after the last step to trace."""
+        self._steps += 1
+        if self._profile:
+            self._traced += 1
+            if self._traced == self._num_steps:
+                self._stop(self._profile)
+
+    def finish(self) -> None:
+        """Add the shares of the whole run to the summary."""
+        if self._made and self._parts.world.is_first:
+            self._summary(self._made, self._stopwatch.shares()).write(self._run)
+
+    def _is_warm(self) -> bool:
+        step = self._parts.run_step
+        return not isinstance(step, GraphedStep) or step.is_settled
+
+    def _start(self) -> None:
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # kineto prints internal events otherwise
+        activities = [ProfilerActivity.CPU]
+        if self._parts.world.device.type == "cuda":
+            activities.append(ProfilerActivity.CUDA)
+        self._synchronize()
+        self._stopwatch.annotate = _annotate(SECTION)
+        self._parts.step.annotate = _annotate(PHASE)
+        self._profile = profile(activities=activities)
+        self._profile.start()
+
+    def _stop(self, tracing: profile) -> None:
+        self._synchronize()
+        began = time.perf_counter()
+        tracing.stop()
+        self._stopwatch.annotate = None
+        self._parts.step.annotate = no_range
+        self._profile = None
+        folder = self._run / PROFILE
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"rank-{self._parts.world.rank}.json"
+        tracing.export_chrome_trace(str(path))
+        times = read_trace(json.loads(path.read_bytes())) if self._parts.world.is_first else None
+        packed = path.with_suffix(".json.gz")
+        with path.open("rb") as plain, gzip.open(packed, "wb", compresslevel=1) as file:
+            shutil.copyfileobj(plain, file)
+        path.unlink()
+        if times:
+            self._made = _Made(times, self._traced, time.perf_counter() - began)
+            summary = self._summary(self._made, {})
+            summary.write(self._run)
+            best = f": {summary.remedies[0].action}" if summary.remedies else ""
+            print_line(f"profile of {self._traced} steps: {folder / 'summary.txt'} and {packed}{best}")
+        else:
+            self._made = _Made(None, self._traced, 0.0)
+
+    def _synchronize(self) -> None:
+        if self._parts.world.device.type == "cuda":
+            torch.cuda.synchronize(self._parts.world.device)
+
+    def _summary(self, made: _Made, run_shares: dict[str, float]) -> ProfileSummary:
+        parts, times = self._parts, made.times
+        assert times is not None
+        total = max(times.total, 1e-9)
+        kernels = sorted(times.kernels.items(), key=lambda item: -item[1][0])[:MAX_KERNELS]
+        device = parts.world.device
+        notes = [f"writing the trace took {made.seconds:.2f} s of training time"]
+        if times.on_gpu and not times.phases:
+            notes.append("the step is a CUDA graph, whose kernels a trace does not assign to phases")
+        return ProfileSummary(
+            device=torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
+            num_steps=made.num_steps,
+            step_seconds=total / made.num_steps,
+            images_per_second=made.num_steps * parts.feed.images_per_step / total,
+            sections={name: seconds / total for name, seconds in times.sections.items()},
+            phases={name: seconds / total for name, seconds in times.phases.items()},
+            kernels=tuple(
+                KernelTime(name[:120], seconds / total, round(calls / made.num_steps, 2))
+                for name, (seconds, calls) in kernels
+            ),
+            communication=times.communication / total,
+            exposed_communication=times.exposed_communication / total,
+            gaps=times.gaps / total,
+            remedies=remedies(times, situation_of(parts), run_shares),
+            run_shares=run_shares,
+            notes=tuple(notes),
+        )
+
+
+def _annotate(prefix: str) -> Annotate:
+    def open_range(name: str) -> AbstractContextManager[object]:
+        opened: AbstractContextManager[object] = record_function(prefix + name)
+        return opened
+
+    return open_range
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A finished trace. Only rank 0 evaluates its times."""
+
+    times: TraceTimes | None
+    num_steps: int
+    seconds: float  # for writing and evaluating the trace
+
+
+def situation_of(parts: Parts) -> Situation:
+    """Return the choices of a run that decide which remedies apply."""
+    run, strategy = parts.config.run, parts.strategy
+    loader = parts.loaders["train"]
+    return Situation(
+        precision=parts.precision.name,
+        captured=isinstance(parts.run_step, GraphedStep) and not parts.run_step.failed,
+        compiled=any(is_compiled(network) for network in parts.recipe.single_networks.values()),
+        can_compile=not strategy.cannot_compile and not strategy.recomputes,
+        loads_in_workers=loader.uses_workers,
+        workers=run.workers,
+        compresses=run.compress != "none",
+        can_compress=strategy.needs_processes and parts.world.size > 1,
+    )

@@ -1,0 +1,99 @@
+"""The flight recorder keeps the last collective operations, and a diagnosis names the rank that did not arrive."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from paceline.core.flight_recorder import CAPACITY, FlightRecorder, Operation, Record
+from paceline.core.hang_diagnosis import Witness, diagnose
+
+STEP = ("norm", "norm", "gradients", "norm, backward", "norm, backward")
+
+
+def witness(rank: int, *names: str, first_step: int = 0, condition: str = "") -> Witness:
+    """Return a rank that ran these operations after two complete steps."""
+    steps = [(0, name) for name in STEP] + [(1, name) for name in STEP] + [(2 + first_step, name) for name in names]
+    operations = tuple(Operation(number, step, name) for number, (step, name) in enumerate(steps, start=1))
+    return Witness(Record(rank, 4, True, "", operations), condition)
+
+
+def blamed(*witnesses: Witness) -> tuple[int, ...]:
+    found = diagnose(witnesses)
+    return found.ranks if found else ()
+
+
+def test_a_rank_that_is_behind_did_not_arrive() -> None:
+    assert blamed(witness(0, "norm", "norm"), witness(1, "norm")) == (1,)
+    assert blamed(witness(0), witness(1, "norm"), witness(2, "norm"), witness(3)) == (0, 3)
+
+
+def test_the_message_names_the_operation_and_the_last_one_of_the_missing_rank() -> None:
+    found = diagnose([witness(0, "norm", "norm"), witness(1, "norm")])
+    assert found and "rank 1 did not arrive at 'norm' (step 2, operation 12)" in found.message
+    assert "after 'norm' (step 2, operation 11)" in found.message
+
+
+def test_a_stopped_rank_did_not_arrive_even_if_no_rank_is_behind() -> None:
+    assert blamed(witness(0, "norm"), witness(1, "norm", condition="is stopped")) == (1,)
+
+
+def test_a_rank_that_skips_an_operation_is_named_although_it_is_ahead() -> None:
+    skips = witness(1, "norm", "gradients", "norm, backward")
+    assert blamed(witness(0, "norm", "norm"), skips) == (1,)
+    assert blamed(witness(0, "norm", "norm", "gradients"), skips) == (1,)
+    assert blamed(witness(0, *STEP), skips, witness(2, *STEP)) == (1,)
+
+
+def test_a_rank_that_skips_the_rest_of_a_step_is_named() -> None:
+    ahead = witness(0, "norm", first_step=1)
+    assert blamed(ahead, witness(1, "norm")) == (0,)
+
+
+def test_equal_records_name_no_rank() -> None:
+    assert diagnose([witness(0, "norm"), witness(1, "norm")]) is None
+    assert diagnose([witness(0, "norm")]) is None
+
+
+def test_the_recorder_keeps_the_last_operations_in_order() -> None:
+    recorder = FlightRecorder()
+    recorder.join(rank=3, size=8)
+    recorder.where = "generator"
+    for step in range(CAPACITY + 10):
+        recorder.step = step
+        recorder.start("gradients")
+    record = recorder.record()
+    assert (record.rank, record.size, len(record.operations)) == (3, 8, CAPACITY)
+    assert [one.step for one in record.operations] == list(range(10, CAPACITY + 10))
+    assert record.last == Operation(CAPACITY + 10, CAPACITY + 9, "generator: gradients")
+
+
+def test_the_record_of_a_killed_process_can_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "record"
+    code = (
+        "import os, signal\n"
+        "from paceline.core.flight_recorder import recorder\n"
+        "recorder().join(1, 2); recorder().start('sum')\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    environment = {**os.environ, "PACELINE_FLIGHT_RECORD": str(path)}
+    assert subprocess.run([sys.executable, "-c", code], env=environment, timeout=60).returncode == -signal.SIGKILL
+    record = Record.read(path)
+    assert record and record.rank == 1 and record.last == Operation(1, -1, "start-up: sum")
+
+
+def test_a_damaged_record_is_ignored_or_partly_read(tmp_path: Path) -> None:
+    path = tmp_path / "record"
+    recorder = FlightRecorder(str(path))
+    for _ in range(3):
+        recorder.start("sum")
+    content = path.read_bytes()
+    path.write_bytes(content[:100])
+    assert Record.read(path) is None
+    path.write_bytes(content.replace(b"start-up: sum", b"\xff" * 13))
+    record = Record.read(path)
+    assert record and len(record.operations) == 3
+    assert Record.read(tmp_path / "missing") is None

@@ -1,0 +1,73 @@
+"""A recipe with a fault in one rank: it is slow, it stops, or it skips a collective operation."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from paceline.config.settings import setting
+from paceline.contracts.recipe import Batch, DataSpec, Loss, Phase, Recipe
+
+WORK_SECONDS = 0.04  # the own work of a healthy rank in a step
+
+
+@dataclass(frozen=True)
+class FaultySettings:
+    """Which rank has which fault, and when."""
+
+    fault: Literal["none", "slow", "stop", "skip"] = setting("none", "the fault")
+    faulty_rank: int = setting(1, "the rank that has the fault")
+    slow_rank: int = setting(-1, "a rank that also takes 30 % longer")
+    at: int = setting(20, "the call at which the rank stops or skips")
+
+
+class Faulty(Recipe):
+    """A classifier with two BatchNorms, whose statistics the ranks exchange."""
+
+    Settings = FaultySettings
+    evaluator = "accuracy"
+    defaults: ClassVar[dict[str, Any]] = {
+        "data": "digits",
+        "size": 8,
+        "batch_size": "16",
+        "images": 1600,
+        "optimizer": "sgd",
+        "lr": 0.05,
+        "log_every": "6 steps",
+        "evaluate_every": "1000 steps",
+        "save_every": "1000 steps",
+    }
+    phases = (Phase("classifier", "classifier"),)
+
+    def __init__(self, settings: FaultySettings, spec: DataSpec) -> None:
+        super().__init__(settings, spec)
+        self.settings, self.calls = settings, 0
+        self.rank = int(os.environ.get("RANK", 0))
+        self.classifier = nn.Sequential(
+            *(nn.Conv2d(spec.channels, 4, 3, stride=2, padding=1), nn.BatchNorm2d(4), nn.ReLU()),
+            *(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()),
+            *(nn.Flatten(), nn.Linear(4 * (spec.height // 2) * (spec.width // 2), spec.num_classes)),
+        )
+
+    def classifier_loss(self, batch: Batch) -> Loss:
+        self.calls += 1
+        chosen, is_due = self.settings, self.calls == self.settings.at
+        is_faulty = self.rank == chosen.faulty_rank
+        is_slow = self.rank == chosen.slow_rank or (is_faulty and chosen.fault == "slow")
+        time.sleep(WORK_SECONDS * (1.3 if is_slow else 1))
+        if is_faulty and is_due and chosen.fault == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if is_faulty and is_due and chosen.fault == "skip":
+            self.classifier[1].eval()  # uses the running statistics, without an exchange
+        loss = F.cross_entropy(self.classifier(batch["image"]), batch["label"])
+        self.classifier.train()
+        return Loss({"cross_entropy": loss})
+
+    def predict(self, batch: Batch) -> dict[str, Tensor]:
+        return {"logits": self.classifier(batch["image"])}

@@ -1,0 +1,66 @@
+"""A rank that is slow, stopped, or skips a collective operation is named, and every rank's stack is in logs/."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+from running import start_command, start_ranks, wait_until
+
+from paceline.runs.status import Status
+
+FAULTY = str(Path(__file__).parents[1] / "faulty.py")
+COMMAND = ("train", FAULTY, "--accelerator", "cpu", "--devices", "2", "--timeout", "4", "--out", "run")
+
+
+def log_of(folder: Path, rank: int) -> str:
+    return (folder / "run" / "logs" / f"rank-{rank}.txt").read_text()
+
+
+def test_the_launcher_names_a_slow_rank_and_then_the_one_that_is_stopped(tmp_path: Path) -> None:
+    faults = ("--set", "fault=stop", "--set", "faulty_rank=1", "--set", "at=40", "--set", "slow_rank=0")
+    running = start_command(tmp_path, *COMMAND, *faults, "--profile", "4")
+    assert running.wait() == 2
+    assert "rank 1 did not arrive: rank 1 is stopped" in running.stderr and "(--timeout 4)" in running.stderr
+    status = Status.of(tmp_path / "run")
+    assert status and status.state == "failed" and "rank 1 did not arrive" in status.reason
+    for rank in (0, 1):  # both stacks end in the recipe or in the exchange of its statistics
+        assert "most recent call first" in log_of(tmp_path, rank) and "faulty.py" in log_of(tmp_path, rank)
+    report = (tmp_path / "run" / "logs" / "hang.txt").read_text()
+    assert "rank 0 runs" in report and "classifier: gradients" in report
+    assert "straggler: rank 0 needs" in running.stdout
+    profile = tmp_path / "run" / "profile"
+    assert {path.name for path in profile.iterdir()} == {
+        *("rank-0.json.gz", "rank-1.json.gz", "summary.json", "summary.txt")
+    }
+    assert "classifier: backward" in (profile / "summary.txt").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_launcher_names_the_rank_that_skips_a_collective_operation(tmp_path: Path, rank: int) -> None:
+    running = start_command(tmp_path, *COMMAND, "--set", "fault=skip", "--set", f"faulty_rank={rank}")
+    assert running.wait() == 2
+    assert f"rank {rank} did not arrive at 'classifier: BatchNorm' (step 19" in running.stderr
+
+
+def test_ranks_without_a_launcher_name_the_one_that_is_stopped(tmp_path: Path) -> None:
+    ranks = start_ranks(tmp_path, 2, *COMMAND, "--set", "fault=stop", "--set", "faulty_rank=1", "--strategy", "ddp")
+    try:
+        assert ranks[0].wait(60) == 2
+        assert "rank 1 did not arrive: rank 1 does not answer" in ranks[0].stderr
+        assert "most recent call first" in log_of(tmp_path, 0)
+    finally:
+        ranks[1].kill(signal.SIGKILL)
+
+
+def test_a_hang_in_a_single_process_writes_its_stack(tmp_path: Path, tiny: str) -> None:
+    block = tmp_path / "block"
+    words = ("--accelerator", "cpu", "--timeout", "2", "--set", f"wait_while={block}", "--out", "run")
+    running = start_ranks(tmp_path, 1, "train", tiny, *words, "--images", "16000")[0]
+    wait_until(lambda: (tmp_path / "run" / "metrics.jsonl").exists(), running)
+    block.touch()
+    assert running.wait(60) == 2
+    assert "no progress for " in running.stderr and "logs/rank-0.txt" in running.stderr
+    assert "in classifier_loss" in log_of(tmp_path, 0)

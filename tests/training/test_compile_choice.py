@@ -1,0 +1,93 @@
+"""`--compile auto` compiles if a run saves more time than compiling takes, and a resumed run keeps the choice."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from ranks import make_config
+from running import run_fork
+
+from paceline.cli.flags import with_optional_values
+from paceline.config.files import changed_settings
+from paceline.parallel.world import Place, World
+from paceline.runs.compile_table import TABLE, CompileCost, compile_cost, record_gain, record_seconds
+from paceline.runs.folder import RunFolder
+from paceline.runs.machine_record import cache_file
+from paceline.runs.record import read_record
+from paceline.training.compile_choice import choose, recorded_choice
+
+COST = CompileCost(gain=0.2, seconds_per_network=20, origin="built-in estimates")
+
+
+@pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def test_a_long_run_compiles_and_a_short_one_does_not() -> None:
+    assert choose(num_steps=10_000, step_seconds=0.03, num_networks=2, cost=COST).compiles  # saves 60 s, costs 40 s
+    assert not choose(num_steps=5_000, step_seconds=0.03, num_networks=2, cost=COST).compiles  # saves 30 s
+    assert choose(num_steps=5_000, step_seconds=0.03, num_networks=1, cost=COST).compiles
+
+
+def test_the_note_says_in_one_line_what_was_compared() -> None:
+    note = choose(10_000, 0.03, 2, COST).note
+    assert note.startswith("compile: on (auto)") and "\n" not in note
+    assert "60 s of 300 s" in note and "40 s" in note and "built-in estimates" in note
+
+
+@pytest.mark.usefixtures("empty_cache")
+def test_measured_gains_and_costs_replace_the_built_in_ones() -> None:
+    before = compile_cost("mine")
+    assert before.origin == "built-in estimates"
+    record_gain(0.31)
+    record_seconds(4.5, "mine")
+    assert compile_cost("mine") == CompileCost(0.31, 4.5, "gain and cost measured on this machine")
+    assert compile_cost("other") == CompileCost(0.31, before.seconds_per_network, "gain measured on this machine")
+
+
+@pytest.mark.usefixtures("empty_cache")
+@pytest.mark.parametrize("content", ['{"machine": {"host": "other"}, "gains": {"": 0.9}}', "[]", "{", '{"gains": 3}'])
+def test_a_table_from_another_machine_or_a_damaged_one_is_ignored(content: str) -> None:
+    cache_file(TABLE).parent.mkdir(parents=True)
+    cache_file(TABLE).write_text(content)
+    assert compile_cost("mine").origin == "built-in estimates"
+    record_gain(0.2)
+    assert json.loads(cache_file(TABLE).read_text())["gains"] == {"": 0.2}
+
+
+def test_a_run_on_a_cpu_records_off_and_resumes_with_the_same_command(tmp_path: Path, tiny: str) -> None:
+    command = ("train", tiny, "--accelerator", "cpu", "--set", "evaluate_every=1000 steps", "--out", "run")
+    assert run_fork(tmp_path, *command, "--images", "80").wait() == 0
+    record = read_record(tmp_path / "run")
+    assert record and record.settings["compile"] == "off"
+    assert recorded_choice(RunFolder(tmp_path / "run"), World(Place(), None)) == "off"  # type: ignore[arg-type]
+    resumed = run_fork(tmp_path, *command, "--images", "160")
+    assert resumed.wait() == 0 and "resuming from 80 images" in resumed.stdout
+
+
+def test_a_run_does_not_switch_between_compiled_and_eager_networks() -> None:
+    config = make_config("classification", compile="off")
+    assert changed_settings(config.values(), config.with_run(compile="on")) == ["compile: off → on"]
+
+
+def test_the_setting_of_a_run_that_was_recorded_as_a_boolean_still_counts() -> None:
+    config = make_config("classification", compile="off")
+    kept = {**config.values(), "compile": False}
+    assert not [one for one in changed_settings(kept, config) if one.startswith("compile")]
+
+
+@pytest.mark.parametrize(
+    ("words", "spelled"),
+    [
+        (["train", "x", "--compile"], ["train", "x", "--compile", "on"]),
+        (["train", "x", "--compile", "--lr", "1"], ["train", "x", "--compile", "on", "--lr", "1"]),
+        (["train", "x", "--compile", "off"], ["train", "x", "--compile", "off"]),
+        (["train", "x", "--no-compile"], ["train", "x", "--compile", "off"]),
+        (["train", "x", "--compile=auto"], ["train", "x", "--compile=auto"]),
+    ],
+)
+def test_compile_may_be_given_without_a_value(words: list[str], spelled: list[str]) -> None:
+    assert with_optional_values(words) == spelled

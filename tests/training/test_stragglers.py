@@ -1,0 +1,45 @@
+"""A rank whose own work takes longer than that of the others is named, but not after a single slow interval."""
+
+from __future__ import annotations
+
+from paceline.training.stragglers import StragglerWatch, Work, slowest_rank
+
+
+def ranks(*milliseconds: float) -> list[Work]:
+    """Return ranks that all need the time of the slowest one per step."""
+    longest = max(milliseconds)
+    return [Work(own / 1000, 0.0, longest / 1000) for own in milliseconds]
+
+
+def test_a_rank_that_works_thirty_percent_longer_is_found() -> None:
+    found = slowest_rank(ranks(10, 10, 13, 10))
+    assert found and found.rank == 2 and abs(found.slowdown - 0.3) < 0.01
+
+
+def test_ranks_of_similar_speed_have_no_straggler() -> None:
+    assert slowest_rank(ranks(10, 11)) is None
+    assert slowest_rank(ranks(10)) is None
+
+
+def test_a_difference_that_hardly_delays_a_step_is_ignored() -> None:
+    assert slowest_rank([Work(0.001, 0, 0.1), Work(0.0013, 0, 0.1)]) is None
+
+
+def test_a_straggler_is_reported_once_and_again_when_it_is_gone() -> None:
+    watch = StragglerWatch()
+    slow, even = ranks(10, 14), ranks(10, 10)
+    lines = [watch.add(interval) for interval in (slow, slow, slow, slow, even, even)]
+    assert lines[:2] == ["", ""] and lines[3:5] == ["", ""]
+    assert "rank 1 needs 14 ms" in lines[2] and "rank 1 is as fast as the others again" in lines[5]
+
+
+def test_a_single_slow_interval_is_not_reported() -> None:
+    watch = StragglerWatch()
+    lines = [watch.add(interval) for interval in (ranks(9, 9), ranks(10, 20), ranks(10, 10), ranks(20, 10))]
+    assert lines == [""] * 4 and watch.straggler is None
+
+
+def test_the_line_says_how_much_of_the_work_is_waiting_for_data() -> None:
+    watch = StragglerWatch()
+    interval = [Work(0.010, 0.001, 0.020), Work(0.020, 0.012, 0.020)]
+    assert "60% of it waiting for data" in [watch.add(interval) for _ in range(3)][2]

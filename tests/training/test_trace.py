@@ -1,0 +1,117 @@
+"""A trace is split into sections, phases, kernels, gaps and communication, and the remedies follow from the shares."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from paceline.training.remedies import Situation, remedies
+from paceline.training.trace import TraceTimes, intersect, merge, read_trace, subtract
+
+ON_GPU = Situation("bf16", True, True, True, False, 0, False, False)
+
+
+def event(kind: str, name: str, start: float, end: float, **more: Any) -> dict[str, Any]:
+    return {"ph": "X", "cat": kind, "name": name, "ts": start, "dur": end - start, "tid": 1, **more}
+
+
+def span(name: str, start: float, end: float) -> dict[str, Any]:
+    return event("user_annotation", f"paceline/{name}", start, end)
+
+
+def launched(name: str, at: float, start: float, end: float, number: int) -> list[dict[str, Any]]:
+    """Return a launch on the host and the kernel on the GPU."""
+    arguments = {"args": {"correlation": number}}
+    return [
+        event("cuda_runtime", "cudaLaunchKernel", at, at + 1, **arguments),
+        event("kernel", name, start, end, **arguments),
+    ]
+
+
+def gpu_trace() -> dict[str, Any]:
+    """A step of 100 µs after 20 µs of waiting for data; the GPU works from 30 to 60 and from 70 to 120."""
+    return {
+        "traceEvents": [
+            {"ph": "M", "name": "process_name"},
+            span("section/data", 0, 20),
+            span("section/step", 20, 100),
+            span("phase/generator/forward", 20, 40),
+            span("phase/generator/backward", 40, 70),
+            *launched("gemm", 25, 30, 60, 1),
+            *launched("vectorized_elementwise_kernel", 45, 70, 90, 2),
+            *launched("ncclDevKernel_AllReduce", 60, 85, 110, 3),
+            *launched("Memcpy HtoD", 90, 110, 120, 4),
+        ]
+    }
+
+
+def test_a_gpu_trace_gives_phases_by_the_time_of_the_launch() -> None:
+    times = read_trace(gpu_trace())
+    assert times.on_gpu and times.total == pytest.approx(120e-6)
+    assert times.phases == pytest.approx({"generator: forward": 30e-6, "generator: backward": 45e-6})
+    assert times.kernels["gemm"] == (pytest.approx(30e-6), 1)
+
+
+def test_gaps_exclude_the_time_in_which_the_gpu_waits_for_data() -> None:
+    assert read_trace(gpu_trace()).gaps == pytest.approx(20e-6)  # from 20 to 30 and from 60 to 70
+
+
+def test_communication_is_exposed_where_nothing_else_runs() -> None:
+    times = read_trace(gpu_trace())
+    assert times.communication == pytest.approx(25e-6)
+    assert times.exposed_communication == pytest.approx(10e-6)  # from 90 to 100, the end of the step
+
+
+def test_a_cpu_trace_subtracts_called_operators_and_finds_the_wait_for_gloo() -> None:
+    trace = {
+        "traceEvents": [
+            span("section/step", 0, 100),
+            event("cpu_op", "aten::conv2d", 10, 50),
+            event("cpu_op", "aten::mkldnn_convolution", 20, 45),
+            event("cpu_op", "_Exchange", 50, 90),  # a function that waits for a collective
+            event("user_annotation", "gloo:all_reduce", 40, 80, tid=2),
+        ]
+    }
+    times = read_trace(trace)
+    assert times.kernels == {
+        "aten::conv2d": (pytest.approx(15e-6), 1),
+        "aten::mkldnn_convolution": (pytest.approx(25e-6), 1),
+    }
+    assert times.communication == pytest.approx(40e-6) and times.exposed_communication == pytest.approx(30e-6)
+    assert times.gaps == pytest.approx(30e-6)
+
+
+def test_interval_arithmetic() -> None:
+    assert merge([(3, 4), (0, 2), (1, 3)]) == [(0, 4)]
+    assert subtract([(0, 10)], [(2, 3), (5, 20)]) == [(0, 2), (3, 5)]
+    assert intersect([(0, 4), (6, 8)], [(3, 7)]) == [(3, 4), (6, 7)]
+
+
+def times_with(**changes: Any) -> TraceTimes:
+    values: dict[str, Any] = {"on_gpu": True, "total": 1.0, "sections": {}, "phases": {}, "kernels": {"gemm": (0.9, 9)}}
+    return TraceTimes(**{**values, "communication": 0.0, "exposed_communication": 0.0, "gaps": 0.0, **changes})
+
+
+def test_waiting_for_data_is_the_first_remedy_if_it_takes_most_of_the_time() -> None:
+    situation = Situation("bf16", True, True, True, True, 2, False, False)
+    found = remedies(times_with(sections={"data": 0.6}, gaps=0.1), situation, {})
+    assert "--workers (now 2)" in found[0].action and found[0].gain == pytest.approx(0.6)
+    assert found == tuple(sorted(found, key=lambda one: -one.gain))
+
+
+def test_remedies_that_are_already_in_use_are_not_suggested() -> None:
+    busy = {"vectorized_elementwise_kernel": (0.4, 10), "gemm": (0.5, 10)}
+    plain = Situation("fp32", False, False, True, False, 0, False, False)
+    suggested = [one.action for one in remedies(times_with(kernels=busy, gaps=0.1), plain, {})]
+    assert any("--compile on" in one for one in suggested) and any("--precision bf16" in one for one in suggested)
+    assert any("--graph" in one for one in suggested)
+    assert remedies(times_with(kernels=busy), ON_GPU, {}) == ()
+
+
+def test_at_most_five_remedies_are_suggested_and_none_below_one_percent() -> None:
+    plain = Situation("fp32", False, False, True, True, 2, False, True)
+    times = times_with(sections={"data": 0.2}, gaps=0.2, exposed_communication=0.2, kernels={"elementwise": (0.5, 1)})
+    found = remedies(times, plain, {"evaluate": 0.3, "sample": 0.1, "save": 0.005})
+    assert len(found) == 5 and all(one.gain >= 0.01 for one in found)
+    assert not any("save_every" in one.action for one in found)
