@@ -1,15 +1,15 @@
 """Measure how fast `paceline apply` upscales a folder of photographs, compared with an older version and a plain loop.
 
-The images are made here: crops of the bundled photographs, resized to 1020×678 pixels, with noise so that they compress
-like photographs. Network: SRResNet ×4 with random weights. PNG files are read and PNG files are written.
+The script creates the images: crops of the bundled photographs, resized to 1020×678 pixels, with noise so that they
+compress like photographs. Network: SRResNet ×4 with random weights. PNG files are read and PNG files are written.
 
 - `paceline`: `paceline apply` of this tree, as one command, in fp32 and in the precisions of `--precisions`.
 - `baseline`: the command of another checkout, given by the path of its `src` folder.
 - `plain`: one image after the other with Pillow, in fp16, in tiles of 256 pixels with an overlap of 16.
 
-Each side runs in a new process, which applies the network to a few images first. The time of the folder is measured in
-the process, so it includes neither imports nor the start of CUDA. The sides take turns. The GPU's share of busy time is
-sampled with NVML during the folder. Results are written after each turn.
+Each variant runs in a new process, which first applies the network to a few images. The time for the folder is measured
+in the process, so it includes neither imports nor the start of CUDA. The variants take turns. GPU utilisation is
+sampled with NVML while the folder is processed. Results are written after each turn.
 
     PYTHONPATH=src python benchmarks/apply_speed.py --json apply_speed.json --baseline ../old/src
     PYTHONPATH=src python benchmarks/apply_speed.py --images 4 --size 255x170 --turns 1 --device cpu   # on a CPU
@@ -96,7 +96,7 @@ def run_paceline(weights: str, images: str, out: str, device: str, precision: st
 
 
 def run_plain(weights: str, images: str, out: str, device: str) -> None:
-    """Apply the network the way plain scripts do: one image and one tile at a time."""
+    """Apply the network like a plain script: one image and one tile at a time."""
     import torch
 
     from paceline.inference.image_model import open_image_model

@@ -1,8 +1,8 @@
 """Measure how fast the second-order degradation of Real-ESRGAN is on the device, compared with CPU workers.
 
 The workers of torch's DataLoader degrade one image at a time with Pillow (resizing, JPEG) and NumPy (blur by FFT,
-noise). Their images then travel to the device. The device variants degrade whole batches: eager, and as one CUDA graph.
-On a GPU, they use Triton kernels; `--torch` adds PyTorch's own operations, which other devices use.
+noise). Their images are then copied to the device. The device variants degrade whole batches: eager, and as one CUDA
+graph. On a GPU, they use Triton kernels; `--torch` adds PyTorch's own operations, which other devices use.
 Both sides start from the same crops in memory, so decoding is not included. Both compute the same steps with the same
 parameters, from the same table of random numbers. Before the measurement, the images of both sides without noise are
 compared, and their mean difference is printed. It is not zero, because Pillow's filters adapt to the scale when they

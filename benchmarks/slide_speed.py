@@ -1,6 +1,6 @@
 """Measure how fast `paceline apply` processes a whole slide, and how much of the time the GPU computes.
 
-The slide is made here: a tiled, deflate-compressed TIFF of repeated photographs. With `--networks deepliif`, the
+The script creates the slide: a tiled, deflate-compressed TIFF of repeated photographs. With `--networks deepliif`, the
 networks are DeepLIIF's (four modalities and a segmentation, nine generators) with random weights, and all five results
 are written as pyramids. With `--networks small`, a small restoration network is used.
 

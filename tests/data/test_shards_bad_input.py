@@ -261,7 +261,7 @@ def test_lists_of_shards_that_cannot_be_meant_are_rejected(tmp_path: Path, monke
     write_tar(tmp_path / "0.tar", GOOD)
     for root, message in (
         (f"{tmp_path}/{{0,0}}.tar", r"0\.tar is listed twice"),
-        ("s3://{a,b}/0.tar", "braces cannot stand for a host or a bucket"),
+        ("s3://{a,b}/0.tar", "braces are not supported in the host or bucket"),
         (f"{tmp_path}/{{0..99}}-{{0..99}}.tar", "stands for more than 1,000 shards"),
         ("/no-such-shard-{0..1}.tar", r"--data-root /: no-such-shard-0\.tar: no such file"),
     ):

@@ -135,7 +135,7 @@ def test_a_class_needs_a_conditional_model(folder: Path) -> None:
     command = with_settings("conditional=off", "few_images=allow")
     command[command.index("384")] = "32"
     assert run_fork(folder, *command, "--out", "unconditional").wait() == 0
-    with pytest.raises(UserError, match="R3gan does not generate images by class"):
+    with pytest.raises(UserError, match="R3gan is not class-conditional"):
         paceline.load("unconditional", device="cpu").sample(1, label=0)
 
 

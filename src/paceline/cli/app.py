@@ -222,7 +222,7 @@ def plan(
 ) -> None:
     """Predict the speed or the memory use of a recipe on more devices.
 
-    The speed is predicted from a short measurement on this machine. The memory is computed without a GPU.
+    The speed is predicted from a short measurement on this machine. The memory is computed and needs no GPU.
     """
     from paceline.commands.plan import Options
     from paceline.commands.plan import plan as job

@@ -207,7 +207,7 @@ def with_name(flags: Flags, name: str) -> Flags:
 
 
 def with_optional_values(words: Sequence[str]) -> list[str]:
-    """Return the arguments, with `--compile` alone spelled as `--compile on`, and `--no-compile` as `--compile off`."""
+    """Return the arguments with `--compile on` for a bare `--compile`, and `--compile off` for `--no-compile`."""
     spelled: list[str] = []
     for word, following in zip_longest(words, words[1:], fillvalue=""):
         if word == "--no-compile":

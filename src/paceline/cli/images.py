@@ -21,7 +21,7 @@ def sample(
     interpolate: Annotated[
         bool, typer.Option("--interpolate", help="fill each row with interpolations between two images")
     ] = False,
-    count: Annotated[int, typer.Option(help="for generators: write this many single images to the folder --to")] = 0,
+    count: Annotated[int, typer.Option(help="for generators: write this many image files to the folder --to")] = 0,
     to: Annotated[str, typer.Option(help="new folder for the images of --count", metavar="DIR")] = "",
     class_: Annotated[
         str,
@@ -30,13 +30,13 @@ def sample(
         ),
     ] = "",
     truncation: Annotated[
-        float, typer.Option(help="factor on the noise; below 1, images are more alike and often look better")
+        float, typer.Option(help="scale the noise; below 1, images are more alike and often look better")
     ] = 1.0,
     nearest: Annotated[
-        bool, typer.Option("--nearest", help="show next to each image the training images that are most similar to it")
+        bool, typer.Option("--nearest", help="show each image next to the training images most similar to it")
     ] = False,
     inception: Annotated[
-        str, typer.Option(help="file with the 2015 Inception network, whose features --nearest compares")
+        str, typer.Option(help="for --nearest: file with the 2015 Inception network, which computes the features")
     ] = "",
     animate: Annotated[bool, typer.Option("--animate", help="show how the images changed during training")] = False,
     next_to: Annotated[
@@ -82,7 +82,7 @@ def apply(
     precision: Annotated[
         str, typer.Option(help="fp32, tf32, bf16 or fp16; for the last three, the difference from fp32 is printed")
     ] = "fp32",
-    compile_: Annotated[bool, typer.Option("--compile", help="compile the networks; worth it for many images")] = False,
+    compile_: Annotated[bool, typer.Option("--compile", help="compile the networks; useful for many images")] = False,
     format_: Annotated[
         str,
         typer.Option(
@@ -94,7 +94,7 @@ def apply(
     compression: Annotated[
         int | None, typer.Option(help="compression of png and tiff files, from 0 (none) to 9 (small, slow)")
     ] = None,
-    level: Annotated[int, typer.Option(help="for TIFF pyramids and slides: level to read; 0 is the largest")] = 0,
+    level: Annotated[int, typer.Option(help="for TIFF pyramids and slides: level to read; 0: full resolution")] = 0,
     magnification: Annotated[
         float, typer.Option(help="for slides: magnification to read, such as 20, instead of --level")
     ] = 0.0,
@@ -102,7 +102,7 @@ def apply(
         str, typer.Option(help="for TIFF files and slides: process only this part", metavar="X,Y,WIDTH,HEIGHT")
     ] = "",
     skip_background: Annotated[
-        bool, typer.Option("--skip-background", help="for TIFF files and slides: skip tiles without tissue")
+        bool, typer.Option("--skip-background", help="for TIFF files and slides: skip bright, colourless tiles")
     ] = False,
     preview: Annotated[
         bool, typer.Option("--preview", help="for TIFF files and slides: also write a small JPEG of each result")
@@ -174,7 +174,7 @@ def measure(
         bool, typer.Option("--niqe", help="also measure NIQE, a quality metric that needs no reference image")
     ] = False,
     value_range: Annotated[
-        str, typer.Option(metavar="LOW,HIGH", help="range of floating-point pixels, whose length is the peak of PSNR")
+        str, typer.Option(metavar="LOW,HIGH", help="value range of floating-point images, for PSNR and SSIM")
     ] = "",
 ) -> None:
     """Compare images from any program with their targets: PSNR, SSIM, LPIPS, NIQE, FID, IoU and Dice."""

@@ -1,4 +1,4 @@
-"""The device of commands that use a single one."""
+"""Choose the device for commands that use only one."""
 
 from __future__ import annotations
 

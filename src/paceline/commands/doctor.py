@@ -172,7 +172,7 @@ def _run_self_test(console: Console) -> int:
 
 
 def _measure_compile_gain() -> str:
-    """Measure what compiled networks gain, and keep it for `--compile auto`; return a line about it."""
+    """Measure the gain of compiled networks and save it for `--compile auto`; return a line about it."""
     config = configure(SELF_TEST_RECIPE, {"batch_size": "512", "images": "512000"}, assignments=["size=32"])
     with tempfile.TemporaryDirectory(prefix="paceline-doctor-") as folder:
         path = Path(folder) / "gain.json"

@@ -77,11 +77,11 @@ def sample(runs: list[str], out: str, options: Options) -> int:
 
 def _check_options(options: Options) -> None:
     if bool(options.count) != bool(options.to) or options.count < 0:
-        raise UserError("--count --to: give both, a number of images of at least 1 and a folder for them")
+        raise UserError("--count --to: use both: a number of images (at least 1) and a folder")
     if options.count and (options.grid or options.interpolate or options.animate or options.nearest):
-        raise UserError("--count: writes single images; leave --grid, --interpolate, --nearest and --animate out")
+        raise UserError("--count: writes one file per image; leave out --grid, --interpolate, --nearest and --animate")
     if options.count and options.label == EVERY_CLASS:
-        raise UserError(f"--class {EVERY_CLASS}: gives each row of a grid its own class; with --count, name one class")
+        raise UserError(f"--class {EVERY_CLASS}: shows one class per row of a grid; with --count, choose one class")
     if options.animate and options.interpolate:
         raise UserError("--animate --interpolate: cannot be combined; choose one")
     if options.interpolate and options.nearest:

@@ -171,7 +171,7 @@ def _train_stage(config: Config, world: World, may_exit: bool) -> int:
         if world.peers:
             world.peers.before_exit = partial(session.folder.end, "failed")
         end = partial(_end_hung_run, config, session.folder, world, None if may_exit else stop)
-        # A launcher ends a hung process from outside, so the process writes what only it knows shortly before that.
+        # The launcher will kill a hung process, so the process first writes what only it knows.
         keep = Watch(
             0.9 * config.run.timeout,
             lambda silent: write_nccl_record(folder.path / LOGS, world.rank),

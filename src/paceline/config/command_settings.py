@@ -1,4 +1,4 @@
-"""Which settings are not flags of every command."""
+"""Settings that are not flags of every command."""
 
 from __future__ import annotations
 

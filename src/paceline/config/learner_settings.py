@@ -19,7 +19,7 @@ class LearnerSettings:
     beta1: float = setting(0.9, "decay rate of the first moment, for adam and adamw", at_least=0, below=1)
     beta2: float = setting(0.999, "decay rate of the second moment, for adam and adamw", at_least=0, below=1)
     burn_in_beta2: float = setting(
-        0.0, "beta2 at the start of the burn-in, from which it rises to beta2; 0 keeps it constant", at_least=0, below=1
+        0.0, "initial value of beta2, which rises to beta2 during the burn-in; 0: constant", at_least=0, below=1
     )
     burn_in_lr: float = setting(
         1.0, "learning rate at the start of the burn-in, as a multiple of the scheduled rate", above=0
@@ -42,6 +42,6 @@ class LearnerSettings:
     clip: float = setting(0.0, "clip gradients to this norm; 0 disables clipping", at_least=0)
     ema_half_life: str = setting(
         "0 images",
-        "half-life of the exponential moving average (EMA) of the weights; 0 disables EMA; it rises from zero during "
-        "a burn-in",
+        "half-life of the exponential moving average (EMA) of the weights; 0 disables EMA; during a burn-in, the "
+        "half-life rises from zero",
     )

@@ -108,7 +108,7 @@ class RunSettings:
     )
     burn_in: str = setting(
         "0 images",
-        "length of the burn-in at the start of training, in which scheduled values move to their final value",
+        "length of the burn-in at the start of training, during which scheduled values reach their final value",
     )
     seed: int = setting(
         0, "seed for initial weights, sample order, augmentation and noise", flag=True, at_least=0, below=SEEDS
@@ -132,7 +132,7 @@ class RunSettings:
     )
     compile: Literal["auto", "on", "off"] = setting(
         "auto",
-        "compile each network with torch.compile before training; auto: on GPUs, if it saves more time than it costs",
+        "compile each network with torch.compile before training; auto: on GPUs, if it saves more time than it takes",
         flag=True,
     )
     deterministic: bool = setting(
@@ -140,7 +140,7 @@ class RunSettings:
     )
     profile: int = setting(
         0,
-        "trace N training steps and write a summary of their time to the run's profile/ folder; 0: no profile",
+        "trace N training steps and write a summary of where the time went to profile/ in the run folder; 0: off",
         flag=True,
         mutable_on_resume=True,
         at_least=0,
@@ -164,11 +164,11 @@ class RunSettings:
     )
     size: int = setting(0, "height and width of the images in pixels; 0 keeps the source's size")
     channels: int = setting(
-        0, "1 converts images to greyscale, 3 to RGB; 0 keeps the source's channels (for most sources: RGB)"
+        0, "number of channels; 1 converts to greyscale, 3 to RGB; 0: the source's channels (for most sources: RGB)"
     )
     preview_channels: str = setting(
         "",
-        "channels shown in sample images, counted from 0: one, or three as red, green and blue, e.g. 4,2,0; "
+        "channels to show in sample images, counted from 0: one, or three as red, green and blue, e.g. 4,2,0; "
         "default: the first three, or the first if there are two",
         mutable_on_resume=True,
     )
@@ -214,7 +214,7 @@ class RunSettings:
     )
     per_class: bool = setting(
         False,
-        "also measure the FID of each class, for generators that are conditional on classes",
+        "also measure the FID of each class, for class-conditional generators",
         mutable_on_resume=True,
     )
     feature_precision: Literal["fp32", "tf32", "fp16"] = setting(

@@ -17,11 +17,11 @@ class PixelSettings(RunSettings):
 
     pixels: Literal["auto", "uint8", "uint16", "float32"] = setting(
         "auto",
-        "number type of the pixels; auto: what the first file contains, but uint8 for 16-bit grey and colour images",
+        "data type of the pixels; auto: that of the first file, but uint8 for 16-bit grey and colour images",
     )
     value_range: str = setting(
         "",
-        "pixel values LOW,HIGH that become -1 and 1; needed for floating-point images; "
+        "pixel values LOW,HIGH that are scaled to -1 and 1; required for floating-point images; "
         "default for integers: the full range, such as 0,65535",
     )
 

@@ -25,8 +25,8 @@ class DataSpec:
         flip_allowed: Whether a flipped image is still a valid sample; False for digits and letters.
         scale: The factor by which "image" is downsampled to get the field "low"; 0 if there is no field "low".
         panels: The names of the image fields aligned with "image", in order, with the segmentation last.
-        dtype: Number type of the pixels: "uint8", "uint16" or "float32".
-        value_range: The pixel values that become -1 and 1 in batches; None for the full range of an integer type.
+        dtype: Data type of the pixels: "uint8", "uint16" or "float32".
+        value_range: The pixel values that are scaled to -1 and 1; None for the full range of an integer type.
 
     Examples:
         >>> paceline.DataSpec(channels=1, height=28, width=28, num_classes=10, flip_allowed=False)
@@ -46,7 +46,7 @@ class DataSpec:
 
     @property
     def pixel_format(self) -> PixelFormat:
-        """The number type of the pixels, with their range of values."""
+        """The data type of the pixels, with their range of values."""
         return PixelFormat(self.dtype, *self.value_range) if self.value_range else PixelFormat.full(self.dtype)
 
     @property

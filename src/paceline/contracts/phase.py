@@ -121,7 +121,7 @@ class Clock(NamedTuple):
     burn_in: int = 0
 
     def anneal(self, initial: float, final: float) -> float:
-        """Return a value on half a cosine from `initial` to `final`.
+        """Return a value on a half-cosine curve from `initial` to `final`.
 
         The final value is reached at the end of the burn-in, and is constant afterwards.
         """

@@ -1,4 +1,4 @@
-"""How pixels are stored: their number type, and the values that stand for -1 and 1 in batches."""
+"""How pixels are stored: their data type, and the values that correspond to -1 and 1 in batches."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Literal, cast
 
 PixelType = Literal["uint8", "uint16", "float32"]
-WHITE = {"uint8": 255.0, "uint16": 65535.0}  # the largest value of each integer type, which stands for white
+WHITE = {"uint8": 255.0, "uint16": 65535.0}  # the largest value of each integer type, which is white
 MAX_CHANNELS = 64
 
 
 @dataclass(frozen=True)
 class PixelFormat:
-    """The number type of pixels and their range of values. Batches contain `low` as -1 and `high` as 1."""
+    """The data type of pixels and their range of values. In batches, `low` becomes -1 and `high` becomes 1."""
 
     dtype: PixelType = "uint8"
     low: float = 0.0
@@ -35,7 +35,7 @@ class PixelFormat:
 
     @property
     def middle(self) -> float:
-        """The value that batches contain as 0."""
+        """The value that becomes 0 in batches."""
         return (self.low + self.high) / 2
 
     @property
@@ -45,7 +45,7 @@ class PixelFormat:
 
     @property
     def is_full_range(self) -> bool:
-        """Whether no value of the number type lies outside the range."""
+        """Whether no value of the data type lies outside the range."""
         return (self.low, self.high) == (0.0, WHITE.get(self.dtype))
 
     @property

@@ -127,11 +127,11 @@ class Recipe(nn.Module):
     draws: dict[str, Draw] = {}
     """Random inputs that the losses and `predict` read from the batch."""
     class_draw: str = ""
-    """For a generator that is conditional on classes: the uniform draw u that selects class ⌊u · num_classes⌋."""
+    """For a class-conditional generator: the uniform draw u that selects class ⌊u · num_classes⌋."""
     signals: dict[str, float] = {}
     """Scalars that a phase passes to later phases as fields of the batch, with their initial values."""
     scheduled: Mapping[str, Callable[[Clock], float]] = {}
-    """Scalars that the losses read from the batch, computed before each step from the images seen."""
+    """Scalars that the losses read from the batch, computed before each step from the number of images seen."""
     must_vary: tuple[str, ...] = ()
     """Loss terms or signals (PHASE/NAME) that are zero only if a network has collapsed.
 

@@ -11,7 +11,7 @@ EXTRAS = {"s3": "s3", "s3a": "s3", "http": "http", "https": "http"}  # extra to 
 
 
 def _options(url: str) -> dict[str, Any]:
-    """Return options that prevent an HTTP server from compressing files: a range would then be one of other bytes."""
+    """Return options that ask an HTTP server not to compress files, because ranges would refer to compressed bytes."""
     is_http = url.startswith(("http://", "https://"))
     return {"headers": {"Accept-Encoding": "identity"}} if is_http else {}
 

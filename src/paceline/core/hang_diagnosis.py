@@ -1,4 +1,4 @@
-"""Which rank did not arrive: compare the collective operations that the ranks of a run have started."""
+"""Find the rank that did not arrive, by comparing the collective operations that the ranks have started."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def diagnose(witnesses: Sequence[Witness]) -> Diagnosis | None:
 
 
 def deviation(witnesses: Sequence[Witness]) -> Diagnosis | None:
-    """Return the ranks whose operations are not those of the others; None if all ran the same ones so far."""
+    """Return the ranks whose operations differ from those of the others; None if all ran the same ones so far."""
     by_rank = {one.rank: {found.number: found for found in one.record.operations} for one in witnesses}
     if len(by_rank) < 2:
         return None

@@ -1,7 +1,7 @@
 """Stages of a pipeline: functions that run in threads, whose results keep the order of their inputs.
 
 Stages are generators, so they can be chained: each one pulls items from the stage before it. Codecs and the operations
-of NumPy and PyTorch on large arrays release the interpreter's lock, so threads use all cores.
+of NumPy and PyTorch on large arrays release the GIL, so threads use all cores.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def ordered_map(
 ) -> Generator[Result, None, None]:
     """Yield the result of `work` for each item, in order, while threads work on the next items.
 
-    At most two items per thread are in progress. If `max_bytes` is set, so is their total size, unless a single item
-    is larger. An error of `work` is raised when its item's turn comes.
+    At most two items per thread are in progress. `max_bytes` limits their total size, unless a single item is larger.
+    An error in `work` is raised when its item's turn comes.
     """
     waiting: deque[Future[Result]] = deque()
     sizes: deque[int] = deque()

@@ -27,7 +27,7 @@ def dump_stacks_on_signal(log: Path) -> None:
 
 
 def stop_dumping_stacks() -> None:
-    """Undo `dump_stacks_on_signal`. From then on, the signal is ignored, because one may still be on its way."""
+    """Undo `dump_stacks_on_signal`. From then on, the signal is ignored, because one may still be pending."""
     global _file
     if _file is None:
         return

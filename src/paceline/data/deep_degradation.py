@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from paceline.contracts.pixel_format import PixelFormat
 
-LEVELS = 255.0  # the strength of noise is given on a scale from 0 to 255
+LEVELS = 255.0  # the noise strength is on a scale from 0 to 255
 REACH_IN_SIGMAS = 3.0  # radius of the Gaussian kernel
 
 
@@ -29,7 +29,7 @@ def degrade_deep(
 
 
 def gaussian_blur(image: NDArray[np.float32], sigma: float) -> NDArray[np.float32]:
-    """Blur the rows and columns of an image [h, w, c], whose border pixels are repeated outside of it."""
+    """Blur the rows and columns of an image [h, w, c], repeating its border pixels."""
     reach = max(1, math.ceil(REACH_IN_SIGMAS * sigma))
     weights = np.exp(-0.5 * (np.arange(-reach, reach + 1) / sigma) ** 2)
     weights = (weights / weights.sum()).astype(np.float32)

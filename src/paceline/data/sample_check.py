@@ -19,7 +19,7 @@ def check_sample(source: Source, what: str) -> None:
         found = f"{what}: {name!r} is a {array.dtype} array of shape {list(array.shape)}"
         if (name == "image" or array.ndim == 3) and (array.dtype != source.spec.dtype or array.ndim != 3):
             raise UserError(
-                f"{found}: return a {source.spec.dtype} [height, width, channels] array (spec.dtype is the number type)"
+                f"{found}: return a {source.spec.dtype} [height, width, channels] array (spec.dtype is the data type)"
             )
         if name == "image" and array.shape[2] != source.spec.channels:
             raise UserError(f"{found}, but spec.channels is {source.spec.channels}; set it to {array.shape[2]}")

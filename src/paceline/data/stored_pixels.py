@@ -1,7 +1,7 @@
 """How images are stored in tensors, and how stored pixels become values in [-1, 1].
 
-8-bit pixels are stored as uint8 and floating-point pixels as float32. torch can do little with uint16, so 16-bit pixels
-are stored as int16, with 32,768 subtracted: torch can gather these on every device, also inside a CUDA graph.
+8-bit pixels are stored as uint8 and floating-point pixels as float32. torch has few operations for uint16, so 16-bit
+pixels are stored as int16, with 32,768 subtracted. torch can gather int16 on every device, also in a CUDA graph.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class ClassSums:
 def distances_by_class(
     real: list[tuple[Tensor, Tensor]], made: list[tuple[Tensor, Tensor]], names: tuple[str, ...]
 ) -> dict[str, float]:
-    """Return the FID of each class, and their mean. It is not a number if a class has fewer than two images."""
+    """Return the FID of each class, and their mean. FID is NaN for a class with fewer than two images."""
     found = {}
     for name, of_real, of_made in zip(names, real, made, strict=True):
         is_known = all(tensor.isfinite().all() for tensor in (*of_real, *of_made))

@@ -1,7 +1,6 @@
 """PSNR and SSIM in float64, for pixels of any format; used by evaluators, `measure` and `apply --downsample`.
 
-Images have levels from 0 to a peak, which is 255 for 8 bits, 65535 for 16 bits, and the length of the declared range
-for floating-point pixels.
+Images have levels from 0 to a peak, which is 255 for 8 bits, 65535 for 16 bits, or the length of the declared range.
 """
 
 from __future__ import annotations

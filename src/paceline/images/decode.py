@@ -122,7 +122,7 @@ def decode_full_depth(path: Path | bytes) -> NDArray[np.uint8 | np.uint16]:
 
 
 def grey_bits(path: Path | bytes) -> int:
-    """Return 16 for a 16-bit grey image, else 8; the header tells."""
+    """Return 16 for a 16-bit grey image, else 8, according to the header."""
     with opened(path) as (image, _):
         return 16 if image.mode in SIXTEEN_BIT_MODES else 8
 

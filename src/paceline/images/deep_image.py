@@ -83,7 +83,7 @@ class DeepImage:
 
 
 def read_deep(path: Path | bytes) -> DeepImage:
-    """Return an image in the number type of its file; raise BadImage if it cannot be read."""
+    """Return an image in the data type of its file; raise BadImage if it cannot be read."""
     found = read_planes(path)
     return DeepImage(decode_full_depth(path) if found is None else found[1])
 

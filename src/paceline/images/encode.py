@@ -92,7 +92,7 @@ def write_image(
 
 
 def lost_in(suffix: str, pixels: Pixels, attached: Attachments) -> str:
-    """Return a note about what a format cannot store; empty if nothing is lost."""
+    """Return a note about what the format cannot store; empty if nothing is lost."""
     lost = []
     if suffix not in (".png", ".tif") and pixels.dtype != np.uint8:
         lost.append("16-bit values were written as 8-bit")

@@ -2,8 +2,8 @@
 
 Grey images stay grey. Transparency and colour profiles are kept, and so is EXIF, except in 16-bit colour files. 16-bit
 images stay 16-bit if Pillow (grey) or tifffile (colour) supports them. Other images with more than 8 bits (PNG in
-colour or with transparency) are read as 8-bit, with a note. The planes of a TIFF become channels if the networks take
-as many; results are then written as planes, too.
+colour or with transparency) are read as 8-bit, with a note. The planes of a TIFF become channels if the networks have
+the same number of channels; results are then also written as planes.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class ImageData:
 
     @property
     def pixel_format(self) -> PixelFormat:
-        """The number type of the pixels and their range, which results share."""
+        """The data type of the pixels and their range, which results share."""
         dtype = self.pixels.dtype.name
         return PixelFormat(cast(PixelType, dtype), *self.value_range) if self.value_range else PixelFormat.full(dtype)
 
@@ -67,9 +67,9 @@ class ImageData:
 def read_image(path: Path, channels: int = 3, pixels: PixelFormat = EIGHT_BITS) -> ImageData:
     """Read an image of any mode for networks that take `channels` channels and were trained on `pixels`.
 
-    Raise BadImage if the file cannot be read, or not by these networks. Grey and RGB images are read for networks with
-    1 or 3 channels; their results have the image's channels. 8-bit and 16-bit images are read in full depth for
-    networks trained on either, unless these have a declared range of values, which images must not exceed.
+    Raise BadImage if the file cannot be read or does not fit these networks. Grey and RGB images are read for networks
+    with 1 or 3 channels; their results have the image's channels. 8-bit and 16-bit images are read in full depth for
+    networks trained on either, unless the networks have a declared range of values, which images must not exceed.
     """
     if not pixels.is_full_range or _is_stack_of(channels, path):
         return _read_planes(path, channels, pixels)

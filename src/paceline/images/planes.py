@@ -24,7 +24,7 @@ from paceline.images.orientation import turn
 from paceline.images.tiff_structure import check_directories, check_expansion, is_tiff
 
 MAX_BYTES = 2**31  # maximum size of a decoded image
-# The number types of channels. Others have too many bits for float32, which is the widest type of a batch.
+# The data types of channels. Others have too many bits for float32, which is the widest type of a batch.
 PLANE_TYPES = ("uint8", "uint16", "int8", "int16", "float16", "float32", "float64")
 DEFLATE = (8, 32946)
 BUILT_IN = (1, 32773, *DEFLATE)  # compressions that tifffile decodes itself; 1 is none and 32773 is PackBits

@@ -41,7 +41,7 @@ class _Held(NamedTuple):
 
 
 def choose_reader(files: Iterable[Path | bytes], settings: RunSettings) -> ReaderChoice:
-    """Return the reader for a source's files; the first file that can be read decides what the settings leave open."""
+    """Return the reader for a source's files; the first readable file decides what the settings leave open."""
     check_image_settings(settings)
     kind, limits = read_pixel_settings(settings)
     may_skip = settings.bad_images == "skip" or settings.channels in GREY_AND_RGB
@@ -95,7 +95,7 @@ def make_format(dtype: str, limits: Limits, name: str, found: tuple[float, float
 
 
 def _suggested(low: float, high: float) -> str:
-    """Return a simple range that contains two values: from 0, or from the negative, to a power of ten."""
+    """Return a simple range that contains both values: from 0 or a negative power of ten to a power of ten."""
     if not (math.isfinite(low) and math.isfinite(high)):
         return "0,1"
     bound = 10.0 ** math.ceil(math.log10(max(abs(low), abs(high), 1e-6)) - 1e-9)

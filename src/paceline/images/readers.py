@@ -1,4 +1,4 @@
-"""Readers decode image files into arrays with one number type and one number of channels.
+"""Readers decode image files into arrays with one data type and one number of channels.
 
 `EightBitReader` is used for grey and RGB images: Pillow decodes them, and files with more bits are reduced to 8 bits.
 `DeepReader` is used for all other images: 16-bit or floating-point pixels, or any number of channels.

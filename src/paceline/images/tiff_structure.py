@@ -53,7 +53,7 @@ def check_directories(file: IO[bytes]) -> None:
 def check_expansion(file: IO[bytes], segments: Iterable[tuple[int, int]], limit: int) -> None:
     """Raise ValueError if deflate-compressed segments, given by offset and length, expand to more than `limit` bytes.
 
-    tifffile decompresses everything that a small file contains, which could fill the memory.
+    tifffile decompresses everything that a small file contains, which could exhaust memory.
     """
     for offset, length in segments:
         file.seek(offset)

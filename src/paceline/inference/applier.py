@@ -78,7 +78,7 @@ class ComputedImage:
 
 
 class Applier:
-    """Applies an image model; its methods are the stages of a pipeline, and may run in different threads."""
+    """Applies an image model. Its methods are the stages of a pipeline and may run in different threads."""
 
     def __init__(self, settings: ApplierSettings, image_model: ImageModel, devices: list[torch.device]) -> None:
         self.settings, self.image_model = settings, image_model

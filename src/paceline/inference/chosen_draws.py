@@ -34,7 +34,7 @@ def choose_class(
 ) -> Batch:
     """Return draws that select a class by its name or index, or a different class for each row of images."""
     if not recipe.class_draw:
-        raise UserError(f"{flag}{label}: {type(recipe).__name__} does not generate images by class; leave it out")
+        raise UserError(f"{flag}{label}: {type(recipe).__name__} is not class-conditional; leave it out")
     rows = draws[recipe.class_draw].clone()
     if label == EVERY_CLASS and EVERY_CLASS not in classes:
         for start in range(0, len(rows), columns):

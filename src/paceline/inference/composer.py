@@ -32,7 +32,7 @@ Advance = Callable[[int], None]  # called with the number of input pixels just p
 
 @dataclass(frozen=True)
 class Demands:
-    """What a user asks of the tiles, and what they share their memory with."""
+    """The requested tile size, and the number of devices that share the memory."""
 
     tile_px: int = 0  # side of a tile; 0 for the largest that fits in memory
     share: int = 1  # number of devices that share the memory
@@ -40,7 +40,7 @@ class Demands:
 
 @dataclass(eq=False)
 class Composition:
-    """The results for one image. Parts that are still on their way from the device are added when they are used."""
+    """The results for one image. Parts still being copied from the device are added when they are used."""
 
     size: tuple[int, int]  # height and width of the results
     tiling: Tiling
@@ -50,7 +50,7 @@ class Composition:
     _coming: list[tuple[Landing, int, Tile, int]] = field(default_factory=list)  # with index in the batch, and scale
 
     def add(self, landing: Landing, index: int, tile: Tile, scale: int) -> None:
-        """Add a tile's results. Results of earlier tiles are taken from the device first."""
+        """Add a tile's results. Results of earlier tiles are first fetched from the device."""
         self._take()
         self._coming.append((landing, index, tile, scale))
 

@@ -1,7 +1,7 @@
 """A forward pass as CUDA graphs, one per shape of its input.
 
-The kernels of a small batch take less time than their launches from Python. A replay needs only one launch. Large
-batches gain nothing and would keep their memory, so they run eagerly, as do shapes that occur only a few times.
+For a small batch, launching kernels from Python takes longer than running them. A replay needs only one launch. Large
+batches gain nothing and their graphs would hold memory, so they run eagerly, as do shapes that occur only a few times.
 """
 
 from __future__ import annotations

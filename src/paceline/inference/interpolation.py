@@ -16,7 +16,7 @@ def interpolate_draws(recipe: Recipe, ends: Batch, steps: int) -> Batch:
     shares = torch.linspace(0, 1, steps)
     between = {}
     for name, rows in ends.items():
-        if name == recipe.class_draw:  # there is nothing between two classes
+        if name == recipe.class_draw:  # classes cannot be interpolated
             between[name] = rows[::2].repeat_interleave(steps)
             continue
         interpolate = slerp if recipe.draws[name].kind == "normal" else torch.lerp

@@ -162,10 +162,10 @@ class Model:
             count: The number of images.
             seed: The seed for the noise; by default the run's seed, which generates the same images as
                 `paceline sample`.
-            first: The number of the first image. Image n is the same, however many images are generated at once.
-            label: The class of the images, by name or index, if the model generates images by class; by default,
-                classes are drawn at random.
-            truncation: A factor on the noise. Below 1, the images are more alike and often look better.
+            first: The index of the first image. Image n is the same, no matter how many images are generated at once.
+            label: The class of the images, by name or index, for class-conditional models; by default, classes are
+                drawn at random.
+            truncation: A factor that scales the noise. Below 1, the images are more alike and often look better.
 
         Returns:
             The images as a uint8 [n, c, h, w] tensor on the CPU.
@@ -197,7 +197,7 @@ class Model:
     ) -> dict[str, Image.Image] | Iterator[dict[str, Image.Image]]:
         """Restore, upscale or translate images of any size.
 
-        Large images are processed in tiles. Several images are prepared by threads while others are computed.
+        Large images are processed in tiles. Threads prepare the next images while others are computed.
 
         Args:
             image: A Pillow image, or an iterable of them, which is read as the results are used. A greyscale network

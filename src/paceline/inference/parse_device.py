@@ -1,4 +1,4 @@
-"""The device that a user asks for in Python."""
+"""Parse the device that a user passes in Python."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def _apply_whole(applier: Applier, num_pixels: Mapping[ImageTask, int], advance:
     written = ordered_map(write, _flattened(computed), cores)
     try:
         yield from written
-    finally:  # the stages end in this order, so that none of them waits for another
+    finally:  # close the stages in this order, so that none waits for another
         written.close()
         budget.close()
         computed.close()
@@ -83,7 +83,7 @@ def _apply_whole(applier: Applier, num_pixels: Mapping[ImageTask, int], advance:
 
 
 def _flattened(lists: Iterable[list[ComputedImage | SkippedImage]]) -> Iterator[ComputedImage | SkippedImage]:
-    """Yield the elements of lists, without keeping those that were already used in memory."""
+    """Yield the elements of lists, releasing each element after use."""
     for some in lists:
         some.reverse()
         while some:

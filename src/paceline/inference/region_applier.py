@@ -1,4 +1,4 @@
-"""Applies networks to an image by region: memory stays bounded whatever its size, and a killed command resumes."""
+"""Applies networks to an image by region: memory use is bounded for any size, and a killed command can resume."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ class RegionApplier:
             opened.close()
 
     def _tiling(self, image: RegionImage, level: int, box: Box) -> Tiling:
-        """Return tiles that fit in memory, and are large enough that their halo costs little."""
+        """Return tiles that fit in memory and are large enough to keep the overhead of the halo low."""
         composer, recipe = self.composer, self.image_model.recipe
         if composer.field.is_measurable:
             composer.field = self.image_model.tiled_field
@@ -222,7 +222,7 @@ class RegionApplier:
         return {name: made.shape[-1] for name, made in self.pool.run([pixels]).arrays().items()}
 
     def _background_fill(self, job: _Job) -> dict[str, Pixels]:
-        """Return what the networks make of white: the colour of skipped blocks, by result."""
+        """Return the networks' output for white, which is the colour of skipped blocks, by result."""
         multiple = job.tiling.multiple_px
         side = -(-(2 * min(self.composer.field.tiled_halo_px, LARGEST_PROBE_HALO_PX) + 16) // multiple) * multiple
         white = np.full((side, side, job.image.format.channels), np.iinfo(job.image.format.dtype).max)

@@ -59,7 +59,7 @@ WHOLE_IMAGE = RegionOptions()
 
 
 def check_region_options(options: RegionOptions) -> None:
-    """Raise UserError for options that do not make sense."""
+    """Raise UserError for invalid options."""
     if options.level < 0:
         raise UserError(f"--level {options.level}: expected a number of at least 0; 0 is the full resolution")
     if options.magnification < 0:
@@ -91,7 +91,7 @@ def region_size(path: Path, options: RegionOptions, *, is_forced: bool = False) 
 
 
 def choose_part(image: RegionImage, options: RegionOptions) -> tuple[int, Box]:
-    """Return the level of an image that a user asked for, and the part of it."""
+    """Return the requested level of an image, and the requested part of it."""
     level = choose_level(image, options.level, options.magnification)
     return level, choose_box(image.levels[level], options.box)
 
@@ -115,7 +115,7 @@ class Block:
 
 
 def block_unit(multiple_px: int, scale: int) -> int:
-    """Return what the side of a block must be a multiple of, so that its result consists of whole TIFF tiles."""
+    """Return the number that divides a block's side, so that its result consists of whole TIFF tiles."""
     return math.lcm(multiple_px, TIFF_TILES_PX[-1] // math.gcd(TIFF_TILES_PX[-1], scale))
 
 

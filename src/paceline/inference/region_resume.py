@@ -1,4 +1,4 @@
-"""What a command must have in common with an earlier one in order to resume its unfinished files."""
+"""What must match an earlier command in order to resume its unfinished files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from paceline.inference.tiling import Tiling
 
 @dataclass(frozen=True)
 class Division:
-    """How an image is divided; a resumed command keeps it, even if a different amount of memory is free."""
+    """How an image is divided. A resumed command keeps it, even if the amount of free memory differs."""
 
     tiling: Tiling
     channels: dict[str, int]  # of each result

@@ -1,7 +1,7 @@
 """Runs networks on batches of equal tiles on one device, without waiting for the device.
 
-Pixels travel as integers: they are converted on the device, copied from and to pinned memory, and the copy back
-overlaps the next batch. On a GPU, small batches of a shape that occurs often are replayed as a CUDA graph.
+Pixels are transferred as integers, from and to pinned memory, and converted on the device. The copy back overlaps the
+next batch. On a GPU, small batches of a shape that occurs often are replayed as a CUDA graph.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 
 @dataclass(frozen=True, eq=False)
 class Landing:
-    """Results on their way from the device to the host."""
+    """Results that are being copied from the device to the host."""
 
     results: dict[str, Tensor]  # [n, h, w, c] levels by name
     finite: Tensor
@@ -136,7 +136,7 @@ class TileRunner:
             for network in networks:
                 undo_compile(network)
             reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-            self.note = f"--compile: off, since it failed ({type(error).__name__}: {reason})"
+            self.note = f"--compile: off, because it failed ({type(error).__name__}: {reason})"
 
 
 class RunnerPool:

@@ -162,7 +162,7 @@ def _largest_side(field: ReceptiveField, budget: float, halo: int) -> int:
 
 
 def inexact_halo(field: ReceptiveField) -> int:
-    """Return the halo of tiles that change the result however wide it is."""
+    """Return the halo for networks whose tiles change the result, however wide the halo is."""
     usual = _rounded_up(INEXACT_HALO_PX, field.multiple_px)
     return min(usual, field.tiled_halo_px) if field.is_traced else usual
 

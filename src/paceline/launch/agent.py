@@ -43,7 +43,7 @@ class Agent(ElasticAgent):
         self._examined = False
 
     def before_monitoring(self) -> None:
-        """Compare the workers' records if one has died, or has failed and waits for this."""
+        """Compare the workers' records if a worker has died, or has failed and waits for the comparison."""
         died = not all(self._mailbox.processes().values())
         if (died or self._mailbox.has_failed_worker()) and not (self._examined or self._is_over()):
             self._examined = True

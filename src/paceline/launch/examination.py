@@ -19,12 +19,12 @@ HANG_FILE = "hang.txt"
 STACK_SECONDS = 0.5  # time for the workers to write their stacks
 NUM_SHOWN = 12  # operations per rank in the file
 STOPPED = "is stopped (by SIGSTOP or a debugger)"
-WAITS_FOR_DISK = "waits for a disk or a driver (uninterruptible sleep)"
+WAITS_FOR_DISK = "is waiting for a disk or a driver (uninterruptible sleep)"
 _CONDITIONS = {"T": STOPPED, "t": STOPPED, "D": WAITS_FOR_DISK}
 
 
 def examine_hang(mailbox: Mailbox, reason: str) -> str:
-    """Write the stacks and operations of all workers to logs/; return a line that names the rank that is missing."""
+    """Write the stacks and operations of all workers to logs/; return a line that reports the missing rank."""
     witnesses = _witnesses(mailbox)
     found = diagnose(list(witnesses.values()))
     logs = _write_logs(witnesses, reason, found)
@@ -53,7 +53,7 @@ def _witnesses(mailbox: Mailbox) -> dict[int, Witness]:
 
 
 def _condition(process: int) -> str:
-    """Return why the kernel does not run a process; empty if it does, or if the reason is unknown."""
+    """Return why a process is not running; empty if it is running, or if the reason is unknown."""
     try:
         state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
     except (OSError, IndexError):
@@ -74,7 +74,7 @@ def _write_logs(witnesses: Mapping[int, Witness], reason: str, found: Diagnosis 
         return ""
     lines = [time.strftime("%Y-%m-%d %H:%M:%S"), reason, *([found.message] if found else [])]
     for one in witnesses.values():
-        lines += ["", f"rank {one.rank} {one.condition or 'runs'}; its last collective operations:"]
+        lines += ["", f"rank {one.rank} {one.condition or 'is running'}; its last collective operations:"]
         lines += [f"  {operation}" for operation in one.record.operations[-NUM_SHOWN:]]
     with suppress(OSError):  # the disk may be the reason for the hang
         write_file(Path(logs) / HANG_FILE, "\n".join(lines) + "\n")

@@ -4,7 +4,7 @@ process-PID   a worker that has started; rewritten with every progress report, a
 record-PID    the worker's flight recorder: the last collective operations that it started
 user-error    the message from a UserError that a worker raised
 failed        a worker has failed and waits until the launcher has examined the others
-diagnosis     why the workers of this round hang or failed, as far as the launcher could find out
+diagnosis     why the workers of this round hang or failed, if the launcher could determine it
 stopped-CODE  the workers have saved and stopped on request; the launcher exits with this code
 """
 
@@ -71,7 +71,7 @@ class Mailbox:
         return (self.folder / FAILED).exists()
 
     def keep_diagnosis(self, line: str) -> None:
-        """Keep why the workers hang or failed, and let failed workers end."""
+        """Store why the workers hang or failed, and let failed workers exit."""
         if line and not self.diagnosis():
             (self.folder / DIAGNOSIS).write_text(line)
         (self.folder / FAILED).unlink(missing_ok=True)
@@ -129,7 +129,7 @@ def report_user_error(line: str) -> bool:
 
 
 def wait_for_examination() -> None:
-    """Wait until the launcher has examined the other workers, because it ends them when this one exits."""
+    """Wait until the launcher has examined the other workers, because it kills them when this one exits."""
     if MAILBOX_FOLDER not in os.environ or recorder().record().size == 1:
         return
     file, until = Path(os.environ[MAILBOX_FOLDER], FAILED), time.monotonic() + EXAMINATION_SECONDS

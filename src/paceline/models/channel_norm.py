@@ -23,7 +23,7 @@ class ChannelNorm(nn.Module):
 
 
 def fuse_channel_norms(network: nn.Module) -> nn.Module:
-    """Replace a network's LayerNorm2d modules by ChannelNorm, with the same parameters; return the network."""
+    """Replace a network's LayerNorm2d modules with ChannelNorm, with the same parameters; return the network."""
     for name, module in list(network.named_modules()):
         if type(module).__name__ == REPLACED_CLASS and not isinstance(module, nn.LayerNorm):
             fused = ChannelNorm(module.get_parameter("weight"), module.get_parameter("bias"), float(module.eps))

@@ -53,7 +53,7 @@ class Generator(nn.Module):
 
 
 class Discriminator(nn.Module):
-    """Maps each image, and its class if there is one, to a score. Only differences of scores have a meaning."""
+    """Maps each image, and its class if there is one, to a score. Only differences between scores are meaningful."""
 
     def __init__(
         self, size_px: int, channels: int, nz: int, width: int, num_blocks: int, group_size: int, num_classes: int = 0

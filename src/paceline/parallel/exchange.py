@@ -13,7 +13,7 @@ SMALL_BYTES = 2**16
 
 
 class Waiting:
-    """The time that this process has spent in collectives on the CPU, since the start.
+    """The time that this process has spent in collectives on the CPU since the start.
 
     A GPU runs collectives while the host continues, so their time is not included.
     """

@@ -14,8 +14,8 @@ from paceline.parallel.exchange import waiting
 class GradientWait:
     """Adds the wait at the end of a network's backward passes to `exchange.waiting`.
 
-    DistributedDataParallel exchanges gradients in C++ and waits for them at the end of the backward pass. Only the
-    moment at which the last own gradient is complete is observed, by a hook on the parameter that is last.
+    DistributedDataParallel exchanges gradients in C++ and waits for them at the end of the backward pass. A hook on the
+    last parameter records when the last of this process's own gradients is complete.
     """
 
     def __init__(self, parameters: Iterable[Tensor]) -> None:

@@ -18,7 +18,7 @@ class MemoryShares:
     held: Mapping[str, float] = field(default_factory=dict)
     """Fraction of a network's weights, gradients, optimizer state and EMA per device; 1 for networks not listed."""
     gradient_copies: float = 1.0
-    """How often the device stores the gradients of a phase, apart from buffers."""
+    """How many copies of a phase's gradients the device stores, apart from buffers."""
     batch_copies: int = 1
     """How many devices' batches the device stores."""
     buffer_bytes: int = 0

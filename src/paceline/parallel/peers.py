@@ -125,9 +125,9 @@ class Peers(threading.Thread):
         return failure
 
     def examine(self, reason: str) -> str:
-        """Compare the flight recorders of all ranks after a hang; return a line that names the rank that is missing.
+        """Compare the flight recorders of all ranks after a hang; return a line that reports the missing rank.
 
-        Ranks that hang call this at about the same time. A rank that does not is the one that is missing. If rank 0,
+        Ranks that hang call this at about the same time. A rank that does not call it is the missing one. If rank 0,
         which serves the store, is stopped, calls to the store do not return, so they run in their own thread.
         """
         self._ended.set()

@@ -1,4 +1,4 @@
-"""FSDP's communication over gloo for tensors on a GPU, by way of host memory.
+"""FSDP's communication over gloo for tensors on a GPU, through host memory.
 
 FSDP calls collectives on CUDA streams of its own. With gloo, the process then ends in a segmentation fault (measured
 with torch 2.11). NCCL needs no staging, but it cannot run two processes on one GPU. torch does not export the base

@@ -36,14 +36,14 @@ class R3ganSettings(AugmentationSettings):
     )
     nz: int = setting(64, "dimension of the noise vector from which an image is generated", at_least=1)
     width: int = setting(
-        512, "channels of the feature maps up to 8×8 pixels; larger maps have 2, 4, … times fewer", at_least=8
+        512, "channels of the feature maps up to 8×8 pixels; larger maps have 1/2, 1/4, … as many", at_least=8
     )
     num_blocks: int = setting(2, "residual blocks per resolution, in each network", at_least=1)
     group_size: int = setting(16, "channels per group of the 3×3 convolutions", at_least=1)
     r_gamma: float = setting(0.05, "weight of the penalties R1 and R2 after the burn-in", at_least=0)
     burn_in_r_gamma: float = setting(0.5, "weight of the penalties at the start of the burn-in", at_least=0)
     penalty_every: int = setting(
-        1, "steps between two penalties; above 1, they are computed in a phase of their own", at_least=1
+        1, "number of steps between penalties; above 1, they are computed in a separate phase", at_least=1
     )
 
 

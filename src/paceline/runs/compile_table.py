@@ -1,4 +1,4 @@
-"""What compiling networks gains and costs on this machine: measured by `paceline doctor` and by earlier runs."""
+"""The gain and cost of compiling networks on this machine, measured by `paceline doctor` and by earlier runs."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def compile_cost(recipe: str) -> CompileCost:
 
 
 def record_gain(gain: float, recipe: str = ANY_RECIPE) -> None:
-    """Keep the fraction of the step time that compiled networks save."""
+    """Save the fraction of the step time that compiled networks save."""
     _record(GAINS, recipe, gain)
 
 
 def record_seconds(seconds_per_network: float, recipe: str) -> None:
-    """Keep how long compiling a recipe's networks took. The next run finds its caches filled and is as fast."""
+    """Save how long compiling a recipe's networks took. The next run finds the same caches, so it takes as long."""
     _record(SECONDS, recipe, seconds_per_network)
 
 

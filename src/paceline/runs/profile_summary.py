@@ -1,4 +1,4 @@
-"""The summary of a profile: where the time of a few training steps went, and what could be gained."""
+"""The summary of a profile: where the time of a few training steps went, and what could save time."""
 
 from __future__ import annotations
 

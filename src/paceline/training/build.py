@@ -121,7 +121,7 @@ def _build(config: Config, strategy_type: type[Strategy], world: World) -> Parts
 
 
 def _compile(config: Config, step: Step, feed: TrainingFeed, total: int) -> tuple[Config, list[str]]:
-    """Choose for `--compile auto`, and compile if chosen; return the config with the choice, and notes about it."""
+    """Resolve `--compile auto`, and compile if it is on; return the config with the choice, and notes about it."""
     notes = []
     if config.run.compile == "auto":
         choice = choose_for(config, step, feed, total // feed.images_per_step)

@@ -45,11 +45,11 @@ def choose(num_steps: int, step_seconds: float, num_networks: int, cost: Compile
 
 
 def choose_for(config: Config, step: Step, feed: TrainingFeed, num_steps: int) -> Choice:
-    """Choose for a run: measure its step on the GPU, unless the answer is clear. Rank 0 chooses for all ranks."""
+    """Choose for a run. Measure its step on the GPU unless the choice is obvious. Rank 0 chooses for all ranks."""
     if step.world.device.type != "cuda":
         return Choice(False, "")
     if config.run.deterministic:
-        return Choice(False, "compile: off (auto), since --deterministic compiles only with --compile on")
+        return Choice(False, "compile: off (auto), since --deterministic is set; use --compile on to compile anyway")
     if obstacle := compile_obstacle(step):
         return Choice(False, f"compile: off (auto), since {obstacle}")
     data = next(feed.steps(0, feed.images_per_step))

@@ -1,4 +1,4 @@
-"""Makes operations on fake CPU tensors need the memory that they need on a GPU."""
+"""Makes operations on fake CPU tensors use as much memory as on a GPU."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _DROPOUT = signature(F.dropout)
 
 
 class LikeCuda(TorchFunctionMode):
-    """Runs operations as on a GPU: the list of autocast, and dropout, which stores a mask of one byte per value."""
+    """Runs operations as on a GPU: with its autocast list, and with dropout masks of one byte per value."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -1,4 +1,4 @@
-"""What to tell the user when a device runs out of memory: where it happened, and which settings would fit."""
+"""The error message when a device runs out of memory: where it happened, and which settings would fit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def explain_out_of_memory(error: torch.OutOfMemoryError, parts: Parts) -> str:
     config = parts.config.with_run(accelerator=parts.world.device.type)
     try:
         advice = suggest(config, _total_bytes(parts.world.device), sources)
-    except Exception:  # the forecast only helps; the user must learn about the error in any case
+    except Exception:  # the forecast is optional; the error must be reported in any case
         advice = SHORT
     return f"out of memory{where}: {advice}"
 

@@ -1,7 +1,7 @@
 """Follows the memory of one training step on one device, computed with fake tensors, which have no data.
 
 Neither a GPU nor the memory itself is needed. The step is the run's own, with its learners, autocast and EMA. Without a
-GPU, autograd cannot run on fake CUDA tensors, so that the step runs on fake CPU tensors (see `like_cuda`). Recipes and
+GPU, autograd cannot run on fake CUDA tensors, so the step runs on fake CPU tensors (see `like_cuda`). Recipes and
 losses cache constants for the life of a process. After a trace, these caches contain fake tensors, so the process must
 not train afterwards.
 """

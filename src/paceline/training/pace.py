@@ -26,7 +26,7 @@ class Pace:
         self._stragglers = StragglerWatch()
 
     def count_step(self) -> None:
-        """Note how long this rank worked for one step; call this at the end of each step."""
+        """Record how long this rank worked on one step; call this at the end of each step."""
         data, step, waited = self._data.seconds, self._step.seconds, waiting.seconds
         before, self._before = self._before, (data, step, waited)
         data, step, waited = data - before[0], step - before[1], waited - before[2]

@@ -42,7 +42,7 @@ class Straggler:
 
 
 class StragglerWatch:
-    """Compares the ranks at every log line; names a straggler after several log intervals in a row."""
+    """Compares the ranks at every log line; reports a straggler after several consecutive log intervals."""
 
     def __init__(self) -> None:
         self._is_first = True

@@ -109,7 +109,7 @@ class BlockCache:
         total = int(digits) if digits.isdigit() else self._reduce(self.limit)
         lacking = MIN_FREE_BYTES + size - shutil.disk_usage(self.folder).free
         if total + size > self.limit or lacking > 0:
-            # Remove more than necessary, because the search for the oldest blocks takes long.
+            # Remove more than necessary, because searching for the oldest blocks is slow.
             spare = int(self.limit * (1 - FILLED_SHARE))
             total = self._reduce(min(self.limit - spare - size, total - lacking - spare if lacking > 0 else total))
             lacking = MIN_FREE_BYTES + size - shutil.disk_usage(self.folder).free

@@ -159,7 +159,7 @@ class Reader:
     def _download_whole(
         self, cache: BlockCache, file: StoredFile, wanted: Sequence[Block], wait_seconds: float
     ) -> None:
-        """Download a file from a server that does not send parts of files, unless another process has just done so."""
+        """Download a file from a server without range requests, unless another process has just done so."""
         here, whole = self._here(), Block(self._keys[file.place], -1)
         while not here.begin([whole]):
             here.wait_for([whole])

@@ -1,7 +1,7 @@
 """The format of a packed folder: decoded images, concatenated in one file per field.
 
 `pack.json` describes the contents and is written last. Each split has its own folder with `FIELD.pixels` (in the data
-spec's number type), `index.npy` (one row per sample: offset in bytes, size and checksum of each image, then the
+spec's data type), `index.npy` (one row per sample: offset in bytes, size and checksum of each image, then the
 labels), `names.json` and, if the samples have groups, `groups.json`. While packing is in progress, `packing.json`
 describes the source, and `index.partial` has a row for each complete sample.
 """

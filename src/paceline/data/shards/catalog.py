@@ -72,7 +72,7 @@ def _from_list(root: str, flag: str) -> Catalog:
     base, slash, pattern = root.partition("{")[0].rpartition("/")
     pattern += root[len(base) + len(slash) + len(pattern) :]
     if base.endswith((":", ":/")):
-        raise UserError(f"{shown}: braces cannot stand for a host or a bucket; give one URL")
+        raise UserError(f"{shown}: braces are not supported in the host or bucket; use one URL")
     names = list(islice(_expand(pattern, shown), MAX_SHARDS + 1))
     if len(names) > MAX_SHARDS:
         raise UserError(f"{shown}: stands for more than {MAX_SHARDS:,} shards; use fewer")
@@ -87,12 +87,12 @@ def _is_shard(name: str) -> bool:
 def _unique(names: Sequence[str], shown: str) -> Sequence[str]:
     twice = next((name for name, count in Counter(names).items() if count > 1), None)
     if twice is not None:
-        raise UserError(f"{shown}: {printable(twice)} is listed twice, so its samples would be too; list it once")
+        raise UserError(f"{shown}: {printable(twice)} is listed twice; list it once")
     return names
 
 
 def describe_detection(storage: Storage, shards: Sequence[StoredFile]) -> tuple[str, ...]:
-    """Return a note if a shard that is replaced by another one of the same size would not be noticed."""
+    """Return a note if Paceline could not detect that a shard was replaced by another one of the same size."""
     if storage.is_local or all(shard.version for shard in shards):
         return ()
     return (

@@ -15,7 +15,7 @@ from paceline.core.small_files import parse_json
 VERSION = 1
 SUFFIX = ".index.json"
 MAX_INDEX_BYTES = 2**28
-MAX_LABEL = 10_000_000  # a network has an output for every class number up to the largest one
+MAX_LABEL = 10_000_000  # a network has one output for each class number up to the largest
 MAX_SIDE_PX = 2**31
 
 

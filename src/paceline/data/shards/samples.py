@@ -46,7 +46,7 @@ class Names:
     """The names of many samples, stored compactly."""
 
     def __init__(self, names: Iterable[str]) -> None:
-        # Surrogates stand for bytes that are not UTF-8.
+        # Surrogates represent bytes that are not UTF-8.
         encoded = [name.encode(errors="surrogatepass") for name in names]
         self._ends = np.cumsum([0, *map(len, encoded)])
         self._text = b"".join(encoded)

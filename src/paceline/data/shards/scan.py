@@ -19,7 +19,7 @@ from paceline.images.readers import image_size
 CHUNK_BYTES = 2**22  # bytes that are read together
 MAX_READ_BYTES = 2**29  # maximum size of a member, and of a tar header
 LABEL_SUFFIX = ".cls"
-MAX_LABEL_DIGITS = 32  # Python needs quadratic time to parse an integer
+MAX_LABEL_DIGITS = 32  # Python parses long integers in quadratic time
 # Reading these formats can execute code that the file contains.
 PICKLES = {".pyd", ".pickle", ".pkl", ".pth", ".pt"}
 END = bytes(tarfile.BLOCKSIZE)  # a tar file ends with two such blocks
@@ -39,7 +39,7 @@ def scan(reader: Reader, file: StoredFile) -> ShardIndex:
             problem = _problem_at_end(opened)
     except UserError:
         raise
-    # tarfile calls itself for every header that describes the next one, so a chain of them exceeds the recursion limit
+    # tarfile recurses for every header that describes the next one, so a long chain exceeds the recursion limit
     except (tarfile.TarError, EOFError, ValueError, ArithmeticError, LookupError, RecursionError) as error:
         problem = f"truncated, or not an uncompressed tar file ({' '.join(str(error).split())})"
     return ShardIndex(file.size, tuple(members), problem)

@@ -3,8 +3,8 @@
 Both images are first rounded as in image files: to 8 or 16 bits, or not at all for floating-point pixels. Protocol `y`
 compares luma (16…235, as MATLAB's rgb2ycbcr computes it, not rounded again); `rgb` compares all channels. Images with
 neither 1 nor 3 channels are always compared in all channels (`all`). When upscaling, a border as wide as the scale is
-ignored. Each metric is computed per image and then averaged. The peak of PSNR and SSIM is 255, 65535 or, for
-floating-point pixels, the length of the declared range. SSIM has a Gaussian window of 11 pixels with σ = 1.5, K = 0.01
+ignored. Each metric is computed per image and then averaged. The data range of PSNR and SSIM is 255, 65535 or
+the length of the declared range. SSIM has a Gaussian window of 11 pixels with σ = 1.5, K = 0.01
 and 0.03, and uses only pixels whose window lies inside the image. If a recipe also predicts a baseline (bicubic, the
 input), the baseline is measured in the same way. LPIPS and NIQE are measured on a scale of 0 to 255, only for images
 with 1 or 3 channels.

@@ -1,7 +1,7 @@
 """Predicted panels compared with the real ones: PSNR and SSIM for each, IoU and Dice for the segmentation.
 
-Images are rounded to 8 or 16 bits, or not at all for floating-point pixels; the peak is 255, 65535 or the length of
-the declared range. PSNR and SSIM are computed over all channels and averaged over images. A pixel of a
+Images are rounded to 8 or 16 bits, or not at all for floating-point pixels. The data range is 255, 65535 or the length
+of the declared range. PSNR and SSIM are computed over all channels and averaged over images. A pixel of a
 segmentation is background if its brightest channel is below the middle. Otherwise, its class is that channel (red,
 green, blue), or `bright` if its channels are nearly equal. IoU and Dice are computed over all pixels in the split for
 each class that occurs in the real segmentations, and then averaged over these classes.

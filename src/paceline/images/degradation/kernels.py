@@ -2,7 +2,7 @@
 
 Gaussian kernels are isotropic or anisotropic. Generalised Gaussian kernels have heavier or lighter tails, and plateau
 kernels have a flat top; a shape parameter β controls both. Sinc kernels cut off high frequencies and cause ringing.
-The elements of a kernel are relative weights: `normalised` makes their sum 1, and so does everything that blurs.
+The elements of a kernel are relative weights. `normalised` scales them to a sum of 1, and so does every blur.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ class FinalParameters:
 
 
 def draw_round(numbers: Numbers, settings: Round, height: int, width: int, order: Tensor | None) -> RoundParameters:
-    """Take a round's numbers; sizes are relative to `height` × `width`, and `order` are numbers in [0, 1)."""
+    """Return the parameters of a round; sizes are relative to `height` × `width`, and `order` is in [0, 1)."""
     kernels = random_blur_kernels(
         numbers, settings.blur_probability, settings.sinc_probability, settings.max_blur_sigma
     )
@@ -108,7 +108,7 @@ def draw_round(numbers: Numbers, settings: Round, height: int, width: int, order
 
 
 def draw_final(numbers: Numbers, settings: Round, height: int, width: int) -> FinalParameters:
-    """Take the numbers of the last steps, which make images of `height` × `width`."""
+    """Return the parameters of the last steps, which produce images of `height` × `width`."""
     order, chosen = numbers.take(2)
     rows, columns = (torch.full_like(order, side, dtype=torch.int64) for side in (height, width))
     return FinalParameters(

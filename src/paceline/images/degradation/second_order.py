@@ -1,7 +1,7 @@
 """Second-order degradation: realistic low-resolution images, made from high-resolution ones.
 
 Wang et al., Real-ESRGAN: Training Real-World Blind Super-Resolution with Pure Synthetic Data (2021). Each image is
-blurred, resized, made noisy and compressed as JPEG; then the same four steps are repeated with other parameters.
+blurred, resized, degraded by noise and compressed as JPEG; then the same four steps are repeated with other parameters.
 Finally, it is resized to the low resolution, filtered with a sinc kernel, and compressed again; for half of the images,
 this compression comes first. Every parameter is computed from the sample's own uniform random numbers.
 
@@ -59,7 +59,7 @@ def degrade(
     [n, NUM_ORDER_NUMBERS]; they select the order of the steps, which is that of the paper if `orders` is None. An image
     depends only on its own rows. `steps` is the implementation; the default is the fastest one for these images.
     """
-    # Triton computes on the current GPU, so make it the one that holds the images.
+    # Triton uses the current GPU, so select the one that holds the images.
     current = torch.cuda.device_of(images)  # type: ignore[no-untyped-call, unused-ignore]
     with current, torch.no_grad(), torch.autocast(images.device.type, enabled=False):
         levels = (images.to(torch.promote_types(images.dtype, torch.float32)) + 1) * 127.5

@@ -1,6 +1,6 @@
 """The steps of a second-order degradation as Triton kernels, for float32 images on a CUDA device.
 
-A round has three slots. In each slot, every image does the step that is next in its own order.
+A round has three slots. In each slot, the next step in each image's own order is applied.
 """
 
 from __future__ import annotations

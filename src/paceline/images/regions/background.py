@@ -11,7 +11,7 @@ LARGEST_SHARE = 0.001  # of other pixels in a background region
 
 
 def is_background(pixels: Pixels) -> bool:
-    """Return whether a region shows nothing but background."""
+    """Return whether a region contains only background."""
     white = np.iinfo(pixels.dtype).max
     darkest, brightest = pixels.min(axis=-1), pixels.max(axis=-1)
     other = (darkest < DARKEST * white) | (brightest - darkest > MOST_COLOUR * white)

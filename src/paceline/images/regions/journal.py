@@ -1,7 +1,7 @@
 """Records the finished parts of a file that is being written, so that a killed command can resume.
 
-Parts have a fixed order. A part is recorded after it was written, with its length and checksum. Whatever follows the
-last recorded part, in the file or in the journal, is discarded.
+Parts have a fixed order. A part is recorded after it has been written, with its length and checksum. Anything after
+the last recorded part, in the file or in the journal, is discarded.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class JournaledFile:
         os.close(self._log)
 
     def _resume(self, recorded: list[tuple[int, int, int]], header_bytes: int) -> None:
-        """Take the recorded parts over, up to the first that is damaged."""
+        """Keep the recorded parts, up to the first damaged one."""
         offset = header_bytes
         for length, checksum, flag in recorded:
             content = os.pread(self._file, length, offset)
@@ -99,7 +99,7 @@ class JournaledFile:
 
 
 def purpose_of(journal: Path) -> JsonObject | None:
-    """Return what a journal says that its file is for; None if there is none."""
+    """Return the purpose that a journal states for its file; None if there is no journal."""
     try:
         with journal.open("rb") as file:
             found = json.loads(file.readline(BYTES_AT_ONCE))

@@ -13,7 +13,7 @@ TIFF_SUFFIXES = (".tif", ".tiff", ".btf", ".tf8")
 
 
 def can_be_read_by_region(path: Path) -> bool:
-    """Return whether a file's suffix is that of a TIFF or a whole slide."""
+    """Return whether a file has the suffix of a TIFF or a whole slide."""
     return is_slide(path) or path.suffix.lower() in TIFF_SUFFIXES
 
 

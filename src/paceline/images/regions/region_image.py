@@ -1,4 +1,4 @@
-"""What an image that is read by region offers, whatever its file format."""
+"""The interface of images that are read by region, independent of the file format."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def choose_level(image: RegionImage, level: int, magnification: float) -> int:
 
 
 def choose_box(level: Level, region: Box | None) -> Box:
-    """Return the part of a level that a user asked for, or all of it; raise BadImage if it is not inside the level."""
+    """Return the requested part of a level, or all of it; raise BadImage if it is not inside the level."""
     if region is None:
         return Box(0, 0, level.height, level.width)
     if region.top + region.height > level.height or region.left + region.width > level.width:

@@ -58,7 +58,7 @@ class SlideImage(RegionImage):
 
 
 def is_slide(path: Path) -> bool:
-    """Return whether a file's suffix is that of a whole slide."""
+    """Return whether a file has the suffix of a whole slide."""
     return path.suffix.lower() in SLIDE_SUFFIXES
 
 

@@ -143,7 +143,7 @@ class TiffImage(RegionImage):
 
 
 def _unpack(page: Any, stored: bytes, shape: tuple[int, int, int]) -> Pixels:
-    """Decode an uncompressed or deflate segment; its size is known, so it cannot fill the memory."""
+    """Decode an uncompressed or deflate segment; its size is known, so it cannot exhaust memory."""
     dtype = page.dtype.newbyteorder(page.parent.byteorder)
     expected = shape[0] * shape[1] * shape[2] * dtype.itemsize
     if page.compression != NONE:

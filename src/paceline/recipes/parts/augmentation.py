@@ -1,7 +1,7 @@
 """Augmentation of the images that a discriminator sees: fixed (DiffAugment) or with an adaptive strength (ADA).
 
 The strength is a signal: the same on every device and part of each checkpoint. It rises while the discriminator is
-too sure about real images, which is a sign of overfitting, and falls otherwise.
+too certain about real images, which is a sign of overfitting, and falls otherwise.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from paceline.core.errors import UserError, unknown
 from paceline.models import adaptive_augment, diffaugment
 
 STRENGTH, CERTAINTY, STEP = "augment_strength", "augment_certainty", "augment_step"
-RAMP = 0.1  # distance from the target at which the strength changes at its full speed
+RAMP = 0.1  # distance from the target at which the strength changes at full speed
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,11 @@ class AugmentationSettings:
     )
     ada_target: float = setting(
         0.6,
-        "how sure the discriminator should be about real images: mean sign of its output, which ADA keeps constant",
+        "ADA adjusts its strength so that the mean sign of the discriminator's output for real images has this value",
         at_least=0,
         below=1,
     )
-    ada_images: int = setting(500_000, "images in which the strength of ADA can rise from 0 to 1", at_least=1)
+    ada_images: int = setting(500_000, "number of images in which the strength of ADA can rise from 0 to 1", at_least=1)
 
 
 class Augmentation:
@@ -84,7 +84,7 @@ class Augmentation:
         return {STRENGTH: strength.clamp(0, adaptive_augment.MAX_STRENGTH)}
 
     def certainty(self, logits: Tensor) -> dict[str, Tensor]:
-        """Return the signal that controls the strength, from logits that are positive for images judged to be real."""
+        """Return the signal that controls the strength, from logits that are positive for images classified as real."""
         return {CERTAINTY: logits.detach().sign().mean()} if self.adaptive else {}
 
 
