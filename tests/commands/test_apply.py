@@ -398,7 +398,7 @@ def test_results_are_reported_in_the_order_of_the_images(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_the_difference_of_a_lower_precision_is_measured_and_printed(precision, tmp_path, capsys):
+def test_the_error_of_a_lower_precision_is_measured_and_printed(precision, tmp_path, capsys):
     assert apply("super_resolution.safetensors", "photos/one.png", "--out", tmp_path, "--precision", precision) == 0
     printed = capsys.readouterr().out
     found = re.search(rf"{precision} changes this image by at most ([\d.]+) of 255 levels", printed)

@@ -205,7 +205,7 @@ def test_a_slide_in_the_format_of_aperio_is_read_with_openslide(tmp_path: Path, 
     assert "the image has 40, 10; choose one of them" in capsys.readouterr().err
 
 
-def test_a_journal_from_elsewhere_is_ignored(tmp_path: Path, capsys) -> None:
+def test_a_journal_of_another_command_is_ignored(tmp_path: Path, capsys) -> None:
     (tmp_path / ".slide.tif.partial").write_bytes(b"nothing")
     (tmp_path / ".slide.tif.journal").write_text(json.dumps({"image": 1, "tiling": {"side_px": 0}}) + "\n")
     assert apply("twice.safetensors", "slide.tif", "--out", tmp_path, "--tile", 64, "--region", "0,0,100,100") == 0

@@ -45,7 +45,7 @@ def test_a_loss_that_needs_the_values_of_tensors_is_reported_with_its_line(tmp_p
     assert "phase 'classifier' needs the values of tensors at classifier_loss" in line and "syncing.py:" in line
 
 
-def test_memory_that_is_too_small_for_one_image_is_reported_with_what_is_too_large(tmp_path: Path) -> None:
+def test_too_little_memory_for_one_image_is_reported_with_the_largest_part(tmp_path: Path) -> None:
     done = run_fork(tmp_path, "plan", SYNCING, *WIDE, "--memory", "--devices", "1", "--device-memory", "100MiB")
     assert done.wait() == 2
     (line,) = done.stderr.splitlines()

@@ -1,4 +1,4 @@
-"""The flight recorder keeps the last collective operations, and a diagnosis names the rank that did not arrive."""
+"""The flight recorder keeps the last collective operations, and a diagnosis reports the rank that did not arrive."""
 
 from __future__ import annotations
 

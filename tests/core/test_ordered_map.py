@@ -49,7 +49,7 @@ def test_an_error_is_raised_when_its_turn_comes_and_ends_the_threads() -> None:
     assert found == [0, 1, 2] and threading.active_count() == before
 
 
-def test_a_budget_is_taken_in_turn() -> None:
+def test_threads_reserve_a_budget_in_turn() -> None:
     budget, order = ByteBudget(10), list[int]()
 
     def take(turn: int) -> None:

@@ -155,7 +155,7 @@ def test_padding_is_black_in_every_pixel_format() -> None:
         assert set(batch["image"].unique().tolist()) <= {-1.0, 1.0}
 
 
-def test_16_bit_grey_images_stay_16_bit_if_asked_and_are_announced_if_not(tmp_path: Path) -> None:
+def test_16_bit_grey_images_stay_16_bit_on_request_and_otherwise_cause_a_note(tmp_path: Path) -> None:
     for split in ("train", "test"):
         (tmp_path / split).mkdir()
         Image.fromarray(stack(0)[0]).save(tmp_path / split / "a.png")

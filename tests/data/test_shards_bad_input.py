@@ -250,19 +250,19 @@ def test_notes_list_only_the_most_frequent_suffixes(tmp_path: Path) -> None:
     assert ".txt (3)" in note and note.endswith(", …") and len(note) < 500 and "\x1b" not in note
 
 
-def test_names_that_are_not_the_image_are_listed(tmp_path: Path) -> None:
+def test_a_sample_without_an_image_is_reported_with_its_other_fields(tmp_path: Path) -> None:
     write_tar(tmp_path / "train" / "0.tar", {f"{n}.v1.png": image for n, image in enumerate(IMAGES)})
     with pytest.raises(UserError, match=r"train/0\.tar/0: no member for 'image', only for v1"):
         open_shards(tmp_path)
 
 
-def test_lists_of_shards_that_cannot_be_meant_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_lists_of_shards_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalog, "MAX_SHARDS", 1000)
     write_tar(tmp_path / "0.tar", GOOD)
     for root, message in (
         (f"{tmp_path}/{{0,0}}.tar", r"0\.tar is listed twice"),
         ("s3://{a,b}/0.tar", "braces are not supported in the host or bucket"),
-        (f"{tmp_path}/{{0..99}}-{{0..99}}.tar", "stands for more than 1,000 shards"),
+        (f"{tmp_path}/{{0..99}}-{{0..99}}.tar", "expands to more than 1,000 shards"),
         ("/no-such-shard-{0..1}.tar", r"--data-root /: no-such-shard-0\.tar: no such file"),
     ):
         with pytest.raises(UserError, match=message):

@@ -250,7 +250,7 @@ def _read_ten(source: Shards, first: int) -> None:
     source.read_many(np.arange(first, first + 10))
 
 
-def test_processes_download_a_whole_shard_once(served: FileServer, tmp_path: Path) -> None:
+def test_several_processes_download_a_whole_shard_only_once(served: FileServer, tmp_path: Path) -> None:
     served.ranges_supported = False
     open_shards(served.url, tmp_path / "first")
     (tmp_path / "second").mkdir()
@@ -287,7 +287,7 @@ def test_a_huge_manifest_is_not_downloaded(served: FileServer, tmp_path: Path) -
     assert served.sent_bytes < 2**27
 
 
-def test_a_server_that_reports_no_versions_is_noted(served: FileServer, tmp_path: Path) -> None:
+def test_a_note_is_printed_if_a_server_reports_no_versions(served: FileServer, tmp_path: Path) -> None:
     (shard,) = Storage(served.url, "x").describe_files(["train-0.tar"])
     assert describe_detection(Storage(served.url, "x"), [shard]) == ()
     (note,) = describe_detection(Storage(served.url, "x"), [shard, shard._replace(version="")])

@@ -149,7 +149,7 @@ def test_files_whose_planes_cannot_be_channels_are_rejected_with_the_reason(tmp_
         read_deep(file)
 
 
-def test_planes_that_an_ome_tiff_keeps_in_another_file_are_missing(tmp_path: Path) -> None:
+def test_an_ome_tiff_with_planes_in_another_file_is_rejected(tmp_path: Path) -> None:
     tifffile.imwrite(tmp_path / "b.ome.tif", PLANES[1:2], photometric="minisblack", metadata={"axes": "CYX"})
     xml = (
         '<OME xmlns="http://www.openmicroscopy.org/Schemas/OME/2016-06"><Image ID="Image:0"><Pixels ID="Pixels:0" '
@@ -195,7 +195,7 @@ def test_networks_for_grey_or_rgb_images_read_the_first_page_of_other_stacks(tmp
         read_image(tmp_path / "a.png", 5)
 
 
-def test_results_have_the_input_s_channels_names_and_pixel_size(tmp_path: Path) -> None:
+def test_results_keep_the_channel_names_and_pixel_size_of_the_input(tmp_path: Path) -> None:
     names = ["DAPI", "FITC", "TRITC", "Cy5", "BF"]
     metadata = {"axes": "CYX", "Channel": {"Name": names}, "PhysicalSizeX": 0.5, "PhysicalSizeY": 0.25}
     tifffile.imwrite(tmp_path / "a.ome.tif", PLANES, photometric="minisblack", metadata=metadata)

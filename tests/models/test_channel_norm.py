@@ -51,7 +51,7 @@ def test_replacing_layers_keeps_the_names_and_values_of_the_weights() -> None:
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_torchs_own_layers_stay() -> None:
+def test_torchs_own_layers_are_not_replaced() -> None:
     network = nn.Sequential(nn.LayerNorm(4), nn.GroupNorm(1, 4))
     fuse_channel_norms(network)
     assert [type(one) for one in network] == [nn.LayerNorm, nn.GroupNorm]

@@ -39,7 +39,7 @@ def test_blocks_start_as_the_identity_and_activations_keep_their_variance() -> N
     assert 0.3 < images.std() < 1.5
 
 
-def test_wider_maps_have_fewer_channels() -> None:
+def test_larger_feature_maps_have_fewer_channels() -> None:
     widths = [stage[-1].reduce.out_features for stage in Generator(128, 3, 8, 64, 1, 16).stages]
     assert widths == [64, 64, 32, 16, 8, 4]
 

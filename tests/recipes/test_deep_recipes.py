@@ -1,4 +1,4 @@
-"""Recipes train on 5-channel 16-bit images, and say in one line which of their options need colours."""
+"""Recipes train on 5-channel 16-bit images, and report in one line which of their options need colours."""
 
 from __future__ import annotations
 

@@ -26,13 +26,13 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def test_a_long_run_compiles_and_a_short_one_does_not() -> None:
+def test_a_long_run_compiles_and_a_short_run_does_not() -> None:
     assert choose(num_steps=10_000, step_seconds=0.03, num_networks=2, cost=COST).compiles  # saves 60 s, costs 40 s
     assert not choose(num_steps=5_000, step_seconds=0.03, num_networks=2, cost=COST).compiles  # saves 30 s
     assert choose(num_steps=5_000, step_seconds=0.03, num_networks=1, cost=COST).compiles
 
 
-def test_the_note_says_in_one_line_what_was_compared() -> None:
+def test_the_note_states_in_one_line_what_was_compared() -> None:
     note = choose(10_000, 0.03, 2, COST).note
     assert note.startswith("compile: on (auto)") and "\n" not in note
     assert "60 s of 300 s" in note and "40 s" in note and "built-in estimates" in note
@@ -73,7 +73,7 @@ def test_a_run_does_not_switch_between_compiled_and_eager_networks() -> None:
     assert changed_settings(config.values(), config.with_run(compile="on")) == ["compile: off → on"]
 
 
-def test_the_setting_of_a_run_that_was_recorded_as_a_boolean_still_counts() -> None:
+def test_a_compile_setting_that_was_recorded_as_a_boolean_is_still_valid() -> None:
     config = make_config("classification", compile="off")
     kept = {**config.values(), "compile": False}
     assert not [one for one in changed_settings(kept, config) if one.startswith("compile")]

@@ -39,7 +39,7 @@ def test_a_single_slow_interval_is_not_reported() -> None:
     assert lines == [""] * 4 and watch.straggler is None
 
 
-def test_the_line_says_how_much_of_the_work_is_waiting_for_data() -> None:
+def test_the_line_reports_how_much_of_the_work_is_waiting_for_data() -> None:
     watch = StragglerWatch()
     interval = [Work(0.010, 0.001, 0.020), Work(0.020, 0.012, 0.020)]
     assert "60% of it waiting for data" in [watch.add(interval) for _ in range(3)][2]

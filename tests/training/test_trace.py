@@ -46,7 +46,7 @@ def gpu_trace() -> dict[str, Any]:
     }
 
 
-def test_a_gpu_trace_gives_phases_by_the_time_of_the_launch() -> None:
+def test_kernels_in_a_gpu_trace_belong_to_the_phase_that_launched_them() -> None:
     times = read_trace(gpu_trace())
     assert times.on_gpu and times.total == pytest.approx(120e-6)
     assert times.phases == pytest.approx({"generator: forward": 30e-6, "generator: backward": 45e-6})
@@ -82,7 +82,7 @@ def test_a_cpu_trace_subtracts_called_operators_and_finds_the_wait_for_gloo() ->
     assert times.gaps == pytest.approx(30e-6)
 
 
-def test_interval_arithmetic() -> None:
+def test_unions_differences_and_intersections_of_ranges_are_correct() -> None:
     assert merge([(3, 4), (0, 2), (1, 3)]) == [(0, 4)]
     assert subtract([(0, 10)], [(2, 3), (5, 20)]) == [(0, 2), (3, 5)]
     assert intersect([(0, 4), (6, 8)], [(3, 7)]) == [(3, 4), (6, 7)]

@@ -144,7 +144,7 @@ export class Runs {
   }
 }
 
-// Names the rank that delays the others while a run trains; empty if there is none.
+// Returns a label for the rank that delays the others while a run trains; empty if there is none.
 function straggler(run) {
   const rank = run.last_values["ranks/straggler"] ?? -1;
   return run.state === "running" && rank >= 0 ? `straggler: rank ${rank} (+${Math.round(100 * run.last_values["ranks/slowdown"])} %)` : "";

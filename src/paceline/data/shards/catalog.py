@@ -75,7 +75,7 @@ def _from_list(root: str, flag: str) -> Catalog:
         raise UserError(f"{shown}: braces are not supported in the host or bucket; use one URL")
     names = list(islice(_expand(pattern, shown), MAX_SHARDS + 1))
     if len(names) > MAX_SHARDS:
-        raise UserError(f"{shown}: stands for more than {MAX_SHARDS:,} shards; use fewer")
+        raise UserError(f"{shown}: expands to more than {MAX_SHARDS:,} shards; use fewer")
     storage = Storage(base or slash or ".", flag)
     return Catalog(storage, {"": tuple(storage.describe_files(_unique(names, shown)))}, None)
 
