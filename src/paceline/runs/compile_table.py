@@ -14,7 +14,7 @@ from paceline.runs.machine_record import cache_file, identity, read_cached
 TABLE = "compile.json"
 GAINS, SECONDS = "gains", "seconds_per_network"
 ANY_RECIPE = ""  # key of the values for recipes without their own
-# Measured on one H200 with torch 2.11: 10 % to 25 % of the step time, and 15 s to 20 s per network with empty caches.
+# Estimates for one H200. docs/performance.md lists measured gains; the seconds were not measured.
 BUILT_IN_GAIN, BUILT_IN_SECONDS = 0.10, 20.0
 
 
