@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -82,7 +82,9 @@ def apply(
     precision: Annotated[
         str, typer.Option(help="fp32, tf32, bf16 or fp16; for the last three, the difference from fp32 is printed")
     ] = "fp32",
-    compile_: Annotated[bool, typer.Option("--compile", help="compile the networks; useful for many images")] = False,
+    compile_: Annotated[
+        Literal["on", "off"], typer.Option("--compile", help="compile the networks; useful for many images")
+    ] = "off",
     format_: Annotated[
         str,
         typer.Option(
@@ -141,7 +143,7 @@ def apply(
         panel,
         blend=Blend(interpolate, interpolate_with),
         precision=precision,
-        compiled=compile_,
+        compiled=compile_ == "on",
         encoding=Encoding(format_, quality, compression),
         regions=RegionOptions(level, magnification, region, skip_background, preview),
     )
