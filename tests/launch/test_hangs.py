@@ -45,6 +45,7 @@ def test_the_launcher_names_the_rank_that_skips_a_collective_operation(tmp_path:
     assert f"rank {rank} did not arrive at 'classifier: BatchNorm' (step 19" in running.stderr
 
 
+@pytest.mark.slow
 def test_ranks_without_a_launcher_name_the_one_that_is_stopped(tmp_path: Path) -> None:
     ranks = start_ranks(tmp_path, 2, *COMMAND, "--set", "fault=stop", "--set", "faulty_rank=1", "--strategy", "ddp")
     try:
