@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -66,3 +67,29 @@ def test_threads_reserve_a_budget_in_turn() -> None:
         budget.give_back(8)
     for thread in threads:
         thread.join()
+
+
+def test_an_error_in_an_earlier_stage_ends_threads_that_wait_for_a_later_one() -> None:
+    budget, interrupted = ByteBudget(10), list[bool]()
+
+    def take(turn: int) -> int:
+        budget.take(8, turn)
+        return turn
+
+    def items() -> Iterator[int]:
+        yield 0
+        yield 1  # waits for the bytes of item 0, which are never returned
+        raise KeyboardInterrupt
+
+    def consume() -> None:
+        try:
+            list(ordered_map(take, items(), 2, stop=budget.close))
+        except KeyboardInterrupt:
+            interrupted.append(True)
+
+    consumer = threading.Thread(target=consume, daemon=True)
+    consumer.start()
+    consumer.join(10)
+    has_ended = bool(interrupted)
+    budget.close()  # so that a failure leaves no thread behind
+    assert has_ended

@@ -178,3 +178,32 @@ def test_files_that_cannot_be_read_by_region_are_rejected(pixels, options, reaso
     (tmp_path / "b.tif").write_bytes(b"II*\0 not really")
     with pytest.raises(BadImage):
         open_region_image(tmp_path / "b.tif")
+
+
+def test_planes_in_other_files_of_an_ome_tiff_are_reported(tmp_path: Path) -> None:
+    """Each file has one channel, as Bio-Formats and Micro-Manager write them."""
+    unique = "urn:uuid:{}0000000-0000-0000-0000-000000000000"
+    planes = "".join(
+        f'<TiffData IFD="0" FirstC="{number}" PlaneCount="1">'
+        f'<UUID FileName="c{number}.ome.tif">{unique.format(number)}</UUID></TiffData>'
+        for number in (0, 1)
+    )
+    for number in (0, 1):
+        ome = (
+            '<?xml version="1.0"?><OME xmlns="http://www.openmicroscopy.org/Schemas/OME/2016-06" '
+            f'UUID="{unique.format(number)}"><Image ID="Image:0"><Pixels ID="Pixels:0" DimensionOrder="XYCZT" '
+            'Type="uint8" SizeX="64" SizeY="64" SizeC="2" SizeZ="1" SizeT="1"><Channel ID="Channel:0:0"/>'
+            f'<Channel ID="Channel:0:1"/>{planes}</Pixels></Image></OME>'
+        )
+        pixels = np.full((64, 64), 50 + number, np.uint8)
+        tifffile.imwrite(tmp_path / f"c{number}.ome.tif", pixels, description=ome, metadata=None)
+    for number in (0, 1):
+        with pytest.raises(BadImage, match="planes that are not in the file"):
+            open_region_image(tmp_path / f"c{number}.ome.tif")
+
+
+def test_a_list_of_pages_above_the_limit_is_rejected(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("paceline.images.tiff_structure.MAX_PAGES", 3)
+    tifffile.imwrite(tmp_path / "a.tif", np.zeros((4, 16, 16), np.uint8), photometric="minisblack", metadata=None)
+    with pytest.raises(BadImage, match="list of pages"):
+        open_region_image(tmp_path / "a.tif")

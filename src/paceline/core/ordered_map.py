@@ -29,11 +29,13 @@ def ordered_map(
     *,
     num_bytes: Callable[[Item], int] = lambda item: 0,
     max_bytes: int = 0,
+    stop: Callable[[], None] = lambda: None,
 ) -> Generator[Result, None, None]:
     """Yield the result of `work` for each item, in order, while threads work on the next items.
 
     At most two items per thread are in progress. `max_bytes` limits their total size, unless a single item is larger.
-    An error in `work` is raised when its item's turn comes.
+    An error in `work` is raised when its item's turn comes. At the end, also after an error in an earlier stage or
+    Ctrl-C, `stop` is called before the threads are awaited; it must end `work` that waits for a later stage.
     """
     waiting: deque[Future[Result]] = deque()
     sizes: deque[int] = deque()
@@ -53,6 +55,7 @@ def ordered_map(
         while waiting:
             yield waiting.popleft().result()
     finally:
+        stop()
         executor.shutdown(wait=True, cancel_futures=True)
 
 

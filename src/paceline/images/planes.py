@@ -30,6 +30,7 @@ DEFLATE = (8, 32946)
 BUILT_IN = (1, 32773, *DEFLATE)  # compressions that tifffile decodes itself; 1 is none and 32773 is PackBits
 SLACK_BYTES = 2**16
 COLOURS, PREMULTIPLIED, ALPHA = 3, 1, (1, 2)  # number of colours, and the kinds of extra samples that are transparency
+PLANES_ELSEWHERE = "its OME metadata describes planes that are not in the file; save all planes in one file"
 BLACK_OR_WHITE_IS_ZERO = (tifffile.PHOTOMETRIC.MINISWHITE, tifffile.PHOTOMETRIC.MINISBLACK)
 
 
@@ -95,7 +96,7 @@ def _opened(path: Path | bytes) -> Iterator[tuple[IO[bytes], tifffile.TiffFile |
 def _header(tiff: tifffile.TiffFile) -> PlanesHeader | None:
     series = tiff.series[0]
     if tiff.is_ome and series.kind != "ome":
-        raise UnusablePlanes("its OME metadata describes planes that are not in the file; save all planes in one file")
+        raise UnusablePlanes(PLANES_ELSEWHERE)
     page, (axes, shape) = series.keyframe, _squeezed(series)
     samples = int(shape[axes.index("S")]) if "S" in axes else 1
     is_colour = page.photometric == tifffile.PHOTOMETRIC.RGB

@@ -71,13 +71,12 @@ def _apply_whole(applier: Applier, num_pixels: Mapping[ImageTask, int], advance:
         max_bytes=MAX_INPUT_BYTES,
     )
     groups = _groups(opened, MOST_IMAGES_AT_ONCE if applier.composer.batches_images else 1)
-    computed = ordered_map(compute, enumerate(groups), len(applier.pool.runners))
+    computed = ordered_map(compute, enumerate(groups), len(applier.pool.runners), stop=budget.close)
     written = ordered_map(write, _flattened(computed), cores)
     try:
         yield from written
     finally:  # close the stages in this order, so that none waits for another
         written.close()
-        budget.close()
         computed.close()
         opened.close()
 

@@ -1,6 +1,7 @@
 """Reads TIFF, BigTIFF and OME-TIFF files by region, at any level of a pyramid.
 
 Uncompressed and deflate tiles are decoded here, within a fixed size. Other compressions need the package imagecodecs.
+Files that an OME-TIFF refers to are not opened.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ import numpy as np
 import tifffile
 
 from paceline.images.decode import ORIENTATION, BadImage
+from paceline.images.planes import PLANES_ELSEWHERE
 from paceline.images.regions.region_image import Box, Level, Pixels, RegionFormat, RegionImage
+from paceline.images.tiff_structure import check_directories, is_tiff
 
 CACHE_BYTES = 128 << 20  # decoded tiles, since neighbouring regions share tiles
 LARGEST_SEGMENT_BYTES = 256 << 20  # of a decoded tile or strip
@@ -34,11 +37,13 @@ class TiffImage(RegionImage):
 
     def __init__(self, path: Path) -> None:
         try:
-            self._file = tifffile.TiffFile(path)
+            self._file = _opened(path)
         except Exception as error:
             raise BadImage(f"not a TIFF that can be read: {_one_line(error)}") from error
         try:
             series = self._file.series[0]
+            if self._file.is_ome and series.kind != "ome":
+                raise BadImage(PLANES_ELSEWHERE)
             self._pages = [_planes(level) for level in series.levels]
             first = self._pages[0][0]
             heights = [pages[0].imagelength for pages in self._pages]
@@ -142,6 +147,14 @@ class TiffImage(RegionImage):
             raise BadImage(f"damaged: tile {index} cannot be decoded: {_one_line(error)}") from error
 
 
+def _opened(path: Path) -> tifffile.TiffFile:
+    """Open a file after checking its list of pages, since tifffile reads each page of a long list."""
+    with path.open("rb") as file:
+        if is_tiff(file):
+            check_directories(file)
+    return tifffile.TiffFile(path, _multifile=False)
+
+
 def _unpack(page: Any, stored: bytes, shape: tuple[int, int, int]) -> Pixels:
     """Decode an uncompressed or deflate segment; its size is known, so it cannot exhaust memory."""
     dtype = page.dtype.newbyteorder(page.parent.byteorder)
@@ -164,7 +177,9 @@ def _unpack(page: Any, stored: bytes, shape: tuple[int, int, int]) -> Pixels:
 
 def _planes(level: Any) -> list[Any]:
     """Return the pages that store the channels of a level."""
-    axes, pages = level.axes, [page for page in level.pages if page is not None]
+    axes, pages = level.axes, list(level.pages)
+    if any(page is None for page in pages):
+        raise BadImage(PLANES_ELSEWHERE)
     if axes in ("YX", "YXS", "SYX"):
         return [pages[0].keyframe if hasattr(pages[0], "keyframe") else pages[0]][:1]
     if axes in ("CYX", "QYX", "IYX") and len(pages) == level.shape[0]:
