@@ -70,15 +70,18 @@ def test_threads_reserve_a_budget_in_turn() -> None:
 
 
 def test_an_error_in_an_earlier_stage_ends_threads_that_wait_for_a_later_one() -> None:
-    budget, interrupted = ByteBudget(10), list[bool]()
+    budget, interrupted, started = ByteBudget(10), list[bool](), threading.Event()
 
     def take(turn: int) -> int:
+        if turn == 1:
+            started.set()
         budget.take(8, turn)
         return turn
 
     def items() -> Iterator[int]:
         yield 0
         yield 1  # waits for the bytes of item 0, which are never returned
+        started.wait(10)
         raise KeyboardInterrupt
 
     def consume() -> None:
