@@ -210,3 +210,34 @@ def test_a_journal_of_another_command_is_ignored(tmp_path: Path, capsys) -> None
     (tmp_path / ".slide.tif.journal").write_text(json.dumps({"image": 1, "tiling": {"side_px": 0}}) + "\n")
     assert apply("twice.safetensors", "slide.tif", "--out", tmp_path, "--tile", 64, "--region", "0,0,100,100") == 0
     assert "resumed" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [["--downsample", "bicubic"], ["--panel", 1]])
+def test_options_that_regions_do_not_support_are_reported(words: list[str], tmp_path: Path, capsys) -> None:
+    region = ["--region", "0,0,64,64"]
+    assert apply("twice.safetensors", "slide.tif", "--out", tmp_path, *region, *words) == 1
+    assert f"slide.tif: {words[0]}: not supported" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("flag", "name"), [("--preview", "a-preview.jpg"), ("--skip-background", "a-mask.png")])
+def test_previews_and_masks_are_kept_without_overwrite(flag: str, name: str, tmp_path: Path, capsys) -> None:
+    tifffile.imwrite(tmp_path / "a.tif", PHOTO[:64, :64], tile=(64, 64), photometric="rgb")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / name).write_text("precious")
+    words = ["twice.safetensors", tmp_path / "a.tif", "--out", tmp_path / "out", flag]
+    assert apply(*words) == 2
+    assert f"{name} exists; use --overwrite" in capsys.readouterr().err
+    assert (tmp_path / "out" / name).read_text() == "precious"
+    assert apply(*words, "--overwrite") == 0
+    with Image.open(tmp_path / "out" / name) as written:
+        assert written.width > 0
+    assert apply(*words, "--skip-existing") == 0
+
+
+def test_images_with_equal_names_have_masks_of_their_own(tmp_path: Path) -> None:
+    for suffix in ("tif", "tiff"):
+        tifffile.imwrite(tmp_path / f"a.{suffix}", PHOTO[:64, :64], tile=(64, 64), photometric="rgb")
+    assert apply("twice.safetensors", tmp_path, "--out", tmp_path / "out", "--skip-background") == 0
+    names = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert names == ["a.tif-mask.png", "a.tif.tif", "a.tiff-mask.png", "a.tiff.tif"]

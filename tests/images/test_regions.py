@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tifffile
 
+from paceline.core.errors import UserError
 from paceline.images.decode import BadImage
 from paceline.images.regions import tiff_image
 from paceline.images.regions.open_image import open_region_image
@@ -207,3 +208,18 @@ def test_a_list_of_pages_above_the_limit_is_rejected(tmp_path: Path, monkeypatch
     tifffile.imwrite(tmp_path / "a.tif", np.zeros((4, 16, 16), np.uint8), photometric="minisblack", metadata=None)
     with pytest.raises(BadImage, match="list of pages"):
         open_region_image(tmp_path / "a.tif")
+
+
+def test_a_second_command_does_not_write_the_same_file(tmp_path: Path) -> None:
+    form, blocks = PyramidFormat(64, 32, 1, "uint8", 32), blocks_of(64, 32, 32)
+    pixels = RNG.integers(0, 200, (64, 32, 1)).astype(np.uint8)
+    file = PyramidFile(tmp_path / "a.tif", form, blocks, {"weights": "first"})
+    file.append_block(file.encode_block(0, pixels[:32]))
+    for purpose in ("first", "second"):
+        with pytest.raises(UserError, match="another command is writing this result"):
+            PyramidFile(tmp_path / "a.tif", form, blocks, {"weights": purpose})
+    file.append_block(file.encode_block(1, pixels[32:]))
+    file.build_levels()
+    file.finish("a")
+    assert np.array_equal(tifffile.imread(tmp_path / "a.tif"), pixels[..., 0])
+    PyramidFile(tmp_path / "a.tif", form, blocks, {"weights": "second"}).close()

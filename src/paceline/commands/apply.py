@@ -63,6 +63,7 @@ def apply(path: str, arguments: list[str], out: str, options: Options) -> int:
         folder,
         results,
         options.encoding,
+        options.regions,
         overwrite=options.overwrite,
         skip_existing=options.skip_existing,
     )

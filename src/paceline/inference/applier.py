@@ -43,10 +43,17 @@ class ApplierSettings:
 
 @dataclass(frozen=True, eq=False)
 class ImageTask:
-    """An image to process, and the output file for each result name."""
+    """An image to process, and its output files."""
 
     path: str
-    targets: dict[str, str]
+    targets: dict[str, str]  # by the name of the result
+    previews: dict[str, str] = field(default_factory=dict)  # by the name of the result; written with `--preview`
+    mask: str = ""  # written with `--skip-background`
+
+    @property
+    def files(self) -> list[str]:
+        """All output files."""
+        return [*self.targets.values(), *self.previews.values(), *([self.mask] if self.mask else [])]
 
 
 @dataclass(frozen=True)

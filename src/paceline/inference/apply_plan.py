@@ -16,7 +16,7 @@ from paceline.images.encode import DEFAULT_ENCODING, Encoding
 from paceline.images.readers import image_size
 from paceline.inference.applier import ImageTask
 from paceline.inference.find_images import FoundImage, find_images
-from paceline.inference.region_plan import OME_FORMAT, RegionOptions, region_size
+from paceline.inference.region_plan import OME_FORMAT, WHOLE_IMAGE, RegionOptions, region_size
 from paceline.inference.skipped import SkippedImage, count_images
 
 # Ways to name a result, shortest first: whether to keep the image's suffix, and whether to add its folder's name.
@@ -43,6 +43,7 @@ def plan_results(
     out: Path,
     results: Sequence[str],
     encoding: Encoding = DEFAULT_ENCODING,
+    options: RegionOptions = WHOLE_IMAGE,
     *,
     overwrite: bool = False,
     skip_existing: bool = False,
@@ -51,12 +52,8 @@ def plan_results(
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out}: is a file; choose a folder")
     found = find_images(arguments, out)
-    targets, clashing = _name_results(found.images, out, results, encoding)
-    _check_inputs(found.images, targets, out)
-    tasks = [
-        ImageTask(str(image.path), {result: str(file) for result, file in files.items()})
-        for image, files in targets.items()
-    ]
+    tasks, clashing = _name_results(found.images, out, _Naming(results, encoding, options))
+    _check_inputs(found.images, tasks, out)
     skipped, notes = [*found.skipped, *clashing], found.notes
     if skip_existing:
         tasks, incomplete, num_existing = _without_existing(tasks)
@@ -90,55 +87,66 @@ def read_headers(plan: ApplyPlan, options: RegionOptions, format_: str = "") -> 
     return sizes
 
 
+@dataclass(frozen=True)
+class _Naming:
+    """What is written for each image."""
+
+    results: Sequence[str]
+    encoding: Encoding
+    options: RegionOptions
+
+    def task(self, image: FoundImage, out: Path, with_suffix: bool, in_folder: bool) -> ImageTask:
+        """Return an image with the names of its output files."""
+        folder = out / image.folder / image.name.parent if in_folder else out / image.name.parent
+        suffix = self.encoding.suffix(image.path)
+        stem = image.name.name if with_suffix else image.name.stem
+        if suffix == ".ome.tif" and not with_suffix:
+            stem = stem.removesuffix(".ome")
+        stems = {result: str(folder / (f"{stem}-{result}" if result else stem)) for result in self.results}
+        return ImageTask(
+            str(image.path),
+            {result: f"{own}{suffix}" for result, own in stems.items()},
+            {result: f"{own}-preview.jpg" for result, own in stems.items()} if self.options.preview else {},
+            str(folder / f"{stem}-mask.png") if self.options.skip_background else "",
+        )
+
+
 def _name_results(
-    images: Sequence[FoundImage], out: Path, results: Sequence[str], encoding: Encoding
-) -> tuple[dict[FoundImage, dict[str, Path]], list[SkippedImage]]:
-    """Return the output files for each image, with the shortest unique names, and the images without a unique name."""
-    named: dict[FoundImage, dict[str, Path]] = {}
-    taken: set[Path] = set()
+    images: Sequence[FoundImage], out: Path, naming: _Naming
+) -> tuple[list[ImageTask], list[SkippedImage]]:
+    """Return the images with the shortest unique names for their output files, and those without a unique name."""
+    named: dict[FoundImage, ImageTask] = {}
+    taken: set[str] = set()
     left = list(images)
     for with_suffix, in_folder in NAMINGS:
-        proposed = {
-            image: _targets(image, out, results, encoding.suffix(image.path), with_suffix, in_folder) for image in left
-        }
-        counts = Counter(target for targets in proposed.values() for target in targets.values())
+        proposed = {image: naming.task(image, out, with_suffix, in_folder) for image in left}
+        counts = Counter(file for task in proposed.values() for file in task.files)
         fitting = {
-            image: targets
-            for image, targets in proposed.items()
-            if all(counts[target] == 1 and target not in taken for target in targets.values())
+            image: task
+            for image, task in proposed.items()
+            if all(counts[file] == 1 and file not in taken for file in task.files)
         }
         named |= fitting
-        taken.update(target for targets in fitting.values() for target in targets.values())
+        taken.update(file for task in fitting.values() for file in task.files)
         left = [image for image in left if image not in fitting]
     reason = "another image has the same output file; process the two images with different --out folders"
-    return {image: named[image] for image in images if image in named}, [
+    return [named[image] for image in images if image in named], [
         SkippedImage(str(image.path), reason) for image in left
     ]
 
 
-def _targets(
-    image: FoundImage, out: Path, results: Sequence[str], suffix: str, with_suffix: bool, in_folder: bool
-) -> dict[str, Path]:
-    folder = out / image.folder / image.name.parent if in_folder else out / image.name.parent
-    stem = image.name.name if with_suffix else image.name.stem
-    if suffix == ".ome.tif" and not with_suffix:
-        stem = stem.removesuffix(".ome")
-    return {result: folder / (f"{stem}-{result}{suffix}" if result else f"{stem}{suffix}") for result in results}
-
-
-def _check_inputs(images: Sequence[FoundImage], targets: dict[FoundImage, dict[str, Path]], out: Path) -> None:
-    """Raise UserError if a result would overwrite an input image."""
+def _check_inputs(images: Sequence[FoundImage], tasks: Sequence[ImageTask], out: Path) -> None:
+    """Raise UserError if an output file would overwrite an input image."""
     inputs = {os.path.realpath(image.path) for image in images}
-    for files in targets.values():
-        for file in files.values():
-            if os.path.realpath(file) in inputs:
-                raise UserError(
-                    f"--out {out}: {printable(file)} is an input and would be overwritten; choose a different folder"
-                )
+    for file in (file for task in tasks for file in task.files):
+        if os.path.realpath(file) in inputs:
+            raise UserError(
+                f"--out {out}: {printable(file)} is an input and would be overwritten; choose a different folder"
+            )
 
 
 def _check_existing(tasks: Sequence[ImageTask], out: Path) -> None:
-    existing = [target for task in tasks for target in task.targets.values() if os.path.lexists(target)]
+    existing = [target for task in tasks for target in task.files if os.path.lexists(target)]
     if existing:
         more = f" and {len(existing) - 1:,} more" if len(existing) > 1 else ""
         verb, them = ("exist", "them") if more else ("exists", "it")
@@ -150,10 +158,10 @@ def _without_existing(tasks: Sequence[ImageTask]) -> tuple[list[ImageTask], list
     """Return the tasks without existing results, the images with some results, and the number of finished images."""
     left, incomplete, num_complete = [], [], 0
     for task in tasks:
-        existing = [target for target in task.targets.values() if os.path.lexists(target)]
+        existing = [target for target in task.files if os.path.lexists(target)]
         if not existing:
             left.append(task)
-        elif len(existing) == len(task.targets):
+        elif len(existing) == len(task.files):
             num_complete += 1
         else:
             reason = (

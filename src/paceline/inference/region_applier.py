@@ -101,25 +101,30 @@ class RegionApplier:
             for file in job.files.values():
                 file.build_levels()
             resumed = f"resumed after {done:,} of {len(job.blocks):,} tiles" if done else ""
-            notes = [*self._extras(task, job, flags), resumed]
+            previews = {name: file.preview() for name, file in job.files.items()} if task.previews else {}
             for file in job.files.values():
                 file.finish(Path(task.path).stem)
-            stack.pop_all()
+        self._write_previews(task, previews)
+        notes = [self._write_mask(task, job, flags), resumed]
         return AppliedImage(task.path, self._summary(task, job, notes))
 
     def _start(self, task: ImageTask, image: RegionImage, stack: ExitStack) -> _Job:
         """Divide an image, and open its result files: new ones, or those of a command that was killed."""
+        settings = self.applier.settings
+        flag = "--downsample" if settings.downsample else "--panel" if settings.panel else ""
+        if flag:
+            raise BadImage(f"{flag}: not supported for images that are processed by region")
         level, box = choose_part(image, self.options)
         check_channels(image.format.channels, self.image_model.spec.channels)
         if self.image_model.spec.value_range:
             raise BadImage("networks that were trained on a declared range of values cannot be applied by region")
-        targets = {name: Path(task.targets.get(name, task.targets.get("", ""))) for name in self.image_model.results}
+        targets = {name: Path(_named(task.targets, name)) for name in self.image_model.results}
         for target in targets.values():
             if target.suffix != ".tif":
                 raise BadImage("images that are processed by region are written as TIFF; leave --format out")
             target.parent.mkdir(parents=True, exist_ok=True)
         self._digest = self._digest or weights_digest(self.image_model)
-        identity = identity_of(Path(task.path), level, box, self.applier.settings, self.options, self._digest)
+        identity = identity_of(Path(task.path), level, box, settings, self.options, self._digest)
         first = next(iter(targets.values()))
         division = division_in(purpose_of(partial_files(first)[1]), identity)
         division = division or Division(self._tiling(image, level, box), self._channels(image))
@@ -229,22 +234,19 @@ class RegionApplier:
         made = self.pool.run([white.astype(job.image.format.dtype)]).arrays()
         return {name: values[0, side * self.scale // 2, side * self.scale // 2] for name, values in made.items()}
 
-    def _extras(self, task: ImageTask, job: _Job, flags: list[int]) -> list[str]:
-        """Write previews and the mask of skipped blocks; return remarks about them."""
-        notes = []
-        first = next(iter(job.files.values())).target
-        if self.options.preview:
-            for file in job.files.values():
-                pixels = file.preview()
-                target = file.target.with_name(f"{_stem(file.target)}-preview.jpg")
-                write_image(target, pixels[..., :3] if pixels.shape[-1] >= 3 else pixels[..., :1], Encoding("jpg"))
-        if self.options.skip_background:
-            across = len({block.tile.column.start for block in job.blocks})
-            mask = np.array([255 if flag == WHOLE else 0 for flag in flags], np.uint8).reshape(-1, across, 1)
-            target = first.with_name(f"{_stem(Path(task.path))}-mask.png")
-            write_image(target, mask)
-            notes.append(f"{flags.count(SKIPPED):,} of {len(flags):,} tiles are background → {printable(target)}")
-        return notes
+    def _write_previews(self, task: ImageTask, previews: dict[str, Pixels]) -> None:
+        for name, pixels in previews.items():
+            shown = pixels[..., :3] if pixels.shape[-1] >= 3 else pixels[..., :1]
+            write_image(Path(_named(task.previews, name)), shown, Encoding("jpg"))
+
+    def _write_mask(self, task: ImageTask, job: _Job, flags: list[int]) -> str:
+        """Write the mask of skipped blocks, if requested; return a remark about it."""
+        if not task.mask:
+            return ""
+        across = len({block.tile.column.start for block in job.blocks})
+        mask = np.array([255 if flag == WHOLE else 0 for flag in flags], np.uint8).reshape(-1, across, 1)
+        write_image(Path(task.mask), mask)
+        return f"{flags.count(SKIPPED):,} of {len(flags):,} tiles are background → {printable(task.mask)}"
 
     def _summary(self, task: ImageTask, job: _Job, notes: list[str]) -> str:
         height, width = job.box.height, job.box.width
@@ -262,5 +264,6 @@ class RegionApplier:
         return f"{printable(task.path)}: {width}×{height}{enlarged}{tiles} → {files}{remarks}"
 
 
-def _stem(path: Path) -> str:
-    return path.name.removesuffix(".ome.tif").removesuffix(path.suffix)
+def _named(files: dict[str, str], name: str) -> str:
+    """Return the file for a result; the name is "" if there is only one result."""
+    return files[name if name in files else ""]

@@ -1,11 +1,13 @@
 """Records the finished parts of a file that is being written, so that a killed command can resume.
 
 Parts have a fixed order. A part is recorded after it has been written, with its length and checksum. Anything after
-the last recorded part, in the file or in the journal, is discarded.
+the last recorded part, in the file or in the journal, is discarded. The journal is locked, so that only one command
+writes the file.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import struct
@@ -14,6 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from paceline.core.errors import UserError
+from paceline.core.printable import printable
 from paceline.core.types import JsonObject
 
 RECORD = struct.Struct("<IIB")
@@ -34,15 +38,17 @@ class JournaledFile:
     def __init__(self, path: Path, journal: Path, purpose: JsonObject, header_bytes: int) -> None:
         self.path, self._journal = path, journal
         self.parts: list[Part] = []
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._log = _open_locked(journal, flags | os.O_APPEND)
+        self._opened = [self._log]
         first_line = json.dumps(purpose, sort_keys=True).encode() + b"\n"
         recorded = _read(journal, first_line) if path.is_file() else None
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         self._file = os.open(path, flags | (0 if recorded else os.O_TRUNC), 0o666)
+        self._opened.append(self._file)
         if recorded:
             self._resume(recorded, header_bytes)
         self._end = self.parts[-1].offset + self.parts[-1].length if self.parts else header_bytes
         os.ftruncate(self._file, self._end)
-        self._log = os.open(journal, flags | os.O_APPEND, 0o666)
         os.ftruncate(self._log, 0 if not recorded else len(first_line) + RECORD.size * len(self.parts))
         if not recorded:
             _write(self._log, first_line)
@@ -73,9 +79,9 @@ class JournaledFile:
         _write_at(self._file, trailer, self._end)
         _write_at(self._file, header, 0)
         os.fsync(self._file)
-        self.close()
         os.replace(self.path, target)
         self._journal.unlink()
+        self.close()  # last, since this releases the lock
 
     @property
     def end(self) -> int:
@@ -83,9 +89,9 @@ class JournaledFile:
         return self._end
 
     def close(self) -> None:
-        """Close the files; what was written so far remains."""
-        os.close(self._file)
-        os.close(self._log)
+        """Close the files, unless they are closed; what was written so far remains."""
+        while self._opened:
+            os.close(self._opened.pop())
 
     def _resume(self, recorded: list[tuple[int, int, int]], header_bytes: int) -> None:
         """Keep the recorded parts, up to the first damaged one."""
@@ -106,6 +112,34 @@ def purpose_of(journal: Path) -> JsonObject | None:
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None
+
+
+def _open_locked(journal: Path, flags: int) -> int:
+    """Open and lock a journal; raise UserError if another command uses it."""
+    opened = os.open(journal, flags, 0o666)
+    if not _lock(opened) or not _is_in_place(opened, journal):
+        os.close(opened)
+        raise UserError(f"{printable(journal)}: another command is writing this result; wait until it ends")
+    return opened
+
+
+def _lock(opened: int) -> bool:
+    """Lock a file; return whether no other process has locked it."""
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True  # some file systems do not support locks
+    return True
+
+
+def _is_in_place(opened: int, journal: Path) -> bool:
+    """Return whether an open journal still exists; a command that finishes removes its journal."""
+    try:
+        return os.path.samestat(os.fstat(opened), os.lstat(journal))
+    except FileNotFoundError:
+        return False
 
 
 def _read(journal: Path, first_line: bytes) -> list[tuple[int, int, int]] | None:
