@@ -419,6 +419,21 @@ def test_results_are_written_in_the_chosen_format(format_, tmp_path):
     assert difference == 0 if format_ in ("png", "tiff") else 0 < difference < 20
 
 
+def test_a_failed_compilation_is_reported_once_and_the_images_are_processed(tmp_path, monkeypatch, capsys):
+    forward, calls = TileRunner._forward, []
+
+    def failing_first(self, batch, stored):
+        calls.append(len(batch))
+        if len(calls) == 1:
+            raise RuntimeError("no C compiler\nmore lines")
+        return forward(self, batch, stored)
+
+    monkeypatch.setattr(TileRunner, "_forward", failing_first)
+    assert apply("super_resolution.safetensors", "photos", "--out", tmp_path, "--compile", "on") == 0
+    printed = capsys.readouterr().out
+    assert printed.count("--compile: off, because it failed (RuntimeError: no C compiler)") == 1
+
+
 def test_apply_does_not_need_the_training_data(tmp_path, capsys):
     words = ["train", "super_resolution", "--data", "photos", "--data-root", str(tmp_path / "data"), "--accelerator"]
     words += ["cpu", "--set", "scale=2", "--set", "num_blocks=1", "--set", "width=2", "--crop", "16", "--images", "4"]

@@ -81,6 +81,8 @@ def apply(path: str, arguments: list[str], out: str, options: Options) -> int:
         with show_progress(sum(size.num_pixels for size in sizes.values())) as progress:
             applier = Applier(settings, image_model, devices)
             for outcome in apply_all(applier, sizes, options.regions, progress.advance):
+                for note in applier.new_notes():
+                    progress.line(note)
                 if isinstance(outcome, AppliedImage):
                     applied.append(outcome)
                     progress.line(outcome.summary)

@@ -28,6 +28,12 @@ def install_extra(name: str) -> str:
     return f"pip install 'paceline[{name}]'"
 
 
+def describe_error(error: Exception) -> str:
+    """Return the type of an error and the first line of its message."""
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
 def missing(package: str, extra: str) -> str:
     """Return the message for a missing package; if the package belongs to an extra, include the install command."""
     return f"package {package} is not installed" + (f": {install_extra(extra)}" if extra else "")

@@ -98,6 +98,7 @@ class Applier:
             ]
         )
         self.composer = Composer(self.pool, Demands(settings.tile, _num_sharing(devices)))
+        self._reported: set[str] = set()
         self._difference = ""  # of the precision from fp32, measured on the first image
 
     def open(self, task: ImageTask) -> OpenedImage | SkippedImage:
@@ -142,6 +143,13 @@ class Applier:
             raise UserError(
                 f"--out: cannot write the results for {printable(task.path)}: {error.strerror or error}"
             ) from error
+
+    def new_notes(self) -> list[str]:
+        """Return remarks about the devices' work that no earlier call returned."""
+        found = dict.fromkeys(note for runner in self.pool.runners for note in runner.notes)
+        new = [note for note in found if note not in self._reported]
+        self._reported.update(new)
+        return new
 
     def result_bytes(self, opened: OpenedImage) -> int:
         """Return the memory that an image's results need."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from paceline.contracts.pixel_format import PixelFormat
+from paceline.core.errors import describe_error
 from paceline.inference.forward import Values
 from paceline.parallel.torch_internals import end_broken_capture
 
@@ -49,7 +50,7 @@ class GraphedForward:
         self._seen: Counter[Key] = Counter()
         self._graphs: OrderedDict[Key, _Captured] = OrderedDict()
         self._pool: Any = None
-        self._failed = False
+        self.note = ""  # why captures are off, to be printed
 
     def __call__(self, batch: Tensor, stored: PixelFormat) -> Values:
         key = (batch.shape, stored)
@@ -58,7 +59,7 @@ class GraphedForward:
             return self._graphs[key].replay(batch)
         self._seen[key] += 1
         small = batch.shape[0] * batch.shape[1] * batch.shape[2] <= LARGEST_PX
-        if self._failed or not small or self._seen[key] <= EAGER_CALLS or not self._capture(key, batch):
+        if self.note or not small or self._seen[key] <= EAGER_CALLS or not self._capture(key, batch):
             return self._forward(batch, stored)
         return self._graphs[key].replay(batch)
 
@@ -70,9 +71,9 @@ class GraphedForward:
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         try:
             self._graphs[key] = _Captured(self._forward, batch, key[1], self._pool)
-        except RuntimeError:
+        except RuntimeError as error:
             torch.cuda.set_stream(stream)  # an error at the end of a capture can leave its private stream current
-            self._failed = True
+            self.note = f"CUDA graphs: off, because a capture failed ({describe_error(error)})"
             self._graphs.clear()
             end_broken_capture(self._pool, self._device)
             return False

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from paceline.contracts.pixel_format import PixelFormat
+from paceline.core.errors import describe_error
 from paceline.core.ordered_map import ordered_map
 from paceline.inference.forward import (
     TYPES,
@@ -61,7 +62,7 @@ class TileRunner:
         self, image_model: ImageModel, device: torch.device, precision: str = "fp32", *, compiled: bool = False
     ) -> None:
         self.image_model, self.device, self.precision = image_model, device, choose_precision(precision, device)
-        self.note = ""  # a remark about compilation, to be printed
+        self._compile_note = ""
         # In full precision, tiles must match the whole image and runs must match each other.
         self.precision.apply(deterministic=precision == "fp32")
         image_model.recipe.to(device)
@@ -89,6 +90,11 @@ class TileRunner:
                 exact = self._values(batch, stored, choose_precision("fp32", self.device))
             differences = [(made.by_name[name] - values).abs().max() for name, values in exact.by_name.items()]
             return float(torch.stack(differences).max()) * LEVELS
+
+    @property
+    def notes(self) -> list[str]:
+        """Remarks about failed compilation and failed captures, to be printed."""
+        return [note for note in (self._compile_note, self._graphs.note if self._graphs else "") if note]
 
     def _on_device(self) -> AbstractContextManager[object]:
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
@@ -135,8 +141,7 @@ class TileRunner:
         except Exception as error:  # a compiler may raise any exception
             for network in networks:
                 undo_compile(network)
-            reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-            self.note = f"--compile: off, because it failed ({type(error).__name__}: {reason})"
+            self._compile_note = f"--compile: off, because it failed ({describe_error(error)})"
 
 
 class RunnerPool:
