@@ -12,10 +12,15 @@ from running import run_fork
 from paceline.cli.flags import with_optional_values
 from paceline.config.files import changed_settings
 from paceline.parallel.world import Place, World
+from paceline.runs.checkpoint import Checkpoints
 from paceline.runs.compile_table import TABLE, CompileCost, compile_cost, record_gain, record_seconds
 from paceline.runs.folder import RunFolder
 from paceline.runs.machine_record import cache_file
-from paceline.runs.record import read_record
+from paceline.runs.mirror.destination import open_destination
+from paceline.runs.mirror.mirror import Mirror
+from paceline.runs.record import Provenance, RunRecord, read_record
+from paceline.runs.segments import Choices
+from paceline.runs.snapshot import CheckpointNumbers, Snapshot
 from paceline.training.compile_choice import choose, recorded_choice
 
 COST = CompileCost(gain=0.2, seconds_per_network=20, origin="built-in estimates")
@@ -91,3 +96,19 @@ def test_a_compile_setting_that_was_recorded_as_a_boolean_is_still_valid() -> No
 )
 def test_compile_may_be_given_without_a_value(words: list[str], spelled: list[str]) -> None:
     assert with_optional_values(words) == spelled
+
+
+def test_a_run_that_is_not_restored_from_its_mirror_yet_keeps_its_choice(tmp_path: Path) -> None:
+    choices = Choices("single", 1, "cuda", "resident", 0)
+    (tmp_path / "run").mkdir()
+    RunRecord("classification", {"compile": "on"}, Provenance("8 samples", choices)).write(tmp_path / "run")
+    Checkpoints(tmp_path / "run" / "checkpoints").save(Snapshot(80, {}, {}, CheckpointNumbers()))
+    url = f"file://{tmp_path}/away"
+    mirror = Mirror(tmp_path / "run", open_destination(url, "--mirror"), url, "one", every=0.05)
+    mirror.check()
+    mirror.begin()
+    assert "is complete" in mirror.finish(60)
+    world, fresh = World(Place(), None), RunFolder(tmp_path / "fresh")  # type: ignore[arg-type]
+    assert recorded_choice(fresh, world, url) == "on"
+    assert recorded_choice(fresh, world, f"file://{tmp_path}/nothing") == ""
+    assert not fresh.path.exists()

@@ -16,6 +16,7 @@ from paceline.data.feed import StepData, TrainingFeed
 from paceline.parallel.world import World
 from paceline.runs.compile_table import CompileCost, compile_cost, record_seconds
 from paceline.runs.folder import RunFolder
+from paceline.runs.mirror.session import published_record
 from paceline.training.compile import compilable_networks, compile_obstacle, is_compiled, keeping_buffers, try_compile
 from paceline.training.step import Step
 
@@ -94,9 +95,14 @@ def time_step(step: Step, batch: Batch) -> float:
     return min(times)
 
 
-def recorded_choice(folder: RunFolder, world: World) -> str:
-    """Return what an earlier part of the run chose, "on" or "off", on every rank; empty for a new run."""
+def recorded_choice(folder: RunFolder, world: World, resume_from: str = "") -> str:
+    """Return what an earlier part of the run chose, "on" or "off", on every rank; empty for a new run.
+
+    The earlier part may be a copy at `--resume-from` that has not been restored yet.
+    """
     record = folder.read_record() if folder.checkpoints.all() else None
+    if record is None and resume_from and world.is_first:
+        record = published_record(resume_from)
     value = record.settings.get("compile", "") if record else ""
     text = ("on" if value else "off") if isinstance(value, bool) else str(value)
     found = [one for one in world.gather_strings(text) if one in ("on", "off")]
