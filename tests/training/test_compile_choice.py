@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from ranks import make_config
+import torch
+from ranks import make_config, make_parts
 from running import run_fork
 
 from paceline.cli.flags import with_optional_values
 from paceline.config.files import changed_settings
+from paceline.contracts.recipe import Batch
 from paceline.parallel.world import Place, World
 from paceline.runs.checkpoint import Checkpoints
 from paceline.runs.compile_table import TABLE, CompileCost, compile_cost, record_gain, record_seconds
@@ -21,7 +24,9 @@ from paceline.runs.mirror.mirror import Mirror
 from paceline.runs.record import Provenance, RunRecord, read_record
 from paceline.runs.segments import Choices
 from paceline.runs.snapshot import CheckpointNumbers, Snapshot
-from paceline.training.compile_choice import choose, recorded_choice
+from paceline.training import compile_choice
+from paceline.training.compile_choice import choose, choose_for, recorded_choice
+from paceline.training.step import Step
 
 COST = CompileCost(gain=0.2, seconds_per_network=20, origin="built-in estimates")
 
@@ -112,3 +117,21 @@ def test_a_run_that_is_not_restored_from_its_mirror_yet_keeps_its_choice(tmp_pat
     assert recorded_choice(fresh, world, url) == "on"
     assert recorded_choice(fresh, world, f"file://{tmp_path}/nothing") == ""
     assert not fresh.path.exists()
+
+
+def test_a_step_that_runs_out_of_memory_while_it_is_timed_is_left_to_the_loop_which_explains_it(
+    tiny: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = make_parts(tiny, compile="off")
+
+    def run_out(step: Step, batch: Batch) -> float:
+        step.dry_run(dict(batch))
+        for weight in step.recipe.parameters():
+            weight.grad = torch.ones_like(weight)
+        raise torch.OutOfMemoryError("simulated")
+
+    monkeypatch.setattr(compile_choice, "time_step", run_out)
+    monkeypatch.setattr(parts.step, "world", replace(parts.world, device=torch.device("cuda")))
+    choice = choose_for(parts.config, parts.step, parts.feed, num_steps=10**9)
+    assert not choice.compiles and "out of memory" in choice.note
+    assert all(weight.grad is None or not weight.grad.any() for weight in parts.recipe.parameters())

@@ -52,10 +52,12 @@ def compile_obstacle(step: Step) -> str:
 def keeping_buffers(recipe: Recipe) -> Iterator[None]:
     """Restore the networks' buffers, such as BatchNorm statistics, at the end."""
     buffers = {name: buffer.clone() for name, buffer in recipe.named_buffers()}
-    yield
-    with torch.no_grad():
-        for name, buffer in recipe.named_buffers():
-            buffer.copy_(buffers[name])
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for name, buffer in recipe.named_buffers():
+                buffer.copy_(buffers[name])
 
 
 def try_compile(step: Step, data: StepData) -> str:

@@ -53,12 +53,24 @@ def choose_for(config: Config, step: Step, feed: TrainingFeed, num_steps: int) -
         return Choice(False, "compile: off (auto), since --deterministic is set; use --compile on to compile anyway")
     if obstacle := compile_obstacle(step):
         return Choice(False, f"compile: off (auto), since {obstacle}")
-    data = next(feed.steps(0, feed.images_per_step))
-    seconds = config.run.accumulate * time_step(step, data.fetched[0][0])
-    num_networks = len(compilable_networks(step.recipe))
-    choice = step.world.broadcast(choose(num_steps, seconds, num_networks, compile_cost(config.recipe_name)))
+    choice = step.world.broadcast(_choose_by_time(config, step, feed, num_steps))
     assert isinstance(choice, Choice)
     return choice
+
+
+def _choose_by_time(config: Config, step: Step, feed: TrainingFeed, num_steps: int) -> Choice:
+    data = next(feed.steps(0, feed.images_per_step))
+    try:
+        seconds = config.run.accumulate * time_step(step, data.fetched[0][0])
+    except torch.OutOfMemoryError:
+        seconds = None
+    if seconds is None:  # outside the handler, which keeps the activations; the first step explains such an error
+        for learner in step.learners.values():
+            learner.clear_gradients()
+        torch.cuda.empty_cache()
+        return Choice(False, "compile: off (auto), since the device ran out of memory while a step was timed")
+    num_networks = len(compilable_networks(step.recipe))
+    return choose(num_steps, seconds, num_networks, compile_cost(config.recipe_name))
 
 
 def compile_and_record(step: Step, data: StepData, recipe: str) -> str:
