@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from paceline.runs.record import Provenance, RunRecord, read_record
 from paceline.runs.segments import Choices
 from paceline.runs.snapshot import CheckpointNumbers, Snapshot
 from paceline.training import compile_choice
+from paceline.training.compile import CACHE_VARIABLE, compile_networks
 from paceline.training.compile_choice import choose, choose_for, recorded_choice
 from paceline.training.step import Step
 
@@ -56,6 +58,19 @@ def test_measured_gains_and_costs_replace_the_built_in_ones() -> None:
     record_seconds(4.5, "mine")
     assert compile_cost("mine") == CompileCost(0.31, 4.5, "gain and cost measured on this machine")
     assert compile_cost("other") == CompileCost(0.31, before.seconds_per_network, "gain measured on this machine")
+
+
+def test_a_cache_folder_that_cannot_be_written_ends_no_run(
+    tmp_path: Path, tiny: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cache").write_text("a file where the folder should be")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv(CACHE_VARIABLE, "")  # restored at the end
+    monkeypatch.delenv(CACHE_VARIABLE)
+    record_seconds(4.5, "mine")
+    assert compile_cost("mine").origin == "built-in estimates"
+    assert compile_networks(make_parts(tiny, compile="off").recipe)
+    assert str(tmp_path) not in os.environ.get(CACHE_VARIABLE, "")
 
 
 @pytest.mark.usefixtures("empty_cache")
