@@ -152,6 +152,15 @@ def test_strategy_single_uses_one_device_and_weak_scaling_sets_the_batch_size_pe
     assert len({cell.name for cell in cells}) == 3
 
 
+def test_all_runs_of_a_comparison_are_compiled_or_none_is(config: Config) -> None:
+    def choices(compiles: str) -> set[str]:
+        configs = {"classification": config.with_run(compile=compiles)}
+        cells = Grid.parse(["classification"], "single,ddp", "2", "64", "0,1", "strong").cells(configs)
+        return {str(one.flags.get("compile", compiles)) for one in cells}
+
+    assert choices("auto") == {"off"} and choices("on") == {"on"}
+
+
 def test_too_few_gpus_are_reported_as_the_reason_why_a_run_is_skipped(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 from running import Running, start_function_in_ranks, start_ranks, wait_until
 
+from paceline.parallel import peers
 from paceline.runs.status import Status
 
 SHORT = ("--images", "64", "--strategy", "ddp", "--accelerator", "cpu")
@@ -95,3 +99,23 @@ def test_a_rank_that_hangs_after_another_rank_failed_exits(tmp_path: Path) -> No
     assert first.wait(20) == 2
     assert one_line(first) == "paceline: rank 1 ended: no such folder\n"
     assert second.wait(20) == 1
+
+
+def test_a_rank_that_has_not_noticed_a_hang_yet_is_not_reported_as_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "GRACE_SECONDS", 60.0)  # the first rank must not end this process
+    limit = timedelta(seconds=20)
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=limit)
+    ranks = [
+        peers.Peers(
+            dist.TCPStore("127.0.0.1", server.port, is_master=False, wait_for_workers=False, timeout=limit),
+            socket.create_connection(("127.0.0.1", server.port)),
+            rank,
+            2,
+        )
+        for rank in range(2)
+    ]
+    try:
+        assert ranks[1].examine("no progress for 600 s") == "no progress for 600 s"
+    finally:
+        ranks[0].leave()
+        ranks[0].join()

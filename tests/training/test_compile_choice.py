@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import json
+import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from ranks import make_config
+import torch
+from ranks import make_config, make_parts
 from running import run_fork
 
 from paceline.cli.flags import with_optional_values
 from paceline.config.files import changed_settings
+from paceline.contracts.recipe import Batch
 from paceline.parallel.world import Place, World
+from paceline.runs.checkpoint import Checkpoints
 from paceline.runs.compile_table import TABLE, CompileCost, compile_cost, record_gain, record_seconds
 from paceline.runs.folder import RunFolder
 from paceline.runs.machine_record import cache_file
-from paceline.runs.record import read_record
-from paceline.training.compile_choice import choose, recorded_choice
+from paceline.runs.mirror.destination import open_destination
+from paceline.runs.mirror.mirror import Mirror
+from paceline.runs.record import Provenance, RunRecord, read_record
+from paceline.runs.segments import Choices
+from paceline.runs.snapshot import CheckpointNumbers, Snapshot
+from paceline.training import compile_choice
+from paceline.training.compile import CACHE_VARIABLE, compile_networks
+from paceline.training.compile_choice import choose, choose_for, recorded_choice
+from paceline.training.step import Step
 
 COST = CompileCost(gain=0.2, seconds_per_network=20, origin="built-in estimates")
 
@@ -46,6 +58,19 @@ def test_measured_gains_and_costs_replace_the_built_in_ones() -> None:
     record_seconds(4.5, "mine")
     assert compile_cost("mine") == CompileCost(0.31, 4.5, "gain and cost measured on this machine")
     assert compile_cost("other") == CompileCost(0.31, before.seconds_per_network, "gain measured on this machine")
+
+
+def test_a_cache_folder_that_cannot_be_written_ends_no_run(
+    tmp_path: Path, tiny: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cache").write_text("a file where the folder should be")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv(CACHE_VARIABLE, "")  # restored at the end
+    monkeypatch.delenv(CACHE_VARIABLE)
+    record_seconds(4.5, "mine")
+    assert compile_cost("mine").origin == "built-in estimates"
+    assert compile_networks(make_parts(tiny, compile="off").recipe)
+    assert str(tmp_path) not in os.environ.get(CACHE_VARIABLE, "")
 
 
 @pytest.mark.usefixtures("empty_cache")
@@ -91,3 +116,37 @@ def test_a_compile_setting_that_was_recorded_as_a_boolean_is_still_valid() -> No
 )
 def test_compile_may_be_given_without_a_value(words: list[str], spelled: list[str]) -> None:
     assert with_optional_values(words) == spelled
+
+
+def test_a_run_that_is_not_restored_from_its_mirror_yet_keeps_its_choice(tmp_path: Path) -> None:
+    choices = Choices("single", 1, "cuda", "resident", 0)
+    (tmp_path / "run").mkdir()
+    RunRecord("classification", {"compile": "on"}, Provenance("8 samples", choices)).write(tmp_path / "run")
+    Checkpoints(tmp_path / "run" / "checkpoints").save(Snapshot(80, {}, {}, CheckpointNumbers()))
+    url = f"file://{tmp_path}/away"
+    mirror = Mirror(tmp_path / "run", open_destination(url, "--mirror"), url, "one", every=0.05)
+    mirror.check()
+    mirror.begin()
+    assert "is complete" in mirror.finish(60)
+    world, fresh = World(Place(), None), RunFolder(tmp_path / "fresh")  # type: ignore[arg-type]
+    assert recorded_choice(fresh, world, url) == "on"
+    assert recorded_choice(fresh, world, f"file://{tmp_path}/nothing") == ""
+    assert not fresh.path.exists()
+
+
+def test_a_step_that_runs_out_of_memory_while_it_is_timed_is_left_to_the_loop_which_explains_it(
+    tiny: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = make_parts(tiny, compile="off")
+
+    def run_out(step: Step, batch: Batch) -> float:
+        step.dry_run(dict(batch))
+        for weight in step.recipe.parameters():
+            weight.grad = torch.ones_like(weight)
+        raise torch.OutOfMemoryError("simulated")
+
+    monkeypatch.setattr(compile_choice, "time_step", run_out)
+    monkeypatch.setattr(parts.step, "world", replace(parts.world, device=torch.device("cuda")))
+    choice = choose_for(parts.config, parts.step, parts.feed, num_steps=10**9)
+    assert not choice.compiles and "out of memory" in choice.note
+    assert all(weight.grad is None or not weight.grad.any() for weight in parts.recipe.parameters())

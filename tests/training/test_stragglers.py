@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+import torch
+
+from paceline.parallel.world import Place, World
+from paceline.training.pace import Pace
 from paceline.training.stragglers import StragglerWatch, Work, slowest_rank
 
 
@@ -43,3 +48,14 @@ def test_the_line_reports_how_much_of_the_work_is_waiting_for_data() -> None:
     watch = StragglerWatch()
     interval = [Work(0.010, 0.001, 0.020), Work(0.020, 0.012, 0.020)]
     assert "60% of it waiting for data" in [watch.add(interval) for _ in range(3)][2]
+
+
+@pytest.mark.parametrize(("device", "is_compared"), [("cpu", True), ("cuda", False)])
+def test_waits_of_the_hosts_of_gpus_are_logged_but_never_make_a_straggler(
+    device: str, is_compared: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pace = Pace(World(Place(), torch.device(device)), images=0, epoch_images=100)
+    interval = [Work(0.0003, 0.0003, 0.0005), Work(0.0001, 0.0001, 0.0003)]
+    values = [pace.take(images, interval) for images in (10, 20, 30)][-1]
+    assert values["ranks/seconds_0"] == 0.0003
+    assert ("ranks/straggler" in values) == is_compared and ("straggler" in capsys.readouterr().out) == is_compared

@@ -165,7 +165,7 @@ def _train_stage(config: Config, world: World, may_exit: bool) -> int:
     stop = StopRequest(announces=world.is_first)
     folder = RunFolder(Path(config.run.out))
     if config.run.compile == "auto":
-        config = config.with_run(compile=recorded_choice(folder, world) or "auto")
+        config = config.with_run(compile=recorded_choice(folder, world, config.run.resume_from) or "auto")
     with open_session(assemble(config, world), folder) as session:
         snapshot = session.resume()
         if world.peers:

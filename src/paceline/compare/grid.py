@@ -102,6 +102,8 @@ class Grid:
             "batch_size": batch,
             "seed": seed,
         }
+        if config.run.compile == "auto":
+            flags["compile"] = "off"  # each run would choose for itself, by measurements that change from run to run
         if config.run.gpus:
             flags["gpus"] = ",".join(gpus)
         stem = Path(recipe).stem

@@ -30,6 +30,7 @@ BLAME_SECONDS = 3.0  # how long a failed rank waits for the others, to find out 
 EXAMINATION_SECONDS = 5.0  # how long a rank that hangs waits for the records of the others
 GRACE_SECONDS = 5.0  # how long the main thread may take to notice that another rank has failed
 FAILED = "failed"  # key in the store for the first failure
+EXAMINED = "examined"  # key in the store: a rank that hangs asks the others for their records
 NO_ANSWER = "does not answer: it may be stopped"
 LEFT = b"left"  # last report of a rank that has left the group
 
@@ -92,6 +93,7 @@ class Peers(threading.Thread):
         while not self._ended.wait(BEAT_SECONDS):
             if not self._find_failure():
                 self._beat()
+                self._answer_examination()
                 beat = self._beat_of(watched)
                 # Add up intervals, so that time during which all processes were suspended is not counted.
                 last, silent = beat, silent + BEAT_SECONDS if beat == last != LEFT else 0.0
@@ -127,8 +129,9 @@ class Peers(threading.Thread):
     def examine(self, reason: str) -> str:
         """Compare the flight recorders of all ranks after a hang; return a line that reports the missing rank.
 
-        Ranks that hang call this at about the same time. A rank that does not call it is the missing one. If rank 0,
-        which serves the store, is stopped, calls to the store do not return, so they run in their own thread.
+        The threads of ranks that run, even if they have not noticed the hang yet, send their records on request. A rank
+        that does not is stopped. If rank 0, which serves the store, is stopped, calls to the store do not return, so
+        they run in their own thread.
         """
         self._ended.set()
         found: list[str] = []
@@ -142,8 +145,8 @@ class Peers(threading.Thread):
         return found[0] if found else f"rank 0 did not arrive: rank 0 {NO_ANSWER}; {reason}"
 
     def _compare_records(self, reason: str, found: list[str]) -> None:
-        own = recorder().record()
-        self._set(f"record/{self._rank}", json.dumps(own.operations).encode())
+        self._set(EXAMINED, b"")
+        self._send_record()
         until = time.monotonic() + EXAMINATION_SECONDS
         while time.monotonic() < until and any(self._record_of(rank) is None for rank in range(self._size)):
             time.sleep(BEAT_SECONDS / 4)
@@ -159,6 +162,15 @@ class Peers(threading.Thread):
         self._publish(found[0])
         self._set(f"read/{self._rank}", b"")
         self._wait_for_readers()
+
+    def _answer_examination(self) -> None:
+        """Send this rank's record if another rank has asked for it."""
+        with suppress(dist.DistError):
+            if self._has_server() and self._store.check([EXAMINED]):
+                self._send_record()
+
+    def _send_record(self) -> None:
+        self._set(f"record/{self._rank}", json.dumps(recorder().record().operations).encode())
 
     def _record_of(self, rank: int) -> tuple[Operation, ...] | None:
         key = f"record/{rank}"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,13 +47,23 @@ def record_gain(gain: float, recipe: str = ANY_RECIPE) -> None:
 
 
 def record_seconds(seconds_per_network: float, recipe: str) -> None:
-    """Save how long compiling a recipe's networks took. The next run finds the same caches, so it takes as long."""
-    _record(SECONDS, recipe, seconds_per_network)
+    """Save how long compiling a recipe's networks took. The next run finds the same caches, so it takes as long.
+
+    Nothing is saved if the cache folder cannot be written, because a run must not end for this.
+    """
+    with suppress(OSError):
+        _record(SECONDS, recipe, seconds_per_network)
 
 
-def compile_cache() -> Path:
-    """Return the folder in which compiled kernels are kept."""
-    return user_cache() / "compile"
+def compile_cache() -> Path | None:
+    """Return the folder in which compiled kernels are kept; None if it cannot be written."""
+    folder = user_cache() / "compile"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError:
+        return None
+    return folder
 
 
 def _read() -> dict[str, Any]:

@@ -32,7 +32,8 @@ def compilable_networks(recipe: Recipe) -> list[nn.Module]:
 
 def compile_networks(recipe: Recipe) -> list[nn.Module]:
     """Compile lazily all networks that can be compiled, and return them."""
-    os.environ.setdefault(CACHE_VARIABLE, str(compile_cache()))
+    if CACHE_VARIABLE not in os.environ and (folder := compile_cache()):
+        os.environ[CACHE_VARIABLE] = str(folder)
     networks = compilable_networks(recipe)
     for network in networks:
         network.compile(dynamic=False)
@@ -52,10 +53,12 @@ def compile_obstacle(step: Step) -> str:
 def keeping_buffers(recipe: Recipe) -> Iterator[None]:
     """Restore the networks' buffers, such as BatchNorm statistics, at the end."""
     buffers = {name: buffer.clone() for name, buffer in recipe.named_buffers()}
-    yield
-    with torch.no_grad():
-        for name, buffer in recipe.named_buffers():
-            buffer.copy_(buffers[name])
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for name, buffer in recipe.named_buffers():
+                buffer.copy_(buffers[name])
 
 
 def try_compile(step: Step, data: StepData) -> str:
@@ -72,7 +75,8 @@ def try_compile(step: Step, data: StepData) -> str:
             reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
             return f"compile: off, since it failed ({type(error).__name__}: {reason})"
     count = f"{len(networks)} of {len(step.recipe.single_networks)} networks"
-    return f"compile: on for {count}; compiled kernels are kept in {os.environ[CACHE_VARIABLE]}"
+    kept = os.environ.get(CACHE_VARIABLE, "torch's temporary folder")
+    return f"compile: on for {count}; compiled kernels are kept in {kept}"
 
 
 def is_compiled(network: nn.Module) -> bool:

@@ -16,6 +16,7 @@ from paceline.data.feed import StepData, TrainingFeed
 from paceline.parallel.world import World
 from paceline.runs.compile_table import CompileCost, compile_cost, record_seconds
 from paceline.runs.folder import RunFolder
+from paceline.runs.mirror.session import published_record
 from paceline.training.compile import compilable_networks, compile_obstacle, is_compiled, keeping_buffers, try_compile
 from paceline.training.step import Step
 
@@ -52,12 +53,24 @@ def choose_for(config: Config, step: Step, feed: TrainingFeed, num_steps: int) -
         return Choice(False, "compile: off (auto), since --deterministic is set; use --compile on to compile anyway")
     if obstacle := compile_obstacle(step):
         return Choice(False, f"compile: off (auto), since {obstacle}")
-    data = next(feed.steps(0, feed.images_per_step))
-    seconds = config.run.accumulate * time_step(step, data.fetched[0][0])
-    num_networks = len(compilable_networks(step.recipe))
-    choice = step.world.broadcast(choose(num_steps, seconds, num_networks, compile_cost(config.recipe_name)))
+    choice = step.world.broadcast(_choose_by_time(config, step, feed, num_steps))
     assert isinstance(choice, Choice)
     return choice
+
+
+def _choose_by_time(config: Config, step: Step, feed: TrainingFeed, num_steps: int) -> Choice:
+    data = next(feed.steps(0, feed.images_per_step))
+    try:
+        seconds = config.run.accumulate * time_step(step, data.fetched[0][0])
+    except torch.OutOfMemoryError:
+        seconds = None
+    if seconds is None:  # outside the handler, which keeps the activations; the first step explains such an error
+        for learner in step.learners.values():
+            learner.clear_gradients()
+        torch.cuda.empty_cache()
+        return Choice(False, "compile: off (auto), since the device ran out of memory while a step was timed")
+    num_networks = len(compilable_networks(step.recipe))
+    return choose(num_steps, seconds, num_networks, compile_cost(config.recipe_name))
 
 
 def compile_and_record(step: Step, data: StepData, recipe: str) -> str:
@@ -94,9 +107,14 @@ def time_step(step: Step, batch: Batch) -> float:
     return min(times)
 
 
-def recorded_choice(folder: RunFolder, world: World) -> str:
-    """Return what an earlier part of the run chose, "on" or "off", on every rank; empty for a new run."""
+def recorded_choice(folder: RunFolder, world: World, resume_from: str = "") -> str:
+    """Return what an earlier part of the run chose, "on" or "off", on every rank; empty for a new run.
+
+    The earlier part may be a copy at `--resume-from` that has not been restored yet.
+    """
     record = folder.read_record() if folder.checkpoints.all() else None
+    if record is None and resume_from and world.is_first:
+        record = published_record(resume_from)
     value = record.settings.get("compile", "") if record else ""
     text = ("on" if value else "off") if isinstance(value, bool) else str(value)
     found = [one for one in world.gather_strings(text) if one in ("on", "off")]

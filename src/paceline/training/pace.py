@@ -30,7 +30,7 @@ class Pace:
         data, step, waited = self._data.seconds, self._step.seconds, waiting.seconds
         before, self._before = self._before, (data, step, waited)
         data, step, waited = data - before[0], step - before[1], waited - before[2]
-        # The host does not wait for a GPU's collectives, so only the wait for data can be compared there.
+        # A GPU runs behind its host, whose times do not show how long the GPU itself works.
         self._steps.append(Work(max(0.0, data + step - waited) if self._on_cpu else data, data, data + step))
 
     def own_work(self) -> Work:
@@ -64,10 +64,12 @@ class Pace:
         return "time: " + ", ".join(f"{share:.1%} {name}" for name, share in ordered)
 
     def _compare(self, ranks: list[Work]) -> dict[str, float]:
+        values = {f"{RANK_SECONDS}{rank}": one.work for rank, one in enumerate(ranks)}
+        if not self._on_cpu:  # a rank's wait for data costs nothing while its GPU is busy with earlier steps
+            return values
         line = self._stragglers.add(ranks)
         if line and self._world.is_first:
             print_line(line)
-        values = {f"{RANK_SECONDS}{rank}": one.work for rank, one in enumerate(ranks)}
         found = self._stragglers.straggler
         rank, slowdown = (float(found.rank), found.slowdown) if found else (NO_STRAGGLER, 0.0)
         return values | {STRAGGLER_RANK: rank, STRAGGLER_SLOWDOWN: slowdown}

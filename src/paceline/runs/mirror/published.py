@@ -15,7 +15,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,12 @@ from paceline.core.small_files import parse_json, read_bounded, why
 from paceline.runs.logger_runs import LOGGER_RUNS
 from paceline.runs.metrics import METRICS, SAMPLES
 from paceline.runs.mirror.destination import Destination
+from paceline.runs.record import CONFIG
 
 MANIFESTS = "mirror"
 OBJECTS = f"{MANIFESTS}/files"
 CHECKPOINTS = "checkpoints"
-CHANGING = (METRICS, "config.toml", "protocols.json", "data_spec.json", LOGGER_RUNS)
+CHANGING = (METRICS, CONFIG, "protocols.json", "data_spec.json", LOGGER_RUNS)
 RESTORING = ".restoring"
 _MANIFEST_NAME = re.compile(rf"{MANIFESTS}/(\d{{12}})-(\d{{4,}})\.json")
 CHECKPOINT_FILE = re.compile(rf"{CHECKPOINTS}/\d{{12}}/[\w-][\w.-]*")
@@ -149,6 +150,19 @@ def restore(
     if names:
         raise UserError("all snapshots are damaged: use a different mirror")
     return None
+
+
+def fetch_config(destination: Destination, folder: Path, report: Callable[[str], None]) -> None:
+    """Download the config.toml of the newest snapshot that has an intact one; do nothing if there is none."""
+    for name in list_manifests(destination):
+        try:
+            manifest = read_manifest(destination, name)
+            files = {name: piece for name, piece in manifest.files.items() if name == CONFIG}
+            _fetch_all(destination, replace(manifest, files=files), folder, report, lambda: None)
+        except (ValueError, FileNotFoundError):
+            continue
+        if files:
+            return
 
 
 def _fetch_all(

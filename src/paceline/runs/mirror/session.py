@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import tempfile
+from pathlib import Path
 
 from paceline.config.files import identity
 from paceline.config.resolve import Config
@@ -14,8 +16,19 @@ from paceline.runs.checkpoint import is_whole
 from paceline.runs.folder import RunFolder
 from paceline.runs.mirror.destination import open_destination
 from paceline.runs.mirror.mirror import Mirror
-from paceline.runs.mirror.published import restore
+from paceline.runs.mirror.published import fetch_config, restore
 from paceline.runs.mirror.staging import Staging
+from paceline.runs.record import RunRecord, read_record
+
+
+def published_record(url: str) -> RunRecord | None:
+    """Return the settings of the run at `--resume-from`, before it is restored; None if they cannot be read."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
+            fetch_config(open_destination(url, "--resume-from"), Path(folder), lambda line: None)
+            return read_record(Path(folder))
+    except Exception:  # `Mirroring.prepare` reads the same files later and reports the error
+        return None
 
 
 class Mirroring:
