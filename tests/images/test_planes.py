@@ -15,12 +15,15 @@ import tifffile
 import torch
 from PIL import Image
 
+from paceline.config.source_flags import SeparateTestFolder
 from paceline.contracts.pixel_format import PixelFormat
 from paceline.images.decode import BadImage
 from paceline.images.deep_image import DeepImage, read_deep, to_format
 from paceline.images.encode import Attachments, write_image
 from paceline.images.image_file import read_image
 from paceline.images.planes import read_planes_header
+from paceline.images.reader_choice import choose_reader
+from paceline.images.readers import EightBitReader
 from paceline.inference.forward import to_stored
 
 PLANES = np.random.default_rng(0).integers(0, 65536, (5, 12, 9), dtype=np.uint16)
@@ -180,6 +183,20 @@ def test_16_bit_colours_with_transparency_are_blended_over_white(tmp_path: Path)
     tifffile.imwrite(tmp_path / "a.tif", pixels, photometric="rgb", extrasamples=["unassalpha"])
     found = read_deep(tmp_path / "a.tif").pixels
     assert found.shape == (4, 4, 3) and not found[:2].any() and (found[2:] == 65535).all()
+
+
+def test_transparent_grey_images_are_blended_over_white_like_transparent_colours(tmp_path: Path) -> None:
+    file, pixels = tmp_path / "a.tif", np.full((6, 4, 2), 100, np.uint8)
+    pixels[:3, :, 1], pixels[3:, :, 1] = 0, 255
+    Image.fromarray(pixels).save(file)
+    header = read_planes_header(file)
+    assert header is not None and not header.is_stack and header.channels == 1
+    assert read_deep(file).pixels[[0, 5], 0].tolist() == [[255], [100]]
+    assert type(choose_reader([file], SeparateTestFolder()).reader) is EightBitReader
+    tifffile.imwrite(file, pixels, photometric="miniswhite", extrasamples=["unassalpha"])
+    assert read_deep(file).pixels[[0, 5], 0].tolist() == [[255], [155]]
+    tifffile.imwrite(file, pixels, photometric="minisblack", extrasamples=["unspecified"])
+    assert read_deep(file).channels == 2  # not transparency
 
 
 def test_networks_for_grey_or_rgb_images_read_the_first_page_of_other_stacks(tmp_path: Path) -> None:

@@ -68,10 +68,10 @@ def read_planes(path: Path | bytes) -> tuple[PlanesHeader, NDArray[Any]] | None:
             array = np.moveaxis(array, _channel_axis(header.axes), -1) if header.axes[-1] != "S" else array
         else:
             array = array[..., np.newaxis]
+        colours, alpha = array[..., : header.channels], array[..., header.channels :]
         if page.photometric == tifffile.PHOTOMETRIC.MINISWHITE and array.dtype.kind == "u":
-            array = np.iinfo(array.dtype).max - array
-        if array.shape[-1] > header.channels:
-            array = _over_white(array, page.extrasamples[0] == PREMULTIPLIED)
+            colours = np.iinfo(array.dtype).max - colours
+        array = _over_white(colours, alpha, page.extrasamples[0] == PREMULTIPLIED) if alpha.size else colours
         return header, np.ascontiguousarray(turn(array, _orientation(page)))
 
 
@@ -107,11 +107,12 @@ def _header(tiff: tifffile.TiffFile) -> PlanesHeader | None:
         raise UnusablePlanes(
             f"{page.bitspersample}-bit planes are not supported; save the image with 8 or 16 bits per channel"
         )
-    has_alpha = is_colour and samples == COLOURS + 1 and bool(page.extrasamples) and page.extrasamples[0] in ALPHA
-    channels = COLOURS if has_alpha else samples
+    colours = COLOURS if is_colour else 1
+    has_alpha = samples == colours + 1 and bool(page.extrasamples) and page.extrasamples[0] in ALPHA
+    channels = colours if has_alpha else samples
     if "S" not in axes and len(axes) == 3:
         channels = int(shape[_channel_axis(axes)])
-    elif len(axes) > 3 and not (is_colour and len(axes) == 4):
+    elif len(axes) > 3 and not ((is_colour or has_alpha) and len(axes) == 4):
         named = "×".join(f"{length} {axis}" for axis, length in zip(axes, shape, strict=True))
         raise UnusablePlanes(f"too many dimensions ({named}); save one file per time point, depth or position")
     elif len(axes) > 3 and page.dtype != np.uint8:
@@ -121,7 +122,7 @@ def _header(tiff: tifffile.TiffFile) -> PlanesHeader | None:
     height, width = (int(shape[axes.index(side)]) for side in "YX")
     _check_sizes(tiff, axes, is_colour, (height, width))
     found = (height, width) if _orientation(page) < 5 else (width, height)
-    is_stack = not (axes == "YX" or (is_colour and channels == COLOURS))
+    is_stack = not (axes == "YX" or has_alpha or (is_colour and channels == COLOURS))
     header = PlanesHeader(*found, channels, page.dtype, axes, is_stack, tiff.ome_metadata or "")
     _check_limits(header)
     if any(one is None for one in series.pages):
@@ -172,12 +173,12 @@ def _check_limits(header: PlanesHeader) -> None:
         )
 
 
-def _over_white(array: NDArray[Any], premultiplied: bool) -> NDArray[Any]:
-    """Blend colours over white, given RGB and alpha; for floats, white is 1."""
-    white = np.iinfo(array.dtype).max if array.dtype.kind == "u" else 1
-    alpha = array[..., COLOURS:].astype(np.float32) / white
-    colours = array[..., :COLOURS] * (1.0 if premultiplied else alpha) + white * (1 - alpha)
-    return (np.rint(colours).clip(0, white) if white > 1 else colours).astype(array.dtype)
+def _over_white(colours: NDArray[Any], alpha: NDArray[Any], premultiplied: bool) -> NDArray[Any]:
+    """Blend grey levels or colours over white; for floats, white is 1."""
+    white = np.iinfo(colours.dtype).max if colours.dtype.kind == "u" else 1
+    opacity = alpha.astype(np.float32) / white
+    blended = colours * (1.0 if premultiplied else opacity) + white * (1 - opacity)
+    return (np.rint(blended).clip(0, white) if white > 1 else blended).astype(colours.dtype)
 
 
 def _orientation(page: Any) -> int:
