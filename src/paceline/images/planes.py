@@ -30,6 +30,7 @@ DEFLATE = (8, 32946)
 BUILT_IN = (1, 32773, *DEFLATE)  # compressions that tifffile decodes itself; 1 is none and 32773 is PackBits
 SLACK_BYTES = 2**16
 COLOURS, PREMULTIPLIED, ALPHA = 3, 1, (1, 2)  # number of colours, and the kinds of extra samples that are transparency
+READ_FIRST_PAGE = "use --set channels=1 or channels=3 to read only the first page"
 BLACK_OR_WHITE_IS_ZERO = (tifffile.PHOTOMETRIC.MINISWHITE, tifffile.PHOTOMETRIC.MINISBLACK)
 
 
@@ -48,6 +49,11 @@ class PlanesHeader:
     axes: str  # the dimensions as tifffile names them, without those of length 1
     is_stack: bool  # whether the channels are planes, rather than the grey or colour image that other programs show
     ome: str = ""  # the file's OME-XML, if it has any
+
+    @property
+    def has_pages(self) -> bool:
+        """Whether the channels are pages that the file does not declare to be channels, as in a scan."""
+        return self.is_stack and not {"C", "S"} & set(self.axes)
 
 
 def read_planes_header(path: Path | bytes) -> PlanesHeader | None:
@@ -105,7 +111,8 @@ def _header(tiff: tifffile.TiffFile) -> PlanesHeader | None:
         if len(axes) == 2:
             return None  # 1-bit and 12-bit images, which Pillow reads
         raise UnusablePlanes(
-            f"{page.bitspersample}-bit planes are not supported; save the image with 8 or 16 bits per channel"
+            f"{page.bitspersample}-bit planes are not supported; save the image with 8 or 16 bits per channel, "
+            f"or {READ_FIRST_PAGE}"
         )
     colours = COLOURS if is_colour else 1
     has_alpha = samples == colours + 1 and bool(page.extrasamples) and page.extrasamples[0] in ALPHA
@@ -116,7 +123,9 @@ def _header(tiff: tifffile.TiffFile) -> PlanesHeader | None:
         named = "×".join(f"{length} {axis}" for axis, length in zip(axes, shape, strict=True))
         raise UnusablePlanes(f"too many dimensions ({named}); save one file per time point, depth or position")
     elif len(axes) > 3 and page.dtype != np.uint8:
-        raise UnusablePlanes(f"several pages of {page.dtype.name} colours; save one page per file")
+        raise UnusablePlanes(
+            f"several pages of {page.dtype.name} colours; save one page per file, or {READ_FIRST_PAGE}"
+        )
     elif len(axes) > 3:
         return None  # several pages of colours, of which Pillow reads the first
     height, width = (int(shape[axes.index(side)]) for side in "YX")
@@ -151,8 +160,7 @@ def _check_sizes(tiff: tifffile.TiffFile, axes: str, is_colour: bool, size: tupl
         if not other.is_reduced and other.samplesperpixel == 1 and other.shape[:2] != size:
             sizes = f"{size[1]}×{size[0]} and {other.imagewidth}×{other.imagelength}"
             raise UnusablePlanes(
-                f"its pages have different sizes ({sizes} pixels), so they cannot be channels; "
-                "use --set channels=1 or channels=3 to read only the first page"
+                f"its pages have different sizes ({sizes} pixels), so they cannot be channels; {READ_FIRST_PAGE}"
             )
 
 
