@@ -262,7 +262,7 @@ def _read(pid: int, name: str) -> str:
 def metrics_without_times(run: Path) -> list[dict[str, Any]]:
     """Return the lines of metrics.jsonl without times and readings of the host, which differ between identical runs."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    varying = ("time/", "host/")
+    varying = ("time/", "host/", "ranks/")
     return [
         {name: value for name, value in row.items() if name not in ("time", "seconds") and not name.startswith(varying)}
         for row in rows

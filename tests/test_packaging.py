@@ -17,6 +17,7 @@ REPOSITORY = PROJECT["project"]["urls"]["Repository"]
 DISTRIBUTIONS = {  # module → distribution, if the names differ
     "PIL": "pillow",
     "nvidia": "nvidia-dali-cuda130",
+    "openslide": "openslide-python",
     "pynvml": "nvidia-ml-py",
     "torch_fidelity": "torch-fidelity",
     "yaml": "pyyaml",

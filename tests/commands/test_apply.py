@@ -445,3 +445,8 @@ def test_apply_rejects_an_unsupported_recipe_and_names_the_command_to_use(capsys
     assert apply(tmp_path / "digits.safetensors", "photos", "--out", tmp_path / "out") == 2
     expected = "recipe 'classification' classifies images, which `apply` does not do: use `predict`"
     assert expected in capsys.readouterr().err
+
+
+def test_a_bare_compile_flag_does_not_take_an_image_for_its_value(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["apply", "missing-run", "--out", "made", "--compile", "photo.png"]) == 2
+    assert "missing-run" in capsys.readouterr().err

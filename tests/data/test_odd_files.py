@@ -26,6 +26,7 @@ from paceline.images.readers import EightBitReader
 from paceline.inference.apply_plan import plan_results, read_headers
 from paceline.inference.classify_files import classify_files
 from paceline.inference.find_images import find_images
+from paceline.inference.region_plan import RegionOptions
 
 PHOTO = Image.fromarray(photograph("coffee")).resize((24, 20))
 ANIMATED = [PHOTO, PHOTO.rotate(180), PHOTO.rotate(90)]
@@ -112,7 +113,7 @@ class AnyClass:
 
 def apply_accepts(folder: Path) -> set[str]:
     accepted = set()
-    for task in read_headers(plan_results([str(folder)], folder.parent / "out", [""])):
+    for task in read_headers(plan_results([str(folder)], folder.parent / "out", [""]), RegionOptions()):
         try:
             read_image(Path(task.path))
         except BadImage:

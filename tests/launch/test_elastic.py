@@ -59,7 +59,7 @@ def test_a_hung_process_is_detected_and_no_process_is_left_behind(tmp_path: Path
     running = start_command(tmp_path, *command, "--out", str(run))
     wait_until(lambda: is_training(seen), running)
     os.kill(workers_of(running.pid)[1], signal.SIGSTOP)
-    assert running.wait(60) == 1
+    assert running.wait(60) == 2 and "rank 1 is stopped" in running.stderr
     wait_until(lambda: not processes_naming(str(run)), seconds=5)
 
 

@@ -50,6 +50,7 @@ def test_a_missing_log_folder_and_a_command_that_has_just_ended_are_handled(
     child.kill()
 
 
+@pytest.mark.slow
 def test_a_command_may_have_the_process_id_of_an_earlier_one(tmp_path: Path, servers: ForkServers) -> None:
     first = servers.start(["--version"], tmp_path / "log.txt", {})
     assert first.wait() == 0
@@ -96,6 +97,7 @@ def test_a_forked_command_can_be_interrupted_and_killed(tmp_path: Path, servers:
     assert boards[1].poll() == -signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_forked_commands_die_with_their_server(tmp_path: Path, servers: ForkServers) -> None:
     board = servers.start(["board", ".", "--port", "0"], tmp_path / "log.txt", {"MARK": str(tmp_path / "mark")})
     log = tmp_path / "log.txt"

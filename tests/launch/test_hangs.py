@@ -28,7 +28,7 @@ def test_the_launcher_names_a_slow_rank_and_then_the_one_that_is_stopped(tmp_pat
     for rank in (0, 1):  # both stacks end in the recipe or in the exchange of its statistics
         assert "most recent call first" in log_of(tmp_path, rank) and "faulty.py" in log_of(tmp_path, rank)
     report = (tmp_path / "run" / "logs" / "hang.txt").read_text()
-    assert "rank 0 runs" in report and "classifier: gradients" in report
+    assert "rank 1 is stopped" in report and "classifier: " in report  # followed by the last operations
     assert "straggler: rank 0 needs" in running.stdout
     profile = tmp_path / "run" / "profile"
     assert {path.name for path in profile.iterdir()} == {
@@ -45,6 +45,7 @@ def test_the_launcher_names_the_rank_that_skips_a_collective_operation(tmp_path:
     assert f"rank {rank} did not arrive at 'classifier: BatchNorm' (step 19" in running.stderr
 
 
+@pytest.mark.slow
 def test_ranks_without_a_launcher_name_the_one_that_is_stopped(tmp_path: Path) -> None:
     ranks = start_ranks(tmp_path, 2, *COMMAND, "--set", "fault=stop", "--set", "faulty_rank=1", "--strategy", "ddp")
     try:

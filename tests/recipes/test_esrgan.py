@@ -156,6 +156,7 @@ def test_degraded_batches_are_bit_identical_on_one_and_two_processes_and_with_al
     assert len(np.unique(one["low0"])) > 50
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [REAL, pytest.param({"stage": "adversarial"}, marks=pytest.mark.slow)])
 def test_two_processes_train_the_same_weights_as_one(tmp_path: Path, settings: dict[str, Any]) -> None:
     words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]

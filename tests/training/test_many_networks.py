@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from ranks import spoil_and_check
 from running import run_fork, start_function_in_ranks
 
 SMALL = {"generator": "resnet_6", "segmentation_generator": "unet_32", "ngf": 1, "ndf": 1, "d_layers": 1, "crop": 32}
 
 
+@pytest.mark.slow
 def test_all_strategies_produce_the_same_weights_for_many_networks(tmp_path: Path) -> None:
     command = ("verify", "translation", "--strategies", "single,ddp,lightning", "--devices", "2", "--steps", "3")
     verified = run_fork(tmp_path, *command, "--set", "model=deepliif", "--set", "ngf=1", "--set", "ndf=1")
