@@ -207,6 +207,11 @@ def test_fewer_images_than_features_are_rejected_and_few_images_print_a_warning(
     assert evaluator_of(images(960, 1), 960).notes == ()
 
 
+def test_runs_from_before_density_and_coverage_have_the_same_protocol_text():
+    protocol = evaluator_of(images(300, seed=1), 300).protocol()
+    assert protocol["estimators"] == "KID of 1000, 3 neighbours, IS of 10 splits"
+
+
 def test_evaluation_protocols_count_as_equal_if_only_the_seed_differs():
     real = images(300, 1)
     protocol = evaluator_of(real, 300).protocol()

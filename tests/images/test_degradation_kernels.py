@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from paceline.images.degradation import second_order, torch_steps
 from paceline.images.degradation.canvas import Canvas
 from paceline.images.degradation.jpeg import jpeg
 from paceline.images.degradation.kernels import SIDE, blur
@@ -121,3 +122,20 @@ def test_images_degraded_by_the_kernels_equal_those_of_torch(random_order: bool)
     assert found.shape == wanted.shape and found.std() > 0.1
     # One pixel that is rounded differently in the first round changes its neighbours in the next rounds.
     assert (found - wanted).abs().mean() * 127.5 < 1
+
+
+def test_torch_replaces_kernels_that_cannot_be_compiled_and_prints_one_note(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> Canvas:
+        raise RuntimeError("no C compiler")
+
+    monkeypatch.setattr(second_order, "_triton", second_order._Triton(usable=True))
+    monkeypatch.setattr(second_order, "_fits_triton", lambda levels: True)
+    monkeypatch.setattr(triton_steps, "apply_final", fail)  # the last step, so that the earlier steps ran already
+    monkeypatch.setattr(triton_steps, "apply_round", torch_steps.apply_round)
+    images, numbers = smooth(2, 3, 16, 16) / 127.5 - 1, torch.rand(2, NUM_NUMBERS, device=DEVICE)
+    found = [degrade(images, numbers, 2) for _ in range(2)]
+    wanted = degrade(images, numbers, 2, steps=torch_steps)
+    assert all(torch.equal(one, wanted) for one in found)
+    assert capsys.readouterr().out.count("no C compiler") == 1

@@ -15,12 +15,17 @@ import tifffile
 import torch
 from PIL import Image
 
+from paceline.config.source_flags import SeparateTestFolder
+from paceline.contracts.data_spec import DataSpec
 from paceline.contracts.pixel_format import PixelFormat
+from paceline.core.errors import UserError
 from paceline.images.decode import BadImage
 from paceline.images.deep_image import DeepImage, read_deep, to_format
 from paceline.images.encode import Attachments, write_image
 from paceline.images.image_file import read_image
 from paceline.images.planes import read_planes_header
+from paceline.images.reader_choice import choose_reader
+from paceline.images.readers import EightBitReader, make_reader
 from paceline.inference.forward import to_stored
 
 PLANES = np.random.default_rng(0).integers(0, 65536, (5, 12, 9), dtype=np.uint16)
@@ -182,6 +187,20 @@ def test_16_bit_colours_with_transparency_are_blended_over_white(tmp_path: Path)
     assert found.shape == (4, 4, 3) and not found[:2].any() and (found[2:] == 65535).all()
 
 
+def test_transparent_grey_images_are_blended_over_white_like_transparent_colours(tmp_path: Path) -> None:
+    file, pixels = tmp_path / "a.tif", np.full((6, 4, 2), 100, np.uint8)
+    pixels[:3, :, 1], pixels[3:, :, 1] = 0, 255
+    Image.fromarray(pixels).save(file)
+    header = read_planes_header(file)
+    assert header is not None and not header.is_stack and header.channels == 1
+    assert read_deep(file).pixels[[0, 5], 0].tolist() == [[255], [100]]
+    assert type(choose_reader([file], SeparateTestFolder()).reader) is EightBitReader
+    tifffile.imwrite(file, pixels, photometric="miniswhite", extrasamples=["unassalpha"])
+    assert read_deep(file).pixels[[0, 5], 0].tolist() == [[255], [155]]
+    tifffile.imwrite(file, pixels, photometric="minisblack", extrasamples=["unspecified"])
+    assert read_deep(file).channels == 2  # not transparency
+
+
 def test_networks_for_grey_or_rgb_images_read_the_first_page_of_other_stacks(tmp_path: Path) -> None:
     file = tmp_path / "a.tif"
     tifffile.imwrite(file, PLANES, photometric="minisblack")
@@ -252,3 +271,64 @@ def test_stored_pixels_cover_the_range_of_the_format(pixels: PixelFormat) -> Non
     assert made.dtype == pixels.dtype
     assert made[[0, 1, 3, 4]].tolist() == [pixels.low, pixels.low, pixels.high, pixels.high]
     assert abs(float(made[2]) - pixels.middle) <= 0.5
+
+
+def write_pages(file: Path, *levels: int, mode: str = "L") -> Path:
+    first, *others = (Image.new("L", (8, 8), level).convert(mode) for level in levels)
+    first.save(file, save_all=True, append_images=others)
+    return file
+
+
+def test_training_and_inference_read_three_pages_as_the_same_colours(tmp_path: Path) -> None:
+    file = write_pages(tmp_path / "a.tif", 10, 20, 30)
+    trained = choose_reader([file], SeparateTestFolder()).reader
+    assert trained == make_reader(DataSpec(3, 8, 8))
+    assert trained.arrange(trained.decode(file), 4)[0, 0].tolist() == [10, 20, 30]
+    assert read_image(file, 3).pixels[0, 0].tolist() == [10, 20, 30]
+    grey = choose_reader([file], SeparateTestFolder(channels=1)).reader
+    assert grey.arrange(grey.decode(file), 0)[0, 0].tolist() == [10]
+
+
+def test_pages_that_become_channels_are_noted_unless_the_file_declares_channels(tmp_path: Path) -> None:
+    def notes(file: Path) -> str:
+        return " ".join(choose_reader([file], SeparateTestFolder()).notes)
+
+    assert "3 pages are read as channels; use --set channels=1 to" in notes(write_pages(tmp_path / "3.tif", 1, 2, 3))
+    assert "5 pages are read as channels; use --set channels=1 or" in notes(write_pages(tmp_path / "5.tif", *range(5)))
+    WRITERS["pages"](tmp_path / "deep.tif", PLANES)
+    assert notes(tmp_path / "deep.tif").endswith("its 5 pages are read as channels")  # 16 bits: all pages or an error
+    WRITERS["ome"](tmp_path / "ome.tif", PLANES)
+    assert notes(tmp_path / "ome.tif") == ""
+
+
+def test_pages_that_cannot_be_channels_are_rejected_with_the_setting_that_reads_the_first(tmp_path: Path) -> None:
+    fax = write_pages(tmp_path / "fax.tif", 0, 255, mode="1")
+    colours = tmp_path / "colours.tif"
+    tifffile.imwrite(colours, np.zeros((2, 8, 8, 3), np.uint16), photometric="rgb")
+    for file in (fax, colours):
+        with pytest.raises(UserError, match="channels=1 or channels=3"):
+            choose_reader([file], SeparateTestFolder())
+        reader = choose_reader([file], SeparateTestFolder(channels=3)).reader
+        assert not reader.arrange(reader.decode(file), 0).any()  # black, like the first page
+
+
+@pytest.mark.parametrize("channels", [2, 3, 4])
+def test_a_png_that_pillow_reduces_to_8_bits_is_not_read_as_16_bits(channels: int, tmp_path: Path) -> None:
+    file = tmp_path / "a.png"
+    rows = np.zeros((4, 1 + 4 * channels * 2), np.uint8)  # each row starts with its filter, which is none
+    content = b"\x89PNG\r\n\x1a\n"
+    kind = {2: 4, 3: 2, 4: 6}[channels]
+    for name, data in (
+        (b"IHDR", struct.pack(">IIBBBBB", 4, 4, 16, kind, 0, 0, 0)),
+        (b"IDAT", zlib.compress(rows.tobytes())),
+        (b"IEND", b""),
+    ):
+        content += struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+    file.write_bytes(content)
+    reader = choose_reader([file], SeparateTestFolder(pixels="uint16")).reader
+    for read in (reader.size, reader.decode):
+        with pytest.raises(BadImage, match="only be read as 8-bit"):
+            read(file)
+    reader, notes = choose_reader([file], SeparateTestFolder())
+    assert reader.decode(file).height == 4 and "save them as TIFF and use --set pixels=uint16" in notes[0]
+    assert choose_reader([file], SeparateTestFolder(pixels="uint8")).notes == ()

@@ -38,6 +38,7 @@ ORIENTATION, SIDEWAYS = 0x0112, (5, 6, 7, 8)  # EXIF tag, and the values that sw
 WIDTH, HEIGHT, BITS_PER_SAMPLE, PHOTOMETRIC, PLANES = 256, 257, 258, 262, 284  # TIFF tags
 WHITE_IS_ZERO, SEPARATE = 0, 2  # values of PHOTOMETRIC and PLANES
 WHITE = 65535  # the value of white in 16-bit images
+PNG_DEPTH_AT = 24  # position of the bit depth in a PNG header
 UNBOUNDED_MODES = ("I", "F")  # 32-bit pixels, in which no value is defined as white
 
 
@@ -93,9 +94,14 @@ def arrange_image(
     return array[..., np.newaxis] if channels == 1 else array
 
 
-def upright_size(path: Path | bytes) -> tuple[int, int]:
-    """Return the height and width that the decoded image will have, read from the file's header."""
-    with opened(path) as (image, _):
+def upright_size(path: Path | bytes, *, full_depth: bool = False) -> tuple[int, int]:
+    """Return the height and width that the decoded image will have, read from the file's header.
+
+    With `full_depth`, raise BadImage for an image that `decode_full_depth` cannot read.
+    """
+    with opened(path) as (image, file):
+        if full_depth:
+            _check_depth(image, file)
         tags = _tiff_tags(image)  # some versions of Pillow have already swapped the sides of a rotated TIFF
         height, width = tags.get(HEIGHT, image.height), tags.get(WIDTH, image.width)
         # Call getexif() of the base class, because PNG's getexif() decodes the entire file. As a result, EXIF metadata
@@ -114,6 +120,7 @@ def decode(path: Path | bytes) -> Image.Image:
 def decode_full_depth(path: Path | bytes) -> NDArray[np.uint8 | np.uint16]:
     """Decode the grey or RGB image in a file to [h, w, 1 or 3]; grey images keep their 16 bits."""
     with opened(path) as (image, file):
+        _check_depth(image, file)
         load_undamaged(image, file)
         upright = turn_upright(image)
         deep = upright.mode in SIXTEEN_BIT_MODES
@@ -121,10 +128,31 @@ def decode_full_depth(path: Path | bytes) -> NDArray[np.uint8 | np.uint16]:
         return array[..., np.newaxis] if array.ndim == 2 else array
 
 
-def grey_bits(path: Path | bytes) -> int:
-    """Return 16 for a 16-bit grey image, else 8, according to the header."""
-    with opened(path) as (image, _):
-        return 16 if image.mode in SIXTEEN_BIT_MODES else 8
+def stored_pixels(path: Path | bytes) -> tuple[int, str]:
+    """Return the number of channels and the data type of a grey or RGB image; 8-bit images count as RGB."""
+    with opened(path) as (image, file):
+        if image.mode in SIXTEEN_BIT_MODES:
+            return 1, "uint16"
+        return 3, "uint16" if _loses_bits(image, file) else "uint8"
+
+
+def _loses_bits(image: Image.Image, file: IO[bytes]) -> bool:
+    """Return whether Pillow reduces a PNG from 16 to 8 bits: one with colours or transparency."""
+    if image.format != "PNG" or image.mode in (*SIXTEEN_BIT_MODES, *UNBOUNDED_MODES):
+        return False
+    position = file.tell()
+    file.seek(PNG_DEPTH_AT)
+    depth = file.read(1)
+    file.seek(position)
+    return depth == b"\x10"
+
+
+def _check_depth(image: Image.Image, file: IO[bytes]) -> None:
+    if _loses_bits(image, file):
+        raise BadImage(
+            "a PNG with 16-bit colours or transparency can only be read as 8-bit; "
+            "save it as TIFF, or use --set pixels=uint8"
+        )
 
 
 def plain_image(image: Image.Image) -> Image.Image:

@@ -18,6 +18,7 @@ from PIL import Image
 
 from paceline.contracts.pixel_format import EIGHT_BITS, WHITE, PixelFormat, PixelType
 from paceline.images.decode import (
+    PNG_DEPTH_AT,
     SIXTEEN_BIT_MODES,
     UNBOUNDED_MODES,
     BadImage,
@@ -36,7 +37,7 @@ TIFF_SUFFIXES = (".tif", ".tiff")
 GREY_MODES = ("1", "L", "LA", "La")
 # The colour profiles of these modes do not apply after conversion to RGB.
 OTHER_COLOUR_MODES = ("CMYK", "YCbCr", "LAB", "HSV")
-PNG_DEPTH_AT, PNG_GREY, PNG_GREY_AND_ALPHA = 24, 0, 4  # position of the bit depth in a PNG header, and colour types
+PNG_GREY, PNG_GREY_AND_ALPHA = 0, 4  # colour types in a PNG header
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,11 @@ DEFLATE = (8, 32946)
 BUILT_IN = (1, 32773, *DEFLATE)  # compressions that tifffile decodes itself; 1 is none and 32773 is PackBits
 SLACK_BYTES = 2**16
 COLOURS, PREMULTIPLIED, ALPHA = 3, 1, (1, 2)  # number of colours, and the kinds of extra samples that are transparency
+<<<<<<< HEAD
 PLANES_ELSEWHERE = "its OME metadata describes planes that are not in the file; save all planes in one file"
+=======
+READ_FIRST_PAGE = "use --set channels=1 or channels=3 to read only the first page"
+>>>>>>> fiximg
 BLACK_OR_WHITE_IS_ZERO = (tifffile.PHOTOMETRIC.MINISWHITE, tifffile.PHOTOMETRIC.MINISBLACK)
 
 
@@ -49,6 +53,11 @@ class PlanesHeader:
     axes: str  # the dimensions as tifffile names them, without those of length 1
     is_stack: bool  # whether the channels are planes, rather than the grey or colour image that other programs show
     ome: str = ""  # the file's OME-XML, if it has any
+
+    @property
+    def has_pages(self) -> bool:
+        """Whether the channels are pages that the file does not declare to be channels, as in a scan."""
+        return self.is_stack and not {"C", "S"} & set(self.axes)
 
 
 def read_planes_header(path: Path | bytes) -> PlanesHeader | None:
@@ -69,10 +78,10 @@ def read_planes(path: Path | bytes) -> tuple[PlanesHeader, NDArray[Any]] | None:
             array = np.moveaxis(array, _channel_axis(header.axes), -1) if header.axes[-1] != "S" else array
         else:
             array = array[..., np.newaxis]
+        colours, alpha = array[..., : header.channels], array[..., header.channels :]
         if page.photometric == tifffile.PHOTOMETRIC.MINISWHITE and array.dtype.kind == "u":
-            array = np.iinfo(array.dtype).max - array
-        if array.shape[-1] > header.channels:
-            array = _over_white(array, page.extrasamples[0] == PREMULTIPLIED)
+            colours = np.iinfo(array.dtype).max - colours
+        array = _over_white(colours, alpha, page.extrasamples[0] == PREMULTIPLIED) if alpha.size else colours
         return header, np.ascontiguousarray(turn(array, _orientation(page)))
 
 
@@ -106,23 +115,27 @@ def _header(tiff: tifffile.TiffFile) -> PlanesHeader | None:
         if len(axes) == 2:
             return None  # 1-bit and 12-bit images, which Pillow reads
         raise UnusablePlanes(
-            f"{page.bitspersample}-bit planes are not supported; save the image with 8 or 16 bits per channel"
+            f"{page.bitspersample}-bit planes are not supported; save the image with 8 or 16 bits per channel, "
+            f"or {READ_FIRST_PAGE}"
         )
-    has_alpha = is_colour and samples == COLOURS + 1 and bool(page.extrasamples) and page.extrasamples[0] in ALPHA
-    channels = COLOURS if has_alpha else samples
+    colours = COLOURS if is_colour else 1
+    has_alpha = samples == colours + 1 and bool(page.extrasamples) and page.extrasamples[0] in ALPHA
+    channels = colours if has_alpha else samples
     if "S" not in axes and len(axes) == 3:
         channels = int(shape[_channel_axis(axes)])
-    elif len(axes) > 3 and not (is_colour and len(axes) == 4):
+    elif len(axes) > 3 and not ((is_colour or has_alpha) and len(axes) == 4):
         named = "×".join(f"{length} {axis}" for axis, length in zip(axes, shape, strict=True))
         raise UnusablePlanes(f"too many dimensions ({named}); save one file per time point, depth or position")
     elif len(axes) > 3 and page.dtype != np.uint8:
-        raise UnusablePlanes(f"several pages of {page.dtype.name} colours; save one page per file")
+        raise UnusablePlanes(
+            f"several pages of {page.dtype.name} colours; save one page per file, or {READ_FIRST_PAGE}"
+        )
     elif len(axes) > 3:
         return None  # several pages of colours, of which Pillow reads the first
     height, width = (int(shape[axes.index(side)]) for side in "YX")
     _check_sizes(tiff, axes, is_colour, (height, width))
     found = (height, width) if _orientation(page) < 5 else (width, height)
-    is_stack = not (axes == "YX" or (is_colour and channels == COLOURS))
+    is_stack = not (axes == "YX" or has_alpha or (is_colour and channels == COLOURS))
     header = PlanesHeader(*found, channels, page.dtype, axes, is_stack, tiff.ome_metadata or "")
     _check_limits(header)
     if any(one is None for one in series.pages):
@@ -151,8 +164,7 @@ def _check_sizes(tiff: tifffile.TiffFile, axes: str, is_colour: bool, size: tupl
         if not other.is_reduced and other.samplesperpixel == 1 and other.shape[:2] != size:
             sizes = f"{size[1]}×{size[0]} and {other.imagewidth}×{other.imagelength}"
             raise UnusablePlanes(
-                f"its pages have different sizes ({sizes} pixels), so they cannot be channels; "
-                "use --set channels=1 or channels=3 to read only the first page"
+                f"its pages have different sizes ({sizes} pixels), so they cannot be channels; {READ_FIRST_PAGE}"
             )
 
 
@@ -173,12 +185,12 @@ def _check_limits(header: PlanesHeader) -> None:
         )
 
 
-def _over_white(array: NDArray[Any], premultiplied: bool) -> NDArray[Any]:
-    """Blend colours over white, given RGB and alpha; for floats, white is 1."""
-    white = np.iinfo(array.dtype).max if array.dtype.kind == "u" else 1
-    alpha = array[..., COLOURS:].astype(np.float32) / white
-    colours = array[..., :COLOURS] * (1.0 if premultiplied else alpha) + white * (1 - alpha)
-    return (np.rint(colours).clip(0, white) if white > 1 else colours).astype(array.dtype)
+def _over_white(colours: NDArray[Any], alpha: NDArray[Any], premultiplied: bool) -> NDArray[Any]:
+    """Blend grey levels or colours over white; for floats, white is 1."""
+    white = np.iinfo(colours.dtype).max if colours.dtype.kind == "u" else 1
+    opacity = alpha.astype(np.float32) / white
+    blended = colours * (1.0 if premultiplied else opacity) + white * (1 - opacity)
+    return (np.rint(blended).clip(0, white) if white > 1 else blended).astype(colours.dtype)
 
 
 def _orientation(page: Any) -> int:

@@ -14,10 +14,10 @@ from paceline.config.source_flags import PixelSettings
 from paceline.contracts.pixel_format import PixelFormat, PixelType
 from paceline.core.errors import UserError
 from paceline.core.printable import printable
-from paceline.images.decode import BadImage, check_image_settings, grey_bits
+from paceline.images.decode import BadImage, check_image_settings, stored_pixels
 from paceline.images.deep_image import GREY_AND_RGB, read_deep
-from paceline.images.planes import UnusablePlanes, read_planes_header
-from paceline.images.readers import DeepReader, EightBitReader, ImageReader
+from paceline.images.planes import READ_FIRST_PAGE, UnusablePlanes, read_planes_header
+from paceline.images.readers import EightBitReader, ImageReader, reader_of
 
 FILES_TRIED = 20  # number of files that are tried until one can be read
 RGB = 3
@@ -37,7 +37,9 @@ class _Held(NamedTuple):
     file: Path | bytes
     channels: int
     dtype: str
-    is_stack: bool
+    is_stack: bool = False
+    has_pages: bool = False
+    is_always_reduced: bool = False  # whether it has 16 bits of which only 8 can be read
 
 
 def choose_reader(files: Iterable[Path | bytes], settings: RunSettings) -> ReaderChoice:
@@ -56,7 +58,8 @@ def choose_reader(files: Iterable[Path | bytes], settings: RunSettings) -> Reade
     if channels != held.channels and not {channels, held.channels} <= GREY_AND_RGB:
         own = f"{held.channels} channel{'s' * (held.channels > 1)}"
         raise UserError(f"channels={channels}: {_name(held.file)} has {own}; use --set channels=0")
-    return ReaderChoice(DeepReader(channels, _choose_format(held, dtype, limits)))
+    reader = reader_of(channels, _choose_format(held, dtype, limits))
+    return ReaderChoice(reader, _notes_on_pages(held, dtype) if channels == held.channels else ())
 
 
 def read_pixel_settings(settings: RunSettings) -> tuple[str, Limits]:
@@ -108,9 +111,9 @@ def _first_held(files: Iterable[Path | bytes], may_skip: bool) -> _Held | None:
         try:
             header = read_planes_header(file)
             if header is not None:
-                return _Held(file, header.channels, header.dtype.name, header.is_stack)
-            deep = grey_bits(file) > 8
-            return _Held(file, 1 if deep else RGB, "uint16" if deep else "uint8", False)
+                return _Held(file, header.channels, header.dtype.name, header.is_stack, header.has_pages)
+            channels, dtype = stored_pixels(file)
+            return _Held(file, channels, dtype, is_always_reduced=channels == RGB and dtype == "uint16")
         except UnusablePlanes as problem:
             if not may_skip:
                 raise UserError(f"{_name(file)}: {problem}") from None
@@ -145,7 +148,16 @@ def _choose_format(held: _Held, dtype: str, limits: Limits) -> PixelFormat:
 def _notes_on_lost_bits(held: _Held, kind: str) -> tuple[str, ...]:
     if kind != "auto" or held.dtype != "uint16":
         return ()
-    return (f"{_name(held.file)}: 16-bit images are read as 8-bit; use --set pixels=uint16 to keep 16 bits",)
+    advice = "save them as TIFF and use" if held.is_always_reduced else "use"
+    return (f"{_name(held.file)}: 16-bit images are read as 8-bit; {advice} --set pixels=uint16 to keep 16 bits",)
+
+
+def _notes_on_pages(held: _Held, dtype: str) -> tuple[str, ...]:
+    if not held.has_pages:
+        return ()
+    advice = "use --set channels=1 to read only the first page" if held.channels == RGB else READ_FIRST_PAGE
+    note = f"{_name(held.file)}: its {held.channels} pages are read as channels"
+    return (f"{note}; {advice}" if dtype == "uint8" else note,)
 
 
 def _name(file: Path | bytes) -> str:

@@ -18,7 +18,7 @@ from paceline.contracts.data_spec import DataSpec
 from paceline.contracts.pixel_format import EIGHT_BITS, PixelFormat
 from paceline.images.decode import BadImage, arrange_image, decode, upright_size
 from paceline.images.deep_image import GREY_AND_RGB, DeepImage, read_deep, to_format
-from paceline.images.planes import read_planes_header
+from paceline.images.planes import COLOURS, read_planes_header
 
 
 class Decoded(Protocol):
@@ -51,7 +51,7 @@ class ImageReader(Protocol):
 
 @dataclass(frozen=True)
 class EightBitReader:
-    """Reads grey or RGB images as uint8."""
+    """Reads grey or RGB images as uint8. A TIFF with three planes is read as RGB, other TIFFs by their first page."""
 
     channels: int = 3
     pixel_format = EIGHT_BITS
@@ -60,6 +60,8 @@ class EightBitReader:
         return upright_size(path)
 
     def decode(self, path: Path | bytes) -> Image.Image:
+        if self.channels == COLOURS and _has_planes_for_colours(path):
+            return Image.fromarray(to_format(read_deep(path).pixels, self.pixel_format))
         return decode(path)
 
     def arrange(self, image: Image.Image, side: int) -> NDArray[np.uint8]:
@@ -76,7 +78,7 @@ class DeepReader:
     def size(self, path: Path | bytes) -> tuple[int, int]:
         header = read_planes_header(path)
         if header is None:
-            return upright_size(path)
+            return upright_size(path, full_depth=True)
         self._check(header.channels)
         return header.height, header.width
 
@@ -96,9 +98,23 @@ class DeepReader:
 
 def make_reader(spec: DataSpec) -> ImageReader:
     """Return the reader whose images have a data spec's channels and pixel format."""
-    if spec.dtype == "uint8" and spec.channels in GREY_AND_RGB:
-        return EightBitReader(spec.channels)
-    return DeepReader(spec.channels, spec.pixel_format)
+    return reader_of(spec.channels, spec.pixel_format)
+
+
+def reader_of(channels: int, pixels: PixelFormat) -> ImageReader:
+    """Return the reader for a number of channels and a pixel format: the same one in training and inference."""
+    if pixels == EIGHT_BITS and channels in GREY_AND_RGB:
+        return EightBitReader(channels)
+    return DeepReader(channels, pixels)
+
+
+def _has_planes_for_colours(path: Path | bytes) -> bool:
+    """Return whether a file is a stack of three planes."""
+    try:
+        header = read_planes_header(path)
+    except BadImage:
+        return False  # Pillow may be able to read the first page
+    return header is not None and header.is_stack and header.channels == COLOURS
 
 
 def image_size(path: Path | bytes) -> tuple[int, int]:

@@ -112,7 +112,7 @@ def recorded_choice(folder: RunFolder, world: World, resume_from: str = "") -> s
 
     The earlier part may be a copy at `--resume-from` that has not been restored yet.
     """
-    record = folder.read_record() if folder.checkpoints.all() else None
+    record = folder.read_record(f"--out {folder.path}") if folder.checkpoints.all() else None
     if record is None and resume_from and world.is_first:
         record = published_record(resume_from)
     value = record.settings.get("compile", "") if record else ""

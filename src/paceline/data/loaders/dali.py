@@ -206,7 +206,9 @@ def _checked_format(file: Path) -> str:
         with opened(file) as (image, _):
             name, transparent = str(image.format), image.has_transparency_data
             what = "transparency" if transparent else f"mode {image.mode}"
-            plain = image.mode in PLAIN_MODES and not transparent and name in FORMATS
+            num_pages = getattr(image, "n_frames", 1)
+            what = f"{num_pages} pages" if num_pages > 1 else what
+            plain = image.mode in PLAIN_MODES and not transparent and name in FORMATS and num_pages == 1
     except BadImage as error:
         raise unreadable(file, error) from error
     if not plain:

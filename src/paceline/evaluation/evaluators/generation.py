@@ -27,7 +27,6 @@ from paceline.evaluation.features.choice import choose_features
 from paceline.evaluation.features.network import NAMES, FeatureNetwork
 from paceline.evaluation.protocol import Protocol
 from paceline.evaluation.statistics import (
-    DENSITY_NEIGHBOURS,
     KERNEL_SUBSET,
     NEIGHBOURS,
     density_and_coverage,
@@ -70,8 +69,9 @@ class Generation(Evaluator):
         self.needs_samples = self.real is None or self.by_class  # the sums of each class are too large for the cache
 
     def protocol(self) -> Protocol:
-        neighbours = f"{NEIGHBOURS} or (density) {DENSITY_NEIGHBOURS} neighbours"
-        estimators = f"KID of {KERNEL_SUBSET}, {neighbours}, IS of {NUM_SPLITS} splits"
+        # This text must stay as it is: runs whose texts differ cannot be compared, and a run cannot be resumed with
+        # another text. Therefore, it does not mention density and coverage, which were added later.
+        estimators = f"KID of {KERNEL_SUBSET}, {NEIGHBOURS} neighbours, IS of {NUM_SPLITS} splits"
         return {
             **self.real_protocol,
             "made": self.case.count,

@@ -11,12 +11,16 @@ Designing a Practical Degradation Model for Deep Blind Image Super-Resolution, 2
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from paceline.core.printable import print_line
 from paceline.images.degradation import torch_steps
 from paceline.images.degradation.canvas import Canvas, full_canvas
 from paceline.images.degradation.numbers import Numbers
@@ -63,21 +67,56 @@ def degrade(
     current = torch.cuda.device_of(images)  # type: ignore[no-untyped-call, unused-ignore]
     with current, torch.no_grad(), torch.autocast(images.device.type, enabled=False):
         levels = (images.to(torch.promote_types(images.dtype, torch.float32)) + 1) * 127.5
-        steps = steps or fastest_steps(levels)
-        numbers = Numbers(uniforms.to(levels.dtype))
-        rows, columns = images.shape[-2:]
-        first_order, second_order = (None, None) if orders is None else orders.unbind(1)
-        canvas = steps.apply_round(full_canvas(levels), draw_round(numbers, first, rows, columns, first_order))
-        rows, columns = rows // scale, columns // scale
-        canvas = steps.apply_round(canvas, draw_round(numbers, second, rows, columns, second_order))
-        canvas = steps.apply_final(canvas, draw_final(numbers, second, rows, columns))
-        return (canvas.pixels.round().clamp(0, 255) / 127.5 - 1).to(images.dtype)
+        apply = partial(_apply, levels, uniforms.to(levels.dtype), scale, first, second, orders)
+        pixels = apply(steps) if steps else _apply_fastest(levels, apply)
+        return (pixels.round().clamp(0, 255) / 127.5 - 1).to(images.dtype)
 
 
 def fastest_steps(levels: Tensor) -> Steps:
     """Return the Triton kernels for float32 images on a CUDA device, and otherwise PyTorch's own operations."""
-    if levels.is_cuda and levels.dtype == torch.float32 and find_spec("triton") is not None:
+    if _triton.usable and _fits_triton(levels):
         from paceline.images.degradation import triton_steps
 
         return triton_steps
     return torch_steps
+
+
+@dataclass
+class _Triton:
+    """Whether this process may use Triton. Its kernels fail if, for example, the machine has no C compiler."""
+
+    usable: bool = find_spec("triton") is not None
+
+
+_triton = _Triton()
+
+
+def _fits_triton(levels: Tensor) -> bool:
+    return levels.is_cuda and levels.dtype == torch.float32
+
+
+def _apply_fastest(levels: Tensor, apply: Callable[[Steps], Tensor]) -> Tensor:
+    """Apply the fastest steps for these images. If Triton fails, print a note once and use PyTorch from then on."""
+    if _triton.usable and _fits_triton(levels):
+        try:
+            return apply(fastest_steps(levels))
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # compilers raise many kinds of errors
+            _triton.usable = False
+            reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+            print_line(f"degradation: computed without Triton, since it failed ({type(error).__name__}: {reason})")
+    return apply(torch_steps)
+
+
+def _apply(
+    levels: Tensor, uniforms: Tensor, scale: int, first: Round, second: Round, orders: Tensor | None, steps: Steps
+) -> Tensor:
+    """Return degraded images with levels from 0 to 255; the given images stay as they are."""
+    numbers = Numbers(uniforms)
+    rows, columns = levels.shape[-2:]
+    first_order, second_order = (None, None) if orders is None else orders.unbind(1)
+    canvas = steps.apply_round(full_canvas(levels), draw_round(numbers, first, rows, columns, first_order))
+    rows, columns = rows // scale, columns // scale
+    canvas = steps.apply_round(canvas, draw_round(numbers, second, rows, columns, second_order))
+    return steps.apply_final(canvas, draw_final(numbers, second, rows, columns)).pixels
