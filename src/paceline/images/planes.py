@@ -30,11 +30,8 @@ DEFLATE = (8, 32946)
 BUILT_IN = (1, 32773, *DEFLATE)  # compressions that tifffile decodes itself; 1 is none and 32773 is PackBits
 SLACK_BYTES = 2**16
 COLOURS, PREMULTIPLIED, ALPHA = 3, 1, (1, 2)  # number of colours, and the kinds of extra samples that are transparency
-<<<<<<< HEAD
 PLANES_ELSEWHERE = "its OME metadata describes planes that are not in the file; save all planes in one file"
-=======
 READ_FIRST_PAGE = "use --set channels=1 or channels=3 to read only the first page"
->>>>>>> fiximg
 BLACK_OR_WHITE_IS_ZERO = (tifffile.PHOTOMETRIC.MINISWHITE, tifffile.PHOTOMETRIC.MINISBLACK)
 
 
