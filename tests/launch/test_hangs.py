@@ -28,7 +28,7 @@ def test_the_launcher_names_a_slow_rank_and_then_the_one_that_is_stopped(tmp_pat
     for rank in (0, 1):  # both stacks end in the recipe or in the exchange of its statistics
         assert "most recent call first" in log_of(tmp_path, rank) and "faulty.py" in log_of(tmp_path, rank)
     report = (tmp_path / "run" / "logs" / "hang.txt").read_text()
-    assert "rank 0 runs" in report and "classifier: gradients" in report
+    assert "rank 0 is running" in report and "classifier: gradients" in report
     assert "straggler: rank 0 needs" in running.stdout
     profile = tmp_path / "run" / "profile"
     assert {path.name for path in profile.iterdir()} == {
