@@ -192,7 +192,8 @@ def _ahead(
 
 def _import_dali() -> tuple[Any, Any, Any]:
     try:
-        from nvidia.dali import Pipeline, fn, types
+        from nvidia.dali import fn, types
+        from nvidia.dali.pipeline import Pipeline
     except ImportError as error:
         raise UserError(
             f"--loader dali: NVIDIA DALI is not installed; {install_extra(Dali.extra)}, or use --loader workers"
