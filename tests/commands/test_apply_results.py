@@ -16,6 +16,7 @@ from running import start_fork, wait_until
 from paceline.cli.app import run
 from paceline.commands.configure import configure
 from paceline.contracts.recipe import DataSpec
+from paceline.core.ordered_map import num_cores
 from paceline.inference.trained import build
 from paceline.runs.weights_file import write_weights
 
@@ -213,7 +214,7 @@ def test_an_interrupted_command_prints_how_many_images_are_done_and_can_resume(w
     done = len(names_in("out"))
     printed = running.stderr.splitlines()[0]
     assert printed.endswith(" of 200 images were processed; use --skip-existing to process the rest")
-    # The last image may not be counted yet.
-    assert 2 <= done < 200 and done - 1 <= int(printed.split()[0]) <= done
+    # Threads write several images at once, and those that are not the next in order are not counted yet.
+    assert 2 <= done < 200 and done - 1 - num_cores() <= int(printed.split()[0]) <= done
     assert run([*words, "--skip-existing"]) == 0
     assert len(names_in("out")) == 200

@@ -22,6 +22,12 @@ TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE
 SRUN = {"SLURM_STEP_NUM_TASKS": "7", "SLURM_STEP_TASKS_PER_NODE": "2(x3),1"}
 
 
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the variable that turns NCCL's recorder on from reaching later tests."""
+    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "0")
+
+
 @pytest.mark.parametrize(
     ("environ", "place"),
     [

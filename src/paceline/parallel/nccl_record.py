@@ -13,15 +13,15 @@ import torch.distributed as dist
 
 from paceline.parallel.torch_internals import nccl_trace
 
-VARIABLES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")  # of newer and older versions of torch
+# The first variable turns the recorder on. The second is its former name, for which torch prints a warning.
+VARIABLES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 NUM_ENTRIES = "2000"
 
 
 def enable_flight_recorder(backend: str) -> None:
     """Make NCCL record its collectives, unless the user has set its size; call this before the group is created."""
     if backend == "nccl" and not any(name in os.environ for name in VARIABLES):
-        for name in VARIABLES:
-            os.environ[name] = NUM_ENTRIES
+        os.environ[VARIABLES[0]] = NUM_ENTRIES
 
 
 def write_nccl_record(logs: Path, rank: int) -> None:
