@@ -23,7 +23,7 @@ SRUN = {"SLURM_STEP_NUM_TASKS": "7", "SLURM_STEP_TASKS_PER_NODE": "2(x3),1"}
 
 
 @pytest.fixture(autouse=True)
-def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def unchanged_recorder(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep the variable that turns NCCL's recorder on from reaching later tests."""
     monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "0")
 
