@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from paceline.contracts.recipe import Recipe
+from paceline.core.errors import describe_error
 from paceline.data.feed import StepData
 from paceline.parallel.torch_internals import compiled_call, undo_compile
 from paceline.runs.compile_table import compile_cache
@@ -72,8 +73,7 @@ def try_compile(step: Step, data: StepData) -> str:
         except Exception as error:  # a compiler may raise any exception; training continues without it
             for network in networks:
                 undo_compile(network)
-            reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-            return f"compile: off, since it failed ({type(error).__name__}: {reason})"
+            return f"compile: off, since it failed ({describe_error(error)})"
     count = f"{len(networks)} of {len(step.recipe.single_networks)} networks"
     kept = os.environ.get(CACHE_VARIABLE, "torch's temporary folder")
     return f"compile: on for {count}; compiled kernels are kept in {kept}"

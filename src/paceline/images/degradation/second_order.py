@@ -20,6 +20,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from paceline.core.errors import describe_error
 from paceline.core.printable import print_line
 from paceline.images.degradation import torch_steps
 from paceline.images.degradation.canvas import Canvas, full_canvas
@@ -104,8 +105,7 @@ def _apply_fastest(levels: Tensor, apply: Callable[[Steps], Tensor]) -> Tensor:
             raise
         except Exception as error:  # compilers raise many kinds of errors
             _triton.usable = False
-            reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-            print_line(f"degradation: computed without Triton, since it failed ({type(error).__name__}: {reason})")
+            print_line(f"degradation: computed without Triton, since it failed ({describe_error(error)})")
     return apply(torch_steps)
 
 
