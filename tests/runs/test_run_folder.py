@@ -22,14 +22,16 @@ from paceline.runs.snapshot import CheckpointNumbers, Snapshot
 
 
 def test_a_run_folder_in_use_is_rejected_and_its_run_is_not_disturbed(tmp_path: Path, tiny: str) -> None:
-    command = ("train", tiny, "--set", "pause=0.05")
+    (tmp_path / "hold").touch()
+    command = ("train", tiny, "--set", f"wait_while={tmp_path / 'hold'}")
     first = start_fork(tmp_path, *command, "--out", "run")
-    wait_until(lambda: (tmp_path / "run" / "metrics.jsonl").exists(), first)
+    wait_until(lambda: (tmp_path / "run" / "config.toml").exists(), first)
     second = run_fork(tmp_path, *command, "--out", "run")
     assert not first.ended
     assert second.wait() == 2
     message = f"--out run: this run is in use by process {first.pid}; choose a different --out"
     assert second.stderr == f"paceline: {message}\n"
+    (tmp_path / "hold").unlink()
     assert first.wait() == 0 and first.stderr == ""
     assert run_fork(tmp_path, *command, "--out", "alone").wait() == 0
     assert weights_of(tmp_path / "run") == weights_of(tmp_path / "alone")
