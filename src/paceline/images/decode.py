@@ -21,6 +21,7 @@ from paceline.core.errors import UserError
 from paceline.images.integrity import check_length, load_undamaged
 from paceline.images.pillow_file import open_of_any_size
 from paceline.images.size_limit import SizeLimit, pixel_limit
+from paceline.images.tiff_structure import is_tiff
 
 # Hide Pillow's warnings about damaged metadata. Damaged pixels raise BadImage.
 warnings.filterwarnings("ignore", module=r"PIL\.")
@@ -115,6 +116,16 @@ def decode(path: Path | bytes, limit: SizeLimit = pixel_limit) -> Image.Image:
         return plain_image(image)
 
 
+def decode_unless_tiff(path: Path | bytes) -> Image.Image | None:
+    """Decode a file like `decode`, but return None if it is a TIFF; the file is opened only once."""
+    with _reported(path), open_file(path) as file:
+        if is_tiff(file):
+            return None
+        with _accepted(file, pixel_limit) as image:
+            load_undamaged(image, file)
+            return plain_image(image)
+
+
 def decode_full_depth(path: Path | bytes) -> NDArray[np.uint8 | np.uint16]:
     """Decode the grey or RGB image in a file to [h, w, 1 or 3]; grey images keep their 16 bits."""
     with opened(path) as (image, file):
@@ -188,15 +199,28 @@ def opened(path: Path | bytes, limit: SizeLimit = pixel_limit) -> Iterator[tuple
 
     This function alone decides which files are accepted, so that all commands agree.
     """
+    with _reported(path), open_file(path) as file, _accepted(file, limit) as image:
+        yield image, file
+
+
+@contextmanager
+def _accepted(file: IO[bytes], limit: SizeLimit) -> Iterator[Image.Image]:
+    """Yield the image in an open file; raise BadImage if it is too large, shorter than its header says, or animated."""
+    # Pass an open file: given a path, Pillow memory-maps some TIFFs and scrambles rotated ones.
+    with open_of_any_size(file) as image:
+        problem = limit(image)
+        if problem:
+            raise TooLarge(problem)
+        check_length(image, file)
+        _check_still(image)
+        yield image
+
+
+@contextmanager
+def _reported(path: Path | bytes) -> Iterator[None]:
+    """Raise BadImage instead of any error."""
     try:
-        # Pass an open file: given a path, Pillow memory-maps some TIFFs and scrambles rotated ones.
-        with open_file(path) as file, open_of_any_size(file) as image:
-            problem = limit(image)
-            if problem:
-                raise TooLarge(problem)
-            check_length(image, file)
-            _check_still(image)
-            yield image, file
+        yield
     except BadImage:
         raise
     except UnidentifiedImageError as error:

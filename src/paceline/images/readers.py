@@ -16,7 +16,7 @@ from PIL import Image
 
 from paceline.contracts.data_spec import DataSpec
 from paceline.contracts.pixel_format import EIGHT_BITS, PixelFormat
-from paceline.images.decode import BadImage, TooLarge, arrange_image, decode, upright_size
+from paceline.images.decode import BadImage, TooLarge, arrange_image, decode, decode_unless_tiff, upright_size
 from paceline.images.deep_image import GREY_AND_RGB, DeepImage, read_deep, to_format
 from paceline.images.planes import COLOURS, read_planes_header
 from paceline.images.regions.region_image import RegionFormat
@@ -65,7 +65,12 @@ class EightBitReader:
         return upright_size(path)
 
     def decode(self, path: Path | bytes) -> Image.Image:
-        if self.channels == COLOURS and _has_planes_for_colours(path):
+        if self.channels != COLOURS:
+            return decode(path)
+        image = decode_unless_tiff(path)
+        if image is not None:
+            return image
+        if _has_planes_for_colours(path):
             return Image.fromarray(to_format(read_deep(path).pixels, self.pixel_format))
         return decode(path)
 
