@@ -170,7 +170,7 @@ def test_huge_files_are_compared_by_region_with_the_same_metrics(words, tmp_path
         tifffile.imwrite(tmp_path / name, pixels, tile=(32, 32), photometric="rgb", compression="zlib")
     for by_region in (False, True):
         if by_region:
-            monkeypatch.setattr("paceline.inference.region_pair.PIXEL_LIMIT", 1000)
+            monkeypatch.setattr("paceline.images.regions.open_image.PIXEL_LIMIT", 1000)
             monkeypatch.setattr("paceline.inference.region_pair.BLOCK_PX", 64)
         report = tmp_path / f"{by_region}.json"
         assert (

@@ -28,9 +28,9 @@ def small_pyramids(monkeypatch: pytest.MonkeyPatch) -> None:
 def write(path: Path, pixels: np.ndarray, form: PyramidFormat, blocks: list[Box], first: int = 0) -> PyramidFile:
     """Write the blocks of an image from a number on, without finishing the file."""
     file = PyramidFile(path, form, blocks, {"test": 1})
-    for number, block in list(enumerate(blocks))[first:]:
+    for block in blocks[first:]:
         part = pixels[block.top : block.top + block.height, block.left : block.left + block.width]
-        file.append_block(file.encode_block(number, part))
+        file.append_block(file.encode_block(block, part))
     return file
 
 
@@ -214,11 +214,11 @@ def test_a_second_command_does_not_write_the_same_file(tmp_path: Path) -> None:
     form, blocks = PyramidFormat(64, 32, 1, "uint8", 32), blocks_of(64, 32, 32)
     pixels = RNG.integers(0, 200, (64, 32, 1)).astype(np.uint8)
     file = PyramidFile(tmp_path / "a.tif", form, blocks, {"weights": "first"})
-    file.append_block(file.encode_block(0, pixels[:32]))
+    file.append_block(file.encode_block(blocks[0], pixels[:32]))
     for purpose in ("first", "second"):
         with pytest.raises(UserError, match="another command is writing this result"):
             PyramidFile(tmp_path / "a.tif", form, blocks, {"weights": purpose})
-    file.append_block(file.encode_block(1, pixels[32:]))
+    file.append_block(file.encode_block(blocks[1], pixels[32:]))
     file.build_levels()
     file.finish("a")
     assert np.array_equal(tifffile.imread(tmp_path / "a.tif"), pixels[..., 0])

@@ -150,7 +150,6 @@ REJECTED: dict[str, Make] = {
     "huge_sides.png": lambda: png(width=2**31 - 1, height=2**31 - 1),
     "negative_sides.png": lambda: png(width=2**32 - 1, height=2**32 - 5),
     "zero_width.png": lambda: png(width=0),
-    "huge_pixels.png": lambda: saved("PNG", Image.new("1", (9_500, 9_500))),
     "few_pixels.png": lambda: png(pixels=bytes(100)),
     "no_pixels.png": lambda: (
         SIGNATURE + chunk(b"IHDR", struct.pack(">2I5B", 8, 8, 8, 2, 0, 0, 0)) + chunk(b"IEND", b"")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from paceline.commands.configure import checked
@@ -18,12 +18,14 @@ from paceline.core.printable import print_line
 from paceline.core.registry import load_class
 from paceline.core.types import SettingValue
 from paceline.data.crop import cropped
+from paceline.data.image_files import ImageFiles
 from paceline.data.open_sources import open_sources
 from paceline.data.source import Source, sizes_of
 from paceline.data.worker_pool import reporting_dead_workers
 from paceline.evaluation.contract import is_classifier
 from paceline.inference.blending import NO_BLEND, Blend, read_blended
-from paceline.inference.image_model import load_usable
+from paceline.inference.image_model import ImageModel, load_usable
+from paceline.inference.region_evaluation import RegionEvaluation, SplitMetrics
 from paceline.inference.trained import StoredModel
 from paceline.inference.uses import uses_of
 from paceline.launch.tasks import Task, run_in_processes
@@ -102,23 +104,40 @@ def _evaluate(config: Config, world: World, run: str, split: str, at: str, blend
         if difference:
             raise UserError(f"--data {config.run.data}: {difference}") from None
         raise
+    source = sources[split]
+    if isinstance(source, ImageFiles) and source.has_huge_images:
+        # Traced on the CPU, before the weights move to the device.
+        image_model = ImageModel(recipe.eval(), config, stored.spec, stored.origin)
+        evaluation = RegionEvaluation(image_model, source, split, world, precision, config.run)
+        recipe.to(device=world.device, dtype=precision.weights)
+        with Counter(f"evaluating on the {split} split by region (pixels)", evaluation.num_pixels) as counter:
+            found = evaluation.measure(counter.update)
+        if world.is_first:
+            _print(config, stored, split, source, found)
+        return
     recipe.to(device=world.device, dtype=precision.weights)
-    loader = make_loader(sources[split], world, config, config.run.crop if recipe.generates else 0)
+    loader = make_loader(source, world, config, config.run.crop if recipe.generates else 0)
     split_evaluator = SplitEvaluator(recipe, loader, split, world, precision, config.run)
     with Counter(f"evaluating on the {split} split", split_evaluator.count) as counter:
         metrics = split_evaluator.measure(counter.update)
     loader.close()
     if world.is_first:
-        whole = config.run.test_root if split == "test" and isinstance(config.run, SeparateTestFolder) else ""
-        data = f"all samples in {whole} ({config.run.data})" if whole else f"the {split} split of {config.run.data}"
-        num_samples = len(sources[split])
-        count = f"{num_samples:,} sample{'s' * (num_samples != 1)}"
-        print_line(f"{config.recipe_name} from {stored.origin} on {data}: {count}")
-        for note in (*sources[split].notes, *_window_notes(recipe, sources[split])):
-            print_line(note)
-        texts = split_evaluator.texts(metrics)
-        percentages = [name for name in metrics if texts.get(f"{split}/{name}", "").endswith("%")]
-        print_metrics(metrics, split_evaluator.protocol, split_evaluator.notes, percentages)
+        texts = {name.removeprefix(f"{split}/"): text for name, text in split_evaluator.texts(metrics).items()}
+        found = SplitMetrics(metrics, split_evaluator.protocol, split_evaluator.notes, texts)
+        _print(config, stored, split, source, found, _window_notes(recipe, source))
+
+
+def _print(
+    config: Config, stored: StoredModel, split: str, source: Source, found: SplitMetrics, notes: Sequence[str] = ()
+) -> None:
+    whole = config.run.test_root if split == "test" and isinstance(config.run, SeparateTestFolder) else ""
+    data = f"all samples in {whole} ({config.run.data})" if whole else f"the {split} split of {config.run.data}"
+    count = f"{len(source):,} sample{'s' * (len(source) != 1)}"
+    print_line(f"{config.recipe_name} from {stored.origin} on {data}: {count}")
+    for note in (*source.notes, *notes):
+        print_line(note)
+    percentages = [name for name in found.metrics if found.texts.get(name, "").endswith("%")]
+    print_metrics(found.metrics, found.protocol, found.notes, percentages)
 
 
 def _window_notes(recipe: Recipe, source: Source) -> list[str]:

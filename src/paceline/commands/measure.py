@@ -42,9 +42,10 @@ from paceline.evaluation.statistics import frechet_distance
 from paceline.evaluation.sums import FeatureSums, Layout, statistics_from, unflatten
 from paceline.images.decode import BadImage, decode
 from paceline.images.reader_choice import parse_range
+from paceline.images.regions.open_image import is_huge
 from paceline.inference.image_pair import read_pair
 from paceline.inference.matching import match_files
-from paceline.inference.region_pair import compare_regions, is_huge
+from paceline.inference.region_pair import compare_regions
 from paceline.runs.weights_file import is_weights_file
 
 PROTOCOLS = ("rgb", "y")

@@ -27,10 +27,13 @@ from paceline.data.file_lists import (
     unused_validation,
 )
 from paceline.data.groups import group_keys
+from paceline.data.sample_regions import RegionField, SampleRegions
 from paceline.data.source import Encoded, Sample, Source
 from paceline.images.decode import BadImage
 from paceline.images.reader_choice import choose_reader
 from paceline.images.readers import Decoded
+from paceline.images.regions.open_image import huge_size
+from paceline.images.size_limit import PIXEL_LIMIT
 
 Files = dict[str, Path]  # the file for each field in a sample
 Sizes = dict[str, tuple[int, int]]  # height and width of each field
@@ -46,6 +49,7 @@ class ImageFiles(Source):
     """Base class for sources that read image files. A subclass lists the files; headers determine the image sizes."""
 
     split_layouts: ClassVar[tuple[SplitNames, ...]] = ()  # supported sets of split folders
+    reads_regions: ClassVar[bool] = True  # whether test images may be too large to be decoded as a whole
 
     @classmethod
     def measure_whole(cls, settings: RunSettings) -> RunSettings:
@@ -72,9 +76,10 @@ class ImageFiles(Source):
         if split == "train":
             self.notes += self._unused_splits(settings)
         may_skip = settings.bad_images == "skip"
+        by_region = self.reads_regions and split == "test" and not settings.size
         # Threads run in parallel, because Pillow releases the GIL.
         with ThreadPoolExecutor(max(1, settings.workers)) as threads:
-            read = threads.map(lambda files: self._read_header(files, decoded=may_skip), samples)
+            read = threads.map(lambda files: self._read_header(files, may_skip, by_region), samples)
             headers = list(counted(read, f"reading the image headers in {root}", len(samples)))
         if may_skip and settings.crop and split == "train" and not self.size:
             headers = [self._large_enough(*pair, settings.crop) for pair in zip(samples, headers, strict=True)]
@@ -141,18 +146,52 @@ class ImageFiles(Source):
     def _name(self, path: Path) -> str:
         return str(path.relative_to(self.root)) if path.is_relative_to(self.root) else str(path)
 
-    def _read_header(self, files: Files, decoded: bool) -> _Header:
+    def regions(self, index: int) -> SampleRegions:
+        """Open a sample whose images are read by region; close it after use."""
+        return SampleRegions(self.region_fields(index), self.reader)
+
+    def region_fields(self, index: int) -> dict[str, RegionField]:
+        """Return the file of each field, and the field's place in it."""
+        files, sizes = self.files[index], self._headers[index]
+        scales = {"low": max(1, self.spec.scale)}
+        return {name: RegionField(path, sizes[name], scale=scales.get(name, 1)) for name, path in files.items()}
+
+    @property
+    def has_huge_images(self) -> bool:
+        """Whether some images can only be read by region."""
+        return any(height * width > PIXEL_LIMIT for sizes in self._headers for height, width in sizes.values())
+
+    def check_decodable(self) -> None:
+        """Raise UserError for images that can only be read by region."""
+        for files, sizes in zip(self.files, self._headers, strict=True):
+            for name, path in files.items():
+                _check_decodable(path, sizes[name])
+
+    def fields(self) -> set[str]:
+        return set(self.region_fields(0)) if self.has_huge_images else super().fields()
+
+    def _read_header(self, files: Files, decoded: bool, by_region: bool) -> _Header:
         sizes: Sizes = {}
         for name, path in files.items():
             try:
-                sizes[name] = self.reader.size(path)
-                if decoded:  # decoding also detects wrong headers and damaged pixels
-                    image = self.reader.decode(path)
-                    sizes[name] = (image.height, image.width)
+                sizes[name] = self._size(path, decoded, by_region)
             except BadImage as error:
                 return _Header({}, f"{printable(self._name(path))}: unreadable image ({error})")
         names = {name: printable(self._name(path)) for name, path in files.items()}
         return _Header(sizes, self.find_problem(names, sizes))
+
+    def _size(self, path: Path, decoded: bool, by_region: bool) -> tuple[int, int]:
+        try:
+            size = self.reader.size(path)
+        except BadImage:
+            huge = huge_size(path) if by_region else None
+            if huge is None:
+                raise
+            return huge
+        if decoded:  # decoding also detects wrong headers and damaged pixels
+            image = self.reader.decode(path)
+            size = (image.height, image.width)
+        return size
 
     def _large_enough(self, files: Files, header: _Header, crop: int) -> _Header:
         if header.problem or min(self.image_size(header.sizes)) >= crop:
@@ -167,6 +206,7 @@ class ImageFiles(Source):
 
     def open(self, path: Path, size: tuple[int, int]) -> Decoded:
         """Decode the image in a file; raise UserError if its size differs from the size in the header."""
+        _check_decodable(path, size)
         try:
             image = self.reader.decode(path)
         except BadImage as error:
@@ -177,6 +217,12 @@ class ImageFiles(Source):
                 f"but its header specifies {size[1]}×{size[0]}; use --bad-images skip to leave such files out"
             )
         return image
+
+
+def _check_decodable(path: Path, size: tuple[int, int]) -> None:
+    if size[0] * size[1] > PIXEL_LIMIT:
+        what = f"{printable(path)}: {size[1]}×{size[0]} pixels can only be read by region"
+        raise UserError(f"{what}; leave the image out, and use `paceline evaluate` for it")
 
 
 def split_folder(root: Path, split: str, names: SplitNames) -> Path | None:

@@ -45,6 +45,7 @@ class Case:
         count: The number of predictions that the evaluator will receive.
         open_run: A function that opens a finished run folder, for evaluators that need another run's network.
         output_scale: The height and width of the recipe's output relative to its input.
+        by_region: Whether images are too large to be predicted as a whole, so that only sums over regions are known.
 
     Examples:
         The engine creates cases. To test your own evaluator, create one yourself:
@@ -62,6 +63,7 @@ class Case:
     count: int
     open_run: OpenRun = field(repr=False)
     output_scale: int = 1
+    by_region: bool = field(default=False, repr=False)
 
 
 class Evaluator:

@@ -7,7 +7,6 @@ import stat
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
 from io import BytesIO
 from pathlib import Path
 from typing import IO, Any
@@ -19,22 +18,18 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from paceline.config.settings import RunSettings
 from paceline.contracts.pixel_format import MAX_CHANNELS
 from paceline.core.errors import UserError
-from paceline.images.integrity import load_undamaged
+from paceline.images.integrity import check_length, load_undamaged
+from paceline.images.pillow_file import open_of_any_size
+from paceline.images.size_limit import SizeLimit, pixel_limit
+from paceline.images.tiff_structure import is_tiff
 
-PIXEL_LIMIT = 89_000_000  # a small file can contain a huge image; Pillow raises only above about twice this size
-# Hide Pillow's warning about large images, because images above PIXEL_LIMIT raise BadImage.
-warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 # Hide Pillow's warnings about damaged metadata. Damaged pixels raise BadImage.
 warnings.filterwarnings("ignore", module=r"PIL\.")
 logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # hides messages about damaged metadata
-ABOVE_LIMIT = f"above the limit of {PIXEL_LIMIT // 10**6} megapixels"
 SIXTEEN_BIT_MODES = ("I;16", "I;16L", "I;16B", "I;16N")
-FORMATS = (
-    *("JPEG", "MPO", "PNG", "WEBP", "AVIF", "JPEG2000", "TIFF", "GIF", "BMP", "QOI", "PPM"),
-    "TGA",  # TGA is last, since it has no signature
-)
 ANIMATED_FORMATS = ("GIF", "PNG", "WEBP", "AVIF")  # in other formats, several images in a file are pages or previews
 ORIENTATION, SIDEWAYS = 0x0112, (5, 6, 7, 8)  # EXIF tag, and the values that swap height and width
+TURNED = (2, 3, 4, *SIDEWAYS)  # values of ORIENTATION for images that are not upright
 WIDTH, HEIGHT, BITS_PER_SAMPLE, PHOTOMETRIC, PLANES = 256, 257, 258, 262, 284  # TIFF tags
 WHITE_IS_ZERO, SEPARATE = 0, 2  # values of PHOTOMETRIC and PLANES
 WHITE = 65535  # the value of white in 16-bit images
@@ -44,6 +39,10 @@ UNBOUNDED_MODES = ("I", "F")  # 32-bit pixels, in which no value is defined as w
 
 class BadImage(Exception):
     """Raised for a file that cannot be read as an image; the message is the reason."""
+
+
+class TooLarge(BadImage):
+    """Raised for an image that is too large to be decoded as a whole."""
 
 
 def check_image_settings(settings: RunSettings) -> None:
@@ -94,12 +93,12 @@ def arrange_image(
     return array[..., np.newaxis] if channels == 1 else array
 
 
-def upright_size(path: Path | bytes, *, full_depth: bool = False) -> tuple[int, int]:
+def upright_size(path: Path | bytes, *, full_depth: bool = False, limit: SizeLimit = pixel_limit) -> tuple[int, int]:
     """Return the height and width that the decoded image will have, read from the file's header.
 
     With `full_depth`, raise BadImage for an image that `decode_full_depth` cannot read.
     """
-    with opened(path) as (image, file):
+    with opened(path, limit) as (image, file):
         if full_depth:
             _check_depth(image, file)
         tags = _tiff_tags(image)  # some versions of Pillow have already swapped the sides of a rotated TIFF
@@ -110,11 +109,21 @@ def upright_size(path: Path | bytes, *, full_depth: bool = False) -> tuple[int, 
         return (width, height) if turned else (height, width)
 
 
-def decode(path: Path | bytes) -> Image.Image:
+def decode(path: Path | bytes, limit: SizeLimit = pixel_limit) -> Image.Image:
     """Decode the image in a file, given by its path or content, and convert it with `plain_image`."""
-    with opened(path) as (image, file):
+    with opened(path, limit) as (image, file):
         load_undamaged(image, file)
         return plain_image(image)
+
+
+def decode_unless_tiff(path: Path | bytes) -> Image.Image | None:
+    """Decode a file like `decode`, but return None if it is a TIFF; the file is opened only once."""
+    with _reported(path), open_file(path) as file:
+        if is_tiff(file):
+            return None
+        with _accepted(file, pixel_limit) as image:
+            load_undamaged(image, file)
+            return plain_image(image)
 
 
 def decode_full_depth(path: Path | bytes) -> NDArray[np.uint8 | np.uint16]:
@@ -124,7 +133,7 @@ def decode_full_depth(path: Path | bytes) -> NDArray[np.uint8 | np.uint16]:
         load_undamaged(image, file)
         upright = turn_upright(image)
         deep = upright.mode in SIXTEEN_BIT_MODES
-        array = np.asarray(upright).astype(np.uint16) if deep else np.asarray(_to_eight_bits(upright))
+        array = np.asarray(upright).astype(np.uint16) if deep else np.asarray(to_eight_bits(upright))
         return array[..., np.newaxis] if array.ndim == 2 else array
 
 
@@ -157,11 +166,14 @@ def _check_depth(image: Image.Image, file: IO[bytes]) -> None:
 
 def plain_image(image: Image.Image) -> Image.Image:
     """Convert an image to upright 8-bit grey or RGB, with transparent pixels blended over white."""
-    return _to_eight_bits(turn_upright(image))
+    return to_eight_bits(turn_upright(image))
 
 
 def turn_upright(image: Image.Image) -> Image.Image:
-    """Apply the EXIF orientation; rescale 16-bit grey so that 0 is black and 65535 is white."""
+    """Apply the EXIF orientation; rescale 16-bit grey so that 0 is black and 65535 is white.
+
+    The result may be the image itself.
+    """
     tags = _tiff_tags(image)
     bits = max(tags.get(BITS_PER_SAMPLE, (8,)))
     in_planes = tags.get(PLANES) == SEPARATE and len(image.getbands()) > 1
@@ -170,7 +182,8 @@ def turn_upright(image: Image.Image) -> Image.Image:
         raise BadImage(
             f"{bits}-bit colours in separate planes are not supported; save the image with interleaved channels"
         )
-    upright = ImageOps.exif_transpose(image)
+    image.load()
+    upright = ImageOps.exif_transpose(image) if image.getexif().get(ORIENTATION) in TURNED else image
     negative = tags.get(PHOTOMETRIC) == WHITE_IS_ZERO
     if upright.mode not in SIXTEEN_BIT_MODES or not (negative or 8 < bits < 16):
         return upright
@@ -179,19 +192,35 @@ def turn_upright(image: Image.Image) -> Image.Image:
 
 
 @contextmanager
-def opened(path: Path | bytes) -> Iterator[tuple[Image.Image, IO[bytes]]]:
+def opened(path: Path | bytes, limit: SizeLimit = pixel_limit) -> Iterator[tuple[Image.Image, IO[bytes]]]:
     """Yield an image that has not been decoded yet, and its file; raise BadImage for any error.
 
     The file is given by its path or by its content.
 
     This function alone decides which files are accepted, so that all commands agree.
     """
+    with _reported(path), open_file(path) as file, _accepted(file, limit) as image:
+        yield image, file
+
+
+@contextmanager
+def _accepted(file: IO[bytes], limit: SizeLimit) -> Iterator[Image.Image]:
+    """Yield the image in an open file; raise BadImage if it is too large, shorter than its header says, or animated."""
+    # Pass an open file: given a path, Pillow memory-maps some TIFFs and scrambles rotated ones.
+    with open_of_any_size(file) as image:
+        problem = limit(image)
+        if problem:
+            raise TooLarge(problem)
+        check_length(image, file)
+        _check_still(image)
+        yield image
+
+
+@contextmanager
+def _reported(path: Path | bytes) -> Iterator[None]:
+    """Raise BadImage instead of any error."""
     try:
-        # Pass an open file: given a path, Pillow memory-maps some TIFFs and scrambles rotated ones.
-        with open_file(path) as file, Image.open(file, formats=_formats()) as image:
-            _check_limit(image)
-            _check_still(image)
-            yield image, file
+        yield
     except BadImage:
         raise
     except UnidentifiedImageError as error:
@@ -214,28 +243,17 @@ def open_file(path: Path | bytes) -> IO[bytes]:
     return BytesIO(path) if isinstance(path, bytes) else path.open("rb")
 
 
-@cache
-def _formats() -> tuple[str, ...]:
-    """Return the supported formats. Other Pillow formats may run programs (PostScript) or match arbitrary files."""
-    Image.init()
-    return tuple(name for name in FORMATS if name in Image.OPEN)
-
-
 def _check_still(image: Image.Image) -> None:
     if image.format in ANIMATED_FORMATS and getattr(image, "is_animated", False):
         raise BadImage("animated images are not supported")
-
-
-def _check_limit(image: Image.Image) -> None:
-    if image.width * image.height > PIXEL_LIMIT:
-        raise BadImage(f"{image.width} × {image.height} pixels, {ABOVE_LIMIT}")
 
 
 def _tiff_tags(image: Image.Image) -> Mapping[int, Any]:
     return image.tag_v2 if image.format == "TIFF" else {}  # type: ignore[attr-defined]
 
 
-def _to_eight_bits(image: Image.Image) -> Image.Image:
+def to_eight_bits(image: Image.Image) -> Image.Image:
+    """Return a copy in 8-bit grey or RGB, with transparent pixels blended over white."""
     if image.mode in SIXTEEN_BIT_MODES:
         values = np.asarray(image).astype(np.uint32)
         return Image.fromarray(((values * 255 + WHITE // 2) // WHITE).astype(np.uint8))
@@ -252,9 +270,6 @@ def _to_eight_bits(image: Image.Image) -> Image.Image:
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, Image.DecompressionBombError):  # raised by Pillow for images larger than twice our limit
-        pixels = int("".join(filter(str.isdigit, str(error).partition("exceeds")[0])) or 2 * PIXEL_LIMIT)
-        return f"{pixels // 10**6} megapixels, {ABOVE_LIMIT}"
     if isinstance(error, UnidentifiedImageError):
         return "not an image in a supported format"
     return " ".join(str(error).split()) or type(error).__name__

@@ -31,7 +31,9 @@ from paceline.images.deep_tiff import has_deep_colours, read_deep_colours
 from paceline.images.exif import portable_exif
 from paceline.images.integrity import check_checksums, load_undamaged
 from paceline.images.ome import Ome
+from paceline.images.pillow_file import to_array
 from paceline.images.planes import read_planes, read_planes_header
+from paceline.images.size_limit import memory_limit
 
 TIFF_SUFFIXES = (".tif", ".tiff")
 GREY_MODES = ("1", "L", "LA", "La")
@@ -116,7 +118,7 @@ def check_channels(own: int, expected: int) -> None:
 
 def _read_grey_or_colour(path: Path) -> ImageData:
     suffix = result_suffix(path)
-    with opened(path) as (image, file):
+    with opened(path, memory_limit) as (image, file):
         profile = b"" if image.mode in OTHER_COLOUR_MODES else image.info.get("icc_profile") or b""
         more_pages = image.format == "TIFF" and getattr(image, "is_animated", False)
         notes = ["only the first page was read"] if more_pages else []
@@ -135,7 +137,7 @@ def _read_grey_or_colour(path: Path) -> ImageData:
         exif = portable_exif(image)
         image = turn_upright(image)
         if image.mode in SIXTEEN_BIT_MODES:
-            pixels = np.asarray(image).astype(np.uint16)[..., np.newaxis]
+            pixels = to_array(image, lambda strip: strip).astype(np.uint16, copy=False)
             return ImageData(pixels, None, profile, suffix, "; ".join(notes), exif)
         if image.mode in UNBOUNDED_MODES:
             raise BadImage(
@@ -146,8 +148,8 @@ def _read_grey_or_colour(path: Path) -> ImageData:
         if image.has_transparency_data:
             image = image.convert("LA" if grey else "RGBA")
             alpha = image.getchannel("A")
-        pixels = np.asarray(image.convert("L" if grey else "RGB"))
-        return ImageData(pixels[..., np.newaxis] if grey else pixels, alpha, profile, suffix, "; ".join(notes), exif)
+        pixels = to_array(image, lambda strip: strip.convert("L" if grey else "RGB"))
+        return ImageData(pixels, alpha, profile, suffix, "; ".join(notes), exif)
 
 
 def result_suffix(path: Path) -> str:

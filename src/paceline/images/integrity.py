@@ -17,6 +17,8 @@ COMPRESSION, DEFLATE = 259, (8, 32946)  # TIFF tag, and the values for deflate
 SEGMENTS = ((273, 279), (324, 325))  # TIFF tags with the offsets and lengths of strips, and of tiles
 BYTES_AT_ONCE = 1 << 20
 MAX_BYTES_PER_PX = 16
+# Deflate stores 258 bytes in 2 bits, a PNG 8 pixels in a byte, and a JPEG 64 pixels in a bit.
+MOST_PIXELS_PER_BYTE = {"PNG": 8256, "JPEG": 512, "MPO": 512, "GIF": 4096, "BMP": 255, "TGA": 128, "QOI": 62, "PPM": 8}
 
 
 def load_undamaged(image: Image.Image, file: IO[bytes]) -> None:
@@ -24,6 +26,21 @@ def load_undamaged(image: Image.Image, file: IO[bytes]) -> None:
     check_checksums(image, file)
     ImageFile.LOAD_TRUNCATED_IMAGES = False  # other code may have enabled it, which would make missing pixels black
     image.load()
+
+
+def check_length(image: Image.Image, file: IO[bytes]) -> None:
+    """Raise an exception if a file is too short for the size in its header; the file position is preserved.
+
+    Otherwise, memory for all pixels would be reserved before the decoder reaches the end of the file. Formats that can
+    store any number of equal pixels in a few bytes (TIFF, WebP, AVIF, JPEG 2000) are not checked.
+    """
+    position = file.tell()
+    num_bytes = file.seek(0, 2)
+    file.seek(position)
+    most = MOST_PIXELS_PER_BYTE.get(image.format or "")
+    if most and image.width * image.height > num_bytes * most:
+        size = f"{image.width} × {image.height} pixels"
+        raise ValueError(f"image file is truncated: {num_bytes:,} bytes cannot contain {size}")
 
 
 def check_checksums(image: Image.Image, file: IO[bytes]) -> None:

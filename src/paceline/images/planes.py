@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from PIL import Image, ImageSequence
 
 from paceline.contracts.pixel_format import MAX_CHANNELS
-from paceline.images.decode import PIXEL_LIMIT, BadImage, open_file
+from paceline.images.decode import BadImage, open_file
 from paceline.images.orientation import turn
+from paceline.images.size_limit import PIXEL_LIMIT
 from paceline.images.tiff_structure import check_directories, check_expansion, is_tiff
 
 MAX_BYTES = 2**31  # maximum size of a decoded image
@@ -57,10 +58,16 @@ class PlanesHeader:
         return self.is_stack and not {"C", "S"} & set(self.axes)
 
 
-def read_planes_header(path: Path | bytes) -> PlanesHeader | None:
-    """Return a file's header; None if it is not a TIFF with grey, RGB or any other channels."""
+def read_planes_header(path: Path | bytes, *, is_limited: bool = True) -> PlanesHeader | None:
+    """Return a file's header; None if it is not a TIFF with grey, RGB or any other channels.
+
+    Raise UnusablePlanes if the image is too large to be decoded, unless `is_limited` is False.
+    """
     with _opened(path) as (_, tiff):
-        return None if tiff is None else _header(tiff)
+        header = None if tiff is None else _header(tiff)
+        if header and is_limited:
+            _check_size(header)
+        return header
 
 
 def read_planes(path: Path | bytes) -> tuple[PlanesHeader, NDArray[Any]] | None:
@@ -69,6 +76,7 @@ def read_planes(path: Path | bytes) -> tuple[PlanesHeader, NDArray[Any]] | None:
         header = None if tiff is None else _header(tiff)
         if tiff is None or header is None:
             return None
+        _check_size(header)
         page = tiff.series[0].keyframe
         array = _decoded(tiff, file).reshape(_squeezed(tiff.series[0])[1])
         if header.axes != "YX":
@@ -168,6 +176,15 @@ def _check_sizes(tiff: tifffile.TiffFile, axes: str, is_colour: bool, size: tupl
 def _check_limits(header: PlanesHeader) -> None:
     if header.channels > MAX_CHANNELS:
         raise UnusablePlanes(f"{header.channels} channels, above the limit of {MAX_CHANNELS}")
+    if header.dtype.name not in PLANE_TYPES:
+        raise UnusablePlanes(
+            f"{header.dtype.name} pixels have no defined white level and do not fit into float32; "
+            "save the image as uint8, uint16 or float32"
+        )
+
+
+def _check_size(header: PlanesHeader) -> None:
+    """Raise UnusablePlanes if an image is too large to be decoded."""
     if header.height * header.width > PIXEL_LIMIT:
         raise UnusablePlanes(
             f"{header.width} × {header.height} pixels, above the limit of {PIXEL_LIMIT // 10**6} megapixels"
@@ -175,11 +192,6 @@ def _check_limits(header: PlanesHeader) -> None:
     needed = header.height * header.width * header.channels * header.dtype.itemsize
     if needed > MAX_BYTES:
         raise UnusablePlanes(f"{needed / 2**30:.1f} GiB of pixels, above the limit of {MAX_BYTES / 2**30:.0f} GiB")
-    if header.dtype.name not in PLANE_TYPES:
-        raise UnusablePlanes(
-            f"{header.dtype.name} pixels have no defined white level and do not fit into float32; "
-            "save the image as uint8, uint16 or float32"
-        )
 
 
 def _over_white(colours: NDArray[Any], alpha: NDArray[Any], premultiplied: bool) -> NDArray[Any]:

@@ -109,7 +109,7 @@ def _suggested(low: float, high: float) -> str:
 def _first_held(files: Iterable[Path | bytes], may_skip: bool) -> _Held | None:
     for _, file in zip(range(FILES_TRIED), files, strict=False):
         try:
-            header = read_planes_header(file)
+            header = read_planes_header(file, is_limited=False)
             if header is not None:
                 return _Held(file, header.channels, header.dtype.name, header.is_stack, header.has_pages)
             channels, dtype = stored_pixels(file)

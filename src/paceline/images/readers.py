@@ -16,9 +16,11 @@ from PIL import Image
 
 from paceline.contracts.data_spec import DataSpec
 from paceline.contracts.pixel_format import EIGHT_BITS, PixelFormat
-from paceline.images.decode import BadImage, arrange_image, decode, upright_size
+from paceline.images.decode import BadImage, TooLarge, arrange_image, decode, decode_unless_tiff, upright_size
 from paceline.images.deep_image import GREY_AND_RGB, DeepImage, read_deep, to_format
 from paceline.images.planes import COLOURS, read_planes_header
+from paceline.images.regions.region_image import RegionFormat
+from paceline.images.size_limit import SizeLimit, pixel_limit
 
 
 class Decoded(Protocol):
@@ -48,6 +50,9 @@ class ImageReader(Protocol):
     def arrange(self, image: Any, side: int) -> NDArray[Any]:
         """Return the pixels [h, w, c] of a decoded image; unless `side` is 0, centre-crop a square and resize it."""
 
+    def from_region(self, pixels: NDArray[Any], found: RegionFormat) -> NDArray[Any]:
+        """Return the pixels [h, w, c] of a region; raise BadImage if they cannot be used."""
+
 
 @dataclass(frozen=True)
 class EightBitReader:
@@ -60,12 +65,26 @@ class EightBitReader:
         return upright_size(path)
 
     def decode(self, path: Path | bytes) -> Image.Image:
-        if self.channels == COLOURS and _has_planes_for_colours(path):
+        if self.channels != COLOURS:
+            return decode(path)
+        image = decode_unless_tiff(path)
+        if image is not None:
+            return image
+        if _has_planes_for_colours(path):
             return Image.fromarray(to_format(read_deep(path).pixels, self.pixel_format))
         return decode(path)
 
     def arrange(self, image: Image.Image, side: int) -> NDArray[np.uint8]:
         return arrange_image(image, side, self.channels)
+
+    def from_region(self, pixels: NDArray[Any], found: RegionFormat) -> NDArray[Any]:
+        _check_region(found)
+        if found.channels not in GREY_AND_RGB:
+            raise BadImage(f"{found.channels} channels instead of {self.channels}")
+        levels = to_format(pixels, self.pixel_format)
+        if found.channels == self.channels:
+            return levels
+        return arrange_image(Image.fromarray(levels[..., 0] if found.channels == 1 else levels), 0, self.channels)
 
 
 @dataclass(frozen=True)
@@ -90,10 +109,20 @@ class DeepReader:
     def arrange(self, image: DeepImage, side: int) -> NDArray[Any]:
         return image.squared(side, self.pixel_format).pixels if side else image.pixels
 
+    def from_region(self, pixels: NDArray[Any], found: RegionFormat) -> NDArray[Any]:
+        _check_region(found)
+        self._check(found.channels)
+        return to_format(DeepImage(pixels).with_channels(self.channels).pixels, self.pixel_format)
+
     def _check(self, channels: int) -> None:
         if channels != self.channels and {channels, self.channels} != GREY_AND_RGB:
             own = f"{channels} channel{'s' * (channels > 1)}"
             raise BadImage(f"{own} instead of {self.channels}; all images must have the same number of channels")
+
+
+def _check_region(found: RegionFormat) -> None:
+    if found.note:
+        raise BadImage("has an alpha channel, which is not supported by region; save the image without it")
 
 
 def make_reader(spec: DataSpec) -> ImageReader:
@@ -117,10 +146,12 @@ def _has_planes_for_colours(path: Path | bytes) -> bool:
     return header is not None and header.is_stack and header.channels == COLOURS
 
 
-def image_size(path: Path | bytes) -> tuple[int, int]:
+def image_size(path: Path | bytes, limit: SizeLimit = pixel_limit) -> tuple[int, int]:
     """Return the height and width of an image with any number of channels, from its header."""
     try:
-        return upright_size(path)
+        return upright_size(path, limit=limit)
+    except TooLarge:
+        raise
     except BadImage:
         header = read_planes_header(path)
         if header is None:

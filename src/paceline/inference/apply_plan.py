@@ -11,9 +11,10 @@ from pathlib import Path
 from paceline.core.activity import counted
 from paceline.core.errors import UserError
 from paceline.core.printable import printable
-from paceline.images.decode import ABOVE_LIMIT, BadImage
+from paceline.images.decode import BadImage
 from paceline.images.encode import DEFAULT_ENCODING, Encoding
 from paceline.images.readers import image_size
+from paceline.images.size_limit import memory_limit
 from paceline.inference.applier import ImageTask
 from paceline.inference.find_images import FoundImage, find_images
 from paceline.inference.region_plan import OME_FORMAT, WHOLE_IMAGE, RegionOptions, region_size
@@ -79,11 +80,10 @@ def read_headers(plan: ApplyPlan, options: RegionOptions, format_: str = "") -> 
     for task in counted(plan.tasks, "reading image headers", len(plan.tasks)):
         try:
             region = region_size(Path(task.path), options, is_forced=format_ == OME_FORMAT)
-            height, width = region or image_size(Path(task.path))
+            height, width = region or image_size(Path(task.path), memory_limit)
             sizes[task] = TaskSize(height * width, region is not None)
         except BadImage as error:
-            hint = "; save it as a tiled TIFF, which is read by region" if ABOVE_LIMIT in str(error) else ""
-            plan.skipped.append(SkippedImage(task.path, f"{error}{hint}"))
+            plan.skipped.append(SkippedImage(task.path, str(error)))
     return sizes
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +24,15 @@ from paceline.images.regions.pyramid_file import PyramidFile, PyramidFormat, par
 from paceline.images.regions.region_image import Box, Pixels, RegionImage
 from paceline.inference.applier import AppliedImage, Applier, ImageTask
 from paceline.inference.composer import Advance, is_out_of_memory
-from paceline.inference.region_plan import Block, RegionOptions, block_unit, choose_part, plan_blocks, tiff_tile_px
+from paceline.inference.region_plan import (
+    Block,
+    Blocks,
+    RegionOptions,
+    block_unit,
+    choose_part,
+    plan_blocks,
+    tiff_tile_px,
+)
 from paceline.inference.region_resume import Division, division_in, identity_of, weights_digest
 from paceline.inference.skipped import SkippedImage
 from paceline.inference.tile_runner import Landing
@@ -55,7 +64,7 @@ class _Job:
     level: int
     box: Box
     tiling: Tiling
-    blocks: list[Block]
+    blocks: Blocks
     files: dict[str, PyramidFile]
 
 
@@ -92,8 +101,8 @@ class RegionApplier:
             done = min(file.num_blocks_done for file in job.files.values())
             for file in job.files.values():
                 file.keep_blocks(done)
-            advance(sum(block.tile.num_pixels for block in job.blocks[:done]))
-            for computed, tiles in self._computed(job, job.blocks[done:]):
+            advance(sum(block.tile.num_pixels for block in islice(job.blocks, done)))
+            for computed, tiles in self._computed(job, islice(job.blocks, done, None)):
                 for name, file in job.files.items():
                     file.append_block(tiles[name], SKIPPED if computed.landing is None else WHOLE)
                 advance(computed.block.tile.num_pixels)
@@ -135,7 +144,7 @@ class RegionApplier:
         files = {}
         for name, target in targets.items():
             form = self._form(image, level, box, tiling, channels[name], target)
-            files[name] = PyramidFile(target, form, [block.target for block in blocks], purpose)
+            files[name] = PyramidFile(target, form, (block.target for block in blocks), purpose)
             stack.callback(files[name].close)
         return _Job(image, level, box, tiling, blocks, files)
 
@@ -155,7 +164,7 @@ class RegionApplier:
             target.name.lower().endswith(".ome.tif"),
         )
 
-    def _computed(self, job: _Job, blocks: list[Block]) -> Iterator[tuple[_Computed, dict[str, list[bytes]]]]:
+    def _computed(self, job: _Job, blocks: Iterable[Block]) -> Iterator[tuple[_Computed, dict[str, list[bytes]]]]:
         """Yield the compressed tiles of each block, in order."""
         fill = self._background_fill(job) if self.options.skip_background else {}
         result_px = self.scale**2 * sum(file.form.channels for file in job.files.values())
@@ -179,7 +188,7 @@ class RegionApplier:
                     pixels = made[name][0][block.tile.inner(self.scale)]
                 else:
                     pixels = np.broadcast_to(fill[name], (block.target.height, block.target.width, len(fill[name])))
-                tiles[name] = file.encode_block(block.number, pixels)
+                tiles[name] = file.encode_block(block.target, pixels)
             return computed, tiles
 
         height, width = job.tiling.side_px + 2 * job.tiling.halo_px, job.tiling.side_px + 2 * job.tiling.halo_px
@@ -243,7 +252,7 @@ class RegionApplier:
         """Write the mask of skipped blocks, if requested; return a remark about it."""
         if not task.mask:
             return ""
-        across = len({block.tile.column.start for block in job.blocks})
+        across = len(job.blocks.columns)
         mask = np.array([255 if flag == WHOLE else 0 for flag in flags], np.uint8).reshape(-1, across, 1)
         write_image(Path(task.mask), mask)
         return f"{flags.count(SKIPPED):,} of {len(flags):,} tiles are background → {printable(task.mask)}"

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import overload
 
 from paceline.core.errors import UserError
-from paceline.images.decode import ABOVE_LIMIT, PIXEL_LIMIT, BadImage
+from paceline.images.decode import BadImage, TooLarge
 from paceline.images.readers import image_size
 from paceline.images.regions.open_image import can_be_read_by_region, open_region_image
 from paceline.images.regions.region_image import Box, RegionImage, choose_box, choose_level
 from paceline.images.regions.slide_image import is_slide
+from paceline.images.size_limit import PIXEL_LIMIT, memory_limit
 from paceline.inference.tiling import Tile, Tiling
 from paceline.models.windows import Window
 
@@ -99,9 +102,11 @@ def choose_part(image: RegionImage, options: RegionOptions) -> tuple[int, Box]:
 def _is_small(path: Path) -> bool:
     """Return whether a file that cannot be read by region can be read as a whole, or is no image at all."""
     try:
-        image_size(path)
-    except BadImage as problem:
-        return ABOVE_LIMIT not in str(problem)
+        image_size(path, memory_limit)
+    except TooLarge:
+        return False
+    except BadImage:
+        return True
     return True
 
 
@@ -124,25 +129,40 @@ def tiff_tile_px(side_px: int, scale: int) -> int:
     return next(side for side in TIFF_TILES_PX if side_px * scale % side == 0)
 
 
-def plan_blocks(tiling: Tiling, box: Box, size: tuple[int, int], scale: int) -> list[Block]:
-    """Return the blocks of a part of an image, row by row. Their halos may extend beyond the part."""
+class Blocks(Sequence[Block]):
+    """The blocks of a part of an image, row by row. They are made on demand, since a large image has many."""
+
+    def __init__(self, rows: list[Window], columns: list[Window], box: Box, scale: int) -> None:
+        self.rows, self.columns, self.box, self.scale = rows, columns, box, scale
+
+    def __len__(self) -> int:
+        return len(self.rows) * len(self.columns)
+
+    @overload
+    def __getitem__(self, place: int) -> Block: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Block]: ...
+    def __getitem__(self, place: int | slice) -> Block | list[Block]:
+        if isinstance(place, slice):
+            return [self[number] for number in range(len(self))[place]]
+        number = range(len(self))[place]
+        down, across = divmod(number, len(self.columns))
+        tile, scale = Tile(self.rows[down], self.columns[across]), self.scale
+        target = Box(
+            (tile.row.start - self.box.top) * scale,
+            (tile.column.start - self.box.left) * scale,
+            (tile.row.stop - tile.row.start) * scale,
+            (tile.column.stop - tile.column.start) * scale,
+        )
+        return Block(number, tile, target)
+
+
+def plan_blocks(tiling: Tiling, box: Box, size: tuple[int, int], scale: int) -> Blocks:
+    """Return the blocks of a part of an image. Their halos may extend beyond the part."""
     fixed = tiling.window_px or (0, 0)
     rows = _windows(tiling, box.top, box.height, size[0], fixed[0])
     columns = _windows(tiling, box.left, box.width, size[1], fixed[1])
-    tiles = [Tile(row, column) for row in rows for column in columns]
-    return [
-        Block(
-            number,
-            tile,
-            Box(
-                (tile.row.start - box.top) * scale,
-                (tile.column.start - box.left) * scale,
-                (tile.row.stop - tile.row.start) * scale,
-                (tile.column.stop - tile.column.start) * scale,
-            ),
-        )
-        for number, tile in enumerate(tiles)
-    ]
+    return Blocks(rows, columns, box, scale)
 
 
 def _windows(tiling: Tiling, offset: int, length: int, total: int, fixed: int) -> list[Window]:

@@ -46,7 +46,7 @@ def _check_same_pixels(spec: DataSpec, split: str, other: DataSpec, data: str) -
 
 def _check_fit(recipe: Recipe, split: str, source: Source, config: Config) -> None:
     """Raise UserError before training starts if the recipe cannot train on a source."""
-    fields = source.read(0).keys() if recipe.required_fields or recipe.rejected_fields else set()
+    fields = source.fields() if recipe.required_fields or recipe.rejected_fields else set()
     missing = sorted(set(recipe.required_fields) - fields)
     if missing:
         usual = f", e.g. --data {recipe.defaults['data']}" if "data" in recipe.defaults else ""

@@ -14,6 +14,7 @@ from paceline.core.heartbeat import beat
 from paceline.core.registry import load_class
 from paceline.data.draws import Drawer
 from paceline.data.feed import drawn_batches, evaluation_batches
+from paceline.data.image_files import ImageFiles
 from paceline.data.loader import Loader
 from paceline.data.pipeline import BatchPipeline
 from paceline.evaluation.contract import Case, Evaluator
@@ -34,6 +35,8 @@ class SplitEvaluator:
         self, recipe: Recipe, loader: Loader, split: str, world: World, precision: Precision, settings: RunSettings
     ) -> None:
         """Create an evaluator up front, so that invalid settings raise UserError before training starts."""
+        if isinstance(loader.source, ImageFiles):
+            loader.source.check_decodable()
         self.recipe, self.loader, self.split = recipe, loader, split
         self.world, self.precision, self.settings = world, precision, settings
         self.pipeline = BatchPipeline(loader, None, precision.weights)

@@ -9,7 +9,7 @@ import torch
 
 from paceline.config.resolve import Config
 from paceline.config.spans import split_batch
-from paceline.data.memory import free_host_bytes
+from paceline.core.host_memory import free_host_bytes
 from paceline.data.source import Source
 from paceline.parallel.strategy import strategy_class
 from paceline.training.build import Parts

@@ -40,6 +40,8 @@ class Degraded(Photos):
         degrade_jpeg: int = setting(0, "JPEG quality; 0: no JPEG compression", at_least=0, at_most=95)
         degrade_seed: int = setting(0, "seed for blur and noise, independent of --seed", at_least=0, below=SEEDS)
 
+    reads_regions = False  # the degradation of an image depends on all of its pixels
+
     def __init__(self, split: str, settings: Settings) -> None:
         self.blur, self.noise, self.jpeg = settings.degrade_blur, settings.degrade_noise, settings.degrade_jpeg
         self.key = [settings.degrade_seed, crc32(split.encode())]

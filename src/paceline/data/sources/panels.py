@@ -26,6 +26,7 @@ from paceline.data.fixed_split import fixed_split
 from paceline.data.groups import split_files
 from paceline.data.image_files import Files, ImageFiles, Sizes, SplitNames, separate_folder, split_folder
 from paceline.data.panel_names import TARGET, PanelSettings, parse_panels
+from paceline.data.sample_regions import RegionField
 from paceline.data.source import ArraySource, Encoded, Sample
 from paceline.data.stained_tissue import stained_tissue
 from paceline.images.decode import BadImage, arrange_image, check_grey_or_rgb
@@ -47,7 +48,7 @@ class Panels(ImageFiles):
     def __init__(self, split: str, settings: PanelSettings) -> None:
         self.tiles: ArraySource | None = None  # used instead of files if no folder is given
         if _is_bundled(settings) and not (settings.test_root and split == "test"):
-            self.tiles = _tiles(split, settings)
+            self.tiles, self.files, self._headers = _tiles(split, settings), [], []
             self.spec = self.tiles.spec
             if split == "train":
                 self.notes = ("no --data-root: using tiles of the stained-tissue image bundled with Paceline",)
@@ -84,6 +85,17 @@ class Panels(ImageFiles):
         return {
             name: self.reader.arrange(row.crop((left, 0, left + width, row.height)), self.size)
             for name, left in zip(self.names, range(0, row.width, width), strict=True)
+            if name != LEFT_OUT
+        }
+
+    def region_fields(self, index: int) -> dict[str, RegionField]:
+        if not self.in_rows:
+            return super().region_fields(index)
+        path, (height, whole_width) = self.files[index][INPUT], self._headers[index][INPUT]
+        width = whole_width // len(self.names)
+        return {
+            name: RegionField(path, (height, whole_width), number * width)
+            for number, name in enumerate(self.names)
             if name != LEFT_OUT
         }
 

@@ -22,6 +22,7 @@ from paceline.data.image_files import Files, ImageFiles, Sizes, SplitNames, sepa
 from paceline.data.source import Sample
 from paceline.images.decode import BadImage
 from paceline.images.readers import image_size
+from paceline.images.size_limit import unlimited
 
 SPLIT_NAMES: SplitNames = {"train": ("train", "DIV2K_train_HR"), "test": ("test", "DIV2K_valid_HR", "valid", "val")}
 SCALE_SUFFIX = re.compile(r"(?i)[-_]?(?:x\d+|lr|hr|\dx)$")  # 0001x4 is the low-resolution version of 0001
@@ -196,7 +197,7 @@ def _find_scale(samples: list[Files]) -> int:
     ratios = []
     for files in samples[:SEEN_FOR_SCALE]:
         try:
-            ratios.append(_ratio({name: image_size(path) for name, path in files.items()}))
+            ratios.append(_ratio({name: image_size(path, unlimited) for name, path in files.items()}))
         except BadImage:
             continue  # the file is reported later, with all other bad files
     whole = [ratio for ratio in ratios if ratio > 1]

@@ -12,6 +12,8 @@ with 1 or 3 channels.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -34,13 +36,14 @@ from paceline.evaluation.image_metrics import (
 from paceline.evaluation.niqe import PROTOCOL, check_niqe_size, niqe
 from paceline.evaluation.perceptual import perceptual_distance
 from paceline.evaluation.protocol import Protocol
+from paceline.evaluation.regions import MeasuredByRegion, Quality
 
 MEASURED = ("image", "bicubic", "input")  # fields of a prediction that are compared with the target
 METRICS = ("psnr", "ssim", "lpips", "niqe")
 ALL_CHANNELS = "all"  # label of metrics of images that are neither grey nor RGB
 
 
-class Restoration(Evaluator):
+class Restoration(Evaluator, MeasuredByRegion):
     """Mean PSNR, SSIM, LPIPS and NIQE for restored images and baselines."""
 
     def __init__(self, case: Case, spec: DataSpec, device: torch.device, settings: RunSettings) -> None:
@@ -49,8 +52,12 @@ class Restoration(Evaluator):
         self.label = settings.protocol if self.is_colour else ALL_CHANNELS
         self.border = case.output_scale if case.output_scale > 1 else 0
         check_sizes(case, self.border)
-        self.distance, self.notes = perceptual_distance(device) if self.is_colour else (None, ())
+        self.distance, self.notes = None, ("LPIPS is not measured, because the images are evaluated by region",)
+        if not case.by_region:
+            self.distance, self.notes = perceptual_distance(device) if self.is_colour else (None, ())
         self.measured = {"psnr", "ssim"} | ({"lpips"} if self.distance else set())
+        if settings.niqe and case.by_region:
+            raise UserError("niqe=true: not measured by region; use --set niqe=false")
         if settings.niqe and not self.is_colour:
             raise UserError(f"niqe=true: needs images with 1 or 3 channels, not {spec.channels}; use --set niqe=false")
         if settings.niqe:
@@ -84,11 +91,29 @@ class Restoration(Evaluator):
             values.append(torch.ones_like(values[0]))
             self._sums[number] += torch.stack(values).sum(dim=1)
 
+    @property
+    def compared(self) -> tuple[str, ...]:
+        return MEASURED
+
+    def pairs(self, prediction: dict[str, Tensor], batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
+        levels = {name: self._channels(to_levels(images, self.pixels)) for name, images in prediction.items()}
+        return {name: (levels[name], levels["target"]) for name in MEASURED if name in levels}
+
+    def add_region(self, pairs: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+        """Do nothing, since all metrics are computed per image."""
+
+    def add_image(self, qualities: Mapping[str, Quality]) -> None:
+        for name, quality in qualities.items():
+            values = torch.tensor([*quality, 0.0, 0.0, 1.0], dtype=torch.float64)
+            self._sums[MEASURED.index(name)] += values.to(self._sums.device)
+
     def _compared(self, levels: Tensor) -> Tensor:
         """Return the region and the channels that the protocol compares."""
         border, (height, width) = self.border, levels.shape[-2:]
-        cut = levels[..., border : height - border, border : width - border]
-        return luma(cut, self.pixels.span) if self.label == "y" else cut
+        return self._channels(levels[..., border : height - border, border : width - border])
+
+    def _channels(self, levels: Tensor) -> Tensor:
+        return luma(levels, self.pixels.span) if self.label == "y" else levels
 
     def _shown(self, levels: Tensor) -> Tensor:
         """Return levels on a scale from 0 to 255."""

@@ -9,6 +9,8 @@ each class that occurs in the real segmentations, and then averaged over these c
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -19,17 +21,18 @@ from paceline.evaluation.contract import Case, Evaluator
 from paceline.evaluation.image_metrics import PEAK, check_sizes, describe_rounding, psnr, ssim, to_levels
 from paceline.evaluation.overlap import CLASSES, MIDDLE, mean_of, overlaps, pixel_counts
 from paceline.evaluation.protocol import Protocol
+from paceline.evaluation.regions import MeasuredByRegion, Quality
 
 SEGMENTATION = "segmentation"
 
 
-class Translation(Evaluator):
+class Translation(Evaluator, MeasuredByRegion):
     """Mean PSNR and SSIM for each panel, and the overlap of the segmentation classes."""
 
     def __init__(self, case: Case, spec: DataSpec, device: torch.device, settings: RunSettings) -> None:
         super().__init__(case, spec, device, settings)
         check_sizes(case)
-        self.pixels = case.source.spec.pixel_format
+        self.pixels, self.border = case.source.spec.pixel_format, 0
         if SEGMENTATION in spec.panels and spec.channels not in (1, 3):
             raise UserError(
                 f"panels: a segmentation needs 1 or 3 channels, whose colours are its classes, not {spec.channels}; "
@@ -44,16 +47,35 @@ class Translation(Evaluator):
         rounding = describe_rounding(self.pixels)
         return {**rounding, "channels": "all", "segmentation": f"brightest channel above {MIDDLE}"}
 
+    @property
+    def compared(self) -> tuple[str, ...]:
+        return self.spec.panels
+
+    def pairs(self, prediction: dict[str, Tensor], batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
+        return {
+            name: (to_levels(prediction[name], self.pixels), to_levels(batch[name], self.pixels))
+            for name in self.spec.panels
+            if name in prediction
+        }
+
+    def add_region(self, pairs: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+        if SEGMENTATION in pairs:
+            factor = PEAK / self.pixels.span  # classes are defined on a scale from 0 to 255
+            made, real = pairs[SEGMENTATION]
+            self._overlap += pixel_counts(made * factor, real * factor)
+
+    def add_image(self, qualities: Mapping[str, Quality]) -> None:
+        for name, quality in qualities.items():
+            values = torch.tensor([*quality, 1.0], dtype=torch.float64)
+            self._quality[self.spec.panels.index(name)] += values.to(self._quality.device)
+
     def update(self, prediction: dict[str, Tensor], batch: Batch) -> None:
-        for number, name in enumerate(self.spec.panels):
-            if name not in prediction:
-                continue
-            made, real = (to_levels(images[name], self.pixels) for images in (prediction, batch))
+        pairs = self.pairs(prediction, batch)
+        for name, (made, real) in pairs.items():
             values = [metric(made, real, self.pixels.span) for metric in (psnr, ssim)]
+            number = self.spec.panels.index(name)
             self._quality[number] += torch.stack([*values, torch.ones_like(values[0])]).sum(dim=1)
-            if name == SEGMENTATION:
-                factor = PEAK / self.pixels.span  # classes are defined on a scale from 0 to 255
-                self._overlap += pixel_counts(made * factor, real * factor)
+        self.add_region(pairs)
 
     def sums(self) -> Tensor:
         return torch.cat([self._quality.flatten(), self._overlap.flatten()])

@@ -12,9 +12,12 @@ import json
 import os
 import struct
 import zlib
-from collections.abc import Iterator
+from array import array
 from pathlib import Path
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from paceline.core.errors import UserError
 from paceline.core.printable import printable
@@ -32,25 +35,54 @@ class Part(NamedTuple):
     flag: int  # a number from 0 to 255 that belongs to the part
 
 
+class Parts:
+    """The finished parts of a file, in a few bytes each, since a large file has many."""
+
+    def __init__(self) -> None:
+        self._offsets, self._lengths, self._flags = array("Q"), array("Q"), array("B")
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def __getitem__(self, number: int) -> Part:
+        return Part(self._offsets[number], self._lengths[number], self._flags[number])
+
+    def append(self, part: Part) -> None:
+        """Add a part at the end."""
+        self._offsets.append(part.offset)
+        self._lengths.append(part.length)
+        self._flags.append(part.flag)
+
+    def truncate(self, num_parts: int) -> None:
+        """Remove all parts from this number on."""
+        for column in (self._offsets, self._lengths, self._flags):
+            del column[num_parts:]
+
+    def places(self, numbers: NDArray[np.int64]) -> tuple[bytes, bytes]:
+        """Return the offsets and lengths of parts as 64-bit numbers."""
+        offsets, lengths = (np.frombuffer(column, np.uint64)[numbers] for column in (self._offsets, self._lengths))
+        return offsets.astype("<u8").tobytes(), lengths.astype("<u8").tobytes()
+
+
 class JournaledFile:
     """A file that grows part by part. Its header is reserved when it is created."""
 
     def __init__(self, path: Path, journal: Path, purpose: JsonObject, header_bytes: int) -> None:
         self.path, self._journal = path, journal
-        self.parts: list[Part] = []
+        self.parts = Parts()
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         self._log = _open_locked(journal, flags | os.O_APPEND)
         self._opened = [self._log]
         first_line = json.dumps(purpose, sort_keys=True).encode() + b"\n"
-        recorded = _read(journal, first_line) if path.is_file() else None
-        self._file = os.open(path, flags | (0 if recorded else os.O_TRUNC), 0o666)
+        records = _read(journal, first_line) if path.is_file() else b""
+        self._file = os.open(path, flags | (0 if records else os.O_TRUNC), 0o666)
         self._opened.append(self._file)
-        if recorded:
-            self._resume(recorded, header_bytes)
+        if records:
+            self._resume(records, header_bytes)
         self._end = self.parts[-1].offset + self.parts[-1].length if self.parts else header_bytes
         os.ftruncate(self._file, self._end)
-        os.ftruncate(self._log, 0 if not recorded else len(first_line) + RECORD.size * len(self.parts))
-        if not recorded:
+        os.ftruncate(self._log, 0 if not records else len(first_line) + RECORD.size * len(self.parts))
+        if not records:
             _write(self._log, first_line)
 
     def append(self, content: bytes, flag: int = 0) -> None:
@@ -70,7 +102,7 @@ class JournaledFile:
         if num_parts < len(self.parts):
             removed = len(self.parts) - num_parts
             self._end = self.parts[num_parts].offset
-            del self.parts[num_parts:]
+            self.parts.truncate(num_parts)
             os.ftruncate(self._log, os.fstat(self._log).st_size - RECORD.size * removed)
             os.ftruncate(self._file, self._end)
 
@@ -93,10 +125,10 @@ class JournaledFile:
         while self._opened:
             os.close(self._opened.pop())
 
-    def _resume(self, recorded: list[tuple[int, int, int]], header_bytes: int) -> None:
+    def _resume(self, records: bytes, header_bytes: int) -> None:
         """Keep the recorded parts, up to the first damaged one."""
         offset = header_bytes
-        for length, checksum, flag in recorded:
+        for length, checksum, flag in RECORD.iter_unpack(records):
             content = os.pread(self._file, length, offset)
             if len(content) < length or zlib.crc32(content) != checksum:
                 return
@@ -142,18 +174,16 @@ def _is_in_place(opened: int, journal: Path) -> bool:
         return False
 
 
-def _read(journal: Path, first_line: bytes) -> list[tuple[int, int, int]] | None:
-    """Return the records of a journal; None if it does not exist or has another purpose."""
+def _read(journal: Path, first_line: bytes) -> bytes:
+    """Return the complete records of a journal; none if it does not exist or has another purpose."""
     try:
         content = journal.read_bytes()
     except OSError:
-        return None
-    return list(_records(content[len(first_line) :])) if content.startswith(first_line) else None
-
-
-def _records(content: bytes) -> Iterator[tuple[int, int, int]]:
-    complete = len(content) // RECORD.size * RECORD.size
-    yield from RECORD.iter_unpack(content[:complete])
+        return b""
+    if not content.startswith(first_line):
+        return b""
+    records = content[len(first_line) :]
+    return records[: len(records) // RECORD.size * RECORD.size]
 
 
 def _write(file: int, content: bytes) -> None:

@@ -1,13 +1,16 @@
-"""Opens an image file that is read by region, with the reader for its format."""
+"""Opens image files that are read by region, with the reader for their format."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from paceline.images.decode import BadImage
+from paceline.images.decode import BadImage, TooLarge
+from paceline.images.readers import image_size
 from paceline.images.regions.region_image import RegionImage
 from paceline.images.regions.slide_image import SlideImage, is_slide
 from paceline.images.regions.tiff_image import TiffImage
+from paceline.images.regions.whole_image import WholeImage
+from paceline.images.size_limit import PIXEL_LIMIT, memory_limit
 
 TIFF_SUFFIXES = (".tif", ".tiff", ".btf", ".tf8")
 
@@ -23,3 +26,35 @@ def open_region_image(path: Path) -> RegionImage:
         return SlideImage(path) if is_slide(path) else TiffImage(path)
     except OSError as error:
         raise BadImage(error.strerror or str(error)) from error
+
+
+def open_any_image(path: Path) -> RegionImage:
+    """Open an image of any format; one that cannot be read by region is decoded, if it fits in memory."""
+    return open_region_image(path) if can_be_read_by_region(path) else WholeImage(path)
+
+
+def is_huge(path: Path) -> bool:
+    """Return whether an image has more pixels than are processed at once; False if it cannot be read."""
+    try:
+        if not can_be_read_by_region(path):
+            height, width = image_size(path, memory_limit)
+            return height * width > PIXEL_LIMIT
+        with open_region_image(path) as image:
+            return image.levels[0].height * image.levels[0].width > PIXEL_LIMIT
+    except TooLarge:
+        return True
+    except BadImage:
+        return False
+
+
+def huge_size(path: Path) -> tuple[int, int] | None:
+    """Return the height and width of an image that is too large for a sample, but can be read by region.
+
+    Images in other formats are decoded as a whole if they fit in memory; raise BadImage if they do not.
+    """
+    if can_be_read_by_region(path):
+        with open_region_image(path) as image:
+            height, width = image.levels[0].height, image.levels[0].width
+    else:
+        height, width = image_size(path, memory_limit)
+    return (height, width) if height * width > PIXEL_LIMIT else None

@@ -7,6 +7,7 @@ half the resolution. Its tiles are computed from those of the level before it, w
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -86,20 +87,19 @@ class PyramidFormat:
 class PyramidFile:
     """A pyramid that is being written, next to its final place."""
 
-    def __init__(self, target: Path, form: PyramidFormat, blocks: list[Box], purpose: JsonObject) -> None:
+    def __init__(self, target: Path, form: PyramidFormat, blocks: Iterable[Box], purpose: JsonObject) -> None:
         """Start or resume a file. The blocks are rectangles of whole tiles, which together cover the image."""
         self.target, self.form = target, form
         partial, journal = partial_files(target)
         self._file = JournaledFile(partial, journal, purpose, HEADER_BYTES)
-        self._block_tiles = [self._tiles_in(block) for block in blocks]
-        self._num_base_tiles = sum(map(len, self._block_tiles))
         numbers = np.empty(form.grid(0), np.int64)  # the position of each tile in the order of the file
-        count = 0
-        for tiles in self._block_tiles:
-            for row, column in tiles:
-                numbers[row, column] = count
-                count += 1
-        self._numbers = [numbers]
+        first_tiles = [0]  # the number of each block's first tile, and that of all tiles
+        for block in blocks:
+            inside = numbers[self._tiles_in(block)]
+            inside[:] = np.arange(first_tiles[-1], first_tiles[-1] + inside.size).reshape(inside.shape)
+            first_tiles.append(first_tiles[-1] + inside.size)
+        self._first_tiles = np.array(first_tiles)
+        self._numbers, count = [numbers], first_tiles[-1]
         for level in range(1, len(form.sizes)):
             down, across = form.grid(level)
             self._numbers.append(np.arange(count, count + down * across).reshape(down, across))
@@ -109,36 +109,24 @@ class PyramidFile:
     @property
     def num_blocks_done(self) -> int:
         """The number of blocks whose tiles are all written."""
-        left, count = len(self._file.parts), 0
-        for tiles in self._block_tiles:
-            left -= len(tiles)
-            if left < 0:
-                break
-            count += 1
-        return count
+        return int(np.searchsorted(self._first_tiles, len(self._file.parts), side="right")) - 1
 
     def keep_blocks(self, count: int) -> None:
         """Discard all blocks from this number on."""
-        if count < len(self._block_tiles):
-            self._file.truncate(sum(map(len, self._block_tiles[:count])))
+        if count < len(self._first_tiles) - 1:
+            self._file.truncate(int(self._first_tiles[count]))
 
     def flags(self) -> list[int]:
         """Return the flag of each block."""
-        starts = np.cumsum([0, *map(len, self._block_tiles)])[:-1]
-        return [self._file.parts[start].flag for start in starts.tolist()]
+        return [self._file.parts[int(start)].flag for start in self._first_tiles[:-1]]
 
-    def encode_block(self, number: int, pixels: Pixels) -> list[bytes]:
+    def encode_block(self, block: Box, pixels: Pixels) -> list[bytes]:
         """Return the compressed tiles of a block. May be called by several threads."""
-        side, tiles = self.form.tile_px, self._block_tiles[number]
-        first_row, first_column = tiles[0]
+        side = self.form.tile_px
         return [
-            self.form.compress(
-                pixels[
-                    (row - first_row) * side : (row - first_row + 1) * side,
-                    (column - first_column) * side : (column - first_column + 1) * side,
-                ]
-            )
-            for row, column in tiles
+            self.form.compress(pixels[top : top + side, left : left + side])
+            for top in range(0, block.height, side)
+            for left in range(0, block.width, side)
         ]
 
     def append_block(self, tiles: list[bytes], flag: int = 0) -> None:
@@ -148,14 +136,11 @@ class PyramidFile:
 
     def build_levels(self) -> None:
         """Compute and write the tiles of the lower resolutions that are not written yet."""
-        todo = [
-            (level, row, column)
-            for level in range(1, len(self.form.sizes))
-            for row, column in np.ndindex(*self.form.grid(level))
-        ][len(self._file.parts) - self._num_base_tiles :]
         for level in range(1, len(self.form.sizes)):  # a level needs the whole level before it
-            own = [one for one in todo if one[0] == level]
-            for tile in ordered_map(self._half_tile, own, num_cores()):
+            numbers, done = self._numbers[level], len(self._file.parts)
+            places = np.ndindex(*numbers.shape)
+            todo = ((level, row, column) for row, column in places if numbers[row, column] >= done)
+            for tile in ordered_map(self._half_tile, todo, num_cores()):
                 self._file.append(tile)
 
     def preview(self) -> Pixels:
@@ -165,7 +150,7 @@ class PyramidFile:
         down, across = self.form.grid(level)
         whole = np.empty((down * side, across * side, self.form.channels), self.form.dtype)
         for row, column in np.ndindex(down, across):
-            whole[row * side : (row + 1) * side, column * side : (column + 1) * side] = self._tile(level, row, column)
+            whole[row * side : (row + 1) * side, column * side : (column + 1) * side] = self.tile(level, row, column)
         return whole[:height, :width]
 
     def finish(self, name: str) -> None:
@@ -200,7 +185,7 @@ class PyramidFile:
 
     def _directory(self, level: int, name: str) -> Directory:
         form, (height, width) = self.form, self.form.sizes[level]
-        parts = [self._file.parts[number] for number in self._numbers[level].ravel().tolist()]
+        offsets, lengths = self._file.parts.places(self._numbers[level].ravel())
         depth = np.dtype(form.dtype).itemsize * 8
         extra = form.channels - (3 if form.channels >= 3 else 1)
         tags: dict[int, tuple[int, bytes | list[int]]] = {
@@ -215,8 +200,8 @@ class PyramidFile:
             317: (SHORT, [HORIZONTAL]),
             322: (LONG, [form.tile_px]),
             323: (LONG, [form.tile_px]),
-            324: (LONG8, [part.offset for part in parts]),
-            325: (LONG8, [part.length for part in parts]),
+            324: (LONG8, offsets),
+            325: (LONG8, lengths),
             339: (SHORT, [1] * form.channels),
         }
         if extra:
@@ -230,13 +215,13 @@ class PyramidFile:
             tags[270] = (ASCII, _ome_xml(form, name).encode() + b"\0")
         return Directory(tags)
 
-    def _tiles_in(self, block: Box) -> list[tuple[int, int]]:
+    def _tiles_in(self, block: Box) -> tuple[slice, slice]:
         side = self.form.tile_px
-        rows = range(block.top // side, -(-(block.top + block.height) // side))
-        columns = range(block.left // side, -(-(block.left + block.width) // side))
-        return [(row, column) for row in rows for column in columns]
+        rows = slice(block.top // side, -(-(block.top + block.height) // side))
+        return rows, slice(block.left // side, -(-(block.left + block.width) // side))
 
-    def _tile(self, level: int, row: int, column: int) -> Pixels:
+    def tile(self, level: int, row: int, column: int) -> Pixels:
+        """Return a finished tile in its full size."""
         return self.form.decompress(self._file.read(int(self._numbers[level][row, column])))
 
     def _half_tile(self, place: tuple[int, int, int]) -> bytes:
@@ -249,7 +234,7 @@ class PyramidFile:
         for below, beside in np.ndindex(2, 2):
             if 2 * row + below < down and 2 * column + beside < across:
                 part = area[below * side : (below + 1) * side, beside * side : (beside + 1) * side]
-                part[:] = self._tile(level - 1, 2 * row + below, 2 * column + beside)[: part.shape[0], : part.shape[1]]
+                part[:] = self.tile(level - 1, 2 * row + below, 2 * column + beside)[: part.shape[0], : part.shape[1]]
         return self.form.compress(halved(area))
 
 

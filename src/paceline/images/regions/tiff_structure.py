@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 HEADER_BYTES = 16
 BYTE, ASCII, SHORT, LONG, RATIONAL, LONG8, IFD8 = 1, 2, 3, 4, 5, 16, 18  # types of values
-FORMATS = {SHORT: "H", LONG: "I", LONG8: "Q", IFD8: "Q"}
+FORMATS = {BYTE: "B", ASCII: "B", SHORT: "H", LONG: "I", LONG8: "Q", IFD8: "Q"}
 
-Value = bytes | Sequence[int]
+Value = bytes | Sequence[int]  # numbers, also as the bytes of the file
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Directory:
         entries, values = [], b""
         for tag, (kind, value) in tags:
             content = value if isinstance(value, bytes) else struct.pack(f"<{len(value)}{_format(kind)}", *value)
-            count = len(value) // (2 if kind == RATIONAL else 1)
+            count = len(content) // _num_bytes(kind)
             if len(content) <= 8:
                 stored = content.ljust(8, b"\0")
             else:
@@ -43,3 +43,7 @@ def encode_header(first: int) -> bytes:
 
 def _format(kind: int) -> str:
     return "I" if kind == RATIONAL else FORMATS[kind]
+
+
+def _num_bytes(kind: int) -> int:
+    return 8 if kind == RATIONAL else struct.calcsize(f"<{FORMATS[kind]}")

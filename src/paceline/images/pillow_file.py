@@ -1,0 +1,56 @@
+"""Opens image files with Pillow, however large the images are, and converts them to arrays without further copies."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from functools import cache
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+
+FORMATS = (
+    *("JPEG", "MPO", "PNG", "WEBP", "AVIF", "JPEG2000", "TIFF", "GIF", "BMP", "QOI", "PPM"),
+    "TGA",  # TGA is last, since it has no signature
+)
+PREFIX_BYTES = 16  # what a format's check for its signature gets
+STRIP_PX = 1 << 24  # number of pixels that are converted at a time
+
+
+def open_of_any_size(file: IO[bytes]) -> Image.Image:
+    """Open an image without decoding it. Unlike `Image.open`, accept any number of pixels: the caller checks them."""
+    file.seek(0)
+    prefix = file.read(PREFIX_BYTES)
+    for name in _formats():
+        factory, accept = Image.OPEN[name]
+        try:
+            accepted = accept is None or accept(prefix)
+            if accepted and not isinstance(accepted, str):  # a string says why Pillow cannot decode this format
+                file.seek(0)
+                return factory(file, "")
+        except (SyntaxError, IndexError, TypeError, struct.error):  # how formats report that a file is another one
+            continue
+    raise UnidentifiedImageError("cannot identify image file")
+
+
+@cache
+def _formats() -> tuple[str, ...]:
+    """Return the supported formats. Other Pillow formats may run programs (PostScript) or match arbitrary files."""
+    Image.init()
+    return tuple(name for name in FORMATS if name in Image.OPEN)
+
+
+def to_array(image: Image.Image, convert: Callable[[Image.Image], Image.Image]) -> NDArray[Any]:
+    """Return an image as an array [h, w, c]; `convert` is called for strips, since a converted copy may be large."""
+    rows = max(1, STRIP_PX // image.width)
+    whole: NDArray[Any] | None = None
+    for top in range(0, image.height, rows):
+        strip = np.asarray(convert(image.crop((0, top, image.width, min(image.height, top + rows)))))
+        strip = strip if strip.ndim == 3 else strip[..., np.newaxis]
+        if whole is None:
+            whole = np.empty((image.height, *strip.shape[1:]), strip.dtype)
+        whole[top : top + rows] = strip
+    assert whole is not None, "an image has at least one row"
+    return whole

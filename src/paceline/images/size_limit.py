@@ -1,0 +1,58 @@
+"""Decides which images are too large to be decoded as a whole.
+
+A small file can contain a huge image. Samples of a data source have a fixed limit, so that the same files are used on
+every machine. Single images, such as those of `apply` and `measure`, are limited by the memory that is free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from PIL import Image
+
+from paceline.core.host_memory import free_host_bytes
+
+PIXEL_LIMIT = 89_000_000
+# Bytes per pixel of a decoded Pillow image, and of the array that is made of it; for other modes, those of RGB.
+PILLOW_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2, "I;16L": 2}
+ARRAY_BYTES = {"1": 1, "L": 1, "I;16": 2, "I;16B": 2, "I;16L": 2}
+RGB_PILLOW_BYTES, RGB_ARRAY_BYTES = 4, 3
+PILLOW_IMAGES = 2  # the image as it is stored, and upright or with an alpha channel
+DECODER_BYTES = {"WEBP": 8, "AVIF": 12, "JPEG2000": 16, "TIFF": 12}  # per pixel, while the file is decoded
+PROGRESSIVE_BYTES = 6  # of a progressive JPEG, whose coefficients are all held in memory
+
+SizeLimit = Callable[[Image.Image], str]  # returns why an opened image is too large to be decoded; "" if it is not
+
+
+def pixel_limit(image: Image.Image) -> str:
+    """Limit the number of pixels."""
+    if image.width * image.height <= PIXEL_LIMIT:
+        return ""
+    return f"{image.width} × {image.height} pixels, above the limit of {PIXEL_LIMIT // 10**6} megapixels"
+
+
+def memory_limit(image: Image.Image) -> str:
+    """Limit the memory that decoding needs to what is free."""
+    needed, free = decoding_bytes(image), free_host_bytes()
+    if needed <= free:
+        return ""
+    kind = "this TIFF" if image.format == "TIFF" else image.format
+    return (
+        f"{image.width} × {image.height} pixels need {needed / 1e9:.1f} GB of memory, but only {free / 1e9:.1f} GB is "
+        f"free, and {kind} cannot be read by region; save the image as a tiled TIFF, whose size is not limited"
+    )
+
+
+def decoding_bytes(image: Image.Image) -> int:
+    """Return the memory that an opened image needs while it is decoded and converted to an array."""
+    stored = PILLOW_BYTES.get(image.mode, RGB_PILLOW_BYTES)
+    decoder = DECODER_BYTES.get(image.format or "", 0)
+    if image.info.get("progressive"):
+        decoder = PROGRESSIVE_BYTES
+    per_px = PILLOW_IMAGES * stored + ARRAY_BYTES.get(image.mode, RGB_ARRAY_BYTES) + decoder
+    return image.width * image.height * per_px
+
+
+def unlimited(image: Image.Image) -> str:
+    """Accept images of any size, whose pixels are not decoded."""
+    return ""

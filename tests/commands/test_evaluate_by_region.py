@@ -1,0 +1,151 @@
+"""`paceline evaluate` on images that are too large to be decoded as a whole: the same metrics as for whole images."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tifffile
+from photographs import photograph
+from PIL import Image
+from test_apply import write_random_weights
+
+from paceline.cli.app import run
+
+PHOTO = np.tile(photograph("astronaut")[:110, :150], (2, 1, 1))  # 220 rows, 150 columns
+MODULES = ("size_limit", "regions.open_image", "planes")
+WEIGHTS = {
+    "twice": ("super_resolution", ["scale=2", "num_blocks=1", "width=2"]),
+    "clean": ("restoration", ["width=2", "depth=2"]),
+    "stains": (
+        "translation",
+        ["generator=resnet_6", "segmentation_generator=unet_32", "ngf=1", "ndf=1", "d_layers=1"],
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Weights files, and folders whose images are tiled TIFFs."""
+    folder = tmp_path_factory.mktemp("evaluated")
+    for name, (recipe, settings) in WEIGHTS.items():
+        write_random_weights(folder / f"{name}.safetensors", recipe, settings)
+    rng = np.random.default_rng(0)
+    noisy = np.clip(PHOTO + rng.normal(0, 9, PHOTO.shape), 0, 255).astype(np.uint8)
+    write(folder / "high/a.tif", PHOTO[:-1, :-1])
+    write(folder / "high/b.tif", PHOTO[::-1])
+    Image.fromarray(PHOTO[:-2:2, :-2:2]).save(make(folder / "low") / "a.png")
+    write(folder / "low/b.tif", PHOTO[::-2, ::2])
+    write(folder / "pairs/input/a.tif", noisy)
+    write(folder / "pairs/target/a.tif", PHOTO)
+    panels = [PHOTO[:150], noisy[:150], np.where(PHOTO[:150] > 120, 255, 0).astype(np.uint8)]
+    write(folder / "rows/a.tif", np.concatenate(panels, axis=1))
+    return folder
+
+
+def make(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def write(path: Path, pixels: np.ndarray) -> None:
+    make(path.parent)
+    tifffile.imwrite(path, pixels, tile=(32, 32), compression="zlib", photometric="rgb", bigtiff=True)
+
+
+@pytest.fixture(autouse=True)
+def inside(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+
+
+def make_huge(monkeypatch: pytest.MonkeyPatch, limit: int = 9_000) -> None:
+    """Treat images with more pixels as too large, and use small tiles."""
+    for name in MODULES:
+        monkeypatch.setattr(f"paceline.images.{name}.PIXEL_LIMIT", limit)
+    for name in ("data.image_files", "data.sample_regions"):
+        monkeypatch.setattr(f"paceline.{name}.PIXEL_LIMIT", limit)
+    monkeypatch.setattr("paceline.inference.region_evaluation.LARGEST_TILE_PX", 64)
+    monkeypatch.setattr("paceline.inference.region_evaluation.HALOS_PER_TILE", 0)
+
+
+def metrics(printed: str) -> dict[str, float]:
+    return {name: float(value) for name, value in re.findall(r"^  (\S+) +([-\d.e+]+)%?$", printed, re.MULTILINE)}
+
+
+def evaluate(*words: str) -> int:
+    return run(["evaluate", *words, "--accelerator", "cpu"])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("twice.safetensors", "--data-root", "high"),
+        ("twice.safetensors", "--data-root", "high", "--low-root", "low"),
+        ("clean.safetensors", "--data", "pairs", "--data-root", "pairs"),
+        ("stains.safetensors", "--data-root", "rows", "--set", "panels=image,stain,segmentation"),
+    ],
+)
+def test_metrics_by_region_equal_those_of_whole_images(words: tuple[str, ...], monkeypatch, capsys) -> None:
+    assert evaluate(*words) == 0
+    whole = metrics(capsys.readouterr().out)
+    make_huge(monkeypatch)
+    assert evaluate(*words) == 0
+    printed = capsys.readouterr().out
+    assert "evaluated by region, in tiles of" in printed
+    by_region = metrics(printed)
+    expected = {name: value for name, value in whole.items() if "lpips" not in name}
+    assert by_region == pytest.approx(expected, rel=1e-6) and len(by_region) >= 3
+
+
+def test_what_cannot_be_evaluated_by_region_is_rejected_in_one_line(tmp_path, monkeypatch, capsys) -> None:
+    make_huge(monkeypatch)
+    cases = {
+        ("clean.safetensors", "--data", "degraded", "--data-root", "high"): "above the limit",
+        ("twice.safetensors", "--data-root", "high", "--set", "niqe=true"): "niqe=true: not measured by region",
+    }
+    for words, reason in cases.items():
+        assert evaluate(*words) == 2
+        error = capsys.readouterr().err
+        assert reason in error and len(error.splitlines()) == 1, error
+    words = ["train", "restoration", "--data", "pairs", "--data-root", "small", "--test-root", "pairs"]
+    rng = np.random.default_rng(1)
+    for kind in ("input", "target"):
+        for number in range(2):
+            write(Path(f"small/{kind}/{number}.tif"), rng.integers(0, 256, (40, 40, 3), dtype=np.uint8))
+    small = [
+        "--images",
+        "16",
+        "--batch-size",
+        "2",
+        "--crop",
+        "32",
+        "--loader",
+        "workers",
+        "--set",
+        "validation=0.5",
+        "--set",
+        "width=2",
+    ]
+    assert run([*words, *small, "--accelerator", "cpu", "--out", str(tmp_path / "run")]) == 2
+    assert "can only be read by region" in capsys.readouterr().err
+
+
+def test_measure_compares_large_png_files_in_blocks(tmp_path, monkeypatch, capsys) -> None:
+    rng = np.random.default_rng(0)
+    for name, offset in (("made", 9), ("target", 0)):
+        pixels = np.clip(PHOTO + rng.integers(0, offset + 1, PHOTO.shape), 0, 255).astype(np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"{name}.png")
+    found = []
+    for by_region in (False, True):
+        if by_region:
+            make_huge(monkeypatch)
+            monkeypatch.setattr("paceline.inference.region_pair.BLOCK_PX", 64)
+        report = tmp_path / f"{by_region}.json"
+        words = ["measure", str(tmp_path / "made.png"), str(tmp_path / "target.png"), "--json", str(report)]
+        assert run([*words, "--protocol", "y", "--border", "3"]) == 0
+        found.append(json.loads(report.read_text())["metrics"])
+    whole, regions = found
+    assert regions == pytest.approx({name: whole[name] for name in regions}, rel=1e-9) and len(regions) == 3

@@ -1,0 +1,83 @@
+"""Images that are too large for the free memory are rejected before memory is used for their pixels."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from paceline.images.decode import BadImage, TooLarge, decode
+from paceline.images.image_file import read_image
+from paceline.images.readers import image_size
+from paceline.images.size_limit import memory_limit, unlimited
+
+SIDE_PX = 14_000  # 196 megapixels, above Pillow's own limit
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Large black images in small files."""
+    folder = tmp_path_factory.mktemp("large")
+    Image.new("1", (SIDE_PX, SIDE_PX)).save(folder / "a.png")
+    Image.new("L", (SIDE_PX, 6_400)).save(folder / "a.jpg", quality=5)
+    return {path.suffix: path for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("suffix", [".png", ".jpg"])
+def test_a_large_image_is_limited_by_memory_instead_of_its_number_of_pixels(suffix, files, monkeypatch) -> None:
+    with pytest.raises(TooLarge, match="above the limit of 89 megapixels"):
+        decode(files[suffix])
+    monkeypatch.setattr("paceline.images.size_limit.free_host_bytes", lambda: 100_000_000)
+    allocated = []
+    monkeypatch.setattr(Image.core, "new", lambda *words: allocated.append(words))
+    for read in (read_image, lambda path: image_size(path, memory_limit)):
+        with pytest.raises(TooLarge) as rejected:
+            read(files[suffix])
+        name = {".png": "PNG", ".jpg": "JPEG"}[suffix]
+        assert f"only 0.1 GB is free, and {name} cannot be read by region" in str(rejected.value)
+        assert str(rejected.value).endswith("save the image as a tiled TIFF, whose size is not limited")
+    assert not allocated
+    assert image_size(files[suffix], unlimited)[1] == SIDE_PX
+
+
+def test_an_image_above_the_limit_of_pillow_is_read(files) -> None:
+    image = read_image(files[".png"])
+    assert image.pixels.shape == (SIDE_PX, SIDE_PX, 1) and not image.pixels[::100].any()
+
+
+def test_a_file_that_is_too_short_for_its_pixels_is_rejected_before_they_are_allocated(tmp_path, monkeypatch) -> None:
+    header = struct.pack(">2I5B", 12_000, 12_000, 8, 2, 0, 0, 0)
+    chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(b"")), (b"IEND", b"")]
+    parts = [struct.pack(">I", len(c)) + kind + c + struct.pack(">I", zlib.crc32(kind + c)) for kind, c in chunks]
+    (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(parts))
+    content = bytearray(jpeg_bytes(tmp_path))
+    at = content.index(b"\xff\xc0")
+    content[at + 5 : at + 9] = struct.pack(">2H", 30_000, 30_000)
+    (tmp_path / "a.jpg").write_bytes(content)
+    monkeypatch.setattr("paceline.images.size_limit.free_host_bytes", lambda: 10**12)
+    for name in ("a.png", "a.jpg"):
+        with pytest.raises(BadImage, match=r"truncated: [\d,]+ bytes cannot contain \d+ × \d+ pixels"):
+            read_image(tmp_path / name)
+
+
+def jpeg_bytes(folder: Path) -> bytes:
+    Image.new("L", (48, 48)).save(folder / "small.jpg")
+    return (folder / "small.jpg").read_bytes()
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "P", "RGBA", "LA", "I;16", "CMYK", "1"])
+def test_pixels_do_not_depend_on_the_strips_in_which_they_are_converted(mode, tmp_path, monkeypatch) -> None:
+    rng = np.random.default_rng(0)
+    if mode == "I;16":
+        image = Image.fromarray(rng.integers(0, 65536, (31, 17)).astype(np.uint16))
+    else:
+        image = Image.fromarray(rng.integers(0, 256, (31, 17, 4)).astype(np.uint8), "RGBA").convert(mode)
+    image.save(tmp_path / "a.tif")
+    whole = read_image(tmp_path / "a.tif")
+    monkeypatch.setattr("paceline.images.pillow_file.STRIP_PX", 50)
+    strips = read_image(tmp_path / "a.tif")
+    assert np.array_equal(whole.pixels, strips.pixels) and whole.pixels.dtype == strips.pixels.dtype
