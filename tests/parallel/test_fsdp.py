@@ -79,8 +79,8 @@ def test_an_evaluation_gathers_only_the_networks_that_it_uses(tmp_path: Path) ->
     assert ranks[0].stdout.splitlines()[-4:] == [
         "['generator', 'discriminator']",
         "['generator']",
-        "--strategy fsdp: predict() or preview() uses network 'discriminator', but did not use it when training started; "
-        "always use the same networks, or use ddp",
+        "--strategy fsdp: predict() or preview() uses network 'discriminator', but did not use it when training "
+        "started; always use the same networks, or use ddp",
         "[] True",
     ]
 
