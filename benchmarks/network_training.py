@@ -17,17 +17,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from _timed_training import make_plan, paceline, printed_metrics, sets, split_arguments, summarise
 from PIL import Image
-from super_resolution import evaluate, link_photographs, paceline, sets
+from super_resolution import evaluate, link_photographs
 from torch import Tensor
 
 from paceline.evaluation.image_metrics import luma, psnr, to_levels
@@ -65,14 +66,7 @@ def train(task: Task, folder: Path, images: int, options: argparse.Namespace, *m
     words = ["train", task.recipe, "--preset", task.preset, "--data", task.data, "--data-root", str(options.data)]
     words += ["--images", str(images), "--seed", str(options.seed), "--out", str(folder)]
     _, seconds = paceline(*words, *sets(CADENCE + test_data(task, options)), *more, *options.extra)
-    rows = read_metrics(folder)
-    speeds = [row["time/images_per_second"] for row in rows if "time/images_per_second" in row]
-    return {
-        "images": max(row["images"] for row in rows),
-        "training_seconds": rows[-1]["seconds"],
-        "process_seconds": seconds,
-        "images_per_second": median(speeds[len(speeds) // 4 :]) if speeds else 0.0,  # without the eager first steps
-    }
+    return summarise(folder, seconds)
 
 
 def test_data(task: Task, options: argparse.Namespace) -> list[str]:
@@ -85,28 +79,11 @@ def test_data(task: Task, options: argparse.Namespace) -> list[str]:
     return [f"test_root={test / 'HR'}", f"test_low_root={test / 'LRx4'}"]
 
 
-def make_plan(task: Task, options: argparse.Namespace) -> dict[str, float]:
-    """Return how many images fit into the given time; the plan is stored, so that a resumed run uses the same one."""
-    path = options.out / "plan.json"
-    if path.is_file():
-        return json.loads(path.read_text())
-    images, speed = options.images, 0.0
-    if not images:
-        trial = options.out / "trial"
-        shutil.rmtree(trial, ignore_errors=True)  # an interrupted trial is repeated from the start
-        speed = train(task, trial, options.trial_images or task.trial_images, options)["images_per_second"]
-        images = int(speed * options.minutes * 60 * SHARE_FOR_TRAINING)
-    plan = {"images": images, "trial_images_per_second": speed, "minutes": options.minutes}
-    path.write_text(json.dumps(plan, indent=1) + "\n")
-    return plan
-
-
 def evaluate_photographs(folder: Path, test: Path) -> dict[str, float]:
     """Return the metrics of a denoiser on a folder of photographs."""
     words = ["--data", "degraded", "--data-root", str(test), "--set", "degrade_noise=25", "--set", "precision=fp32"]
     printed, _ = paceline("evaluate", str(folder), *words)
-    fields = (line.split() for line in printed.splitlines() if line.startswith("  "))
-    return {words[0]: float(words[1]) for words in fields if len(words) == 2}
+    return printed_metrics(printed)
 
 
 def self_ensemble(upscale: Callable[[Tensor], Tensor], image: Tensor) -> Tensor:
@@ -157,10 +134,9 @@ def main() -> None:
     parser.add_argument("--trial-images", type=int, default=0, help="number of images of the trial")
     parser.add_argument("--seed", type=int, default=0, help="seed of the run")
     parser.add_argument("--out", type=Path, required=True, help="folder for the run, plan.json and results.json")
-    # argparse does not support further positional arguments after options, so they are split off here.
-    end = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
-    options = parser.parse_args(sys.argv[1:end])
-    options.extra = sys.argv[end + 1 :]
+    own, extra = split_arguments()
+    options = parser.parse_args(own)
+    options.extra = extra
     task, options.data = TASKS[options.task], options.data_root
     options.out.mkdir(parents=True, exist_ok=True)
     results: dict[str, Any] = {"provenance": versions_and_hardware(), "task": task._asdict(), "extra": options.extra}
@@ -172,7 +148,8 @@ def main() -> None:
     if task.crop_px:
         options.data = options.out / "photos"
         save(photographs=link_photographs(options.data_root, options.data, task.crop_px))
-    save(plan=make_plan(task, options))
+    trial = partial(train, task, images=options.trial_images or task.trial_images, options=options)
+    save(plan=make_plan(options.out, options.minutes, options.images, SHARE_FOR_TRAINING, trial))
     run = options.out / "run"
     save(training=train(task, run, results["plan"]["images"], options))
     tested = [row for row in read_metrics(run) if any(name.startswith("test/") for name in row)]

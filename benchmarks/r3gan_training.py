@@ -18,16 +18,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
-import signal
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
-from statistics import median
-from time import monotonic, perf_counter
+from time import monotonic
 from typing import Any, NamedTuple
 
 import numpy as np
+from _timed_training import Stopped, make_plan, paceline, printed_metrics, sets, split_arguments, summarise
 
 from paceline.runs.metrics import read_metrics
 from paceline.runs.provenance import versions_and_hardware
@@ -56,36 +53,6 @@ TASKS = {
 ADAPTIVE = ("ada=blit,geometry,color", "ada_images=100000")
 
 
-class Stopped(Exception):
-    """The time of this part is over; the run can be resumed."""
-
-
-def paceline(*words: str, until: float = 0.0) -> tuple[str, float]:
-    """Run a command; return its output and its duration. At the time `until`, stop it as with Ctrl-C."""
-    print("$ paceline", *words, flush=True)
-    start = perf_counter()
-    process = subprocess.Popen([sys.executable, "-m", "paceline", *words], stdout=subprocess.PIPE, text=True)
-    lines, is_stopped = [], False
-    assert process.stdout
-    for line in process.stdout:
-        print(line, end="", flush=True)
-        lines.append(line)
-        if until and not is_stopped and monotonic() > until:
-            is_stopped = True
-            process.send_signal(signal.SIGINT)  # saves a checkpoint
-    code = process.wait()
-    if is_stopped:
-        raise Stopped
-    if code:
-        sys.exit(code)
-    return "".join(lines), perf_counter() - start
-
-
-def sets(assignments: tuple[str, ...]) -> list[str]:
-    """Return settings as command-line arguments."""
-    return [word for assignment in assignments for word in ("--set", assignment)]
-
-
 def train(task: Task, folder: Path, images: int, options: argparse.Namespace, *more: str) -> dict[str, float]:
     """Train a run, or resume it; return the number of images, the training time and the median speed."""
     words = ["train", task.recipe, "--preset", task.preset, *options.data_words, "--images", str(images)]
@@ -100,32 +67,13 @@ def train(task: Task, folder: Path, images: int, options: argparse.Namespace, *m
     )
     words += sets(assignments)
     _, seconds = paceline(*words, *options.extra, until=options.until)
-    rows = read_metrics(folder)
-    speeds = [row["time/images_per_second"] for row in rows if "time/images_per_second" in row]
-    return {
-        "images": max(row["images"] for row in rows),
-        "training_seconds": rows[-1]["seconds"],
-        "process_seconds": seconds,
-        "images_per_second": median(speeds[len(speeds) // 4 :]) if speeds else 0.0,  # without the eager first steps
-    }
+    return summarise(folder, seconds)
 
 
-def make_plan(task: Task, options: argparse.Namespace) -> dict[str, float]:
-    """Return how many images fit into the given time; the plan is stored, so that a resumed run uses the same one."""
-    path = options.out / "plan.json"
-    if path.is_file():
-        return json.loads(path.read_text())
-    images, speed = options.images, 0.0
-    if not images:
-        trial = options.out / "trial"
-        shutil.rmtree(trial, ignore_errors=True)  # an interrupted trial is repeated from the start
-        never = tuple(f"{name}=1000 epochs" for name in ("evaluate_every", "sample_every", "save_every"))
-        speed = train(task, trial, options.trial_steps * task.batch, options, *never)["images_per_second"]
-        shutil.rmtree(trial)
-        images = int(speed * options.minutes * 60 * SHARE_FOR_TRAINING)
-    plan = {"images": images, "trial_images_per_second": speed, "minutes": options.minutes}
-    path.write_text(json.dumps(plan, indent=1) + "\n")
-    return plan
+def train_trial(task: Task, folder: Path, options: argparse.Namespace) -> dict[str, float]:
+    """Train a short run without evaluations; return its summary."""
+    never = tuple(f"{name}=1000 epochs" for name in ("evaluate_every", "sample_every", "save_every"))
+    return train(task, folder, options.trial_steps * task.batch, options, *never)
 
 
 def evaluate(folder: Path, generated: int, options: argparse.Namespace) -> dict[str, float]:
@@ -133,17 +81,7 @@ def evaluate(folder: Path, generated: int, options: argparse.Namespace) -> dict[
     words = ["evaluate", str(folder), "--checkpoint", "last", *options.inception_words]
     settings = (f"generated_images={generated}", "few_images=allow", *options.evaluation)
     printed, _ = paceline(*words, *sets(settings))
-    fields = (line.split() for line in printed.splitlines() if line.startswith("  "))
-    return {words[0]: float(words[1].replace(",", "")) for words in fields if len(words) == 2 and is_number(words[1])}
-
-
-def is_number(text: str) -> bool:
-    """Return whether a text is a number."""
-    try:
-        float(text.replace(",", ""))
-    except ValueError:
-        return False
-    return True
+    return printed_metrics(printed)
 
 
 def curve(folder: Path) -> list[dict[str, float]]:
@@ -179,10 +117,9 @@ def main() -> None:
     parser.add_argument("--evaluation", nargs="*", default=[], help="settings for the final evaluation")
     parser.add_argument("--seed", type=int, default=0, help="seed of the run")
     parser.add_argument("--out", type=Path, required=True, help="folder for the runs, plan.json and results.json")
-    # argparse does not support further positional arguments after options, so they are split off here.
-    end = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
-    options = parser.parse_args(sys.argv[1:end])
-    options.extra, options.evaluation = sys.argv[end + 1 :], tuple(options.evaluation)
+    own, extra = split_arguments()
+    options = parser.parse_args(own)
+    options.extra, options.evaluation = extra, tuple(options.evaluation)
     options.until = monotonic() + 60 * options.part_minutes if options.part_minutes else 0.0
     task = TASKS[options.task]
     options.out.mkdir(parents=True, exist_ok=True)
@@ -204,7 +141,8 @@ def main() -> None:
 
     variants = {"plain": (), "adaptive": ADAPTIVE} if options.task == "small" else {"run": ()}
     try:
-        save(plan=make_plan(task, options))
+        trial = partial(train_trial, task, options=options)
+        save(plan=make_plan(options.out, options.minutes, options.images, SHARE_FOR_TRAINING, trial))
         for name, more in variants.items():
             run = options.out / name
             # `small` is evaluated often, to show when the discriminator overfits.

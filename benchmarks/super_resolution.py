@@ -12,12 +12,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
-import subprocess
-import sys
 from pathlib import Path
-from time import perf_counter
 from typing import Any
+
+from _timed_training import paceline, printed_metrics, sets
 
 from paceline.runs.metrics import read_metrics
 from paceline.runs.provenance import versions_and_hardware
@@ -37,27 +35,6 @@ GAN = [
     "adversarial=0.005",
     "warmup=0 images",
 ]
-
-
-def paceline(*words: str) -> tuple[str, float]:
-    """Run a command and return its output and elapsed seconds; exit if it fails."""
-    print("$ paceline", *words, flush=True)
-    start = perf_counter()
-    command = [sys.executable, "-m", "paceline", *words]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    lines = []
-    assert process.stdout
-    for line in process.stdout:
-        print(line, end="", flush=True)
-        lines.append(line)
-    if process.wait():
-        sys.exit(process.returncode)
-    return "".join(lines), perf_counter() - start
-
-
-def sets(assignments: list[str]) -> list[str]:
-    """Return settings as command-line arguments."""
-    return [word for assignment in assignments for word in ("--set", assignment)]
 
 
 def train(folder: Path, images: int, arguments: argparse.Namespace, *more: str) -> dict[str, Any]:
@@ -100,7 +77,7 @@ def evaluate(folder: Path, test: Path, precision: str) -> dict[str, float]:
     """Return the metrics of a run's best checkpoint on a test set."""
     words = ["evaluate", str(folder), "--data", "photos", "--data-root", str(test / "HR")]
     printed, _ = paceline(*words, "--set", f"low_root={test / 'LRx4'}", "--set", f"precision={precision}")
-    return {name: float(value) for name, value in re.findall(r"^  (\S+) +(\S+)$", printed, re.MULTILINE)}
+    return printed_metrics(printed)
 
 
 def strips(runs: dict[str, Path], tests: list[Path], out: Path) -> list[str]:

@@ -98,6 +98,20 @@ def test_an_interpolation_stays_within_one_class() -> None:
     assert run(["sample", "whole", "--interpolate", "--grid", "2x3", "--out", "between.png"]) == 0
 
 
+def test_each_row_of_an_interpolation_can_show_another_class_with_truncated_noise() -> None:
+    words = ["--interpolate", "--class", "all", "--truncation", "0.5", "--grid", "2x4", "--out", "between.png"]
+    assert run(["sample", "whole", *words]) == 0
+    shown, model = cells("between.png", 2, 4).astype(int), paceline.load("whole", device="cpu")
+    for row, label in enumerate("01"):
+        ends = model.sample(2, first=2 * row, label=label, truncation=0.5)[:, 0].numpy()
+        assert np.abs(shown[row, [0, -1]] - ends).max() <= 1
+    words[words.index("0.5")] = "0"  # all noise vectors are 0
+    assert run(["sample", "whole", *words]) == 0
+    shown = cells("between.png", 2, 4)
+    average = model.sample(1, label=0, truncation=0)[0, 0].numpy()
+    assert all(np.array_equal(image, average) for image in shown[0])
+
+
 def test_the_nearest_training_images_are_shown_next_to_each_image() -> None:
     assert run(["sample", "whole", "--nearest", "--grid", "3x4"]) == 0
     shown = cells("whole/nearest.png", 3, 4)

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from paceline.core.errors import UserError
 from paceline.core.small_files import read_bounded
-from paceline.runs import checkpoint
-from paceline.runs.checkpoint import Checkpoints, is_whole, load
+from paceline.runs import checkpoint_reader
+from paceline.runs.checkpoint import Checkpoints
+from paceline.runs.checkpoint_reader import is_whole, load
 from paceline.runs.snapshot import Best, CheckpointNumbers, Snapshot
 from paceline.runs.tensors import pack, unpack
 
@@ -204,7 +205,9 @@ def test_a_run_that_resumes_from_an_older_checkpoint_also_restores_the_best_chec
 def test_each_file_in_a_checkpoint_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoints, read = Checkpoints(tmp_path), []
     path = checkpoints.save(snapshot(640))
-    monkeypatch.setattr(checkpoint, "read_bounded", lambda file, *most: read.append(file) or read_bounded(file, *most))
+    monkeypatch.setattr(
+        checkpoint_reader, "read_bounded", lambda file, *most: read.append(file) or read_bounded(file, *most)
+    )
     assert checkpoints.latest(pytest.fail)
     assert sorted(read) == sorted(path.iterdir())
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from paceline.parallel.world import Place, World
-from paceline.training.pace import Pace
+from paceline.training.pace import MAX_STEPS, Pace
 from paceline.training.stragglers import StragglerWatch, Work, slowest_rank
 
 
@@ -59,3 +59,12 @@ def test_waits_of_the_hosts_of_gpus_are_logged_but_never_make_a_straggler(
     values = [pace.take(images, interval) for images in (10, 20, 30)][-1]
     assert values["ranks/seconds_0"] == 0.0003
     assert ("ranks/straggler" in values) == is_compared and ("straggler" in capsys.readouterr().out) == is_compared
+
+
+def test_the_work_of_a_rank_is_measured_in_the_last_steps_before_a_log_line() -> None:
+    pace = Pace(World(Place(), torch.device("cpu")), images=0, epoch_images=100)
+    for seconds, steps in ((2.0, 3 * MAX_STEPS), (1.0, MAX_STEPS)):
+        for _ in range(steps):
+            pace.stopwatch("step").seconds += seconds
+            pace.count_step()
+    assert pace.own_work().work == 1.0

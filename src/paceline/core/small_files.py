@@ -7,7 +7,9 @@ import json
 import os
 import stat
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +20,27 @@ MAX_DOTS = 200  # maximum number of dots per line of TOML, since parsing dotted 
 
 def read_bounded(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
     """Return the content of a regular file; raise OSError if it is too large or not a regular file."""
+    with open_bounded(path, max_bytes) as file:
+        content = file.read(min(os.fstat(file.fileno()).st_size, max_bytes) + 1)
+    if len(content) > max_bytes:  # the file has grown
+        raise OSError(errno.EFBIG, f"larger than {max_bytes:,} bytes", str(path))
+    return content
+
+
+@contextmanager
+def open_bounded(path: Path, max_bytes: int = MAX_BYTES) -> Iterator[BufferedReader]:
+    """Open a regular file for reading; raise OSError if it is too large or not a regular file."""
     opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # without O_NONBLOCK, opening a pipe would block
     try:
         found = os.fstat(opened)
         if not stat.S_ISREG(found.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
+        if found.st_size > max_bytes:
+            raise OSError(errno.EFBIG, f"larger than {max_bytes:,} bytes", str(path))
         with os.fdopen(opened, "rb", closefd=False) as file:
-            content = file.read(min(found.st_size, max_bytes) + 1)
+            yield file
     finally:
         os.close(opened)
-    if len(content) > max_bytes:
-        raise OSError(errno.EFBIG, f"larger than {max_bytes:,} bytes", str(path))
-    return content
 
 
 def parse_json(content: bytes | str) -> Any:

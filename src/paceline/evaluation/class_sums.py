@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -9,6 +12,16 @@ from paceline.core.errors import UserError
 from paceline.evaluation.statistics import frechet_distance
 
 MAX_BYTES = 4 * 2**30  # of the sums of products, which need num_classes · num_features² numbers
+MIN_IMAGES = 2  # a covariance needs at least two images
+
+
+@dataclass(frozen=True)
+class ClassStatistics:
+    """The features of the images of one class."""
+
+    count: int
+    mean: Tensor
+    covariance: Tensor
 
 
 class ClassSums:
@@ -36,21 +49,42 @@ class ClassSums:
         """Return all sums as one vector."""
         return torch.cat([part.flatten() for part in self.parts])
 
-    def statistics(self, flat: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Return the mean and the unbiased covariance of each class, given the sums over all ranks."""
+    def statistics(self, flat: Tensor) -> list[ClassStatistics]:
+        """Return the mean and the unbiased covariance of each class, given the sums over all ranks.
+
+        They are not finite for a class with fewer than `MIN_IMAGES` images.
+        """
         pieces = torch.split(flat, [part.numel() for part in self.parts])
         counts, sums, products = (piece.view(shape) for piece, shape in zip(pieces, self.shapes, strict=True))
         means = sums / counts[:, None]
         covariances = products - counts[:, None, None] * means[:, :, None] * means[:, None]
-        return list(zip(means, covariances / (counts - 1)[:, None, None], strict=True))
+        numbers = map(int, counts.tolist())
+        return list(map(ClassStatistics, numbers, means, covariances / (counts - 1)[:, None, None]))
+
+
+@dataclass(frozen=True)
+class ClassDistances:
+    """The FID of each class with enough images, and the names of the other classes."""
+
+    by_name: dict[str, float]
+    missing: tuple[str, ...]
+
+    def metrics(self) -> dict[str, float]:
+        """Return the FID of each class, and their mean; nothing if no class has enough images."""
+        if not self.by_name:
+            return {}
+        mean = sum(self.by_name.values()) / len(self.by_name)
+        return {"FID_by_class": mean, **{f"FID:{name}": value for name, value in self.by_name.items()}}
 
 
 def distances_by_class(
-    real: list[tuple[Tensor, Tensor]], made: list[tuple[Tensor, Tensor]], names: tuple[str, ...]
-) -> dict[str, float]:
-    """Return the FID of each class, and their mean. FID is NaN for a class with fewer than two images."""
-    found = {}
+    real: Sequence[ClassStatistics], made: Sequence[ClassStatistics], names: Sequence[str]
+) -> ClassDistances:
+    """Return the FID of each class with at least `MIN_IMAGES` real and as many generated images."""
+    found, missing = {}, []
     for name, of_real, of_made in zip(names, real, made, strict=True):
-        is_known = all(tensor.isfinite().all() for tensor in (*of_real, *of_made))
-        found[f"FID:{name}"] = frechet_distance(*of_real, *of_made) if is_known else float("nan")
-    return {"FID_by_class": sum(found.values()) / len(found), **found}
+        if min(of_real.count, of_made.count) < MIN_IMAGES:
+            missing.append(name)
+        else:
+            found[name] = frechet_distance(of_real.mean, of_real.covariance, of_made.mean, of_made.covariance)
+    return ClassDistances(found, tuple(missing))

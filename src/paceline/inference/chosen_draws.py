@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from paceline.contracts.recipe import Batch, Recipe
 from paceline.core.errors import UserError, unknown
+from paceline.data.class_draws import selecting
 from paceline.data.draws import Drawer
 from paceline.training.previews import fixed_draws
 
@@ -38,15 +39,10 @@ def choose_class(
     rows = draws[recipe.class_draw].clone()
     if label == EVERY_CLASS and EVERY_CLASS not in classes:
         for start in range(0, len(rows), columns):
-            rows[start : start + columns] = _selecting(start // columns % len(classes), len(classes))
+            rows[start : start + columns] = selecting(start // columns % len(classes), len(classes))
     else:
-        rows[:] = _selecting(_index(label, classes, flag), len(classes))
+        rows[:] = selecting(_index(label, classes, flag), len(classes))
     return draws | {recipe.class_draw: rows}
-
-
-def _selecting(number: int, num_classes: int) -> float:
-    """Return the draw that selects a class; see `Recipe.class_draw`."""
-    return (number + 0.5) / num_classes
 
 
 def _index(label: str | int, classes: tuple[str, ...], flag: str) -> int:

@@ -120,24 +120,30 @@ def _classifier(trained: TrainedModel, path: str) -> Exportable:
 
 
 def _generator(trained: TrainedModel) -> Exportable:
-    """Return an Exportable that maps noise to images."""
-    recipe = trained.recipe
+    """Return an Exportable that maps noise and, if the generator is class-conditional, class numbers to images."""
+    recipe, spec = trained.recipe, trained.spec
     drawer = Drawer(recipe.draws, 0, torch.device("cpu"), torch.float32)
     names = _draws_of_images(recipe, drawer)
     tables = [drawer.rows("samples", 0, count) for count in (2, *CHECKED_COUNTS)]
+    by_class = recipe.class_draw in names
+    if by_class:
+        for table in tables:
+            table[recipe.class_draw] = (table[recipe.class_draw] * spec.num_classes).long()
     example, *checks = ({name: table[name] for name in names} for table in tables)
+    described = {name: recipe.draws[name].kind for name in names}
+    described |= {recipe.class_draw: f"int64, 0…{spec.num_classes - 1}"} if by_class else {}
     inputs = [
-        f"`{name}` {['n', *recipe.draws[name].shape]} ({recipe.draws[name].kind})".replace("'", "") for name in names
+        f"`{name}` [{', '.join(map(str, ('n', *recipe.draws[name].shape)))}] ({described[name]})" for name in names
     ]
     return Exportable(
-        _Generate(recipe, names),
+        _Generate(recipe, names, spec.num_classes),
         example,
         (({0: torch.export.Dim("n")},) * len(names),),
         ("image",),
         checks,
         BATCHES,
-        f"input {', '.join(inputs)}; output image "
-        f"[n, {trained.spec.channels}, {trained.spec.height}, {trained.spec.width}], in [-1, 1]",
+        f"input {', '.join(inputs)}; output image [n, {spec.channels}, {spec.height}, {spec.width}], in [-1, 1]",
+        {"classes": list(trained.classes)} if by_class else {},
     )
 
 
@@ -172,14 +178,20 @@ class _Classify(nn.Module):
 
 
 class _Generate(nn.Module):
-    """Wraps `predict` in a module whose inputs are the draws (random inputs) that `predict` reads."""
+    """Wraps `predict` in a module whose inputs are the draws (random inputs) that `predict` reads.
 
-    def __init__(self, recipe: Recipe, names: tuple[str, ...]) -> None:
+    The draw that selects the class is replaced by the number of the class.
+    """
+
+    def __init__(self, recipe: Recipe, names: tuple[str, ...], num_classes: int) -> None:
         super().__init__()
-        self.recipe, self.names = recipe, names
+        self.recipe, self.names, self.num_classes = recipe, names, num_classes
 
-    def forward(self, *draws: Tensor) -> tuple[Tensor, ...]:
-        return (self.recipe.predict(dict(zip(self.names, draws, strict=True)))["image"],)
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        draws = dict(zip(self.names, inputs, strict=True))
+        if self.recipe.class_draw in draws:
+            draws[self.recipe.class_draw] = (draws[self.recipe.class_draw] + 0.5) / self.num_classes
+        return (self.recipe.predict(draws)["image"],)
 
 
 def _check_takes_images_alone(recipe: Recipe, images: Tensor, path: str) -> None:

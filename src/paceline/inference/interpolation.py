@@ -30,6 +30,6 @@ def interpolate_draws(recipe: Recipe, ends: Batch, steps: int) -> Batch:
 def slerp(start: Tensor, end: Tensor, share: Tensor) -> Tensor:
     """Return the point a given fraction along the arc between two vectors (spherical linear interpolation)."""
     angle = torch.arccos((start @ end / (start.norm() * end.norm())).clamp(-1, 1))
-    if angle.sin().abs() < 1e-6:  # the vectors are parallel, so interpolate linearly
+    if not angle.sin().abs() >= 1e-6:  # the vectors are parallel, or one is 0 (NaN), so interpolate linearly
         return torch.lerp(start, end, share)
     return (((1 - share) * angle).sin() * start + (share * angle).sin() * end) / angle.sin()

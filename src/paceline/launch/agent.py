@@ -6,14 +6,15 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec, WorkerState
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from paceline.core.activity import restore_terminal
+from paceline.core.awake_clock import AwakeClock
 from paceline.core.printable import print_line
 from paceline.launch.examination import examine_failure, examine_hang
 from paceline.launch.mailbox import USER_ERROR_WAIT_SECONDS, Mailbox
@@ -21,6 +22,7 @@ from paceline.parallel.torch_internals import ElasticAgent
 
 EXIT_BARRIER_SECONDS = 60  # how long to wait for the other hosts after this host has finished
 POLL_SECONDS = 0.2
+LONGEST_POLL_SECONDS = 1.0  # if two polls are further apart, the launcher was suspended; the rest is not counted
 END_SECONDS = 3.0  # how long the agent may take to exit after its workers
 SLACK_SECONDS = 30.0  # added to the time that hosts may wait for each other
 
@@ -88,11 +90,19 @@ def print_restart(reason: str, left: int) -> None:
     print_line(f"{reason}; restarting from the last checkpoint (restarts left: {left})", sys.stderr)
 
 
+class _Progress(NamedTuple):
+    """The last progress report of a worker."""
+
+    report: int | None  # see `Mailbox.last_progress`
+    seen_at: float  # time on the watchdog's clock
+
+
 class Watchdog(threading.Thread):
     """Kills processes that hang: workers that make no progress, workers whose peer died, and finally the launcher.
 
     torchrun's agent waits 30 seconds for a worker that ignores signals, and forever for a host that it cannot reach.
-    The watchdog ends these waits with SIGKILL. Workers die with their launcher.
+    The watchdog ends these waits with SIGKILL. Workers die with their launcher. The time during which the launcher was
+    suspended is not counted, since its workers could not make progress then either.
     """
 
     def __init__(
@@ -103,7 +113,9 @@ class Watchdog(threading.Thread):
         self.longest_idle = join_timeout + SLACK_SECONDS
         self._ask_restarts_left = restarts_left
         self._restarts_left = 0  # restarts left when all workers were last alive
-        self._all_alive_at = self._some_alive_at = time.monotonic()
+        self._clock = AwakeClock(LONGEST_POLL_SECONDS)
+        self._all_alive_at = self._some_alive_at = self._clock.read()
+        self._progress: dict[int, _Progress] = {}  # by process
         self._killed_some = False
         self._ended = threading.Event()
 
@@ -116,7 +128,7 @@ class Watchdog(threading.Thread):
         self._ended.set()
 
     def _poll(self) -> None:
-        processes, now = self.mailbox.processes(), time.monotonic()
+        processes, now = self.mailbox.processes(), self._clock.read()
         alive = [process for process, is_alive in processes.items() if is_alive]
         if alive:
             self._some_alive_at = now
@@ -127,7 +139,8 @@ class Watchdog(threading.Thread):
                 self._restarts_left = self._ask_restarts_left()
         elif now - self._all_alive_at > USER_ERROR_WAIT_SECONDS + 1:  # the workers have had time to report a user error
             self._kill(processes)
-        silent = max(map(self.mailbox.seconds_silent, alive), default=0.0)
+        self._progress = {process: self._progress_of(process, now) for process in alive}
+        silent = max((now - progress.seen_at for progress in self._progress.values()), default=0.0)
         if silent > self.timeout:
             reason = f"no progress for {silent:.0f} s (--timeout {self.timeout:g})"
             print_line(f"{reason}; examining and killing all workers on this host", sys.stderr)
@@ -137,6 +150,11 @@ class Watchdog(threading.Thread):
         if now - self._some_alive_at > (END_SECONDS if will_not_restart else self.longest_idle):
             print_line("the launcher did not exit in time; killing it", sys.stderr)
             os.kill(os.getpid(), signal.SIGKILL)
+
+    def _progress_of(self, process: int, now: float) -> _Progress:
+        """Return the last progress of a worker. Before training starts, a worker counts as making progress."""
+        report, before = self.mailbox.last_progress(process), self._progress.get(process)
+        return before if before and report is not None and report == before.report else _Progress(report, now)
 
     def _kill(self, processes: Mapping[int, bool]) -> None:
         self._killed_some = True

@@ -44,13 +44,13 @@ class Mailbox:
         """Return the workers that are alive, and so can be asked to stop."""
         return [process for process, is_alive in self.processes().items() if is_alive]
 
-    def seconds_silent(self, process: int) -> float:
-        """Return the seconds since a worker last reported progress; 0 before training starts."""
+    def last_progress(self, process: int) -> int | None:
+        """Return a number that changes with every progress report of a worker; None before training starts."""
         try:
             about = (self.folder / f"process-{process}").stat()
         except FileNotFoundError:
-            return 0.0
-        return time.time() - about.st_mtime if about.st_size else 0.0
+            return None
+        return about.st_mtime_ns if about.st_size else None
 
     def forget(self, process: int) -> None:
         """Remove a worker's report file."""

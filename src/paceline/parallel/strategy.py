@@ -123,6 +123,7 @@ class Strategy:
             )
         self.settings, self.world, self.precision, self.recipe = settings, world, precision, recipe
         self.notes: list[str] = []  # decisions and their reasons, printed before the first step
+        self.evaluated: frozenset[str] | None = None  # the networks that predictions use; None if not known yet
         self.place(recipe)
         if self.needs_processes and world.size > 1:
             self._synchronize_batchnorm(recipe)
@@ -216,10 +217,11 @@ class Strategy:
         loss.backward()
 
     def whole_weights(self) -> AbstractContextManager[object]:
-        """Return a context in which every process has all weights.
+        """Return a context in which every process has all weights of the networks that predictions use.
 
-        Inside the context, a process may call the networks independently of the other processes. All processes must
+        Inside the context, a process may call these networks independently of the other processes. All processes must
         enter and leave the context together.
+        Before `evaluated` is known, these are all networks.
         """
         return nullcontext()
 

@@ -15,33 +15,19 @@ from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 
-from safetensors import SafetensorError
-from torch import Tensor
-
 from paceline.config.run_format import RUN_FORMAT
 from paceline.core.checksums import checksum_of_content
 from paceline.core.errors import UserError, unknown
 from paceline.core.files import sync
-from paceline.core.small_files import parse_json, read_bounded, why
+from paceline.core.small_files import parse_json, read_bounded
+from paceline.runs.checkpoint_reader import MANIFEST, NUMBERS, Damaged, is_whole, load, load_mapped
 from paceline.runs.snapshot import INVALID, CheckpointNumbers, Snapshot
-from paceline.runs.tensors import TensorNotes, unpack
-from paceline.runs.written_files import TENSORS, WriteTensors, Written, write_alone
+from paceline.runs.written_files import WriteTensors, Written, write_alone
 
-MANIFEST = "manifest.json"
-NUMBERS = "state.json"
-MAX_TENSOR_BYTES = 2**40
 NAME = re.compile(r"[0-9]{12,18}")  # name of a checkpoint: the number of images seen
 WRITING = ".writing-"  # prefix of a checkpoint that is still being written
 REMOVING = ".removing-"
 REPLACED = ".replaced-"  # prefix of a checkpoint that is being replaced
-
-
-class Damaged(UserError):
-    """Raised for a checkpoint whose files do not match its manifest."""
-
-    def __init__(self, path: Path, reason: str) -> None:
-        super().__init__(f"checkpoint {path} is damaged: {reason}")
-        self.reason = reason
 
 
 class Checkpoints:
@@ -107,17 +93,22 @@ class Checkpoints:
         return f"the checkpoint at {kept[-1]:,} images is intact" if kept else "no checkpoint has been written yet"
 
     def latest(
-        self, report: Callable[[str], None], check: Callable[[Snapshot], None] = lambda snapshot: None
+        self,
+        report: Callable[[str], None],
+        check: Callable[[Snapshot], None] = lambda snapshot: None,
+        *,
+        mapped: bool = False,
     ) -> Snapshot | None:
         """Return the newest usable checkpoint, or None if the run has no checkpoints.
 
         A checkpoint is usable if it is intact and `check` raises no UserError. `report` is called with a message for
         each newer checkpoint that is not usable. Raise UserError if no checkpoint is usable.
+        `mapped` selects `load_mapped`.
         """
         kept, unfit = self.all(), list[tuple[int, UserError]]()
         for images in reversed(kept):
             try:
-                snapshot = load(self.path(images))
+                snapshot = load_mapped(self.path(images)) if mapped else load(self.path(images))
                 check(snapshot)
             except Damaged as damage:
                 found = f"checkpoint {self.path(images)} is damaged ({damage.reason})"
@@ -179,34 +170,6 @@ class Checkpoints:
                 shutil.rmtree(leftover)
 
 
-def is_whole(path: Path) -> bool:
-    """Return whether a checkpoint's files match its manifest."""
-    try:
-        _read(path)
-    except Damaged:
-        return False
-    return True
-
-
-def load(path: Path) -> Snapshot:
-    """Return the checkpoint in a folder; raise Damaged if its files do not match its manifest."""
-    files, notes = _read(path)
-    images = int(path.name)
-    try:
-        numbers = CheckpointNumbers.from_json(parse_json(files[NUMBERS]), images)
-    except INVALID as error:
-        raise Damaged(path, f"{NUMBERS} cannot be read: {why(error)}") from None
-    weights, state = (_unpack(path, name, files.pop(name), notes[name]) for name in TENSORS)
-    return Snapshot(images, weights, state, numbers)
-
-
-def _unpack(path: Path, name: str, content: bytes, notes: TensorNotes) -> dict[str, Tensor]:
-    try:
-        return unpack(content, notes)
-    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
-        raise Damaged(path, f"{name} cannot be read: {why(error)}") from None
-
-
 def choose_checkpoint(checkpoints: Checkpoints, which: str) -> Snapshot:
     """Return the checkpoint selected by `best`, `last` or a number of images."""
     last = checkpoints.latest(print)
@@ -239,31 +202,3 @@ def _manifest(written: Mapping[str, Written], numbers: bytes) -> bytes:
 
 def _encode(content: object) -> bytes:
     return json.dumps(content, indent=1).encode()
-
-
-def _read(path: Path) -> tuple[dict[str, bytes], dict[str, TensorNotes]]:
-    """Return the verified content of a checkpoint's files, and the properties of its tensors."""
-    try:
-        manifest = parse_json(read_bounded(path / MANIFEST))
-        if manifest["format"] != RUN_FORMAT:
-            raise Damaged(
-                path,
-                f"{MANIFEST} has format {manifest['format']}, but this version of Paceline reads format {RUN_FORMAT}",
-            )
-        if manifest.pop("seal") != checksum_of_content(manifest):
-            raise Damaged(path, f"{MANIFEST} does not match its recorded SHA-256")
-        digests = {name: manifest["sha256"][name] for name in (*TENSORS, NUMBERS)}
-        notes = {name: TensorNotes.from_json(manifest["tensors"][name]) for name in TENSORS}
-        files = {name: read_bounded(path / name, MAX_TENSOR_BYTES) for name in digests}
-    except Damaged:
-        raise
-    except FileNotFoundError as error:
-        raise Damaged(path, f"{Path(error.filename).name} is missing") from None
-    except OSError as error:
-        raise Damaged(path, f"{Path(error.filename or path).name} cannot be read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Damaged(path, f"{MANIFEST} cannot be read: {why(error)}") from None
-    for name, content in files.items():
-        if sha256(content).hexdigest() != digests[name]:
-            raise Damaged(path, f"{name} does not match its recorded SHA-256")
-    return files, notes

@@ -1,15 +1,21 @@
-"""A safetensors file that several processes write together: its header first, then each process's rows in place."""
+"""A safetensors file that several processes write together, and of which each process reads only what it uses.
+
+The header is written first, then each process writes its rows in place.
+"""
 
 from __future__ import annotations
 
 import errno
 import json
 import math
+import mmap
 import os
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+import safetensors
 import torch
 from torch import Tensor
 
@@ -32,6 +38,7 @@ DTYPES = {
     torch.float8_e4m3fn: "F8_E4M3",
     torch.float8_e5m2: "F8_E5M2",
 }
+_TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
 BYTES_AT_ONCE = 2**26
 CANNOT_RESERVE = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)  # from file systems that cannot preallocate
 
@@ -65,6 +72,30 @@ def write_rows(path: Path, tensors: Mapping[str, Tensor], first: Mapping[str, in
             at = LENGTH_BYTES + length + header[name]["data_offsets"][0] + skipped
             _write_at(file, rows.reshape(-1).view(torch.uint8).numpy().data, at)
         os.fsync(file)
+
+
+def map_tensors(path: Path) -> dict[str, Tensor]:
+    """Return the tensors in a file without reading them: the system reads the parts that are used, when they are used.
+
+    Raise ValueError, KeyError or SafetensorError if the file is invalid. The tensors must not be changed.
+    """
+    with safetensors.safe_open(path, framework="pt"):  # checks the header, which may be a stranger's
+        pass
+    with _opened(path, os.O_RDONLY) as file:
+        content = mmap.mmap(file, 0, access=mmap.ACCESS_READ)  # a writable mapping could exceed the memory limit
+    start = LENGTH_BYTES + int.from_bytes(content[:LENGTH_BYTES], "little")
+    header = json.loads(content[LENGTH_BYTES:start])
+    header.pop("__metadata__", None)
+    return {name: _map_tensor(content, start, **entry) for name, entry in header.items()}
+
+
+def _map_tensor(content: mmap.mmap, start: int, dtype: str, shape: list[int], data_offsets: list[int]) -> Tensor:
+    kind, count = _TORCH_DTYPES[dtype], math.prod(shape)
+    if not count:
+        return torch.empty(shape, dtype=kind)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given buffer is not writable")
+        return torch.frombuffer(content, dtype=kind, count=count, offset=start + data_offsets[0]).reshape(shape)
 
 
 def _header(

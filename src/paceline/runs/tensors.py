@@ -68,6 +68,11 @@ def unpack(content: bytes, notes: TensorNotes) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = safetensors.torch.load(content)
     except SafetensorError as error:
         raise ValueError(str(error)) from None
+    return apply_notes(tensors, notes)
+
+
+def apply_notes(tensors: dict[str, Tensor], notes: TensorNotes) -> dict[str, Tensor]:
+    """Restore memory formats and add aliases to the tensors of a file; raise ValueError if the notes do not match."""
     if (
         not notes.formats.keys() | set(notes.aliases.values()) <= tensors.keys()
         or notes.aliases.keys() & tensors.keys()

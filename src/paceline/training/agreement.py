@@ -2,7 +2,8 @@
 
 Hosts need no shared file system. The first process on each host writes to the run folder; hosts that share the folder
 have a single writer. If a host is lost, the others still have a copy of the run. Each writer looks for its newest
-intact checkpoint, and the process with the newest one overall broadcasts it to the others.
+intact checkpoint, and the process with the newest one overall broadcasts it to the others. If weights are sharded, the
+processes share a folder, so each process opens the checkpoint and reads only its own rows.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from paceline.core.errors import UserError
 from paceline.core.files import write_file
 from paceline.parallel.world import World
-from paceline.runs.checkpoint import Damaged, load
+from paceline.runs.checkpoint_reader import Damaged, load, load_mapped
 from paceline.runs.data_spec_file import DATA_SPEC
 from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import METRICS
@@ -53,19 +54,22 @@ def newest_snapshot(
     world: World,
     report: Callable[[str], None],
     check: Callable[[Snapshot], None] = lambda snapshot: None,
+    *,
+    mapped: bool = False,
 ) -> Snapshot | None:
     """Return the newest usable checkpoint on any host, and save it in every host's run folder.
 
-    A checkpoint is usable if it is intact and `check` raises no UserError.
+    A checkpoint is usable if it is intact and `check` raises no UserError. With `mapped`, each process that finds the
+    checkpoint in the folder gets a snapshot from `load_mapped`.
     """
     own: Snapshot | None = None
     damage = ""
     if folder.is_mine:
         try:
-            own = folder.checkpoints.latest(report, check)
+            own = folder.checkpoints.latest(report, check, mapped=mapped)
         except UserError as error:
             damage = str(error)
-    snapshot, holder = share_newest(world, own, own.images if own else -1)
+    snapshot, holder = _share_snapshot(folder, world, own, mapped=mapped)
     if snapshot is None:
         raise_on_all(world, damage)
         return None
@@ -78,23 +82,56 @@ def newest_snapshot(
     return snapshot
 
 
-def checkpoint_at(folder: RunFolder, world: World, images: int) -> Snapshot | None:
-    """Return the checkpoint at `images` on every process, sent by a host that has it; None if no host does."""
+def checkpoint_at(folder: RunFolder, world: World, images: int, *, mapped: bool = False) -> Snapshot | None:
+    """Return the checkpoint at `images` on every process, sent by a host that has it; None if no host does.
+
+    For `mapped`, see `newest_snapshot`.
+    """
     own: Snapshot | None = None
     if folder.is_mine:
         try:
-            own = load(folder.checkpoints.path(images))
+            path = folder.checkpoints.path(images)
+            own = load_mapped(path) if mapped else load(path)
         except Damaged:
             if world.place.num_nodes == 1:
                 raise
-    return share_newest(world, own, -1 if own is None else images)[0]
+    return _share_snapshot(folder, world, own, mapped=mapped)[0]
+
+
+def _share_snapshot(
+    folder: RunFolder, world: World, own: Snapshot | None, *, mapped: bool
+) -> tuple[Snapshot | None, int]:
+    """Return the newest snapshot that any process has, and the rank of that process; None if no process has one."""
+    images = own.images if own else -1
+    if mapped:
+        newest, holder = _find_newest(world, images)
+        if newest < 0:
+            return None, holder
+        found = own if images == newest else _open_checked(folder, newest)
+        if not world.sum(torch.tensor([float(found is None)], device=world.device)).item():
+            return found, holder
+    return share_newest(world, own, images)
+
+
+def _open_checked(folder: RunFolder, images: int) -> Snapshot | None:
+    """Return a checkpoint that another process has checked; None if it is not in this process's folder."""
+    try:
+        return load_mapped(folder.checkpoints.path(images), check=False)
+    except Damaged:
+        return None
 
 
 def share_newest(world: World, own: Held | None, images: int) -> tuple[Held | None, int]:
     """Return the value from the process with the most images seen, and its rank; None if all processes pass -1."""
+    newest, holder = _find_newest(world, images)
+    return (world.broadcast(own, holder) if newest >= 0 else None), holder  # type: ignore[return-value]
+
+
+def _find_newest(world: World, images: int) -> tuple[int, int]:
+    """Return the largest number of images seen on any process, and the first rank that has it."""
     held = world.gather(torch.tensor([images], device=world.device)).flatten()
     holder = int(held.argmax())
-    return (world.broadcast(own, holder) if held[holder] >= 0 else None), holder  # type: ignore[return-value]
+    return int(held[holder]), holder
 
 
 def _catch_up(folder: RunFolder, world: World, snapshot: Snapshot, holder: int) -> None:

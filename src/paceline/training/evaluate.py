@@ -12,12 +12,14 @@ from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Batch, Recipe
 from paceline.core.heartbeat import beat
 from paceline.core.registry import load_class
+from paceline.data.class_draws import count_classes, in_proportion
 from paceline.data.draws import Drawer
 from paceline.data.feed import drawn_batches, evaluation_batches
 from paceline.data.image_files import ImageFiles
 from paceline.data.loader import Loader
 from paceline.data.pipeline import BatchPipeline
 from paceline.evaluation.contract import Case, Evaluator
+from paceline.evaluation.protocol import Protocol
 from paceline.parallel.precision import Precision
 from paceline.parallel.world import World
 from paceline.runs.finished_run import open_run
@@ -42,9 +44,10 @@ class SplitEvaluator:
         self.pipeline = BatchPipeline(loader, None, precision.weights)
         self.drawer = Drawer(recipe.draws, settings.seed, world.device, precision.weights)
         self.count = (recipe.generates and settings.generated_images) or len(loader.source)
+        self.class_counts = count_classes(loader.source).to(world.device) if recipe.class_draw else None
         prepared = self._new_evaluator()
         self.notes, self.label = prepared.notes, prepared.label
-        self.protocol = {**prepared.protocol(), **recipe.conditions}
+        self.protocol = {**prepared.protocol(), **recipe.conditions, **self._class_protocol()}
         self._prepared: Evaluator | None = prepared
 
     def texts(self, metrics: Mapping[str, float]) -> dict[str, str]:
@@ -93,12 +96,26 @@ class SplitEvaluator:
             seen += len(batch["index"])
             on_samples(min(seen * world.size, self.count))
         self.recipe.train()
-        return evaluator.results(world.sum(evaluator.sums()))
+        metrics = evaluator.results(world.sum(evaluator.sums()))
+        self.notes += tuple(note for note in evaluator.notes if note not in self.notes)
+        return metrics
 
     def _batches(self) -> Iterator[Batch]:
-        if self.recipe.generates:
-            return drawn_batches(self.drawer, self.count, self.world.rank, self.world.size)
-        return self._sample_batches()
+        if not self.recipe.generates:
+            return self._sample_batches()
+        return map(self._with_real_classes, drawn_batches(self.drawer, self.count, self.world.rank, self.world.size))
+
+    def _with_real_classes(self, batch: Batch) -> Batch:
+        """Return a batch of draws in which the classes occur in the same proportions as in the real images."""
+        if self.class_counts is None:
+            return batch
+        name = self.recipe.class_draw
+        return batch | {name: in_proportion(batch[name], self.class_counts)}
+
+    def _class_protocol(self) -> Protocol:
+        if self.class_counts is None or (self.class_counts == self.class_counts[0]).all():
+            return {}  # with equal proportions, the draws stay the same
+        return {"classes": "in the proportions of the real images"}
 
     def _sample_batches(self) -> Iterator[Batch]:
         return evaluation_batches(self.pipeline, self.world.rank, self.world.size, self.drawer)

@@ -207,9 +207,11 @@ class Loop:
         if self._saved_at == self.images:
             self._saved_at = -1  # save again, since checkpoints store evaluation results
         section = self.stopwatch("evaluate")
-        before = section.seconds
+        before, known = section.seconds, len(self.evaluator.notes)
         with section, evaluated_weights(self.step):
             results = self.evaluator.measure(self._show_evaluation)
+        for note in self.evaluator.notes[known:]:
+            self.outputs.display.line(note)
         values = {f"{self.evaluator.split}/{name}": value for name, value in results.items()}
         self._write(values | {EVALUATION_SECONDS: section.seconds - before})
         best_metric, mode = self.recipe.best

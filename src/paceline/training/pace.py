@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import deque
 
 from paceline.core.printable import print_line
 from paceline.parallel.exchange import waiting
@@ -11,6 +12,8 @@ from paceline.runs.metrics import NO_STRAGGLER, RANK_SECONDS, STRAGGLER_RANK, ST
 from paceline.runs.profile_summary import SECTION_NAMES
 from paceline.training.stopwatch import Stopwatch
 from paceline.training.stragglers import StragglerWatch, Work
+
+MAX_STEPS = 1000  # steps whose times are kept; the median of more steps would be as accurate
 
 
 class Pace:
@@ -22,7 +25,7 @@ class Pace:
         self._data, self._step = self.stopwatch("data"), self.stopwatch("step")
         self._on_cpu = world.device.type == "cpu"
         self._before = (0.0, 0.0, waiting.seconds)  # seconds of data, step and waiting at the end of the last step
-        self._steps: list[Work] = []  # since the last log line
+        self._steps: deque[Work] = deque(maxlen=MAX_STEPS)  # the last steps since the last log line
         self._stragglers = StragglerWatch()
 
     def count_step(self) -> None:
@@ -34,7 +37,10 @@ class Pace:
         self._steps.append(Work(max(0.0, data + step - waited) if self._on_cpu else data, data, data + step))
 
     def own_work(self) -> Work:
-        """Return this rank's median time per step since the last log line; other programs may delay single steps."""
+        """Return this rank's median time per step since the last log line; other programs may delay single steps.
+
+        Only the last `MAX_STEPS` steps are used.
+        """
         if not self._steps:
             return Work(0.0, 0.0, 0.0)
         return Work(*(statistics.median(column) for column in zip(*self._steps, strict=True)))

@@ -1,14 +1,13 @@
 """`--profile N`: trace N training steps after the warm-up, and summarise where their time went.
 
 Each rank writes a Chrome trace, which Perfetto also opens. Rank 0 traces all N steps, and the others only a few.
+Training continues while a trace is summarised and compressed.
 """
 
 from __future__ import annotations
 
-import gzip
-import json
 import os
-import shutil
+import threading
 import time
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -17,18 +16,21 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from paceline.core.heartbeat import beat
 from paceline.core.printable import print_line
-from paceline.runs.profile_summary import MAX_KERNELS, PROFILE, KernelTime, ProfileSummary
+from paceline.runs.profile_summary import MAX_KERNELS, PROFILE, SUMMARY_TEXT, KernelTime, ProfileSummary
 from paceline.training.build import Parts
 from paceline.training.compile import is_compiled
 from paceline.training.graph import GraphedStep
 from paceline.training.remedies import Situation, remedies
 from paceline.training.step import no_range
 from paceline.training.stopwatch import Annotate, Stopwatch
-from paceline.training.trace import PHASE, SECTION, TraceTimes, read_trace
+from paceline.training.trace import PHASE, SECTION, TraceTimes, compressed_path
+from paceline.training.trace_process import TraceError, summarise_trace
 
 WARMUP_STEPS = 5  # steps before the trace; a CUDA graph must also have been captured
 STEPS_OF_OTHER_RANKS = 3
+BEAT_SECONDS = 0.5  # time between progress reports while the end of the run waits for the summary
 
 
 class StepProfiler:
@@ -43,11 +45,12 @@ class StepProfiler:
         self._latest_start = max(0, left - wanted)
         self._steps = self._traced = 0
         self._profile: profile | None = None
+        self._reader: threading.Thread | None = None  # started at the end of the trace
         self._made: _Made | None = None
 
     def before_step(self) -> None:
         """Start the trace if this is the first step to trace."""
-        if self._profile or self._made or not self._num_steps:
+        if self._profile or self._reader or not self._num_steps:
             return
         if (self._steps >= WARMUP_STEPS and self._is_warm()) or self._steps >= self._latest_start:
             self._start()
@@ -61,9 +64,18 @@ class StepProfiler:
                 self._stop(self._profile)
 
     def finish(self) -> None:
-        """Add the shares of the whole run to the summary."""
-        if self._made and self._parts.world.is_first:
+        """Wait until all ranks have compressed their traces, and add the shares of the whole run to the summary."""
+        while self._is_any_rank_reading():
+            if self._reader:
+                self._reader.join(BEAT_SECONDS)
+            beat()
+        if self._made:
             self._summary(self._made, self._stopwatch.shares()).write(self._run)
+
+    def _is_any_rank_reading(self) -> bool:
+        own = float(self._reader is not None and self._reader.is_alive())
+        world = self._parts.world
+        return bool(world.sum(torch.tensor([own], device=world.device)).item())
 
     def _is_warm(self) -> bool:
         step = self._parts.run_step
@@ -83,6 +95,7 @@ class StepProfiler:
     def _stop(self, tracing: profile) -> None:
         self._synchronize()
         began = time.perf_counter()
+        beat()
         tracing.stop()
         self._stopwatch.annotate = None
         self._parts.step.annotate = no_range
@@ -90,20 +103,26 @@ class StepProfiler:
         folder = self._run / PROFILE
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"rank-{self._parts.world.rank}.json"
+        beat()
         tracing.export_chrome_trace(str(path))
-        times = read_trace(json.loads(path.read_bytes())) if self._parts.world.is_first else None
-        packed = path.with_suffix(".json.gz")
-        with path.open("rb") as plain, gzip.open(packed, "wb", compresslevel=1) as file:
-            shutil.copyfileobj(plain, file)
-        path.unlink()
-        if times:
-            self._made = _Made(times, self._traced, time.perf_counter() - began)
+        self._reader = threading.Thread(target=self._read, args=[path, time.perf_counter() - began], daemon=True)
+        self._reader.start()
+
+    def _read(self, path: Path, seconds: float) -> None:
+        """Summarise and compress a trace; rank 0 writes the summary. `seconds` is the time that the trace took."""
+        try:
+            times = summarise_trace(path)
+            if not self._parts.world.is_first:
+                return
+            self._made = _Made(times, self._traced, seconds)
             summary = self._summary(self._made, {})
             summary.write(self._run)
-            best = f": {summary.remedies[0].action}" if summary.remedies else ""
-            print_line(f"profile of {self._traced} steps: {folder / 'summary.txt'} and {packed}{best}")
-        else:
-            self._made = _Made(None, self._traced, 0.0)
+        except (TraceError, OSError) as error:
+            print_line(f"profile: {path} cannot be summarised: {error}")
+            return
+        best = f": {summary.remedies[0].action}" if summary.remedies else ""
+        files = f"{path.with_name(SUMMARY_TEXT)} and {compressed_path(path)}"
+        print_line(f"profile of {self._traced} steps: {files}{best}")
 
     def _synchronize(self) -> None:
         if self._parts.world.device.type == "cuda":
@@ -111,7 +130,6 @@ class StepProfiler:
 
     def _summary(self, made: _Made, run_shares: dict[str, float]) -> ProfileSummary:
         parts, times = self._parts, made.times
-        assert times is not None
         total = max(times.total, 1e-9)
         kernels = sorted(times.kernels.items(), key=lambda item: -item[1][0])[:MAX_KERNELS]
         device = parts.world.device
@@ -148,11 +166,11 @@ def _annotate(prefix: str) -> Annotate:
 
 @dataclass(frozen=True)
 class _Made:
-    """A finished trace. Only rank 0 evaluates its times."""
+    """A trace of rank 0 that has been summarised."""
 
-    times: TraceTimes | None
+    times: TraceTimes
     num_steps: int
-    seconds: float  # for writing and evaluating the trace
+    seconds: float  # of training time, for writing the trace
 
 
 def situation_of(parts: Parts) -> Situation:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import random
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +20,12 @@ from paceline.data.source import has_one_size, sizes_of
 from paceline.data.transfer import channels_first
 from paceline.data.transforms import transform
 from paceline.evaluation.contract import Evaluator
+from paceline.images.shown_channels import ShownChannels
+from paceline.parallel.used_networks import UsedNetworks
+from paceline.training.build import Parts
 from paceline.training.compile import eager
 from paceline.training.evaluate import SplitEvaluator
+from paceline.training.previews import has_strips, make_strips, strip_samples
 
 NUM_SAMPLES = 2
 PIXELS_AT_ONCE = 2**18  # maximum for a batch; if the images are larger, only one is used
@@ -29,6 +33,26 @@ PIXELS_AT_ONCE = 2**18  # maximum for a batch; if the images are larger, only on
 # more samples.
 MISTAKES = (TypeError, AttributeError, NameError, LookupError, NotImplementedError)
 TORCH = str(Path(torch.__file__).parent)
+
+
+def rehearse_all(parts: Parts, evaluators: Sequence[SplitEvaluator]) -> None:
+    """Rehearse all evaluations. If weights are sharded, find out which networks they and the sample images use."""
+    used, shards_weights = UsedNetworks(parts.recipe.single_networks), parts.strategy.shards_weights
+    with parts.strategy.whole_weights(), used if shards_weights else nullcontext():
+        for evaluator in evaluators:
+            rehearse(evaluator)
+        if shards_weights and has_strips(parts.recipe):
+            _rehearse_preview(parts)
+    if shards_weights and evaluators:
+        parts.strategy.evaluated = frozenset(used.names)
+
+
+def _rehearse_preview(parts: Parts) -> None:
+    """Compute the sample images for one sample, in every process, although only one process writes them."""
+    shown = parts.loaders.get(parts.recipe.evaluated_on, parts.loaders["train"]).source
+    with _unchanged_generators(parts.world.device), explained(f"{type(parts.recipe).__name__}.preview"):
+        samples = strip_samples(shown, parts.feed.drawer, parts.precision)
+        make_strips(parts.recipe, samples[:1], parts.precision, ShownChannels())
 
 
 @torch.no_grad()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -38,7 +38,7 @@ from paceline.training.evaluate import SplitEvaluator, final_evaluator, training
 from paceline.training.initial_weights import initialise
 from paceline.training.loop import Loop, Outputs
 from paceline.training.memory_advice import explain_out_of_memory
-from paceline.training.rehearsal import rehearse
+from paceline.training.rehearsal import rehearse_all
 from paceline.training.snapshot import check_fits, restore_snapshot
 from paceline.training.stop import StopRequest
 
@@ -59,16 +59,21 @@ class Session:
     describe_data: Callable[[], str]  # returns a fingerprint of the training samples
 
     def resume(self) -> Snapshot | None:
-        """Print the notes, then restore and return the newest snapshot; if there is none, load initial weights."""
+        """Print the notes, then restore the newest snapshot; if there is none, load initial weights.
+
+        Return the snapshot without its tensors, which are no longer needed.
+        """
         parts = self.parts
         listed = write_not_used(self.folder.path / NOT_USED, parts.not_used) if self.folder.is_mine else ()
         for note in (*listed, *parts.notes):
             print_line(note)
-        snapshot = newest_snapshot(self.folder, parts.world, print_line, partial(check_fits, step=parts.step))
+        check = partial(check_fits, step=parts.step)
+        snapshot = newest_snapshot(self.folder, parts.world, print_line, check, mapped=self._reads_rows)
         if not snapshot and (note := initialise(parts)):
             print_line(note)
         if snapshot:
             restore_snapshot(snapshot, parts.step)
+            snapshot = replace(snapshot, weights={}, state={})
         if snapshot and parts.world.is_first:
             seen, total = snapshot.images, parts.total_images
             if seen > total:
@@ -105,9 +110,7 @@ class Session:
             outputs = Outputs(folder, writer, display, record.on_saved)
             loop = Loop(parts, outputs, snapshot=snapshot, evaluator=self.evaluator, stop=stop)
             if not settled:
-                with parts.strategy.whole_weights():
-                    for evaluator in filter(None, (self.evaluator, self.final_evaluator)):
-                        rehearse(evaluator)
+                rehearse_all(parts, [one for one in (self.evaluator, self.final_evaluator) if one])
                 loop.run()
         return loop, writer
 
@@ -118,12 +121,13 @@ class Session:
         if not self.final_evaluator:
             return
         world, images = self.parts.world, loop.best.images if loop.best else loop.images
-        snapshot = checkpoint_at(self.folder, world, images)
+        snapshot = checkpoint_at(self.folder, world, images, mapped=self._reads_rows)
         if snapshot is None:  # the only host that had the checkpoint is lost
             images = loop.images
-            snapshot = checkpoint_at(self.folder, world, images)
+            snapshot = checkpoint_at(self.folder, world, images, mapped=self._reads_rows)
         assert snapshot is not None
         load_weights(self.parts.recipe, snapshot.weights, ema=True)
+        del snapshot  # its tensors are no longer needed
         with (
             self.parts.strategy.whole_weights(),
             Counter("evaluating on the test split", self.final_evaluator.count) as counter,
@@ -169,6 +173,11 @@ class Session:
         self.mirroring.finish()
         self.output.close()  # left open after an error, so that the log includes the traceback
         self.parts.world.wait_for_all()  # a launcher ends the other ranks when one exits with a nonzero code
+
+    @property
+    def _reads_rows(self) -> bool:
+        """Whether this process reads only its own rows of a checkpoint, because the weights are sharded."""
+        return self.parts.strategy.shards_weights and self.parts.world.size > 1
 
     @property
     def _logger_wait(self) -> float:

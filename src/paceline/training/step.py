@@ -53,7 +53,7 @@ class Step:
         self.recorder = recorder()
         self.exchanges = strategy.needs_processes and self.world.size > 1
         observed = self.exchanges and self.world.device.type == "cpu" and not strategy.shards_weights
-        self.waits = {name: GradientWait(one.parameters) for name, one in learners.items()} if observed else {}
+        self.waits = {name: self._wait_of(name) for name in learners} if observed else {}
 
     def __call__(self, data: StepData, watch: Watch | None = None) -> list[Entry]:
         """Train on one step's data; return the phases' losses, still on the device."""
@@ -62,6 +62,10 @@ class Step:
 
     def _scalar(self, value: float = 0.0) -> Tensor:
         return torch.tensor(value, device=self.world.device, dtype=self.strategy.precision.weights)
+
+    def _wait_of(self, network: str) -> GradientWait:
+        phases = [phase.name for phase in self.recipe.phases if phase.network == network]
+        return GradientWait(self.learners[network].parameters, phases)
 
     def due(self, images: int) -> tuple[Phase, ...]:
         """Return the phases that run in the step that starts at this number of images seen."""
@@ -142,7 +146,7 @@ class Step:
             self.recorder.start("gradients")
         self.strategy.backward(loss, last)
         if last and self.waits:
-            self.waits[phase.network].end_backward()
+            self.waits[phase.network].end_backward(phase.name)
 
     def _with_signals(self, batch: Batch, samples: int) -> Batch:
         """Add the signals and scheduled values to the batch as columns, since DataParallel splits tensors by rows."""

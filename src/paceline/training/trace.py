@@ -1,11 +1,19 @@
-"""Read a Chrome trace that torch.profiler wrote: time by section, phase and kernel, gaps and communication."""
+"""Read a Chrome trace that torch.profiler wrote: time by section, phase and kernel, gaps and communication.
+
+As a script, this file prints the times in a trace file as JSON and compresses the file. See `trace_process`.
+"""
 
 from __future__ import annotations
 
 import bisect
+import gzip
+import json
+import shutil
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 SECTION, PHASE = "paceline/section/", "paceline/phase/"  # prefixes of the ranges that the loop and the step open
@@ -39,6 +47,12 @@ class TraceTimes:
     communication: float
     exposed_communication: float
     gaps: float
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> TraceTimes:
+        """Return the times that `asdict` converted, after a round trip through JSON."""
+        kernels = {name: (seconds, calls) for name, (seconds, calls) in content["kernels"].items()}
+        return cls(**{**content, "kernels": kernels})
 
 
 def read_trace(trace: Mapping[str, Any]) -> TraceTimes:
@@ -180,3 +194,22 @@ def intersect(ranges: Intervals, others: Intervals) -> Intervals:
 def length(ranges: Intervals) -> float:
     """Return the total length of disjoint ranges in seconds."""
     return sum(end - start for start, end in ranges) * MICROSECOND
+
+
+def compressed_path(path: Path) -> Path:
+    """Return the name of a compressed trace."""
+    return path.with_suffix(".json.gz")
+
+
+def _main(path: Path) -> None:
+    """Print the times in a trace file, then replace the file by a compressed one."""
+    print(json.dumps(asdict(read_trace(json.loads(path.read_bytes())))))
+    partial = path.with_suffix(".json.gz.partial")
+    with path.open("rb") as plain, gzip.open(partial, "wb", compresslevel=1) as file:
+        shutil.copyfileobj(plain, file)
+    partial.rename(compressed_path(path))
+    path.unlink()
+
+
+if __name__ == "__main__":
+    _main(Path(sys.argv[1]))

@@ -19,9 +19,10 @@ from torch import Tensor
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Batch, DataSpec
 from paceline.core.errors import UserError
+from paceline.data.file_lists import first_few
 from paceline.data.fingerprint import fingerprint
 from paceline.data.transforms import to_eight_bits
-from paceline.evaluation.class_sums import ClassSums, distances_by_class
+from paceline.evaluation.class_sums import MIN_IMAGES, ClassStatistics, ClassSums, distances_by_class
 from paceline.evaluation.contract import Case, Evaluator
 from paceline.evaluation.features.choice import choose_features
 from paceline.evaluation.features.network import NAMES, FeatureNetwork
@@ -65,7 +66,7 @@ class Generation(Evaluator):
         self.by_class = settings.per_class
         if self.by_class and spec.num_classes < 2:
             raise UserError("per_class=on: the data has no classes; use data with labels, or per_class=off")
-        self.real_by_class: list[tuple[Tensor, Tensor]] = []
+        self.real_by_class: list[ClassStatistics] = []
         self.needs_samples = self.real is None or self.by_class  # the sums of each class are too large for the cache
 
     def protocol(self) -> Protocol:
@@ -120,7 +121,9 @@ class Generation(Evaluator):
             values["FID_10k"] = frechet_distance(real.mean, real.covariance, made.rows.mean(0), made.rows.T.cov())
         if self.made_class_sums:
             of_made = self.made_class_sums.statistics(by_class)
-            values |= distances_by_class(self.real_by_class, of_made, self.spec.classes)
+            distances = distances_by_class(self.real_by_class, of_made, self.spec.classes)
+            values |= distances.metrics()
+            self.notes += _missing_note(distances.missing, self.spec.num_classes)
         named = {_labelled(name, self.label): value for name, value in values.items()}
         if self.network.num_classes:
             label = self.network.score_label or self.label
@@ -178,6 +181,14 @@ def _split(flat: Tensor, sums: FeatureSums) -> tuple[Tensor, Tensor]:
 
 def _labelled(name: str, label: str) -> str:
     return f"{name}[{label}]" if label else name
+
+
+def _missing_note(missing: tuple[str, ...], num_classes: int) -> tuple[str, ...]:
+    """Return a note about classes whose FID is missing."""
+    if not missing:
+        return ()
+    classes = f"{len(missing):,} of {num_classes:,} classes ({first_few(missing)})"
+    return (f"FID by class: not measured for {classes}, with fewer than {MIN_IMAGES} real or generated images each",)
 
 
 def _check_counts(case: Case, network: FeatureNetwork, settings: RunSettings) -> tuple[str, ...]:

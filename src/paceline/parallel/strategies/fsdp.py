@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.utils.hooks import RemovableHandle
 
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Batch, Loss, Phase, Recipe
@@ -47,7 +48,7 @@ class FullyShardedDataParallel(Strategy):
     def __init__(self, settings: RunSettings, world: World, precision: Precision, recipe: Recipe) -> None:
         super().__init__(settings, world, precision, recipe)
         self.replicated = frozenset(recipe.double_backward)
-        self.sharded: list[list[FSDPModule]] = []  # for each network: its blocks, then the network itself
+        self.sharded: dict[str, list[FSDPModule]] = {}  # for each network: its blocks, then the network itself
         self._unchecked: set[str] = set()  # phases that may contain a gradient penalty that the recipe does not declare
         if world.size == 1:
             recipe.to(world.device)
@@ -58,7 +59,7 @@ class FullyShardedDataParallel(Strategy):
         mesh = init_device_mesh(world.device.type, (world.size,))
         for name, network in recipe.single_networks.items():
             if name.partition(".")[0] not in self.replicated:
-                self.sharded.append(self._shard(network, blocks_of(recipe, name), mesh))
+                self.sharded[name] = self._shard(network, blocks_of(recipe, name), mesh)
         _move_rest(recipe, world.device)
         self.trainable = Trainable(recipe)  # sharding has replaced the parameters
         self.notes += self._describe()
@@ -116,7 +117,7 @@ class FullyShardedDataParallel(Strategy):
         return modules
 
     def _describe(self) -> list[str]:
-        blocks = sum(len(modules) - 1 for modules in self.sharded)
+        blocks = sum(len(modules) - 1 for modules in self.sharded.values())
         count = "1 network" if len(self.sharded) == 1 else f"{len(self.sharded)} networks"
         lines = [f"fsdp: {count} in {blocks + len(self.sharded)} parts, divided among {self.world.size} processes"]
         if self.settings.compress != "none":
@@ -166,17 +167,31 @@ class FullyShardedDataParallel(Strategy):
 
     @contextmanager
     def whole_weights(self) -> Iterator[None]:
-        for modules in self.sharded:
-            for module in modules:
-                module.set_reshard_after_forward(False, recurse=False)
-                module.unshard()
+        evaluated = self.sharded if self.evaluated is None else self.sharded.keys() & self.evaluated
+        gathered = [module for name in self.sharded if name in evaluated for module in self.sharded[name]]
+        handles = [self._reject_calls(name) for name in self.sharded if name not in evaluated]
+        for module in gathered:
+            module.set_reshard_after_forward(False, recurse=False)
+            module.unshard()
         try:
             yield
         finally:
-            for modules in self.sharded:
-                for module in modules:
-                    module.reshard()
-                    module.set_reshard_after_forward(True, recurse=False)
+            for module in gathered:
+                module.reshard()
+                module.set_reshard_after_forward(True, recurse=False)
+            for handle in handles:
+                handle.remove()
+
+    def _reject_calls(self, network: str) -> RemovableHandle:
+        """Make calls of a network fail, since gathering its weights would need the other processes."""
+
+        def reject(module: nn.Module, inputs: object) -> None:
+            raise UserError(
+                f"--strategy fsdp: predict() or preview() uses network {network!r}, but did not use it when training "
+                "started; always use the same networks, or use ddp"
+            )
+
+        return self.recipe.single_networks[network].register_forward_pre_hook(reject, prepend=True)
 
 
 def _move_rest(recipe: Recipe, device: torch.device) -> None:

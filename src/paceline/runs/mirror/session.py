@@ -12,7 +12,7 @@ from paceline.core.errors import UserError
 from paceline.core.heartbeat import beat
 from paceline.core.printable import print_line
 from paceline.core.secrets import one_line
-from paceline.runs.checkpoint import is_whole
+from paceline.runs.checkpoint_reader import is_whole
 from paceline.runs.folder import RunFolder
 from paceline.runs.mirror.destination import open_destination
 from paceline.runs.mirror.mirror import Mirror

@@ -1,0 +1,79 @@
+"""A run survives being suspended for longer than its timeout."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from running import start_fork, start_function_in_ranks, wait_until, workers_of
+
+from paceline.core.awake_clock import AwakeClock
+
+
+def watch_silent_child(folder: str) -> int:
+    """Start a process that reports progress once, and watch it until a file exists; return 0 if it is still alive."""
+    from paceline.launch.agent import Watchdog
+    from paceline.launch.mailbox import Mailbox
+
+    child = subprocess.Popen(["sleep", "100"])
+    Path(folder, f"process-{child.pid}").write_text("1")
+    Watchdog(Mailbox(Path(folder)), lambda: 1, timeout=3.0, join_timeout=60.0).start()
+    Path(folder, "watching").touch()
+    wait_until(Path(folder, "end").exists)
+    code = child.poll() or 0
+    child.kill()
+    return code
+
+
+def test_the_time_of_a_suspended_launcher_does_not_count(tmp_path: Path) -> None:
+    (launcher,) = start_function_in_ranks(tmp_path, 1, watch_silent_child, str(tmp_path))
+    wait_until((tmp_path / "watching").exists, launcher)
+    launcher.kill(signal.SIGSTOP)
+    time.sleep(4)
+    launcher.kill(signal.SIGCONT)
+    time.sleep(1)
+    (tmp_path / "end").touch()
+    assert launcher.wait() == 0, launcher.stderr
+
+
+def test_a_worker_without_progress_is_still_killed(tmp_path: Path) -> None:
+    (launcher,) = start_function_in_ranks(tmp_path, 1, watch_silent_child, str(tmp_path))
+    wait_until((tmp_path / "watching").exists, launcher)
+    wait_until(lambda: "no progress for 3 s (--timeout 3)" in launcher.stderr, launcher)
+    wait_until(lambda: not list(tmp_path.glob("process-*")), launcher)
+    (tmp_path / "end").touch()
+    assert launcher.wait() == 256 - signal.SIGKILL
+
+
+@pytest.mark.slow
+def test_a_suspended_launcher_does_not_take_its_workers_for_hung(tmp_path: Path, tiny: str) -> None:
+    block = tmp_path / "block"
+    words = ("--devices", "2", "--accelerator", "cpu", "--timeout", "3", "--images", "320", "--out", "run")
+    running = start_fork(tmp_path, "train", tiny, *words, "--set", f"wait_while={block}")
+    wait_until(lambda: (tmp_path / "run" / "metrics.jsonl").exists(), running)
+    block.touch()  # the run cannot end before it is suspended
+    processes = [running.pid, *workers_of(running.pid).values()]
+    assert len(processes) == 3
+    for process in processes:
+        os.kill(process, signal.SIGSTOP)
+    time.sleep(4)
+    for process in processes:  # the launcher first, so that it looks at its workers before they report progress
+        os.kill(process, signal.SIGCONT)
+        time.sleep(0.3)
+    block.unlink()
+    assert running.wait() == 0, running.stderr
+    assert "no progress" not in running.stderr
+
+
+def test_a_clock_counts_only_the_time_between_regular_readings(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    clock, read = AwakeClock(longest_interval=1.0), []
+    for interval in (0.25, 0.5, 3600.0, 0.25):
+        now += interval
+        read.append(clock.read())
+    assert read == [0.25, 0.75, 1.75, 2.0]
