@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import random
 import resource
 import signal
 import socket
@@ -13,6 +14,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -120,10 +122,16 @@ def run_function_on_hosts(folders: list[Path], function: Callable[..., int | Non
     return hosts
 
 
+def free_port() -> int:
+    """Return a free port below those that the kernel assigns, so that no connection takes it in the meantime."""
+    while True:
+        with socket.socket() as listener, suppress(OSError):
+            listener.bind(("127.0.0.1", random.SystemRandom().randrange(20_000, 29_000)))
+            return listener.getsockname()[1]
+
+
 def _meeting_point() -> dict[str, Any]:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": listener.getsockname()[1]}
+    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
 
 
 def _fork(
