@@ -250,6 +250,17 @@ def workers_of(launcher: int) -> dict[int, int]:
     return ranks
 
 
+def wait_for_workers(launcher: Running, count: int = 2) -> dict[int, int]:
+    """Wait until a launcher has started its worker processes; return the process id of each rank."""
+    wait_until(lambda: len(workers_of(launcher.pid)) == count, launcher)
+    return workers_of(launcher.pid)
+
+
+def has_ended(pid: int) -> bool:
+    """Return whether a process has ended; a zombie has."""
+    return not _read(pid, "cmdline")
+
+
 def processes_naming(text: str) -> list[int]:
     """Return other live processes with this text in their command line or environment."""
     found = [pid for pid in _processes() if text in _read(pid, "cmdline") + _read(pid, "environ")]

@@ -17,15 +17,15 @@ from holds import Holds
 from running import (
     TIMEOUT_SECONDS,
     Running,
-    processes_naming,
+    has_ended,
     run_fork,
     run_ranks,
     start_command,
     start_fork,
     start_ranks,
+    wait_for_workers,
     wait_until,
     weights_of,
-    workers_of,
 )
 
 from paceline.parallel.world import Place, World
@@ -129,11 +129,12 @@ def test_two_processes_save_on_a_stop_signal_and_resume(
 ) -> None:
     run = tmp_path / "run"
     command = ("train", tiny, *RARELY, "--devices", "2", "--strategy", strategy, "--out", str(run))
-    running = start_command(tmp_path, *command)
+    running = start_fork(tmp_path, *command)
+    workers = wait_for_workers(running)
     stop(holds, running, number, num_ranks=2)
     assert running.wait() == code and running.stderr == ""
     assert "images and saved; run the same command again to resume" in running.stdout
-    wait_until(lambda: not processes_naming(str(run)))
+    wait_until(lambda: all(map(has_ended, workers.values())))
     assert_stopped(run)
     assert run_ranks(tmp_path, 2, *command) == [0, 0]
     assert tensors(run) == whole(strategy, 2)
@@ -179,7 +180,8 @@ def test_a_second_interrupt_ends_a_single_process_immediately(
 
 def test_a_second_interrupt_ends_two_processes_immediately(tmp_path: Path, tiny: str, holds: Holds) -> None:
     run = tmp_path / "run"
-    running = start_command(tmp_path, "train", tiny, *RARELY, "--devices", "2", "--out", str(run))
+    running = start_fork(tmp_path, "train", tiny, *RARELY, "--devices", "2", "--out", str(run))
+    workers = wait_for_workers(running)
     holds.wait_for("loss", running, num_ranks=2)
     running.interrupt_group()
     wait_until_a_second_request_counts(running)
@@ -188,7 +190,7 @@ def test_a_second_interrupt_ends_two_processes_immediately(tmp_path: Path, tiny:
     assert running.wait() == 130, "the step is still held"
     assert running.stdout.count(ANSWER) == 1, "only rank 0 answers"
     assert "Traceback" not in running.stderr
-    wait_until(lambda: not processes_naming(str(run)))
+    wait_until(lambda: all(map(has_ended, workers.values())))
     status = Status.of(run)
     assert status and (status.state, status.reason) == ("stopped", "a second Ctrl-C stopped the run immediately")
 
@@ -200,16 +202,23 @@ while "RANK" in os.environ and os.path.exists("startup"):
 """
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        (signal.SIGINT, 130),
+        pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow),
+    ],
+)
 def test_a_signal_during_startup_ends_all_processes(tmp_path: Path, tiny: str, number: int, code: int) -> None:
     (tmp_path / "startup").touch()  # the workers do not get further than the import of their recipe
     (tmp_path / "waits.py").write_text(Path(tiny).read_text() + WAITS_IN_WORKERS)
     running = start_command(tmp_path, "train", "./waits.py", "--devices", "2", "--out", str(tmp_path / "run"))
-    wait_until(lambda: len(workers_of(running.pid)) == 2, running)
+    workers = wait_for_workers(running)
     running.interrupt_group(number)
     assert running.wait() == code, "nothing was saved"
     assert "Traceback" not in running.stderr, running.stderr
-    wait_until(lambda: not processes_naming(str(tmp_path / "run")))
+    wait_until(lambda: all(map(has_ended, workers.values())))
 
 
 def shown(terminal: int) -> bool:
