@@ -14,7 +14,7 @@ from running import (
     free_port,
     run_fork,
     run_ranks,
-    start_command,
+    start_fork,
     wait_until,
     weights_of,
     workers_of,
@@ -52,7 +52,7 @@ def listeners(processes: list[int]) -> list[str]:
 def test_a_killed_process_is_restarted_and_the_final_weights_are_bit_identical(tmp_path: Path, holds: Holds) -> None:
     run = tmp_path / "run"
     command = ("train", TINY, "--devices", "2", *holds.settings)
-    running = start_command(tmp_path, *command, "--max-restarts", "1", "--out", str(run))
+    running = start_fork(tmp_path, *command, "--max-restarts", "1", "--out", str(run))
     holds.wait_for("loss", running, num_ranks=2)
     wait_until(lambda: Checkpoints(run / "checkpoints").all(), running)
     ranks = workers_of(running.pid)
