@@ -23,11 +23,7 @@ SMALLER: tuple[tuple[str, str], ...] = (
     (r" --epochs 14\b", " --images 48"),  # more images than the run was trained on, so that it resumes
     (r" --(epochs|batch-size|crop) \S+", ""),
     (r"^(paceline train (super_resolution|esrgan|restoration) --preset quick)", r"\1 --data-root docs/examples/photos"),
-    # The default strategy for two devices.
-    (
-        r" --devices 2 --accelerator cpu --out runs/ranks",
-        " --strategy ddp --devices 2 --accelerator cpu --out runs/ddp",
-    ),
+    (r" --devices 2 (.*) --out runs/ranks", r" --strategy ddp --devices 2 \1 --out runs/ddp"),  # the default strategy
     (r"^(paceline train classification)", r"\1 --batch-size 16 --set width=2"),
     (r"^(paceline train (dcgan|dual_gan))", r"\1 --batch-size 16 --set ngf=2 --set ndf=2 --set nz=4"),
     (r"^(paceline train r3gan)", r"\1 --batch-size 8 --images 16 --set width=8 --set num_blocks=1 --set size=16"),
