@@ -17,7 +17,7 @@ TINY = str(ROOT / "tests" / "tiny.py")  # a recipe whose steps take a millisecon
 # Patterns and replacements that make documented commands run faster, applied in order.
 # Commands that become identical run only once.
 SMALLER: tuple[tuple[str, str], ...] = (
-    (r"^paceline verify .*$", f"paceline verify {TINY} --strategies single,ddp --steps 1"),
+    (r"^paceline verify .*$", f"paceline verify {TINY} --strategies single,ddp --devices 1 --steps 1"),
     (r"^paceline compare (?!runs/).*$", f"paceline compare {TINY} --strategies single --images 16 --no-verify"),
     (r"file:///tmp/", "file://PLACE/"),
     (r" --epochs 14\b", " --images 48"),  # more images than the run was trained on, so that it resumes
