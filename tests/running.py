@@ -25,6 +25,8 @@ ACTIVITY = " …\n"  # the end of a line about an activity, which only a real `p
 TIMEOUT_SECONDS = 120.0  # long, since the machine may be busy
 _PRELOAD = [  # modules imported before forking, so that commands start quickly
     "paceline.cli.app",
+    "paceline.commands.apply",
+    "paceline.commands.compare",
     "paceline.commands.train",
     "paceline.commands.evaluate",
     "paceline.recipes.classification",
@@ -34,6 +36,7 @@ _PRELOAD = [  # modules imported before forking, so that commands start quickly
     "paceline.data.sources.digits",
     "paceline.data.sources.folder",
     "paceline.evaluation.evaluators.accuracy",
+    "paceline.parallel.lightning_module",
     "paceline.parallel.strategies.ddp",
     "paceline.parallel.strategies.lightning",
     "torch._inductor",  # DistributedDataParallel imports this module
