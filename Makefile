@@ -24,16 +24,16 @@ demo: $(INSTALLED)  ## compare strategies and two GANs on the CPU and write repo
 	@OMP_NUM_THREADS=1 $(BIN)/python -m paceline.commands.demo
 
 test: lint  ## check style and types and run the tests (about twelve minutes on two cores)
-	@$(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 test-extras: $(INSTALLED) $(EXTRAS)  ## run the tests of optional parts: DALI, ONNX export, the board in Chromium
-	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "extras and not slow" -rs $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "extras and not slow" -rs $(PYTEST_ARGS)
 
 test-cluster: $(INSTALLED) $(S3_SERVER)  ## run the tests on SLURM, network namespaces and an S3 server, where available (as root)
 	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "cluster and not slow" tests/cluster $(PYTEST_ARGS)
 
 test-all: lint $(EXTRAS) $(LIBRARIES)  ## run the tests of `test` and `test-extras`, the slow tests, and those of timm, spandrel, MLflow and W&B
-	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not cluster and not torture" $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not cluster and not torture" $(PYTEST_ARGS)
 
 torture: $(INSTALLED)  ## kill runs at random moments, damage files, read hostile input (at most 30 minutes on two cores)
 	@TORTURE_JSON=$(TORTURE_JSON) $(BIN)/python -m pytest -n 2 -m torture tests/torture $(PYTEST_ARGS)

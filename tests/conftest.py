@@ -5,7 +5,9 @@ Without a GPU, Triton kernels run in Triton's interpreter.
 
 import os
 import tempfile
+from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 os.environ["PACELINE_LOAD_AT_START"] = "0"  # output must not depend on what else the machine does
@@ -19,6 +21,19 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # Triton reads this variable only when it is imported
 
 torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run files whose tests start processes first: they take longest, and a long file must not run alone at the end.
+
+    This needs `--no-loadscope-reorder` if several processes share the files.
+    """
+    items.sort(key=lambda item: not _starts_processes(item.module))  # type: ignore[attr-defined]
+
+
+@cache
+def _starts_processes(module: ModuleType) -> bool:
+    return any(getattr(value, "__module__", "") in ("running", "holds", "serving") for value in vars(module).values())
 
 
 @pytest.fixture(scope="session")

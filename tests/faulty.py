@@ -15,6 +15,7 @@ from paceline.config.settings import setting
 from paceline.contracts.recipe import Batch, DataSpec, Loss, Phase, Recipe
 
 WORK_SECONDS = 0.04  # the own work of a healthy rank in a step
+SLOW_SECONDS = 0.12  # far above what other programs on the machine delay a healthy rank by
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class FaultySettings:
 
     fault: Literal["none", "slow", "stop", "skip"] = setting("none", "the fault")
     faulty_rank: int = setting(1, "the rank that has the fault")
-    slow_rank: int = setting(-1, "a rank that also takes 30 % longer")
+    slow_rank: int = setting(-1, "a rank that takes much longer in every step")
     at: int = setting(20, "the call at which the rank stops or skips")
 
 
@@ -59,8 +60,8 @@ class Faulty(Recipe):
         self.calls += 1
         chosen, is_due = self.settings, self.calls == self.settings.at
         is_faulty = self.rank == chosen.faulty_rank
-        is_slow = self.rank == chosen.slow_rank or (is_faulty and chosen.fault == "slow")
-        time.sleep(WORK_SECONDS * (1.3 if is_slow else 1))
+        is_slower = is_faulty and chosen.fault == "slow"
+        time.sleep(SLOW_SECONDS if self.rank == chosen.slow_rank else WORK_SECONDS * (1.3 if is_slower else 1))
         if is_faulty and is_due and chosen.fault == "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
         if is_faulty and is_due and chosen.fault == "skip":

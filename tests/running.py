@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import random
 import resource
 import signal
 import socket
@@ -13,6 +14,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,8 @@ ACTIVITY = " …\n"  # the end of a line about an activity, which only a real `p
 TIMEOUT_SECONDS = 120.0  # long, since the machine may be busy
 _PRELOAD = [  # modules imported before forking, so that commands start quickly
     "paceline.cli.app",
+    "paceline.commands.apply",
+    "paceline.commands.compare",
     "paceline.commands.train",
     "paceline.commands.evaluate",
     "paceline.recipes.classification",
@@ -32,6 +36,7 @@ _PRELOAD = [  # modules imported before forking, so that commands start quickly
     "paceline.data.sources.digits",
     "paceline.data.sources.folder",
     "paceline.evaluation.evaluators.accuracy",
+    "paceline.parallel.lightning_module",
     "paceline.parallel.strategies.ddp",
     "paceline.parallel.strategies.lightning",
     "torch._inductor",  # DistributedDataParallel imports this module
@@ -120,10 +125,16 @@ def run_function_on_hosts(folders: list[Path], function: Callable[..., int | Non
     return hosts
 
 
+def free_port() -> int:
+    """Return a free port below those that the kernel assigns, so that no connection takes it in the meantime."""
+    while True:
+        with socket.socket() as listener, suppress(OSError):
+            listener.bind(("127.0.0.1", random.SystemRandom().randrange(20_000, 29_000)))
+            return listener.getsockname()[1]
+
+
 def _meeting_point() -> dict[str, Any]:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": listener.getsockname()[1]}
+    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
 
 
 def _fork(
@@ -240,6 +251,17 @@ def workers_of(launcher: int) -> dict[int, int]:
             if "RANK" in environment:
                 ranks[int(environment["RANK"])] = pid
     return ranks
+
+
+def wait_for_workers(launcher: Running, count: int = 2) -> dict[int, int]:
+    """Wait until a launcher has started its worker processes; return the process id of each rank."""
+    wait_until(lambda: len(workers_of(launcher.pid)) == count, launcher)
+    return workers_of(launcher.pid)
+
+
+def has_ended(pid: int) -> bool:
+    """Return whether a process has ended; a zombie has."""
+    return not _read(pid, "cmdline")
 
 
 def processes_naming(text: str) -> list[int]:

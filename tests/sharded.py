@@ -1,4 +1,4 @@
-"""Functions that tests of sharded training run in several ranks, and in one process for comparison."""
+"""Functions that tests of strategies run in several ranks, and in one process for comparison."""
 
 from __future__ import annotations
 
@@ -24,12 +24,15 @@ from paceline.training.rehearsal import rehearse_all
 Case = tuple[str, dict[str, SettingValue]]  # a recipe and its settings
 
 
-def trace_all(folder: str, cases: dict[str, Case], strategy: str, steps: int) -> None:
-    """Train each case in float64 under a strategy and write its gradients and weights to FOLDER/NAME.STRATEGY."""
+def trace_all(folder: str, cases: dict[str, Case], strategy: str, steps: int, control: str = "") -> None:
+    """Train each case in float64 under a strategy and write its gradients and weights to FOLDER/NAME.STRATEGY.
+
+    `control` is a deliberate fault, as in `paceline verify --control`.
+    """
     for name, (recipe, settings) in cases.items():
         flags: dict[str, Any] = {"accelerator": "cpu", **settings}
         config = configure(recipe, flags, small=True).with_run(precision="fp64", strategy=strategy)
-        trace_strategy(config, str(Path(folder) / f"{name}.{strategy}"), "", steps)
+        trace_strategy(config, str(Path(folder) / f"{name}.{strategy}"), control, steps)
 
 
 def overflow_once(recipe: str) -> None:

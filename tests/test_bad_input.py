@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from running import Running, run_fork, start_command, start_ranks, weights_of
+from running import Running, run_fork, start_fork, start_ranks, weights_of
 
 from paceline.commands.configure import configure
 from paceline.config.settings import RunSettings
@@ -276,12 +276,12 @@ def test_a_parameter_without_a_gradient_is_reported(tmp_path: Path) -> None:
     assert_one_line(rejected, "computes no gradient for 2 parameters in 'classifier' (spare.weight, spare.bias)")
 
 
-def test_a_user_error_in_a_run_with_two_processes_is_printed_once(tmp_path: Path, photos: Path) -> None:
+def test_a_user_error_in_a_run_with_two_processes_is_printed_once_and_not_retried(tmp_path: Path, photos: Path) -> None:
     command = ("train", TINY, "--devices", "2", "--set", "save_every=2 steps")
     images = ("--data", "folder", "--data-root", str(photos), "--loader", "workers", "--batch-size", "2")
-    of_all = start_command(tmp_path, *command, "--set", "not_finite_at=4", "--out", "loss")
+    of_all = start_fork(tmp_path, *command, "--max-restarts", "3", "--set", "not_finite_at=4", "--out", "loss")
     # Only one of the two ranks reads the damaged image. The other rank must print nothing.
-    of_one = start_command(tmp_path, *command, *images, "--images", "64", "--set", "validation=0", "--out", "images")
+    of_one = start_fork(tmp_path, *command, *images, "--images", "64", "--set", "validation=0", "--out", "images")
     assert_one_line(of_all, "loss 'cross_entropy' in phase 'classifier' is not finite at step 4 (64 images seen)")
     assert "the checkpoint at 64 images is intact" in of_all.stderr
     assert_one_line(of_one, "train/cat/3.png", "unreadable image")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ class TinySettings:
     record: str = setting("", "folder where every loss notes the samples that it saw")
     pause: float = setting(0.0, "seconds that every loss takes longer")
     evaluation_pause: float = setting(0.0, "seconds that every prediction takes longer")
-    wait_while: str = setting("", "file; while it is there, every loss waits")
+    holds: str = setting("", "folder; losses, predictions and saves wait for its files (see holds.py)")
     slow_sync: float = setting(0.0, "seconds that every fsync takes longer")
     not_finite_at: int = setting(-1, "the call whose loss is not a number")
     bad_gradient_at: int = setting(-1, "the call whose loss is a number and its gradient is not")
@@ -57,7 +58,7 @@ class Tiny(Recipe):
 
     def __init__(self, settings: TinySettings, spec: DataSpec) -> None:
         super().__init__(settings, spec)
-        self.settings, self.calls = settings, 0
+        self.settings, self.calls, self.predictions = settings, 0, 0
         self.seen: list[tuple[str, Batch]] = []  # batches passed to `predict`, recorded for tests
         self.watched = False
         width = settings.width
@@ -72,15 +73,14 @@ class Tiny(Recipe):
         if settings.unused:
             self.classifier.spare = nn.Linear(2, 2)  # type: ignore[assignment]
             self.classifier.forward = lambda x: nn.Sequential(*list(self.classifier)[:-1])(x)  # type: ignore[method-assign]
-        if settings.slow_sync:
-            _slow_down_sync(settings.slow_sync)
+        if settings.slow_sync or settings.holds:
+            _slow_down_sync(settings.slow_sync, settings.holds)
 
     def classifier_loss(self, batch: Batch) -> Loss:
         self.calls += 1
         if self.settings.pause:
             time.sleep(self.settings.pause)
-        while self.settings.wait_while and Path(self.settings.wait_while).exists():
-            time.sleep(0.02)
+        wait_while_held(self.settings.holds, "loss", self.calls)
         if self.settings.record:
             _note(Path(self.settings.record), batch["index"].tolist())
         loss = F.cross_entropy(self.classifier(batch["image"]), batch["label"])
@@ -96,6 +96,8 @@ class Tiny(Recipe):
             self.seen.append(("predict", dict(batch)))
         if self.settings.evaluation_pause:
             time.sleep(self.settings.evaluation_pause)
+        self.predictions += 1
+        wait_while_held(self.settings.holds, "prediction", self.predictions)
         return {"logits": self.classifier(batch["image"])}
 
 
@@ -107,13 +109,30 @@ def _note(folder: Path, samples: list[int]) -> None:
         file.write(" ".join(map(str, samples)).encode() + b"\n")
 
 
-def _slow_down_sync(seconds: float) -> None:
-    """Slow down os.fsync, so that tests can interrupt a save."""
+def wait_while_held(folder: str, kind: str, number: int) -> None:
+    """Wait while `folder` has a file named `kind`, unless its text is a number that is not below `number`."""
+    while folder and number > _num_allowed(Path(folder, kind)):
+        Path(folder, f"{kind}-waits-{os.environ.get('RANK', '0')}").touch()
+        time.sleep(0.01)
+
+
+def _num_allowed(file: Path) -> float:
+    try:
+        return int(file.read_text() or 0)
+    except FileNotFoundError:
+        return math.inf
+
+
+def _slow_down_sync(seconds: float, holds: str) -> None:
+    """Slow down os.fsync, so that tests can interrupt a save; a save also waits while it is held."""
     sync = os.fsync
 
-    def slow(descriptor: Any) -> None:
+    def slow(file: Any) -> None:
         time.sleep(seconds)
-        sync(descriptor)
+        descriptor = file if isinstance(file, int) else file.fileno()
+        if "/.writing-" in os.readlink(f"/proc/self/fd/{descriptor}"):
+            wait_while_held(holds, "save", 1)
+        sync(file)
 
     if sync.__name__ != "slow":
         os.fsync = slow

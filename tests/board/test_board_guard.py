@@ -89,7 +89,7 @@ def test_websocket_clients_and_invalid_requests_print_nothing(root: Path) -> Non
         for token in (True, False):
             board.ask("/", token=token, headers=upgrade | {"Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ=="})
         for content in (b"\x16\x03\x01\x02\x00\x01\x00", b"nonsense\r\n\r\n"):
-            with socket.create_connection(("127.0.0.1", board.port), timeout=10) as connection:
+            with socket.create_connection(("127.0.0.1", board.port), timeout=60) as connection:
                 connection.sendall(content)
                 connection.shutdown(socket.SHUT_WR)
                 while connection.recv(1000):

@@ -13,7 +13,7 @@ import pytest
 from browser import Browser, find_chromium
 from compared_runs import NUM_LINES, RATES, make_compared_runs
 from PIL import Image
-from serving import Served, serve
+from serving import TIMEOUT_SECONDS, Served, serve
 
 pytestmark = [
     pytest.mark.extras,
@@ -257,7 +257,7 @@ def test_a_chart_and_the_table_are_downloaded(page: Browser, tmp_path: Path) -> 
     page.wait_for("document.querySelectorAll('table.board tbody tr').length == 4")
     page.evaluate("[...document.querySelectorAll('#table button')].find((one) => one.textContent == 'CSV').click()")
     names = ("net-loss.csv", "net-loss.png", "runs.csv")
-    until = time.monotonic() + 30
+    until = time.monotonic() + TIMEOUT_SECONDS
     while not all((tmp_path / name).exists() for name in names):
         assert time.monotonic() < until, list(tmp_path.iterdir())
         time.sleep(0.05)

@@ -9,15 +9,26 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from holds import Holds
 from machines import TINY, Host
-from running import Running, metrics_without_times, processes_naming, start_command, wait_until, weights_of, workers_of
+from running import (
+    TIMEOUT_SECONDS,
+    Running,
+    metrics_without_times,
+    processes_naming,
+    start_command,
+    wait_until,
+    weights_of,
+    workers_of,
+)
 
 from paceline.data.open_sources import open_sources
 from paceline.data.tickets import Stream
 from paceline.runs.finished_run import config_of
 
 IMAGES, BATCH = 3300, 66  # 3,300 images are more than two epochs
-SETTINGS = ("--images", str(IMAGES), "--batch-size", str(BATCH), "--set", "save_every=3 steps", "--set", "pause=0.05")
+SETTINGS = ("--images", str(IMAGES), "--batch-size", str(BATCH), "--set", "save_every=3 steps")
+STEPS_UNTIL_HELD = 10  # of 50
 
 
 class Pair:
@@ -26,21 +37,15 @@ class Pair:
     def __init__(self, hosts: tuple[Host, Host], folder: Path, *more: str) -> None:
         self.hosts, self.folder, self.more = hosts, folder, more
         self.running: list[Running] = []
-        self.hold = folder / "hold"  # the hosts wait while this file exists
+        self.holds = Holds(folder / "holds")
+        self.holds.hold("loss", after=STEPS_UNTIL_HELD)
         for number in range(2):
             (folder / str(number)).mkdir()
             self.running.append(self.start(number))
 
     def start(self, number: int) -> Running:
         words = ("train", TINY, *SETTINGS, "--rdzv", f"{self.hosts[0].address}:29400", "--out", "run")
-        record = (
-            "--set",
-            f"record={self.folder / 'seen'}",
-            "--set",
-            "join_timeout=90",
-            "--set",
-            f"wait_while={self.hold}",
-        )
+        record = ("--set", f"record={self.folder / 'seen'}", "--set", "join_timeout=90", *self.holds.settings)
         folder = self.folder / str(number)
         return start_command(folder, *words, *record, *self.more, before=self.hosts[number].enter)
 
@@ -91,17 +96,17 @@ def is_whole(pair: Pair) -> bool:
 
 @pytest.mark.parametrize("lost", [1, 0], ids=["other-host", "rendezvous-host"])
 def test_a_lost_host_rejoins_and_the_run_finishes(pair: Pair, lost: int) -> None:
-    wait_until(lambda: pair.count(2) > 20, pair.running[1 - lost])
+    pair.holds.wait_for("loss", pair.running[1 - lost], num_ranks=2)
     pair.lose(lost)
     if lost:  # the remaining host continues alone
         wait_until(lambda: pair.count(1) > 4, pair.running[0])
-    pair.hold.touch()
+    pair.holds.hold("loss")
     before = pair.count(2)
     pair.running[lost] = pair.start(lost)
     wait_until(lambda: len(workers_of(pair.running[lost].pid)) == 1, pair.running[lost])
-    pair.hold.unlink()
+    pair.holds.release("loss")
     wait_until(lambda: pair.count(2) > before + 4, pair.running[1 - lost])
-    assert [running.wait(240) for running in pair.running] == [0, 0], [r.stderr for r in pair.running]
+    assert [running.wait(2 * TIMEOUT_SECONDS) for running in pair.running] == [0, 0], [r.stderr for r in pair.running]
     assert weights_of(pair.run(0)) == weights_of(pair.run(1))
     assert is_whole(pair), "a sample was skipped"
     histories = [[row["images"] for row in metrics_without_times(pair.run(number))] for number in range(2)]
@@ -113,24 +118,27 @@ def test_hosts_that_cannot_continue_leave_no_processes_behind(
     hosts: tuple[Host, Host], tmp_path: Path, cuts: bool
 ) -> None:
     pair = Pair(hosts, tmp_path, "--nnodes", "2", "--timeout", "8")
-    wait_until(lambda: pair.count(2) > 10, pair.running[0])
+    pair.holds.wait_for("loss", pair.running[0], num_ranks=2)
     if cuts:
         hosts[1].cut()
     else:
         (rank,) = workers_of(pair.running[1].pid).values()
         os.kill(rank, signal.SIGSTOP)
+    pair.holds.release("loss")
     for running in pair.running:
-        assert running.wait(60) != 0
-    wait_until(lambda: not processes_naming(str(tmp_path)), seconds=5)
+        assert running.wait() != 0
+    wait_until(lambda: not processes_naming(str(tmp_path)))
 
 
 def test_hosts_listen_only_on_the_network_between_them(hosts: tuple[Host, Host], tmp_path: Path) -> None:
     pair = Pair(hosts, tmp_path, "--nnodes", "2")
-    wait_until(lambda: pair.count(2) > 3, pair.running[0])
+    pair.holds.wait_for("loss", pair.running[0], num_ranks=2)
     for number, host in enumerate(hosts):
         assert listeners(host.enter) <= {host.address}, number
     for running in pair.running:
         running.kill(signal.SIGTERM)
+    wait_until(lambda: any("saving a checkpoint after this step" in running.stdout for running in pair.running))
+    pair.holds.release("loss")
     assert [running.wait() for running in pair.running] == [75, 75]
 
 

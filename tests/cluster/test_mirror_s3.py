@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from holds import Holds
 from running import Running, metrics_without_times, run_fork, start_fork, wait_until, weights_of
 from s3_server import BUCKET, S3Server
 
@@ -83,13 +84,16 @@ def mirrored(run: Path) -> int:
 
 
 def test_a_run_resumes_from_the_mirror_alone_on_an_empty_disk(tmp_path: Path, server: S3Server) -> None:
-    command, url = ("train", TINY, *QUICK, "--set", "dropout=0.2"), f"s3://{BUCKET}/moved"
+    holds, url = Holds(tmp_path / "holds"), f"s3://{BUCKET}/moved"
+    command = ("train", TINY, "--set", "mirror_every=0.2", "--set", "dropout=0.2", *holds.settings)
     assert run_fork(tmp_path, *command, "--out", "whole").wait() == 0
+    holds.hold("loss", after=17)
     both = (*command, "--mirror", url, "--resume-from", url)
     first: Running = start_fork(tmp_path, *both, "--out", "run", environment=server.environment)
     wait_until(lambda: mirrored(tmp_path / "run") >= 160, first)
     first.kill()
     first.wait()
+    holds.release("loss")
     shutil.rmtree(tmp_path / "run")
     again = run_fork(tmp_path, *both, "--out", "elsewhere", environment=server.environment)
     assert again.wait() == 0 and "restored the run at" in again.stdout, again.stderr

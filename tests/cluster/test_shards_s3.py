@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import safetensors.numpy
+from holds import Holds
 from running import run_fork, start_fork, wait_until, weights_of
 from s3_server import S3Server
 
@@ -90,13 +91,15 @@ def test_training_waits_for_a_server_that_is_killed_and_restarted(
 ) -> None:
     url = f"s3://{BUCKET}/digits"
     # Without a cache, every batch is read from the server.
-    slow = command(url, "remote", tmp_path / "cache", "--set", "shard_cache_gb=0", "--set", "pause=0.02")
+    holds = Holds(tmp_path / "holds")
+    held = command(url, "remote", tmp_path / "cache", "--set", "shard_cache_gb=0", *holds.settings)
     assert run_fork(tmp_path, *command(shards, "local", tmp_path / "cache")).wait() == 0
-    running = start_fork(tmp_path, *slow, environment=server.environment)
+    holds.hold("loss", after=12)
+    running = start_fork(tmp_path, *held, environment=server.environment)
     wait_until(lambda: newest(tmp_path / "remote" / "checkpoints") >= 160, running)
     server.kill()
+    holds.release("loss")
     wait_until(lambda: "; retrying" in running.stdout, running)
-    time.sleep(2)
     server.start()
     assert running.wait(300) == 0, running.stderr
     assert "can be read again after" in running.stdout
@@ -141,10 +144,13 @@ def test_a_bucket_that_disappears_ends_in_one_line_and_training_resumes_when_it_
 ) -> None:
     upload(server, shards, "gone")
     url = f"s3://{BUCKET}/gone"
-    train = command(url, "run", tmp_path / "cache", "--set", "shard_cache_gb=0", "--set", "pause=0.02")
+    holds = Holds(tmp_path / "holds")
+    holds.hold("loss", after=12)
+    train = command(url, "run", tmp_path / "cache", "--set", "shard_cache_gb=0", *holds.settings)
     running = start_fork(tmp_path, *train, environment=server.environment)
     wait_until(lambda: newest(tmp_path / "run" / "checkpoints") >= 160, running)
     server.files().rm(url, recursive=True)  # type: ignore[attr-defined]
+    holds.release("loss")
     assert running.wait(120) == 2 and len(running.stderr.splitlines()) == 1
     assert "not found" in running.stderr and "check that the bucket and the files exist" in running.stderr
     again = run_fork(tmp_path, *train, environment=server.environment)

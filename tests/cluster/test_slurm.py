@@ -8,10 +8,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from holds import Holds
 from machines import TINY, ask
 from running import Running, start_command, wait_until, weights_of
 
-SETTINGS = ("--set", "save_every=1000 steps", "--set", "pause=0.02", "--set", "record=seen", "--images", "960")
+SETTINGS = ("--set", "save_every=1000 steps", "--set", "holds=holds")
 
 
 def launch(folder: Path, run: str, *more: str) -> Running:
@@ -47,12 +48,16 @@ def test_two_nodes_end_with_weights_bit_identical_to_those_from_two_local_proces
 def test_a_preempted_job_is_requeued_and_ends_with_bit_identical_weights(
     slurm: None, whole: dict[str, bytes], tmp_path: Path
 ) -> None:
+    holds = Holds(tmp_path / "holds")
+    holds.hold("loss", after=4)  # two processes check for a stop request after step 7, and then not before step 15
     running = launch(tmp_path, "run", "--wait")
-    seen = tmp_path / "seen"
-    wait_until(lambda: seen.exists() and any(len(f.read_text().splitlines()) > 5 for f in seen.iterdir()), running)
+    holds.wait_for("loss", running, num_ranks=2)
     job = re.search(r"^submitted .* as job (\d+)", running.stdout, re.MULTILINE)
     assert job, running.stdout
     subprocess.run(["scancel", "--batch", "--signal=USR1", job[1]], check=True, timeout=30)
+    log = tmp_path / "run" / "logs" / "rank-0.txt"
+    wait_until(lambda: "received SIGUSR1: saving a checkpoint after this step" in log.read_text(), running)
+    holds.release("loss")
     assert running.wait(300) == 0, running.stdout + running.stderr
     assert "saved; run the same command again to resume" in running.stdout
     assert "resuming from" in running.stdout

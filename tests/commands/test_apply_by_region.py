@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ import pytest
 import tifffile
 from photographs import photograph
 from PIL import Image
-from running import start_fork, wait_until
+from running import start_function_in_ranks, wait_until
 from test_apply import write_random_weights
 
 from paceline.cli.app import run
@@ -78,14 +81,28 @@ def test_ome_tiff_is_written_on_request_and_for_ome_tiff(tmp_path: Path) -> None
         assert file.is_ome and file.series[0].shape == (800, 600, 3)
 
 
+def apply_to_sixty_tiles(words: list[str]) -> int:
+    """Run a command that computes 60 tiles and waits until it is killed before it computes the next one."""
+    compute, numbers = TileRunner.run, itertools.count()
+
+    def held(runner: TileRunner, tiles: Any) -> Any:
+        while next(numbers) >= 60:
+            time.sleep(0.01)
+        return compute(runner, tiles)
+
+    TileRunner.run = held  # type: ignore[method-assign]
+    return run(words)
+
+
 def test_a_killed_command_resumes_and_ends_with_the_same_bytes(place, tmp_path: Path, capsys, monkeypatch) -> None:
     words = ["apply", "twice.safetensors", "slide.tif", "--accelerator", "cpu", "--tile", "32", "--preview"]
     assert run([*words, "--out", str(tmp_path / "whole")]) == 0
     progress = tmp_path / "killed/.slide.tif.journal"
     for num_bytes in (500, 800):
-        killed = start_fork(place, *words, "--out", str(tmp_path / "killed"))
-        wait_until(lambda num_bytes=num_bytes: progress.exists() and progress.stat().st_size > num_bytes)
+        (killed,) = start_function_in_ranks(place, 1, apply_to_sixty_tiles, [*words, "--out", str(tmp_path / "killed")])
+        wait_until(lambda n=num_bytes: progress.exists() and progress.stat().st_size > n, killed)
         killed.kill()
+        assert killed.wait() == -signal.SIGKILL
     computed = count_tiles(monkeypatch)
     assert run([*words, "--out", str(tmp_path / "killed")]) == 0
     printed = capsys.readouterr().out

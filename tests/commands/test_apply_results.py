@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,12 +14,13 @@ import tifffile
 import torch
 from photographs import photograph
 from PIL import Image
-from running import start_fork, wait_until
+from running import start_function_in_ranks, wait_until
 
 from paceline.cli.app import run
 from paceline.commands.configure import configure
 from paceline.contracts.recipe import DataSpec
 from paceline.core.ordered_map import num_cores
+from paceline.inference.apply_plan import ImageTask
 from paceline.inference.trained import build
 from paceline.runs.weights_file import write_weights
 
@@ -204,12 +208,30 @@ def test_progress_for_few_images_counts_pixels_and_ends_at_the_total(weights, ca
     assert "100%" in capsys.readouterr().out
 
 
+def apply_with_a_hold(words: list[str]) -> int:
+    """Run a command that opens 150 images and waits while there is a file `hold` before it opens the next one."""
+    from paceline.inference.applier import Applier
+
+    opened, numbers = Applier.open, itertools.count()
+
+    def held(applier: Applier, task: ImageTask) -> Any:
+        if next(numbers) >= 150:
+            while Path("hold").exists():
+                time.sleep(0.01)
+        return opened(applier, task)
+
+    Applier.open = held  # type: ignore[method-assign]
+    return run(words)
+
+
 def test_an_interrupted_command_prints_how_many_images_are_done_and_can_resume(weights, tmp_path):
     save(*(f"in/{number:03}.png" for number in range(200)))
     words = ["apply", str(weights / "twice.safetensors"), "in", "--out", "out", "--accelerator", "cpu"]
-    running = start_fork(tmp_path, *words)
+    Path("hold").touch()
+    (running,) = start_function_in_ranks(tmp_path, 1, apply_with_a_hold, words)
     wait_until(lambda: Path("out/001.png").exists(), running)
     running.interrupt_group()
+    Path("hold").unlink()
     assert running.wait() == 130
     done = len(names_in("out"))
     printed = running.stderr.splitlines()[0]

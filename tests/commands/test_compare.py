@@ -9,16 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-from running import TIMEOUT_SECONDS, processes_naming, run_fork, start_fork, wait_until
+from holds import Holds
+from running import processes_naming, run_fork, start_fork, wait_until
 
 from paceline.cli.app import run
 from paceline.commands.configure import configure
 from paceline.compare.grid import Grid, obstacle_here
 from paceline.config.resolve import Config
 
-TINY = ["compare", "classification", "--preset", "quick", "--set", "width=2", "--accelerator", "cpu"]
-TINY += ["--strategies", "single", "--seeds", "0,1", "--no-verify", "--no-step-ladder", "--out", "table"]
-LONG = [*TINY, "--epochs", "2", "--set", "save_every=4 steps"]
+TRAIN = [str(Path(__file__).parents[1] / "tiny.py"), "--accelerator", "cpu", "--set", "holds=holds"]
+TINY = ["compare", *TRAIN, "--strategies", "single", "--seeds", "0,1", "--no-verify", "--no-step-ladder"]
+TINY += ["--out", "table"]
 
 
 def quality(folder: Path) -> dict[str, Any]:
@@ -26,39 +27,37 @@ def quality(folder: Path) -> dict[str, Any]:
     return {key: group["quality"] for key, group in report["groups"].items()}
 
 
-def has_begun(folder: Path, seed: int) -> bool:
-    """Return whether a run has logged metrics. From then on, it saves its state on Ctrl-C."""
-    metrics = seen(folder, seed) / "metrics.jsonl"
-    return metrics.is_file() and metrics.stat().st_size > 0
-
-
-def seen(folder: Path, seed: int) -> Path:
-    return folder / f"table/cells/classification-single-1-batch64-seed{seed}"
+def cell(folder: Path, seed: int) -> Path:
+    return folder / f"table/cells/tiny-single-1-batch16-seed{seed}"
 
 
 @pytest.mark.slow
 def test_a_comparison_that_was_killed_resumes_without_repeating_finished_runs(tmp_path: Path) -> None:
     killed = tmp_path / "killed"
     killed.mkdir()
-    running = start_fork(killed, *LONG)
-    wait_until(lambda: has_begun(killed, 1), running)
+    assert run_fork(killed, *TINY, "--seeds", "0").wait() == 0
+    (killed / "table/report.json").unlink()
+    metrics = cell(killed, 0) / "metrics.jsonl"
+    before = metrics.stat().st_mtime_ns, metrics.read_bytes()
+    holds = Holds(killed / "holds")
+    holds.hold("loss", after=8)
+    running = start_fork(killed, *TINY)
+    holds.wait_for("loss", running)
     running.kill()
     assert running.wait() == -signal.SIGKILL
     # The current run's process ends when its parent is killed.
-    wait_until(lambda: not processes_naming(f"{killed}/"), seconds=TIMEOUT_SECONDS)
+    wait_until(lambda: not processes_naming(f"{killed}/"))
+    holds.release("loss")
     assert not (killed / "table/report.json").exists()
-    before = (seen(killed, 0) / "metrics.jsonl").stat().st_mtime_ns, (seen(killed, 0) / "metrics.jsonl").read_bytes()
-    again = run_fork(killed, *LONG)
+    again = run_fork(killed, *TINY)
     assert again.wait() == 0, again.stderr
-    assert before == (
-        (seen(killed, 0) / "metrics.jsonl").stat().st_mtime_ns,
-        (seen(killed, 0) / "metrics.jsonl").read_bytes(),
-    )
+    assert before == (metrics.stat().st_mtime_ns, metrics.read_bytes())
     assert "seed0: " in again.stdout and again.stdout.count("(already finished)") == 1
     (table,) = quality(killed).values()
-    trained = ["train", *LONG[1 : LONG.index("--strategies")], *LONG[LONG.index("table") + 1 :]]
     for number in (0, 1):
-        assert run_fork(tmp_path, *trained, "--seed", str(number), "--out", f"never-stopped-{number}").wait() == 0
+        assert (
+            run_fork(tmp_path, "train", *TRAIN, "--seed", str(number), "--out", f"never-stopped-{number}").wait() == 0
+        )
         lines = (tmp_path / f"never-stopped-{number}/metrics.jsonl").read_text().splitlines()
         tested = next(line for line in map(json.loads, lines) if "test/top1" in line)
         assert {name: summary["values"][number] for name, summary in table.items()} == {
@@ -67,14 +66,18 @@ def test_a_comparison_that_was_killed_resumes_without_repeating_finished_runs(tm
 
 
 def test_ctrl_c_stops_the_current_run_cleanly(tmp_path: Path) -> None:
-    running = start_fork(tmp_path, *TINY, "--epochs", "400")
-    wait_until(lambda: has_begun(tmp_path, 0), running)
+    holds = Holds(tmp_path / "holds")
+    holds.hold("loss", after=8)
+    running = start_fork(tmp_path, *TINY)
+    holds.wait_for("loss", running)
     running.interrupt_group()
+    log = tmp_path / "table/logs" / f"{cell(tmp_path, 0).name}.txt"
+    wait_until(lambda: "saving a checkpoint after this step" in log.read_text(), running)
+    holds.release("loss")
     assert running.wait() == 130
     assert "run the same command again to resume" in running.stderr
-    log = (tmp_path / "table/logs/classification-single-1-batch64-seed0.txt").read_text()
-    assert "images and saved; run the same command again to resume" in log
-    assert not seen(tmp_path, 1).exists()
+    assert "images and saved; run the same command again to resume" in log.read_text()
+    assert not cell(tmp_path, 1).exists()
 
 
 def test_a_failing_run_is_shown_with_its_reason_and_the_other_runs_continue(tmp_path: Path) -> None:

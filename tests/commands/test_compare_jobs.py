@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from running import TIMEOUT_SECONDS, processes_naming, run_fork, start_fork, wait_until
+from holds import Holds
+from running import processes_naming, run_fork, start_fork, wait_until
 
 from paceline.cli.app import run
 from paceline.commands.configure import configure
@@ -19,49 +19,57 @@ from paceline.compare.places import Places
 from paceline.config.resolve import Config
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
-TINY = ["compare", "classification", "--preset", "quick", "--set", "width=2", "--accelerator", "cpu"]
-TINY += ["--set", "norm=none", "--strategies", "single", "--no-verify", "--no-step-ladder", "--out", "table"]
-LONG = [*TINY, "--seeds", "0,1", "--epochs", "4", "--set", "save_every=4 steps", "--jobs", "2"]
+TINY = ["compare", str(Path(__file__).parents[1] / "tiny.py"), "--accelerator", "cpu", "--set", "norm=none"]
+TINY += ["--set", "holds=holds", "--strategies", "single", "--no-verify", "--no-step-ladder", "--out", "table"]
+TWO = [*TINY, "--seeds", "0,1", "--jobs", "2"]
 
 
-def cell(folder: Path, seed: int, batch: int = 64) -> Path:
-    return folder / f"table/cells/classification-single-1-batch{batch}-seed{seed}"
+def cell(folder: Path, seed: int) -> Path:
+    return folder / f"table/cells/tiny-single-1-batch16-seed{seed}"
+
+
+def log_of(folder: Path, seed: int) -> str:
+    return (folder / f"table/logs/{cell(folder, seed).name}.txt").read_text()
 
 
 def record(folder: Path, seed: int) -> dict[str, Any]:
     return json.loads((cell(folder, seed) / "cell.json").read_text())
 
 
-def both_have_begun(folder: Path) -> Callable[[], bool]:
+def both_have_begun(folder: Path) -> bool:
     files = [cell(folder, seed) / "metrics.jsonl" for seed in (0, 1)]
-    return lambda: all(file.is_file() and file.stat().st_size > 0 for file in files)
+    return all(file.is_file() and file.stat().st_size > 0 for file in files)
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPU cores")
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
 def test_an_interrupted_comparison_with_several_jobs_resumes(tmp_path: Path, number: signal.Signals) -> None:
-    running = start_fork(tmp_path, *LONG, environment=ONE_THREAD)
-    wait_until(both_have_begun(tmp_path), running)
+    holds = Holds(tmp_path / "holds")
+    holds.hold("loss", after=8)
+    running = start_fork(tmp_path, *TWO, environment=ONE_THREAD)
+    wait_until(lambda: both_have_begun(tmp_path), running)
     if number == signal.SIGINT:
         running.interrupt_group()
+        wait_until(lambda: all("saving a checkpoint" in log_of(tmp_path, seed) for seed in (0, 1)), running)
+        holds.release("loss")
         assert running.wait() == 130
         for seed in (0, 1):
-            log = (tmp_path / f"table/logs/{cell(tmp_path, seed).name}.txt").read_text()
-            assert "images and saved; run the same command again to resume" in log
+            assert "images and saved; run the same command again to resume" in log_of(tmp_path, seed)
     else:
         running.kill()
         assert running.wait() == -signal.SIGKILL
-    wait_until(lambda: not processes_naming(f"{tmp_path}/"), seconds=TIMEOUT_SECONDS)
+        holds.release("loss")
+    wait_until(lambda: not processes_naming(f"{tmp_path}/"))
     assert not any(record(tmp_path, seed)["finished"] for seed in (0, 1))
-    again = start_fork(tmp_path, *LONG, environment=ONE_THREAD)
-    assert again.wait(4 * TIMEOUT_SECONDS) == 0, again.stdout + again.stderr
+    again = run_fork(tmp_path, *TWO, environment=ONE_THREAD)
+    assert again.wait() == 0, again.stdout + again.stderr
     assert all(record(tmp_path, seed)["finished"] and record(tmp_path, seed)["side_by_side"] for seed in (0, 1))
     report = json.loads((tmp_path / "table/report.json").read_text())
     (only,) = report["groups"].values()
     assert only["n"] == 2 and only["side_by_side"] and only["images_per_second"]["n"] == 1
-    alone = json.loads((tmp_path / "table/speeds/classification-single-1-batch64/cell.json").read_text())
+    alone = json.loads((tmp_path / "table/speeds/tiny-single-1-batch16/cell.json").read_text())
     assert alone["finished"] and report["runs"][f"table/cells/{cell(tmp_path, 0).name}"]["speed_run"].endswith(
-        "batch64"
+        "batch16"
     )
     _check_that_nothing_is_repeated(tmp_path)
     if number == signal.SIGKILL:
@@ -71,14 +79,14 @@ def test_an_interrupted_comparison_with_several_jobs_resumes(tmp_path: Path, num
 def _check_that_nothing_is_repeated(folder: Path) -> None:
     files = [*folder.glob("table/cells/*/metrics.jsonl"), *folder.glob("table/speeds/*/metrics.jsonl")]
     before = [file.stat().st_mtime_ns for file in files]
-    third = run_fork(folder, *LONG, environment=ONE_THREAD)
+    third = run_fork(folder, *TWO, environment=ONE_THREAD)
     assert third.wait() == 0 and third.stdout.count("(already finished)") == 2
     assert len(files) == 3 and before == [file.stat().st_mtime_ns for file in files]
 
 
 def _check_that_one_job_gives_the_same_metrics(folder: Path, group: dict[str, Any]) -> None:
     (folder / "one").mkdir()
-    one = run_fork(folder / "one", *LONG[:-2], "--seeds", "1", environment=ONE_THREAD)
+    one = run_fork(folder / "one", *TWO[:-2], "--seeds", "1", environment=ONE_THREAD)
     assert one.wait() == 0, one.stderr
     (alone,) = json.loads((folder / "one/table/report.json").read_text())["groups"].values()
     assert not alone["side_by_side"]
@@ -90,8 +98,8 @@ def _check_that_one_job_gives_the_same_metrics(folder: Path, group: dict[str, An
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPU cores")
 def test_a_failing_run_does_not_stop_the_run_beside_it(tmp_path: Path) -> None:
     (cell(tmp_path, 0) / "metrics.jsonl").mkdir(parents=True)  # the run cannot write its metrics to a folder
-    done = start_fork(tmp_path, *TINY, "--images", "64", "--seeds", "0,1", "--jobs", "2", environment=ONE_THREAD)
-    assert done.wait(4 * TIMEOUT_SECONDS) == 1, done.stdout + done.stderr
+    done = run_fork(tmp_path, *TWO, "--images", "64", environment=ONE_THREAD)
+    assert done.wait() == 1, done.stdout + done.stderr
     report = json.loads((tmp_path / "table/report.json").read_text())
     assert [one["state"] for one in report["cells"]] == ["failed", "done"]
     assert "metrics.jsonl" in report["cells"][0]["reason"]

@@ -96,9 +96,7 @@ def test_changed_data_is_rejected_before_a_new_run_is_created(
         Image.fromarray(image).save(file)
     words = [*TINY, "--data", "folder", "--data-root", "images", "--set", "size=8", "--images", "8"]
     words += ["--batch-size", "4", "--set", "validation=0.25", "--out", "table"]
-    assert run(words) == 0
     assert run([*words, "--seeds", "0,1"]) == 0
-    assert "(already finished)" in capsys.readouterr().out
     Path("images/train/cat/0.png").unlink()
     before = contents(tmp_path / "table")
     assert run([*words, "--seeds", "0,1,2"]) == 2

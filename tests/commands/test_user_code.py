@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from running import run_fork, start_command
+from running import run_fork
 
 from paceline.commands.new import new
 
@@ -41,7 +41,7 @@ def test_worker_processes_print_no_file_names_and_receive_all_settings(tmp_path:
     new("recipe", "mine", tmp_path)
     new("source", "shapes", tmp_path)
     own = ("--data", "./shapes.py", "--set", "noise=7", "--devices", "2", "--accelerator", "cpu")
-    trained = start_command(tmp_path, "train", "./mine.py", *own, *SHORT)
+    trained = run_fork(tmp_path, "train", "./mine.py", *own, *SHORT)
     assert trained.wait() == 0, trained.stderr
     assert announced(trained.stdout) == ["mine.py", "shapes.py"]
     kept = (tmp_path / "run" / "config.toml").read_text()

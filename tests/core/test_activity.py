@@ -74,18 +74,35 @@ def test_without_a_terminal_a_counter_prints_plain_lines_at_growing_intervals(
     assert capsys.readouterr() == ("", "".join(f"reading images: {count} …\n" for count in counts))
 
 
-COUNTING = """
-import sys, time
+READING = """
+import sys, time, types
 from paceline.core.activity import activity, show_activities
 from paceline.core import activity as reports, status_line
 reports.SECONDS_UNTIL_COUNTED, status_line.SECONDS_BETWEEN_TICKS = 0, 0.01
+reports.time = types.SimpleNamespace(monotonic=lambda: 0.0)  # the seconds do not depend on the machine
+refresh, num_refreshes = status_line.StatusLine.refresh, 0
+
+def counted(*arguments):
+    global num_refreshes
+    refresh(*arguments)
+    num_refreshes += 1
+
+def wait():
+    until = num_refreshes + 2
+    while num_refreshes < until:
+        time.sleep(0.01)
+
+status_line.StatusLine.refresh = counted
 show_activities()
 activity("reading")
-time.sleep(0.2)
+"""
+COUNTING = f"""
+{READING}
+wait()
 print("a warning", file=sys.stderr)
-time.sleep(0.2)
+wait()
 print("a result")
-time.sleep(0.2)
+wait()
 """
 
 
@@ -104,14 +121,14 @@ def test_on_a_terminal_the_seconds_of_an_activity_are_counted_until_a_result_is_
 
 
 def test_without_a_terminal_a_long_activity_is_reported_again() -> None:
-    code = COUNTING.replace("show_activities()", "reports.MAX_SECONDS = 0.15; show_activities()")
+    code = COUNTING.replace("\nshow_activities()", "\nreports.MAX_SECONDS = 0; show_activities()")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     lines = done.stderr.splitlines()
     assert done.stdout == "a result\n" and {"reading …", "a warning", "still reading (0:00) …"} == set(lines)
 
 
 def test_a_forked_process_can_print_while_its_parent_counts_the_seconds_of_an_activity() -> None:
-    code = COUNTING.partition("time.sleep")[0] + (
+    code = READING + (
         "import os\n"
         "for _ in range(50):\n"
         "    child = os.fork()\n"

@@ -81,7 +81,7 @@ def test_an_error_in_an_earlier_stage_ends_threads_that_wait_for_a_later_one() -
     def items() -> Iterator[int]:
         yield 0
         yield 1  # waits for the bytes of item 0, which are never returned
-        started.wait(10)
+        started.wait(60)
         raise KeyboardInterrupt
 
     def consume() -> None:
@@ -92,7 +92,7 @@ def test_an_error_in_an_earlier_stage_ends_threads_that_wait_for_a_later_one() -
 
     consumer = threading.Thread(target=consume, daemon=True)
     consumer.start()
-    consumer.join(10)
+    consumer.join(60)
     has_ended = bool(interrupted)
     budget.close()  # so that a failure leaves no thread behind
     assert has_ended

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from made_data import raw_batches
+from running import TIMEOUT_SECONDS, wait_until
 
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Batch, DataSpec
@@ -156,11 +157,8 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def wait_until_gone(pids: list[int], seconds: float = 5.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and any(map(is_alive, pids)):
-        time.sleep(0.02)
-    return not any(map(is_alive, pids))
+def wait_until_gone(pids: list[int]) -> None:
+    wait_until(lambda: not any(map(is_alive, pids)))
 
 
 def test_closing_a_loader_ends_its_workers(digits: Source) -> None:
@@ -171,7 +169,7 @@ def test_closing_a_loader_ends_its_workers(digits: Source) -> None:
     started = [pid for pid in children(os.getpid()) if pid not in before]
     assert len(started) == 2
     loader.close()
-    assert wait_until_gone(started)
+    wait_until_gone(started)
     assert next(batches, None) is None
 
 
@@ -186,7 +184,7 @@ def test_the_next_evaluation_reuses_the_workers(digits: Source) -> None:
         seen.append([pid for pid in children(os.getpid()) if pid not in before])
     assert seen[0] == seen[1] == seen[2] and len(seen[0]) == 2
     loader.close()
-    assert wait_until_gone(seen[0])
+    wait_until_gone(seen[0])
 
 
 def test_two_concurrent_request_streams_do_not_interfere(digits: Source) -> None:
@@ -237,15 +235,15 @@ def test_workers_end_when_their_parent_is_killed(trainer: subprocess.Popen[str])
     assert len(workers) == 2 and all(map(is_alive, workers))
     trainer.kill()
     trainer.wait()
-    assert wait_until_gone(workers, seconds=2)
+    wait_until_gone(workers)
 
 
 def test_a_sigterm_to_the_process_group_does_not_end_the_workers(trainer: subprocess.Popen[str]) -> None:
     workers = children(trainer.pid)
     os.killpg(trainer.pid, signal.SIGTERM)
-    output, _ = trainer.communicate(timeout=20)
+    output, _ = trainer.communicate(timeout=TIMEOUT_SECONDS)
     assert output == "orderly end\n" and trainer.returncode == 0
-    assert wait_until_gone(workers)
+    wait_until_gone(workers)
 
 
 @pytest.mark.gpu

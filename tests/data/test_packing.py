@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import time
+import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
 from made_data import random_images
 from PIL import Image
+from running import start_fork, wait_until
 
 from paceline.commands.pack import pack
 from paceline.config.settings import RunSettings
@@ -51,24 +50,21 @@ def test_a_source_in_memory_is_packed_with_its_labels_and_data_spec(tmp_path: Pa
 def test_packing_resumes_after_being_killed(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     slow = tmp_path / "slow.py"
     slow.write_text(
-        "import time\n"
+        "import os, time\n"
         "from paceline.data.sources.photos import Photos\n"
         "class Slow(Photos):\n"
         "    def read(self, index):\n"
-        "        time.sleep(0.1 * (index > 2))\n"
+        f"        while index > 4 and os.path.exists({str(tmp_path / 'hold')!r}):\n"
+        "            time.sleep(0.01)\n"
         "        return super().read(index)\n"
     )
-    command = [sys.executable, "-m", "paceline", "pack", str(slow), "packed", "--data-root", str(photos)]
-    process = subprocess.Popen([*command, "--workers", "0"], cwd=tmp_path, stdout=subprocess.DEVNULL)
+    (tmp_path / "hold").touch()
+    running = start_fork(tmp_path, "pack", str(slow), "packed", "--data-root", str(photos), "--workers", "0")
     partial = tmp_path / "packed" / "train" / "index.partial"
-    try:
-        deadline = time.monotonic() + 60
-        while not partial.is_file() or partial.stat().st_size < 3 * 4 * 8:
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.005)
-    finally:
-        process.kill()
-        process.wait()
+    wait_until(lambda: partial.is_file() and partial.stat().st_size >= 3 * 4 * 8, running)
+    running.kill()
+    assert running.wait() == -signal.SIGKILL
+    (tmp_path / "hold").unlink()
     with pytest.raises(UserError, match="packing was not finished"):
         open_packed(tmp_path / "packed")
     with open(tmp_path / "packed" / "train" / "image.pixels", "ab") as pixels:

@@ -44,8 +44,8 @@ class Own(Source):
         return 40
 
     def read(self, index):
-        if index >= 5 and (self.root / "slow").exists():
-            time.sleep(0.05)
+        while index >= 20 and (self.root / "hold").exists():
+            time.sleep(0.01)
         level = int((self.root / f"{index}.txt").read_text())
         return {"image": np.full((*self.sizes[index], 1), level, dtype=np.uint8), "label": np.array(int(level == 99))}
 """
@@ -163,13 +163,13 @@ def test_a_source_that_overrides_reading_does_not_use_inherited_file_metadata(ph
 
 def interrupted(folder: Path, own: Path) -> Running:
     """Interrupt packing after some samples, as Ctrl-C would."""
-    (own / "slow").touch()
+    (own / "hold").touch()
     running = start_fork(folder, "pack", "own.py", "packed", "--data-root", str(own), "--workers", "1")
     partial = folder / "packed" / "train" / "index.partial"
     wait_until(lambda: partial.is_file() and partial.stat().st_size >= 3 * 5 * 8, running)
     running.interrupt_group()
     assert running.wait() == 130
-    (own / "slow").unlink()
+    (own / "hold").unlink()
     return running
 
 

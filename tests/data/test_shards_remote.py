@@ -17,6 +17,7 @@ import pytest
 import torch
 from file_server import FileServer
 from made_data import encode_png, random_images, raw_batches, write_tar
+from running import TIMEOUT_SECONDS, wait_until
 
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
@@ -62,6 +63,10 @@ def stored_bytes(cache: Path) -> int:
     return sum(file.stat().st_size for file in (cache / "blocks").rglob("*") if file.is_file())
 
 
+def stored_blocks(cache: Path) -> set[str]:
+    return {str(file.relative_to(cache)) for file in (cache / "blocks").rglob("*") if file.is_file()}
+
+
 def test_a_warm_cache_is_read_without_the_server(served: FileServer, tmp_path: Path) -> None:
     source = open_shards(served.url, tmp_path / "cache")
     assert len(source) == 30 and np.array_equal(source.read(7)["image"], IMAGES[7])
@@ -103,10 +108,11 @@ def test_prefetching_downloads_in_the_background(served: FileServer, tmp_path: P
     (tmp_path / "second").mkdir()
     (tmp_path / "first" / "index").rename(tmp_path / "second" / "index")
     source = open_shards(served.url, tmp_path / "second")
+    opened = stored_blocks(tmp_path / "second")
+    open_shards(served.url, tmp_path / "third").read_many(np.arange(3, 6))
+    assert opened < stored_blocks(tmp_path / "third")
     source.prefetch(np.arange(3, 6))
-    until = time.monotonic() + 20
-    while not stored_bytes(tmp_path / "second") and time.monotonic() < until:
-        time.sleep(0.01)
+    wait_until(lambda: stored_blocks(tmp_path / "second") >= stored_blocks(tmp_path / "third"))
     served.stop()
     assert np.array_equal(source.read(4)["image"], IMAGES[4])
 
@@ -265,7 +271,7 @@ def test_several_processes_download_a_whole_shard_only_once(served: FileServer, 
     for process in processes:
         process.start()
     for process in processes:
-        process.join(60)
+        process.join(TIMEOUT_SECONDS)
         assert process.exitcode == 0
     assert len(served.ranges("train-0.tar")) == 1
 
@@ -343,12 +349,13 @@ def test_reading_waits_for_a_server_that_restarts(
     served: FileServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = open_shards(served.url, tmp_path / "cache", shard_cache_gb=0)
+    served.requests.clear()
     served.fails = True
     pid = os.fork()
     if pid == 0:  # a worker process
         equal = np.array_equal(source.read(5)["image"], IMAGES[5])
         os._exit(0 if equal else 1)
-    time.sleep(0.5)
+    wait_until(lambda: served.requests)
     served.fails = False
     assert os.waitpid(pid, 0)[1] == 0
 

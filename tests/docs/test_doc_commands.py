@@ -17,12 +17,13 @@ TINY = str(ROOT / "tests" / "tiny.py")  # a recipe whose steps take a millisecon
 # Patterns and replacements that make documented commands run faster, applied in order.
 # Commands that become identical run only once.
 SMALLER: tuple[tuple[str, str], ...] = (
-    (r"^paceline verify .*$", f"paceline verify {TINY} --strategies single,ddp --steps 1"),
+    (r"^paceline verify .*$", f"paceline verify {TINY} --strategies single,ddp --devices 1 --steps 1"),
     (r"^paceline compare (?!runs/).*$", f"paceline compare {TINY} --strategies single --images 16 --no-verify"),
     (r"file:///tmp/", "file://PLACE/"),
     (r" --epochs 14\b", " --images 48"),  # more images than the run was trained on, so that it resumes
     (r" --(epochs|batch-size|crop) \S+", ""),
     (r"^(paceline train (super_resolution|esrgan|restoration) --preset quick)", r"\1 --data-root docs/examples/photos"),
+    (r" --devices 2 (.*) --out runs/ranks", r" --strategy ddp --devices 2 \1 --out runs/ddp"),  # the default strategy
     (r"^(paceline train classification)", r"\1 --batch-size 16 --set width=2"),
     (r"^(paceline train (dcgan|dual_gan))", r"\1 --batch-size 16 --set ngf=2 --set ndf=2 --set nz=4"),
     (r"^(paceline train r3gan)", r"\1 --batch-size 8 --images 16 --set width=8 --set num_blocks=1 --set size=16"),

@@ -6,6 +6,7 @@ import json
 import signal
 import socket
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,12 +19,26 @@ from paceline.launch.child import Child, failure_reason
 from paceline.launch.fork_server import ForkServers
 
 
+@contextmanager
+def started(folder: Path) -> Iterator[ForkServers]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(fork_server, "MODULES", ())  # so that the server starts quickly
+        with ForkServers() as servers:
+            yield servers
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServers]:
+    """Fork servers for tests that leave them as they are."""
+    with started(tmp_path_factory.mktemp("shared")) as servers:
+        yield servers
+
+
 @pytest.fixture
-def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ForkServers]:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(fork_server, "MODULES", ())  # without PyTorch, so that the server starts quickly
-    with ForkServers() as started:
-        yield started
+def servers(tmp_path: Path) -> Iterator[ForkServers]:
+    with started(tmp_path) as servers:
+        yield servers
 
 
 def end_of(child: Child) -> int:
@@ -31,20 +46,20 @@ def end_of(child: Child) -> int:
     return int(code[0])
 
 
-def test_a_forked_command_writes_a_log_and_returns_its_exit_code(tmp_path: Path, servers: ForkServers) -> None:
-    good = Child(["--version"], tmp_path / "logs/good.txt", start=servers.start)
-    bad = Child(["train", "no-such-recipe"], tmp_path / "logs/bad.txt", start=servers.start)
+def test_a_forked_command_writes_a_log_and_returns_its_exit_code(tmp_path: Path, shared: ForkServers) -> None:
+    good = Child(["--version"], tmp_path / "logs/good.txt", start=shared.start)
+    bad = Child(["train", "no-such-recipe"], tmp_path / "logs/bad.txt", start=shared.start)
     assert (end_of(good), end_of(bad)) == (0, 2)
     assert __version__ in (tmp_path / "logs/good.txt").read_text()
     assert "no-such-recipe" in failure_reason(tmp_path / "logs/bad.txt")
 
 
 def test_a_missing_log_folder_and_a_command_that_has_just_ended_are_handled(
-    tmp_path: Path, servers: ForkServers, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, shared: ForkServers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(FileNotFoundError):
-        servers.start(["--version"], tmp_path / "nowhere" / "log.txt", {})
-    child = Child(["--version"], tmp_path / "log.txt", start=servers.start)
+        shared.start(["--version"], tmp_path / "nowhere" / "log.txt", {})
+    child = Child(["--version"], tmp_path / "log.txt", start=shared.start)
     wait_until(lambda: not Path(f"/proc/{child._process.pid}").exists())
     monkeypatch.setattr(child, "poll", lambda: None)  # the command ends between this check and the signal
     child.kill()
@@ -87,8 +102,8 @@ def test_forked_commands_have_the_environment_variables_of_their_server(tmp_path
     assert widths[0] <= 60 < widths[1] <= 110
 
 
-def test_a_forked_command_can_be_interrupted_and_killed(tmp_path: Path, servers: ForkServers) -> None:
-    boards = [Child(["board", ".", "--port", "0"], tmp_path / f"{n}.txt", start=servers.start) for n in range(2)]
+def test_a_forked_command_can_be_interrupted_and_killed(tmp_path: Path, shared: ForkServers) -> None:
+    boards = [Child(["board", ".", "--port", "0"], tmp_path / f"{n}.txt", start=shared.start) for n in range(2)]
     for n in range(2):
         wait_until(lambda n=n: "http" in (tmp_path / f"{n}.txt").read_text())
     boards[0].send(signal.SIGINT)

@@ -6,12 +6,13 @@ import signal
 from pathlib import Path
 
 import pytest
-from running import start_command, start_ranks, wait_until
+from holds import Holds
+from running import has_ended, run_fork, start_fork, start_ranks, wait_for_workers, wait_until
 
 from paceline.runs.status import Status
 
 FAULTY = str(Path(__file__).parents[1] / "faulty.py")
-COMMAND = ("train", FAULTY, "--accelerator", "cpu", "--devices", "2", "--timeout", "4", "--out", "run")
+COMMAND = ("train", FAULTY, "--accelerator", "cpu", "--devices", "2", "--timeout", "6", "--out", "run")
 
 
 def log_of(folder: Path, rank: int) -> str:
@@ -19,10 +20,12 @@ def log_of(folder: Path, rank: int) -> str:
 
 
 def test_the_launcher_names_a_slow_rank_and_then_the_one_that_is_stopped(tmp_path: Path) -> None:
-    faults = ("--set", "fault=stop", "--set", "faulty_rank=1", "--set", "at=40", "--set", "slow_rank=0")
-    running = start_command(tmp_path, *COMMAND, *faults, "--profile", "4")
+    faults = ("--set", "fault=stop", "--set", "faulty_rank=1", "--set", "at=24", "--set", "slow_rank=0")
+    running = start_fork(tmp_path, *COMMAND, *faults, "--profile", "4")
+    workers = wait_for_workers(running)
     assert running.wait() == 2
-    assert "rank 1 did not arrive: rank 1 is stopped" in running.stderr and "(--timeout 4)" in running.stderr
+    assert "rank 1 did not arrive: rank 1 is stopped" in running.stderr and "(--timeout 6)" in running.stderr
+    wait_until(lambda: all(map(has_ended, workers.values())))
     status = Status.of(tmp_path / "run")
     assert status and status.state == "failed" and "rank 1 did not arrive" in status.reason
     for rank in (0, 1):  # both stacks end in the recipe or in the exchange of its statistics
@@ -40,7 +43,7 @@ def test_the_launcher_names_a_slow_rank_and_then_the_one_that_is_stopped(tmp_pat
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_the_launcher_names_the_rank_that_skips_a_collective_operation(tmp_path: Path, rank: int) -> None:
-    running = start_command(tmp_path, *COMMAND, "--set", "fault=skip", "--set", f"faulty_rank={rank}")
+    running = run_fork(tmp_path, *COMMAND, "--set", "fault=skip", "--set", f"faulty_rank={rank}")
     assert running.wait() == 2
     assert f"rank {rank} did not arrive at 'classifier: BatchNorm' (step 19" in running.stderr
 
@@ -49,7 +52,7 @@ def test_the_launcher_names_the_rank_that_skips_a_collective_operation(tmp_path:
 def test_ranks_without_a_launcher_name_the_one_that_is_stopped(tmp_path: Path) -> None:
     ranks = start_ranks(tmp_path, 2, *COMMAND, "--set", "fault=stop", "--set", "faulty_rank=1", "--strategy", "ddp")
     try:
-        assert ranks[0].wait(60) == 2
+        assert ranks[0].wait() == 2
         assert "rank 1 did not arrive: rank 1 does not answer" in ranks[0].stderr
         assert "most recent call first" in log_of(tmp_path, 0)
     finally:
@@ -57,11 +60,10 @@ def test_ranks_without_a_launcher_name_the_one_that_is_stopped(tmp_path: Path) -
 
 
 def test_a_hang_in_a_single_process_writes_its_stack(tmp_path: Path, tiny: str) -> None:
-    block = tmp_path / "block"
-    words = ("--accelerator", "cpu", "--timeout", "2", "--set", f"wait_while={block}", "--out", "run")
-    running = start_ranks(tmp_path, 1, "train", tiny, *words, "--images", "16000")[0]
-    wait_until(lambda: (tmp_path / "run" / "metrics.jsonl").exists(), running)
-    block.touch()
-    assert running.wait(60) == 2
+    holds = Holds(tmp_path / "holds")
+    holds.hold("loss", after=3)
+    words = ("train", tiny, "--accelerator", "cpu", "--timeout", "1", *holds.settings, "--out", "run")
+    running = run_fork(tmp_path, *words)
+    assert running.wait() == 2
     assert "no progress for " in running.stderr and "logs/rank-0.txt" in running.stderr
     assert "in classifier_loss" in log_of(tmp_path, 0)

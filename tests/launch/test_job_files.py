@@ -60,7 +60,7 @@ def test_a_job_forwards_a_stop_signal_and_is_requeued(here: Path) -> None:
     while not (here / "began").exists():
         assert job.poll() is None
     job.send_signal(subprocess.signal.SIGUSR1)  # type: ignore[attr-defined]
-    output, _ = job.communicate(timeout=30)
+    output, _ = job.communicate(timeout=100)
     assert job.returncode == 75 and "requeued" in output
     assert (here / "asked").exists()
     assert (here / "scontrol").read_text().splitlines()[0] == "requeue 12345"

@@ -33,7 +33,7 @@ def test_a_task_runs_in_every_process_with_its_arguments_and_settings(config: Co
 
 
 def test_the_exit_code_of_a_task_is_returned(config: Config, capfd: pytest.CaptureFixture[str]) -> None:
-    assert run_in_processes(Task.of(end_with, 3), config) == 3
+    assert run_in_processes(Task.of(end_with, 3), config.with_run(devices=1)) == 3
     assert "ended with exit code 3" in capfd.readouterr().err
 
 
@@ -47,7 +47,7 @@ def test_a_task_with_an_unknown_function_fails(config: Config, capfd: pytest.Cap
     unknown = Task(task_functions.__name__, "nothing", "[[], {}]")
     with pytest.raises(LookupError, match=r"task_functions\.nothing: no such function"):
         unknown.run(config)
-    assert run_in_processes(unknown, config) == 1
+    assert run_in_processes(unknown, config.with_run(devices=1)) == 1
     assert "LookupError: task_functions.nothing: no such function" in capfd.readouterr().err
 
 

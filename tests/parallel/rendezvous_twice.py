@@ -8,7 +8,7 @@ import torch
 from paceline.config.settings import RunSettings
 from paceline.parallel.world import join
 
-settings = RunSettings(accelerator="cpu", strategy="ddp", devices=2, timeout=30.0)
+settings = RunSettings(accelerator="cpu", strategy="ddp", devices=2, timeout=100.0)
 for rendezvous in (1, 2):
     world = join(settings, distributed=True)
     total = world.sum(torch.tensor([float(rendezvous * (world.rank + 1))])).item()

@@ -30,14 +30,14 @@ def train_unless_absent(absent: int, words: tuple[str, ...]) -> int:
     return 0 if int(os.environ["RANK"]) == absent else run(list(words))
 
 
-@pytest.mark.parametrize("absent", [0, 1])
-def test_the_error_names_a_rank_that_never_starts(tmp_path: Path, tiny: str, absent: int) -> None:
-    words = ("train", tiny, *SHORT, "--set", "start_timeout=2", "--out", "run")
-    ranks = start_function_in_ranks(tmp_path, 3, train_unless_absent, absent, words)
-    for rank, running in enumerate(ranks):
-        if rank != absent:
-            assert running.wait(30) == 2
-            assert f"rank {absent} did not start within 2 s (start_timeout)" in one_line(running)
+def test_the_error_names_a_rank_that_never_starts(tmp_path: Path, tiny: str) -> None:
+    words = ("train", tiny, *SHORT, "--set", "start_timeout=6", "--out")
+    groups = [start_function_in_ranks(tmp_path, 3, train_unless_absent, n, (*words, f"run-{n}")) for n in (0, 1)]
+    for absent, ranks in enumerate(groups):
+        for rank, running in enumerate(ranks):
+            if rank != absent:
+                assert running.wait() == 2
+                assert f"rank {absent} did not start within 6 s (start_timeout)" in one_line(running)
 
 
 def train_with_a_wrong_path(wrong: int, words: tuple[str, ...]) -> int:
@@ -55,22 +55,20 @@ def test_a_rank_that_cannot_open_its_data_is_named_by_the_others(tmp_path: Path,
         (tmp_path / "images" / kind).mkdir(parents=True)
         for number in range(20):
             Image.new("RGB", (8, 8), (number, 0, 0)).save(tmp_path / "images" / kind / f"{number}.png")
-    began = time.monotonic()
     ranks = start_function_in_ranks(tmp_path, 2, train_with_a_wrong_path, wrong, words)
-    assert [running.wait(60) for running in ranks] == [2, 2]
+    assert [running.wait() for running in ranks] == [2, 2]
     assert "missing" in one_line(ranks[wrong])
     assert f"rank {wrong} ended" in one_line(ranks[1 - wrong])
-    assert time.monotonic() - began < 30
 
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_rank_is_named_by_the_others(tmp_path: Path, tiny: str, victim: int) -> None:
-    words = ("train", tiny, *SHORT, "--images", "16000", "--set", "pause=0.02", "--out", "run")
+    words = ("train", tiny, *SHORT, "--images", "1600000", "--out", "run")
     ranks = start_ranks(tmp_path, 2, *words)
     wait_until(lambda: (tmp_path / "run" / "status.json").exists(), ranks[0])
     ranks[victim].kill(signal.SIGKILL)
     other = ranks[1 - victim]
-    assert other.wait(30) == 2
+    assert other.wait() == 2
     if victim:
         assert f"rank {victim} ended" in one_line(other)
         status = Status.of(tmp_path / "run")
@@ -90,15 +88,15 @@ def hang_or_fail() -> int:
     world = join(RunSettings(accelerator="cpu"), distributed=True)
     with world.reporting():
         if world.is_first:
-            time.sleep(60)
+            time.sleep(3600)
         raise UserError("no such folder")
 
 
 def test_a_rank_that_hangs_after_another_rank_failed_exits(tmp_path: Path) -> None:
     first, second = start_function_in_ranks(tmp_path, 2, hang_or_fail)
-    assert first.wait(20) == 2
+    assert first.wait() == 2
     assert one_line(first) == "paceline: rank 1 ended: no such folder\n"
-    assert second.wait(20) == 1
+    assert second.wait() == 1
 
 
 def test_a_rank_that_has_not_noticed_a_hang_yet_is_not_reported_as_stopped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from running import TIMEOUT_SECONDS, free_port
 
 from paceline.config.settings import RunSettings
 from paceline.core.errors import UserError
@@ -164,10 +164,7 @@ def test_two_processes_on_the_same_gpu_are_rejected_with_nccl(gpus: Gpus, monkey
 
 
 def test_processes_can_reconnect_even_if_rank_0_is_slow_to_disconnect() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     command = [sys.executable, str(Path(__file__).with_name("rendezvous_twice.py"))]
     ranks = [
         subprocess.Popen(
@@ -179,5 +176,5 @@ def test_processes_can_reconnect_even_if_rank_0_is_slow_to_disconnect() -> None:
         )
         for rank in "01"
     ]
-    printed = [rank.communicate(timeout=100)[0] for rank in ranks]
+    printed = [rank.communicate(timeout=TIMEOUT_SECONDS)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0] and all("met twice" in words for words in printed), printed

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
+from holds import start_until
 from PIL import Image
-from running import metrics_without_times, run_fork, start_fork, wait_until, weights_of
+from running import metrics_without_times, run_fork, wait_until, weights_of
 
 import paceline
 from paceline.cli.app import run
@@ -60,10 +62,10 @@ def strength(run_folder: str) -> float:
 
 def test_a_killed_run_ends_with_the_same_weights_and_augmentation_strength(folder: Path) -> None:
     for images in (64, 192):
-        running = start_fork(folder, *with_settings(), "--out", "killed")
+        (running,) = start_until(folder, 1, images + 16, *with_settings(), "--out", "killed")
         wait_until(lambda at=images: Path("killed/checkpoints", f"{at:012}").is_dir(), running)
         running.kill()
-        running.wait()
+        assert running.wait() == -signal.SIGKILL
     last = run_fork(folder, *with_settings(), "--out", "killed")
     assert last.wait() == 0 and "resuming from" in last.stdout
     assert weights_of(Path("killed")) == weights_of(Path("whole"))

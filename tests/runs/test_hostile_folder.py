@@ -148,11 +148,11 @@ BOMBS = {
 def test_a_malicious_toml_file_is_quickly_rejected_in_one_line(bomb: str, tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text(bomb, encoding="utf-8", errors="surrogateescape")
     for read in (lambda: read_record(tmp_path), lambda: read_file(str(tmp_path / "config.toml"))):
-        began = time.monotonic()
+        began = time.process_time()
         with pytest.raises(UserError) as caught:
             read()
         assert "\n" not in str(caught.value) and len(str(caught.value)) < 1000
-        assert time.monotonic() - began < 20  # without the limits, this would take minutes
+        assert time.process_time() - began < 20  # without the limits, this would take minutes
 
 
 JSON_BOMBS = {"nested": "[" * 100_000, "objects": '{"a":' * 100_000, "a number": '{"images": ' + "9" * 5000 + "}"}

@@ -10,12 +10,13 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from holds import Holds
 from running import run_fork, start_command, start_fork, start_function_in_ranks, wait_until, workers_of
 
 from paceline.core.heartbeat import is_child
 from paceline.runs.status import Status
 
-SLOWLY = ("--set", "pause=0.03", "--set", "save_every=2 steps", "--set", "loggers=")
+ENDLESSLY = ("--images", "16000000", "--set", "save_every=2 steps", "--set", "loggers=")
 
 
 def children_of(parent: int) -> list[int]:
@@ -32,7 +33,7 @@ def has_saved(run: Path) -> bool:
 
 def test_removing_the_run_folder_ends_the_run_with_a_one_line_error(tmp_path: Path, tiny: str) -> None:
     run = tmp_path / "run"
-    running = start_fork(tmp_path, "train", tiny, *SLOWLY, "--out", "run")
+    running = start_fork(tmp_path, "train", tiny, *ENDLESSLY, "--out", "run")
     wait_until(lambda: has_saved(run), running)
     run.rename(tmp_path / "moved")
     shutil.rmtree(tmp_path / "moved")
@@ -64,7 +65,7 @@ def test_a_lock_file_that_is_a_symlink_is_rejected(tmp_path: Path, tiny: str) ->
 
 @pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_killed_loader_process_ends_the_run_with_a_one_line_error(tmp_path: Path, tiny: str, devices: int) -> None:
-    command = ("train", tiny, *SLOWLY, "--set", "loader=workers", "--set", "workers=1", "--out", "run")
+    command = ("train", tiny, *ENDLESSLY, "--set", "loader=workers", "--set", "workers=1", "--out", "run")
     start = start_fork if devices == 1 else start_command
     running = start(tmp_path, *command, "--devices", str(devices))
     wait_until(lambda: has_saved(tmp_path / "run"), running)
@@ -80,12 +81,14 @@ def test_a_killed_loader_process_ends_the_run_with_a_one_line_error(tmp_path: Pa
 
 def test_a_loader_process_killed_during_an_evaluation_is_reported_in_one_line(tmp_path: Path, tiny: str) -> None:
     assert run_fork(tmp_path, "train", tiny, "--images", "32", "--out", "run").wait() == 0
-    workers = ("--set", "loader=workers", "--set", "workers=1", "--set", "evaluation_pause=30")
+    holds = Holds(tmp_path / "holds")
+    holds.hold("prediction")
+    workers = ("--set", "loader=workers", "--set", "workers=1", *holds.settings)
     running = start_fork(tmp_path, "evaluate", "run", "--trust", *workers)
-    victim = wait_until(lambda: children_of(running.pid), running)[0]
-    time.sleep(0.5)  # wait until the batch is read and the evaluation pauses
+    holds.wait_for("prediction", running)
+    (victim,) = children_of(running.pid)
     os.kill(victim, signal.SIGKILL)
-    assert running.wait(30) == 2
+    assert running.wait() == 2
     assert len(running.stderr.splitlines()) == 1, running.stderr
     assert f"loader process {victim} was killed by signal 9" in running.stderr
 
@@ -95,7 +98,7 @@ def train_in_a_program(tiny: str) -> int:
 
     try:
         paceline.train(
-            tiny, loader="workers", workers=1, images=16_000, pause=0.03, save_every="2 steps", timeout=2.0, out="run"
+            tiny, loader="workers", workers=1, images=16_000_000, save_every="2 steps", timeout=2.0, out="run"
         )
     except paceline.UserError as error:
         print(f"caught: {error}")
@@ -109,7 +112,7 @@ def test_a_hung_run_raises_an_error_that_the_calling_program_can_catch(tmp_path:
     loaders = children_of(running.pid)
     for loader in loaders:
         os.kill(loader, signal.SIGSTOP)
-    assert running.wait(30) == 7
+    assert running.wait() == 7
     assert "caught: no progress for " in running.stdout
     status = Status.of(tmp_path / "run")
     assert status and status.state == "failed" and "no progress" in status.reason
@@ -119,9 +122,11 @@ def test_a_hung_run_raises_an_error_that_the_calling_program_can_catch(tmp_path:
 
 
 def test_a_stopped_loader_process_does_not_hang_a_single_process(tmp_path: Path, tiny: str) -> None:
-    command = ("train", tiny, *SLOWLY, "--set", "loader=workers", "--set", "workers=1", "--out", "run")
-    running = start_fork(tmp_path, *command, "--set", "timeout=3", "--images", "16000")
-    wait_until(lambda: has_saved(tmp_path / "run"), running)
+    command = ("train", tiny, *ENDLESSLY, "--set", "loader=workers", "--set", "workers=1", "--out", "run")
+    # No saves, since a slow disk would delay them.
+    running = start_fork(tmp_path, *command, "--set", "timeout=3", "--set", "save_every=1000000 steps")
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    wait_until(lambda: metrics.exists() and metrics.stat().st_size, running)
     for number in (signal.SIGSTOP, signal.SIGCONT):  # suspend and continue the run
         running.kill(number)
         time.sleep(4)
@@ -129,10 +134,8 @@ def test_a_stopped_loader_process_does_not_hang_a_single_process(tmp_path: Path,
     loaders = children_of(running.pid)
     for loader in loaders:
         os.kill(loader, signal.SIGSTOP)
-    assert running.wait(30) == 2
+    assert running.wait() == 2
     assert len(running.stderr.splitlines()) == 1 and "(--timeout 3)" in running.stderr
     status = Status.of(tmp_path / "run")
     assert status and status.state == "failed" and "no progress" in status.reason
-    wait_until(
-        lambda: not any(is_child(loader, parent) for loader in loaders for parent in (1, running.pid)), seconds=5
-    )
+    wait_until(lambda: not any(is_child(loader, parent) for loader in loaders for parent in (1, running.pid)))

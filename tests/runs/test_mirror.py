@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from holds import Holds
 from running import Running, metrics_without_times, run_fork, start_fork, wait_until, weights_of
 
 from paceline.board.files import LocalFiles
@@ -27,7 +28,7 @@ from paceline.runs.snapshot import CheckpointNumbers, Snapshot
 from paceline.runs.status import MirrorState, Status
 
 TINY = str(Path(__file__).resolve().parent.parent / "tiny.py")
-QUICK = ("--set", "mirror_every=0.1", "--set", "pause=0.02")
+QUICK = ("--set", "mirror_every=0.1")
 
 
 @pytest.fixture(params=["file", "memory"])
@@ -285,14 +286,17 @@ def published(away: Path) -> list[int]:
 
 
 def test_a_run_that_lost_its_disk_resumes_from_its_mirror_with_bit_identical_weights(tmp_path: Path) -> None:
-    command = ("train", TINY, "--set", "dropout=0.2", *QUICK)
+    holds = Holds(tmp_path / "holds")
+    command = ("train", TINY, "--set", "dropout=0.2", *QUICK, *holds.settings)
     assert run_fork(tmp_path, *command, "--out", "whole").wait() == 0
     url = f"file://{tmp_path}/away"
     both = (*command, "--out", "run", "--mirror", url, "--resume-from", url)
+    holds.hold("loss", after=17)
     first = start_fork(tmp_path, *both)
     wait_until(lambda: published(tmp_path / "away")[-1:] >= [160], first)
     first.kill()
     first.wait()
+    holds.release("loss")
     assert "contains no run yet" in first.stdout
     shutil.rmtree(tmp_path / "run")
     alone = run_fork(tmp_path, *command, "--out", "run", "--mirror", url)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from holds import Holds
 from running import metrics_without_times, run_fork, run_ranks, start_fork, wait_until, weights_of
 
 from paceline.core.errors import UserError
@@ -22,16 +23,17 @@ from paceline.runs.snapshot import CheckpointNumbers, Snapshot
 
 
 def test_a_run_folder_in_use_is_rejected_and_its_run_is_not_disturbed(tmp_path: Path, tiny: str) -> None:
-    (tmp_path / "hold").touch()
-    command = ("train", tiny, "--set", f"wait_while={tmp_path / 'hold'}")
+    holds = Holds(tmp_path / "holds")
+    holds.hold("loss")
+    command = ("train", tiny, *holds.settings)
     first = start_fork(tmp_path, *command, "--out", "run")
-    wait_until(lambda: (tmp_path / "run" / "config.toml").exists(), first)
+    holds.wait_for("loss", first)
     second = run_fork(tmp_path, *command, "--out", "run")
     assert not first.ended
     assert second.wait() == 2
     message = f"--out run: this run is in use by process {first.pid}; choose a different --out"
     assert second.stderr == f"paceline: {message}\n"
-    (tmp_path / "hold").unlink()
+    holds.release("loss")
     assert first.wait() == 0 and first.stderr == ""
     assert run_fork(tmp_path, *command, "--out", "alone").wait() == 0
     assert weights_of(tmp_path / "run") == weights_of(tmp_path / "alone")

@@ -7,30 +7,35 @@ import pty
 import signal
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
+from holds import Holds
 from running import (
+    TIMEOUT_SECONDS,
     Running,
-    processes_naming,
+    has_ended,
     run_fork,
     run_ranks,
     start_command,
     start_fork,
     start_ranks,
+    wait_for_workers,
     wait_until,
     weights_of,
-    workers_of,
 )
 
 from paceline.parallel.world import Place, World
+from paceline.runs.checkpoint import Checkpoints
 from paceline.runs.status import Status
+from paceline.training import stop as stop_module
 from paceline.training.stop import StopRequest, StopVote
 
-SLOWLY = ("--set", "pause=0.02", "--set", "log_every=1000 steps", "--set", "save_every=1000 steps")
-
+RARELY = ("--set", "log_every=1000 steps", "--set", "save_every=1000 steps", "--set", "holds=holds")
+STEPS_BEFORE_STOP = 4  # of 30. Two processes check for a stop request after steps 1, 3 and 7.
 ANSWER = "saving a checkpoint after this step; press Ctrl-C again to stop now, without saving"
 
 
@@ -38,17 +43,44 @@ def tensors(run: Path) -> dict[str, bytes]:
     return {name: content for name, content in weights_of(run).items() if name.endswith(".safetensors")}
 
 
-def is_training(run: Path, seen: Path) -> bool:
-    return seen.exists() and any(len(file.read_text().splitlines()) > 3 for file in seen.iterdir())
+@pytest.fixture
+def holds(tmp_path: Path) -> Holds:
+    """Hold every run in its fifth step."""
+    holds = Holds(tmp_path / "holds")
+    holds.hold("loss", after=STEPS_BEFORE_STOP)
+    return holds
 
 
-def stop(running: Running, folder: Path, name: str, number: int) -> float:
-    """Send a signal to a training run; return the seconds until the run ended."""
-    wait_until(lambda: is_training(folder / name, folder / f"{name}-seen"), running)
-    began = time.monotonic()
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, tiny: str) -> Callable[[str, int], dict[str, bytes]]:
+    """A function that returns the final tensors of a run without interruptions."""
+    folder = tmp_path_factory.mktemp("whole")
+
+    def train(strategy: str, size: int) -> dict[str, bytes]:
+        run = folder / f"{strategy}-{size}"
+        if not run.exists():
+            words = ("train", tiny, *RARELY, "--strategy", strategy, "--out", run.name)
+            assert run_ranks(folder, size, *words) == [0] * size
+        return tensors(run)
+
+    return train
+
+
+def stop(holds: Holds, running: Running, number: int, num_ranks: int = 1) -> None:
+    """Send a signal to a run that is held in a step, and let the run continue."""
+    holds.wait_for("loss", running, num_ranks)
     running.interrupt_group(number)
-    running.wait()
-    return time.monotonic() - began
+    if number in (signal.SIGINT, signal.SIGTERM) and num_ranks > 1:  # the launcher may have to forward the signal
+        wait_until(lambda: "saving a checkpoint after this step" in running.stdout, running)
+    holds.release("loss")
+
+
+def assert_stopped(run: Path) -> None:
+    """Check that the run saved its last step and did not reach its end."""
+    status = Status.of(run)
+    assert status and status.state == "stopped"
+    (saved,) = Checkpoints(run / "checkpoints").all()
+    assert 16 * STEPS_BEFORE_STOP < saved < 480
 
 
 @pytest.mark.parametrize(
@@ -63,17 +95,23 @@ def stop(running: Running, folder: Path, name: str, number: int) -> float:
     ],
 )
 def test_a_single_process_saves_on_a_stop_signal_and_resumes(
-    tmp_path: Path, tiny: str, strategy: str, number: int, code: int
+    tmp_path: Path,
+    tiny: str,
+    holds: Holds,
+    whole: Callable[[str, int], dict[str, bytes]],
+    strategy: str,
+    number: int,
+    code: int,
 ) -> None:
-    command = ("train", tiny, *SLOWLY, "--strategy", strategy, "--set", "record=run-seen")
-    running = start_fork(tmp_path, *command, "--out", "run")
-    assert stop(running, tmp_path, "run", number) < 20
+    command = ("train", tiny, *RARELY, "--strategy", strategy, "--out", "run")
+    running = start_fork(tmp_path, *command)
+    stop(holds, running, number)
     assert running.wait() == code and running.stderr == ""
     assert "images and saved; run the same command again to resume" in running.stdout
-    again = run_fork(tmp_path, *command, "--out", "run")
+    assert_stopped(tmp_path / "run")
+    again = run_fork(tmp_path, *command)
     assert again.wait() == 0 and "resuming from" in again.stdout
-    assert run_fork(tmp_path, *command, "--out", "whole").wait() == 0
-    assert tensors(tmp_path / "run") == tensors(tmp_path / "whole")
+    assert tensors(tmp_path / "run") == whole(strategy, 1)
 
 
 @pytest.mark.parametrize(
@@ -81,73 +119,106 @@ def test_a_single_process_saves_on_a_stop_signal_and_resumes(
     [("ddp", signal.SIGINT, 130), pytest.param("lightning", signal.SIGTERM, 75, marks=pytest.mark.slow)],
 )
 def test_two_processes_save_on_a_stop_signal_and_resume(
-    tmp_path: Path, tiny: str, strategy: str, number: int, code: int
+    tmp_path: Path,
+    tiny: str,
+    holds: Holds,
+    whole: Callable[[str, int], dict[str, bytes]],
+    strategy: str,
+    number: int,
+    code: int,
 ) -> None:
-    command = ("train", tiny, *SLOWLY, "--devices", "2", "--strategy", strategy, "--set", "record=run-seen")
-    running = start_command(tmp_path, *command, "--out", str(tmp_path / "run"))
-    assert stop(running, tmp_path, "run", number) < 20
+    run = tmp_path / "run"
+    command = ("train", tiny, *RARELY, "--devices", "2", "--strategy", strategy, "--out", str(run))
+    running = start_fork(tmp_path, *command)
+    workers = wait_for_workers(running)
+    stop(holds, running, number, num_ranks=2)
     assert running.wait() == code and running.stderr == ""
     assert "images and saved; run the same command again to resume" in running.stdout
-    wait_until(lambda: not processes_naming(str(tmp_path / "run")), seconds=5)
-    assert run_ranks(tmp_path, 2, *command, "--out", str(tmp_path / "run")) == [0, 0]
-    assert run_ranks(tmp_path, 2, *command, "--out", str(tmp_path / "whole")) == [0, 0]
-    assert tensors(tmp_path / "run") == tensors(tmp_path / "whole")
+    wait_until(lambda: all(map(has_ended, workers.values())))
+    assert_stopped(run)
+    assert run_ranks(tmp_path, 2, *command) == [0, 0]
+    assert tensors(run) == whole(strategy, 2)
 
 
 @pytest.mark.parametrize("strategy", ["ddp", pytest.param("lightning", marks=pytest.mark.slow)])
-def test_a_stop_signal_to_one_rank_stops_all_ranks(tmp_path: Path, tiny: str, strategy: str) -> None:
+def test_a_stop_signal_to_one_rank_stops_all_ranks(
+    tmp_path: Path, tiny: str, holds: Holds, whole: Callable[[str, int], dict[str, bytes]], strategy: str
+) -> None:
     """A scheduler may send the signal to a single process, without a launcher that forwards it."""
-    command = ("train", tiny, *SLOWLY, "--devices", "2", "--strategy", strategy, "--set", "record=run-seen")
-    ranks = start_ranks(tmp_path, 2, *command, "--out", "run")
-    assert stop(ranks[1], tmp_path, "run", signal.SIGTERM) < 20
+    command = ("train", tiny, *RARELY, "--devices", "2", "--strategy", strategy, "--out", "run")
+    ranks = start_ranks(tmp_path, 2, *command)
+    holds.wait_for("loss", ranks[0], num_ranks=2)
+    ranks[1].kill(signal.SIGTERM)
+    holds.release("loss")
     assert [rank.wait() for rank in ranks] == [75, 75]
-    assert run_ranks(tmp_path, 2, *command, "--out", "run") == [0, 0]
-    assert run_ranks(tmp_path, 2, *command, "--out", "whole") == [0, 0]
-    assert tensors(tmp_path / "run") == tensors(tmp_path / "whole")
+    assert_stopped(tmp_path / "run")
+    assert run_ranks(tmp_path, 2, *command) == [0, 0]
+    assert tensors(tmp_path / "run") == whole(strategy, 2)
+
+
+def wait_until_a_second_request_counts(running: Running) -> None:
+    """Wait until the run has answered the first Ctrl-C, and for the time in which a second one is the same request."""
+    wait_until(lambda: ANSWER in running.stdout, running)
+    time.sleep(1.2 * stop_module.SECOND_REQUEST_AFTER_SECONDS)
 
 
 @pytest.mark.parametrize("strategy", ["single", "lightning"])
-def test_a_second_interrupt_ends_a_single_process_immediately(tmp_path: Path, tiny: str, strategy: str) -> None:
-    command = ("train", tiny, "--set", "pause=30", "--strategy", strategy, "--set", "record=seen", "--out", "run")
-    running = start_fork(tmp_path, *command)
-    wait_until(lambda: (tmp_path / "run" / "metrics.jsonl").exists(), running)
-    time.sleep(0.3)
+def test_a_second_interrupt_ends_a_single_process_immediately(
+    tmp_path: Path, tiny: str, holds: Holds, strategy: str
+) -> None:
+    running = start_fork(tmp_path, "train", tiny, *RARELY, "--strategy", strategy, "--out", "run")
+    holds.wait_for("loss", running)
     running.interrupt_group()
-    wait_until(lambda: ANSWER in running.stdout, running, seconds=10)
-    time.sleep(1.5)
+    wait_until_a_second_request_counts(running)
     assert not running.ended
     running.interrupt_group()
-    assert running.wait(10) == 130
+    assert running.wait() == 130, "the step is still held"
     assert running.stderr == "paceline: interrupted\n"
     status = Status.of(tmp_path / "run")
     assert status and (status.state, status.reason) == ("stopped", "a second Ctrl-C stopped the run immediately")
 
 
-def test_a_second_interrupt_ends_two_processes_immediately(tmp_path: Path, tiny: str) -> None:
+def test_a_second_interrupt_ends_two_processes_immediately(tmp_path: Path, tiny: str, holds: Holds) -> None:
     run = tmp_path / "run"
-    running = start_command(tmp_path, "train", tiny, "--set", "pause=60", "--devices", "2", "--out", str(run))
-    wait_until(lambda: (run / "metrics.jsonl").exists(), running)
-    time.sleep(0.5)
+    running = start_fork(tmp_path, "train", tiny, *RARELY, "--devices", "2", "--out", str(run))
+    workers = wait_for_workers(running)
+    holds.wait_for("loss", running, num_ranks=2)
     running.interrupt_group()
-    wait_until(lambda: ANSWER in running.stdout, running, seconds=10)
+    wait_until_a_second_request_counts(running)
     assert not running.ended
     running.interrupt_group()
-    assert running.wait(10) == 130
+    assert running.wait() == 130, "the step is still held"
     assert running.stdout.count(ANSWER) == 1, "only rank 0 answers"
     assert "Traceback" not in running.stderr
-    wait_until(lambda: not processes_naming(str(run)), seconds=5)
+    wait_until(lambda: all(map(has_ended, workers.values())))
     status = Status.of(run)
     assert status and (status.state, status.reason) == ("stopped", "a second Ctrl-C stopped the run immediately")
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+WAITS_IN_WORKERS = """
+import os, time
+while "RANK" in os.environ and os.path.exists("startup"):
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        (signal.SIGINT, 130),
+        pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow),
+    ],
+)
 def test_a_signal_during_startup_ends_all_processes(tmp_path: Path, tiny: str, number: int, code: int) -> None:
-    running = start_command(tmp_path, "train", tiny, "--devices", "2", "--out", str(tmp_path / "run"))
-    wait_until(lambda: len(workers_of(running.pid)) == 2, running)
+    (tmp_path / "startup").touch()  # the workers do not get further than the import of their recipe
+    (tmp_path / "waits.py").write_text(Path(tiny).read_text() + WAITS_IN_WORKERS)
+    running = start_command(tmp_path, "train", "./waits.py", "--devices", "2", "--out", str(tmp_path / "run"))
+    workers = wait_for_workers(running)
     running.interrupt_group(number)
     assert running.wait() == code, "nothing was saved"
     assert "Traceback" not in running.stderr, running.stderr
-    wait_until(lambda: not processes_naming(str(tmp_path / "run")), seconds=5)
+    wait_until(lambda: all(map(has_ended, workers.values())))
 
 
 def shown(terminal: int) -> bool:
@@ -157,31 +228,36 @@ def shown(terminal: int) -> bool:
     return True
 
 
-@pytest.mark.parametrize("devices", ["1", pytest.param("2", marks=pytest.mark.slow)])
-def test_a_run_saves_and_stops_when_its_terminal_is_closed(tmp_path: Path, tiny: str, devices: str) -> None:
-    command = ("train", tiny, *SLOWLY, "--devices", devices, "--set", "record=run-seen", "--out", "run")
+@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_run_saves_and_stops_when_its_terminal_is_closed(
+    tmp_path: Path, tiny: str, holds: Holds, devices: int
+) -> None:
+    command = ("train", tiny, *RARELY, "--devices", str(devices), "--out", "run")
     pid, terminal = pty.fork()
     if not pid:
         os.chdir(tmp_path)
         os.execv(sys.executable, [sys.executable, "-m", "paceline", *command])
     os.set_blocking(terminal, False)
-    wait_until(lambda: shown(terminal) and is_training(tmp_path / "run", tmp_path / "run-seen"))
+    wait_until(lambda: shown(terminal) and holds.num_held("loss") == devices)
     os.close(terminal)
+    log = tmp_path / "run" / "logs" / "rank-0.txt"
+    wait_until(lambda: "received SIGHUP: saving a checkpoint after this step" in log.read_text())
+    holds.release("loss")
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 75
-    status = Status.of(tmp_path / "run")
-    assert status and status.state == "stopped"
-    assert weights_of(tmp_path / "run")
+    assert_stopped(tmp_path / "run")
 
 
-def test_a_run_started_with_nohup_ignores_a_hangup(tmp_path: Path, tiny: str) -> None:
-    command = ("train", tiny, *SLOWLY, "--set", "record=run-seen", "--out", str(tmp_path / "run"))
-    running = start_command(tmp_path, *command, before=("nohup",))
-    assert stop(running, tmp_path, "run", signal.SIGHUP) > 0
+def test_a_run_started_with_nohup_ignores_a_hangup(tmp_path: Path, tiny: str, holds: Holds) -> None:
+    running = start_command(tmp_path, "train", tiny, *RARELY, "--out", "run", before=("nohup",))
+    stop(holds, running, signal.SIGHUP)
     assert running.wait() == 0
+    status = Status.of(tmp_path / "run")
+    assert status and status.state == "finished"
 
 
-def test_signal_handlers_are_restored_after_a_run() -> None:
+def test_signal_handlers_are_restored_after_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]
+    monkeypatch.setattr(stop_module, "SECOND_REQUEST_AFTER_SECONDS", TIMEOUT_SECONDS)
     request = StopRequest()
     with request.listening():
         signal.raise_signal(signal.SIGTERM)
