@@ -28,6 +28,7 @@ from paceline.data.file_lists import (
 )
 from paceline.data.groups import group_keys
 from paceline.data.source import Encoded, Sample, Source
+from paceline.data.whole_source import num_readers
 from paceline.images.decode import BadImage
 from paceline.images.reader_choice import choose_reader
 from paceline.images.readers import Decoded
@@ -73,7 +74,7 @@ class ImageFiles(Source):
             self.notes += self._unused_splits(settings)
         may_skip = settings.bad_images == "skip"
         # Threads run in parallel, because Pillow releases the GIL.
-        with ThreadPoolExecutor(max(1, settings.workers)) as threads:
+        with ThreadPoolExecutor(max(1, num_readers(settings))) as threads:
             read = threads.map(lambda files: self._read_header(files, decoded=may_skip), samples)
             headers = list(counted(read, f"reading the image headers in {root}", len(samples)))
         if may_skip and settings.crop and split == "train" and not self.size:
