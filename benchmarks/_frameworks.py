@@ -6,6 +6,7 @@ upper bound for a loop that a user writes around the same networks and losses.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import perf_counter
@@ -114,6 +115,7 @@ def trainer_fit(losses: Losses, folder: Path) -> Fit:
     import lightning
     from lightning_trainer import WARMUP_BATCHES, Clock, Repeated
 
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)  # its import sets another level
     names = list(losses.kinds)
 
     class Module(lightning.LightningModule):
@@ -145,7 +147,7 @@ def trainer_fit(losses: Losses, folder: Path) -> Fit:
             accelerator="gpu" if losses.device.type == "cuda" else "cpu",
             devices=1,
             precision="bf16-mixed" if losses.device.type == "cuda" else "32-true",
-            max_steps=len(names) * clock.last,  # Lightning counts the steps of all optimizers
+            max_steps=len(losses.recipe.phases) * clock.last,  # Lightning counts the updates of all networks
             callbacks=[clock],
             logger=lightning.pytorch.loggers.CSVLogger(str(folder)),
             enable_checkpointing=False,

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import subprocess
 import sys
 import tempfile
@@ -218,7 +217,6 @@ def ratios_of(rates: dict[str, list[float]]) -> list[dict[str, Any]]:
 def run_row(name: str, options: argparse.Namespace) -> None:
     """Measure one row in this process, and write its results to the row's own file after every turn."""
     warnings.filterwarnings("ignore")
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     torch.manual_seed(0)
 
