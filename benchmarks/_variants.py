@@ -22,7 +22,7 @@ from paceline.training.build import assemble
 from paceline.training.evaluate import training_evaluator
 from paceline.training.loop import Loop, Outputs
 
-WARMUP_STEPS = 14  # enough for the engine, which captures its CUDA graph after 11 eager steps
+WARMUP_STEPS = 14  # enough for the engine, which captures its CUDA graph after at most 11 eager steps
 MAX_STEPS = 400
 Fit = Callable[[int], float]  # function that runs a number of steps and returns the elapsed seconds
 

@@ -5,7 +5,8 @@
 Each measurement starts a new Python process, as a user would. The end of the first step is the time of the first line
 in metrics.jsonl (with `log_every=1 steps`). The recipes take turns with a process that only imports torch, because
 importing torch is the largest part and depends on the state of the disk cache. The first round fills the caches and is
-left out. Other programs on the machine make all times longer, so run this on an idle machine.
+left out. Other programs on the machine make all times longer, so run this on an idle machine. The CPU time (user and
+system) of the whole command, with its child processes, depends less on them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -46,6 +48,12 @@ def seconds_to_import_torch() -> float:
     return time.perf_counter() - started
 
 
+def cpu_seconds() -> float:
+    """Return the CPU time of all child processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def main() -> None:
     """Measure, print a table and write the results as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -60,9 +68,11 @@ def main() -> None:
     words = ["--preset", arguments.preset, "--devices", arguments.devices, *arguments.rest]
     recipes = arguments.recipes.split(",")
     seconds: dict[str, list[float]] = {name: [] for name in (IMPORT_TORCH, *recipes)}
+    cpu: dict[str, list[float]] = {name: [] for name in seconds}
     for number in range(arguments.repeats + 1):
         for name, times in seconds.items():
             with tempfile.TemporaryDirectory() as folder:
+                cpu_before = cpu_seconds()
                 spent = (
                     seconds_to_import_torch()
                     if name == IMPORT_TORCH
@@ -70,13 +80,16 @@ def main() -> None:
                 )
             if number:
                 times.append(spent)
+                cpu[name].append(cpu_seconds() - cpu_before)
     print(
-        f"{'':24}{'median':>8}{'lowest':>8}{'highest':>9}   seconds, n = {arguments.repeats}, load average {load:.1f}"
+        f"{'':24}{'median':>8}{'lowest':>8}{'highest':>9}{'CPU':>8}{'lowest':>8}   seconds, n = {arguments.repeats}, "
+        f"load average {load:.1f}"
     )
     for name, times in seconds.items():
-        print(f"{name:24}{statistics.median(times):8.2f}{min(times):8.2f}{max(times):9.2f}")
+        spent_cpu = f"{statistics.median(cpu[name]):8.2f}{min(cpu[name]):8.2f}"
+        print(f"{name:24}{statistics.median(times):8.2f}{min(times):8.2f}{max(times):9.2f}{spent_cpu}")
     if arguments.json:
-        result = {"seconds": seconds, "load_average": load, "provenance": versions_and_hardware()}
+        result = {"seconds": seconds, "cpu_seconds": cpu, "load_average": load, "provenance": versions_and_hardware()}
         Path(arguments.json).write_text(json.dumps(result, indent=2))
 
 

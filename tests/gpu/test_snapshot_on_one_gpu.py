@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paceline.runs.tensors import copy_to_host, pack
+from paceline.runs.host_copy import copy_to_host
+from paceline.runs.tensors import pack
 
 pytestmark = [
     pytest.mark.gpu,

@@ -63,7 +63,7 @@ def save_in_threads(folder: Path, before: Callable[[], None] = lambda: None) -> 
     def save(rank: int) -> UserError | None:
         saver = Saver(Checkpoints(folder, lambda: METADATA), Threads(rank, shared, barrier))
         try:
-            saver.save(part(rank), 2, None, before=before)
+            saver.save(lambda: part(rank), 2, None, before=before)
             saver.wait()
         except UserError as error:
             return error

@@ -116,7 +116,7 @@ def test_a_logger_that_fails_is_reported_once_and_disabled(
     writer = MetricsWriter(tmp_path / "run", loggers="./failing.py, ./own.py")
     for images in (10, 20):
         writer.write(images, {"a/loss": 1.0})
-        writer.image("samples", images, pixels(3))
+        writer.image("samples", images, lambda: pixels(3))
         writer.flush()
     writer.close()
     printed = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("running the code")]

@@ -106,7 +106,7 @@ def test_a_logger_that_hangs_in_any_call_delays_neither_metrics_nor_other_logger
     writer = MetricsWriter(tmp_path / "run", loggers="./hanging.py,tensorboard")
     for images in (10, 20, 30):
         writer.write(images, {"a/loss": 1.0})
-        writer.image("samples", images, np.zeros((2, 2, 3), np.uint8))
+        writer.image("samples", images, lambda: np.zeros((2, 2, 3), np.uint8))
         writer.flush()
     writer.close(logger_wait=0.1)
     rows = [json.loads(row) for row in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]

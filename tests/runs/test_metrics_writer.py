@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from paceline.core.errors import UserError
-from paceline.runs.metrics import MetricsWriter, read_metrics
+from paceline.runs.metrics import MAX_WAITING_IMAGES, MetricsWriter, read_metrics
 
 
 def lines(folder: Path) -> list[dict[str, float]]:
@@ -51,7 +52,7 @@ def test_metrics_after_the_checkpoint_are_removed_when_a_run_resumes(tmp_path: P
     writer = MetricsWriter(tmp_path, loggers="tensorboard")
     for images in (100, 200, 300):
         writer.write(images, {"a/loss": float(images)})
-        writer.image("fakes", images, pixels)
+        writer.image("fakes", images, lambda: pixels)
     writer.close()
     writer = MetricsWriter(tmp_path, images=200, loggers="tensorboard")
     writer.write(250, {"a/loss": -1.0})
@@ -69,7 +70,7 @@ def test_metrics_after_the_checkpoint_are_removed_when_a_run_resumes(tmp_path: P
 def test_a_run_killed_before_its_first_checkpoint_restarts_with_empty_metrics(tmp_path: Path) -> None:
     writer = MetricsWriter(tmp_path, loggers="tensorboard")
     writer.write(0, {"a/loss": 1.0})
-    writer.image("fakes", 0, np.zeros((2, 2, 3), np.uint8))
+    writer.image("fakes", 0, lambda: np.zeros((2, 2, 3), np.uint8))
     writer.close()
     writer = MetricsWriter(tmp_path, loggers="tensorboard")
     writer.write(0, {"a/loss": 2.0})
@@ -112,7 +113,7 @@ def test_a_folder_without_a_metrics_file_has_no_metrics_lines(tmp_path: Path) ->
 def test_a_sample_image_is_saved_as_a_png(tmp_path: Path, channels: int) -> None:
     pixels = np.arange(5 * 7 * channels, dtype=np.uint8).reshape(5, 7, channels)
     writer = MetricsWriter(tmp_path)
-    writer.image("grid", 1234567, pixels)
+    writer.image("grid", 1234567, lambda: pixels)
     writer.close()
     (path,) = (tmp_path / "samples").iterdir()
     assert path.name == "grid-000001234567.png"
@@ -158,3 +159,71 @@ def test_partially_written_sample_images_are_removed(tmp_path: Path) -> None:
     (tmp_path / "samples" / ".0123456789abcdef.writing").write_bytes(b"half a PNG")
     MetricsWriter(tmp_path).close()
     assert not list((tmp_path / "samples").iterdir())
+
+
+def test_a_sample_image_is_written_while_training_continues_and_before_a_checkpoint(tmp_path: Path) -> None:
+    writer, may_arrange = MetricsWriter(tmp_path), threading.Event()
+
+    def arrange() -> np.ndarray:
+        may_arrange.wait(60)
+        return np.zeros((4, 6, 3), np.uint8)
+
+    writer.image("samples", 100, arrange)
+    writer.write(150, {"a/loss": 1.0})
+    assert [line["images"] for line in lines(tmp_path)] == [150], "a line does not wait for an image"
+    assert not (tmp_path / "samples").exists()
+    threading.Timer(0.1, may_arrange.set).start()
+    writer.flush()  # called before a checkpoint is written
+    assert [path.name for path in (tmp_path / "samples").iterdir()] == ["samples-000000000100.png"]
+    writer.close()
+
+
+def test_loggers_receive_lines_and_images_in_order_although_images_take_longer(tmp_path: Path) -> None:
+    logger = tmp_path / "ordered.py"
+    logger.write_text(
+        "from paceline.runs.logger import Logger\n\n\n"
+        "class Ordered(Logger):\n"
+        "    def __init__(self, folder, images):\n"
+        "        self.file = (folder / 'order.txt').open('a')\n\n"
+        "    def write(self, images, values):\n"
+        "        print(images, file=self.file)\n\n"
+        "    def image(self, name, images, pixels):\n"
+        "        print(images, name, file=self.file)\n\n"
+        "    def close(self):\n"
+        "        self.file.close()\n"
+    )
+    writer, may_arrange = MetricsWriter(tmp_path / "run", loggers=str(logger)), threading.Event()
+    writer.write(1, {"a/loss": 1.0})
+    writer.image("samples", 2, lambda: np.full((2, 2, 3), may_arrange.wait(60), np.uint8))
+    writer.write(3, {"a/loss": 1.0})
+    may_arrange.set()
+    writer.close()
+    assert (tmp_path / "run" / "order.txt").read_text().split("\n") == ["1", "2 samples", "3", ""]
+
+
+def test_a_sample_image_that_cannot_be_written_is_an_error_in_the_training_loop(tmp_path: Path) -> None:
+    (tmp_path / "samples").write_text("a file where the folder should be")
+    writer = MetricsWriter(tmp_path)
+    writer.image("samples", 1, lambda: np.zeros((2, 2, 3), np.uint8))
+    with pytest.raises(OSError):
+        writer.flush()
+    writer.close()
+
+
+def test_only_a_few_sample_images_wait_in_memory(tmp_path: Path) -> None:
+    writer, may_arrange, added = MetricsWriter(tmp_path), threading.Event(), threading.Semaphore(0)
+
+    def add_many() -> None:
+        for number in range(3 * MAX_WAITING_IMAGES):
+            writer.image("samples", number, lambda: np.full((2, 2, 3), may_arrange.wait(60), np.uint8))
+            added.release()
+
+    thread = threading.Thread(target=add_many)
+    thread.start()
+    for _ in range(MAX_WAITING_IMAGES):
+        assert added.acquire(timeout=60)
+    assert not added.acquire(timeout=0.2), "the next image waits for room"
+    may_arrange.set()
+    thread.join()
+    writer.close()
+    assert len(list((tmp_path / "samples").iterdir())) == 3 * MAX_WAITING_IMAGES

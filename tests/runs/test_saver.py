@@ -10,9 +10,9 @@ import torch
 
 from paceline.core.errors import UserError
 from paceline.runs.checkpoint import Checkpoints, load
+from paceline.runs.host_copy import copy_to_host
 from paceline.runs.saver import Saver
 from paceline.runs.snapshot import CheckpointNumbers, Snapshot
-from paceline.runs.tensors import copy_to_host
 
 
 def snapshot(images: int) -> Snapshot:
@@ -27,10 +27,10 @@ def test_training_continues_while_a_checkpoint_is_written_and_the_next_save_wait
         may_write.wait(60)
         order.append("metrics")
 
-    saver.save(snapshot(10), 2, None, before=flush, after=lambda: order.append(checkpoints.all()))
+    saver.save(lambda: snapshot(10), 2, None, before=flush, after=lambda: order.append(checkpoints.all()))
     assert checkpoints.all() == [] and order == []
     threading.Timer(0.2, may_write.set).start()
-    saver.save(snapshot(20), 2, None)
+    saver.save(lambda: snapshot(20), 2, None)
     assert checkpoints.all()[0] == 10 and order == ["metrics", [10]]
     saver.wait()
     assert checkpoints.all() == [10, 20] and saver.num_saves == 2
@@ -40,7 +40,7 @@ def test_training_continues_while_a_checkpoint_is_written_and_the_next_save_wait
 def test_a_run_waits_for_its_last_checkpoint_even_after_an_error(tmp_path: Path) -> None:
     may_write = threading.Event()
     with pytest.raises(ZeroDivisionError), Saver(Checkpoints(tmp_path)) as saver:
-        saver.save(snapshot(10), 2, None, before=lambda: may_write.wait(60) and None)
+        saver.save(lambda: snapshot(10), 2, None, before=lambda: may_write.wait(60) and None)
         threading.Timer(0.2, may_write.set).start()
         raise ZeroDivisionError
     assert Checkpoints(tmp_path).all() == [10]
@@ -49,12 +49,12 @@ def test_a_run_waits_for_its_last_checkpoint_even_after_an_error(tmp_path: Path)
 def test_an_error_in_the_checkpoint_thread_is_raised_once_in_the_training_loop(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").write_text("a file where the folder should be")
     saver = Saver(Checkpoints(tmp_path / "checkpoints"))
-    saver.save(snapshot(10), 2, None)
+    saver.save(lambda: snapshot(10), 2, None)
     with pytest.raises(UserError, match=r"cannot write checkpoint .*; no checkpoint has been written yet"):
         saver.wait()
     saver.check()
     with pytest.raises(UserError, match="cannot write checkpoint"), saver:
-        saver.save(snapshot(20), 2, None)
+        saver.save(lambda: snapshot(20), 2, None)
 
 
 def test_copied_tensors_are_not_changed_by_training_and_keep_sharing_and_layout() -> None:

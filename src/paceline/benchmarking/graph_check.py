@@ -11,7 +11,7 @@ from paceline.config.resolve import Config
 from paceline.parallel.strategy import AUTO
 from paceline.parallel.world import World
 from paceline.training.build import Parts, assemble
-from paceline.training.graph import WARMUP_STEPS, GraphedStep, RunStep
+from paceline.training.graph import GraphedStep, RunStep
 from paceline.training.step import Step
 
 REPLAYS = 8  # number of replays after the eager warm-up steps
@@ -59,7 +59,8 @@ def _train(config: Config, world: World, prepare: Callable[[Step], RunStep]) -> 
     parts = assemble(config, world)
     parts.run_step = prepare(parts.step)
     parts.recipe.train()
-    for data in parts.feed.steps(0, (WARMUP_STEPS + REPLAYS) * parts.feed.images_per_step):
+    num_steps = parts.strategy.eager_steps + REPLAYS
+    for data in parts.feed.steps(0, num_steps * parts.feed.images_per_step):
         parts.run_step(data)
     for loader in parts.loaders.values():
         loader.close()

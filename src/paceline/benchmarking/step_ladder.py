@@ -29,7 +29,7 @@ from paceline.training.graph import GraphedStep
 
 ROUNDS = 5
 BLOCK_SECONDS = 0.25
-WARMUP_STEPS = {"cpu": 2, "cuda": 14}  # on a GPU, the CUDA graph is captured after 11 eager steps
+WARMUP_STEPS = {"cpu": 2, "cuda": 14}  # on a GPU, the CUDA graph is captured after at most 11 eager steps
 
 
 @dataclass(frozen=True)

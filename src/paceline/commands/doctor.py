@@ -35,10 +35,11 @@ from paceline.data.loader import Loader
 from paceline.launch.tasks import Task, run_in_processes
 from paceline.parallel.strategy import AUTO, Strategy
 from paceline.parallel.world import check_devices
-from paceline.runs.compile_table import record_gain
+from paceline.runs.compile_table import TABLE, record_gain
 from paceline.runs.config import resolve_settings
 from paceline.runs.machine_record import SELF_TEST, cache_file, identity, read_cached
 from paceline.runs.provenance import versions_and_hardware
+from paceline.training.compile import describe_kernel_cache
 from paceline.training.stop import INTERRUPTED
 
 SELF_TEST_RECIPE = "classification"
@@ -92,6 +93,7 @@ def doctor(self_test: bool) -> int:
     for finding in _findings():
         parts.add_row(finding.kind, finding.name, "yes" if finding.runs else "no", finding.reason)
     console.print(parts)
+    console.print(describe_kernel_cache(), soft_wrap=True)
     if self_test:
         return _run_self_test(console)
     if cached := read_cached(SELF_TEST):
@@ -164,11 +166,20 @@ def _run_self_test(console: Console) -> int:
         machine=identity(),
         provenance=versions_and_hardware(),
     )
-    write_json(cache_file(SELF_TEST), asdict(result))
+    kept = _keep(result)
     if gpus:
         console.print(_measure_compile_gain(), soft_wrap=True)
-    console.print(f"self-test: {summary}; saved to {cache_file(SELF_TEST)}", soft_wrap=True)
+    console.print(f"self-test: {summary}; {kept}", soft_wrap=True)
     return int(not result.passed)
+
+
+def _keep(result: SelfTest) -> str:
+    """Save the result for later runs; return where, or why it could not be saved."""
+    try:
+        write_json(cache_file(SELF_TEST), asdict(result))
+    except OSError as error:
+        return f"not saved ({cache_file(SELF_TEST)}: {error.strerror}), so later runs do not know it"
+    return f"saved to {cache_file(SELF_TEST)}"
 
 
 def _measure_compile_gain() -> str:
@@ -180,8 +191,12 @@ def _measure_compile_gain() -> str:
         gain = read_json(path).get("gain")
     if code or gain is None:
         return "compile: the gain could not be measured, so --compile auto uses built-in estimates"
-    record_gain(float(gain))
-    return f"compile: compiled networks save {gain:.0%} of the step time; saved for --compile auto"
+    saved = f"compile: compiled networks save {gain:.0%} of the step time"
+    try:
+        record_gain(float(gain))
+    except OSError as error:
+        return f"{saved}; not saved for --compile auto ({cache_file(TABLE)}: {error.strerror})"
+    return f"{saved}; saved for --compile auto"
 
 
 def _strategies_to_verify(shares_a_gpu: bool) -> list[str]:

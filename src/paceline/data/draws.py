@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from paceline.contracts.recipe import Draw
+from paceline.data.transfer import upload
 
 BLOCK_ROWS = 500  # rows generated at a time outside training
 _MAKERS = {"normal": torch.randn, "uniform": torch.rand}
@@ -46,7 +47,7 @@ class Drawer:
             blocks = range(first, -(-stop // BLOCK_ROWS))
             table = torch.cat([self._block(name, draw, purpose, block, BLOCK_ROWS) for block in blocks])
             drawn = table[start - first * BLOCK_ROWS : stop - first * BLOCK_ROWS]
-        return drawn.to(self.generator.device, self.dtype).contiguous()
+        return upload({name: drawn.to(self.dtype).contiguous()}, self.generator.device)[name]
 
     def _block(self, name: str, draw: Draw, purpose: str, block: int | str, rows: int) -> Tensor:
         generator = torch.Generator().manual_seed(number_from(self.seed, purpose, block, name))

@@ -29,6 +29,7 @@ from paceline.data.file_lists import (
 from paceline.data.groups import group_keys
 from paceline.data.sample_regions import RegionField, SampleRegions
 from paceline.data.source import Encoded, Sample, Source
+from paceline.data.whole_source import num_readers
 from paceline.images.decode import BadImage
 from paceline.images.reader_choice import choose_reader
 from paceline.images.readers import Decoded
@@ -78,7 +79,7 @@ class ImageFiles(Source):
         may_skip = settings.bad_images == "skip"
         by_region = self.reads_regions and split == "test" and not settings.size
         # Threads run in parallel, because Pillow releases the GIL.
-        with ThreadPoolExecutor(max(1, settings.workers)) as threads:
+        with ThreadPoolExecutor(max(1, num_readers(settings))) as threads:
             read = threads.map(lambda files: self._read_header(files, may_skip, by_region), samples)
             headers = list(counted(read, f"reading the image headers in {root}", len(samples)))
         if may_skip and settings.crop and split == "train" and not self.size:

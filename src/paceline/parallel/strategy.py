@@ -102,6 +102,12 @@ class Strategy:
     """The memory format of the weights on a GPU."""
     cannot_capture: ClassVar[str] = ""
     """Why the strategy's step cannot be captured as a CUDA graph; empty if it can."""
+    eager_steps: ClassVar[int] = 11
+    """How many eager steps must precede the capture of a step as a CUDA graph.
+
+    The first step creates the optimizer's state and selects kernels. torch recommends three steps before a capture, and
+    DistributedDataParallel requires eleven.
+    """
     cannot_compile: ClassVar[str] = ""
     """Why the strategy's networks cannot be compiled; empty if they can."""
     cannot_recompute: ClassVar[str] = ""

@@ -44,6 +44,7 @@ __all__ = [
     "nccl_trace",
     "norms_of",
     "real_tensors",
+    "start_compile_workers",
     "stop_heartbeats",
     "undecorated",
     "undo_compile",
@@ -130,6 +131,18 @@ def compiled_call(network: nn.Module) -> object | None:
 def undo_compile(network: nn.Module) -> None:
     """Undo `Module.compile`; torch has no public way to do so."""
     network._compiled_call_impl = None
+
+
+def start_compile_workers() -> None:
+    """Start the processes in which torch compiles Triton kernels, without waiting for them.
+
+    torch starts them itself, but only after it has traced the first network, and compiles kernels in this process until
+    they are ready. There is no public way to start them earlier.
+    """
+    with suppress(ImportError, OSError):  # compiling works without them
+        from torch._inductor.async_compile import maybe_warm_pool  # imported here because the import takes seconds
+
+        maybe_warm_pool()
 
 
 def end_broken_capture(pool: tuple[int, int], device: torch.device) -> None:

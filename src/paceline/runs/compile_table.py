@@ -42,7 +42,7 @@ def compile_cost(recipe: str) -> CompileCost:
 
 
 def record_gain(gain: float, recipe: str = ANY_RECIPE) -> None:
-    """Save the fraction of the step time that compiled networks save."""
+    """Save the fraction of the step time that compiled networks save; raise OSError if this is not possible."""
     _record(GAINS, recipe, gain)
 
 

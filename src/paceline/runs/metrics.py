@@ -12,8 +12,10 @@ import math
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
+from threading import Semaphore
 from typing import TypeAlias, TypeGuard
 
 import numpy as np
@@ -23,6 +25,7 @@ from paceline.core.errors import UserError
 from paceline.core.files import open_append, remove_leftovers, replacing, write_file
 from paceline.core.small_files import read_bounded, why
 from paceline.core.types import Json, JsonObject
+from paceline.runs.background import Background
 from paceline.runs.logger import Pixels
 from paceline.runs.logger_group import LoggerGroup
 
@@ -30,6 +33,7 @@ METRICS = "metrics.jsonl"
 SAMPLES = "samples"
 REAL_IMAGES = "real"  # name of the training images that are saved alongside generated ones
 SAMPLE_NAME = re.compile(r"(.+)-(\d{12})\.png")
+MAX_WAITING_IMAGES = 4  # sample images that wait to be written; the next one waits for room
 MAX_METRICS_BYTES = 2**32
 MAX_LINE_BYTES = 2**20  # a longer line counts as broken
 EVALUATION_SECONDS = "time/evaluation_seconds"  # logged only for evaluations during training
@@ -59,6 +63,7 @@ class MetricsWriter:
         self._seconds_before = float(kept[-1].get("seconds") or 0.0) if kept else 0.0
         self._started = time.perf_counter()
         self._loggers = LoggerGroup(loggers, folder, images)
+        self._background, self._room = Background("sample images"), Semaphore(MAX_WAITING_IMAGES)
 
     @property
     def seconds(self) -> float:
@@ -77,27 +82,51 @@ class MetricsWriter:
             **{name: number if math.isfinite(number) else None for name, number in numbers.items()},
         }
         self._file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
-        self._loggers.write(images, numbers, now)
+        if self._background.is_running:  # loggers receive lines and images in order, and an image may be waiting
+            self._background.add(partial(self._loggers.write, images, numbers, now))
+        else:
+            self._loggers.write(images, numbers, now)
 
-    def image(self, name: str, images: int, pixels: Pixels) -> None:
-        """Write a sample image, a uint8 [height, width, channels] array, to samples/NAME-IMAGES.png."""
-        assert pixels.dtype == np.uint8 and pixels.ndim == 3, f"{pixels.dtype} {pixels.shape}"
+    def image(self, name: str, images: int, arrange: Callable[[], Pixels]) -> None:
+        """Write a sample image to samples/NAME-IMAGES.png in a thread.
+
+        `arrange` is called in the thread and returns the image as a uint8 [height, width, channels] array. An error in
+        the thread is raised by the next call of any method except `close`.
+        """
         assert "/" not in name, name
-        self._samples.mkdir(exist_ok=True)
-        with replacing(self._samples / f"{name}-{images:012}.png", durable=False) as temporary:
-            Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels).save(temporary, format="png")
-        self._loggers.image(name, images, pixels)
+        self._background.check()
+        self._room.acquire()
+        self._background.add(partial(self._write_image, name, images, arrange))
+
+    def _write_image(self, name: str, images: int, arrange: Callable[[], Pixels]) -> None:
+        try:
+            pixels = arrange()
+            assert pixels.dtype == np.uint8 and pixels.ndim == 3, f"{pixels.dtype} {pixels.shape}"
+            self._samples.mkdir(exist_ok=True)
+            with replacing(self._samples / f"{name}-{images:012}.png", durable=False) as temporary:
+                Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels).save(temporary, format="png")
+            self._loggers.image(name, images, pixels)
+        finally:
+            self._room.release()
+
+    def wait_for_images(self) -> None:
+        """Wait until all sample images are written."""
+        self._background.wait()
 
     def flush(self) -> None:
-        """Flush everything to disk, so that no checkpoint is newer than its metrics."""
+        """Flush everything to disk, so that no checkpoint is newer than its metrics and sample images."""
+        self.wait_for_images()
         os.fsync(self._file.fileno())
         self._loggers.flush()
 
     def close(self, state: str = "finished", weights: Path | None = None, logger_wait: float = math.inf) -> None:
         """Close the file and the loggers, which get at most `logger_wait` seconds; a second call has no effect.
 
+        Sample images that are still waiting are written first, within the same time.
+
         The loggers record the run's final state and the file with its trained weights; see `Logger.end`.
         """
+        self._background.close(logger_wait)
         self._file.close()
         self._loggers.close(state, weights, logger_wait)
 

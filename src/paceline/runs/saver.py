@@ -1,4 +1,4 @@
-"""Write checkpoints in a thread, so that the training loop only has to copy its state."""
+"""Write checkpoints in a thread, so that the training loop only has to start copying its state."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ class Saver:
 
     def save(
         self,
-        snapshot: Snapshot,
+        snapshot: Callable[[], Snapshot],
         keep: int,
         best: int | None,
         *,
         before: Callable[[], None] = lambda: None,
         after: Callable[[], None] = lambda: None,
     ) -> None:
-        """Start writing a snapshot, which must no longer change; `before` and `after` are called in the thread."""
+        """Start writing a snapshot, which must no longer change; all functions are called in the thread."""
         self.wait()
 
         def write() -> None:
             began = perf_counter()
             try:
-                if self._write(snapshot, before):
+                if self._write(snapshot(), before):
                     self.checkpoints.prune(keep, best)
                     self.num_saves += 1
                     after()

@@ -15,10 +15,11 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from paceline.runs.host_copy import Memory, memory_of
+
 CHANNELS_LAST = "channels_last"
 ALIASES = "paceline.aliases"  # metadata key; with it, a file can be used without its `TensorNotes`
 LENGTH_BYTES = 8  # size of the header length field at the start of a safetensors file
-Memory = tuple[int, torch.dtype, torch.Size, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def find_notes(tensors: Mapping[str, Tensor]) -> TensorNotes:
     notes = TensorNotes()
     seen: dict[Memory, str] = {}
     for name, tensor in tensors.items():
-        key = _memory_of(tensor)
+        key = memory_of(tensor)
         if tensor.numel() and key in seen:
             notes.aliases[name] = seen[key]
             continue
@@ -102,26 +103,6 @@ def _with_metadata(content: bytes, metadata: Mapping[str, str]) -> bytes:
     text = json.dumps({"__metadata__": dict(metadata), **header}, separators=(",", ":")).encode()
     text += b" " * (-len(text) % LENGTH_BYTES)
     return len(text).to_bytes(LENGTH_BYTES, "little") + text + content[LENGTH_BYTES + length :]
-
-
-def copy_to_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copy tensors to the CPU, preserving aliases and waiting for each GPU only once."""
-    copies: dict[tuple[Memory, str], Tensor] = {}
-    named = {}
-    for name, tensor in tensors.items():
-        key = (_memory_of(tensor), name if not tensor.numel() else "")
-        if key not in copies:
-            # Pinned memory makes the copies asynchronous. torch caches it for the next call.
-            copy = torch.empty_like(tensor.detach(), device="cpu", pin_memory=tensor.is_cuda)
-            copies[key] = copy.copy_(tensor.detach(), non_blocking=tensor.is_cuda)
-        named[name] = copies[key]
-    for device in {tensor.device for tensor in tensors.values() if tensor.is_cuda}:
-        torch.cuda.current_stream(device).synchronize()
-    return named
-
-
-def _memory_of(tensor: Tensor) -> Memory:
-    return (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
 
 
 def _are_texts(content: object) -> bool:

@@ -28,6 +28,7 @@ from paceline.parallel.precision import Precision, choose_precision
 from paceline.parallel.strategy import Strategy, strategy_class
 from paceline.parallel.world import World, join
 from paceline.runs.recipe import make_recipe
+from paceline.training.compile import prepare_compiler
 from paceline.training.compile_choice import choose_for, compile_and_record
 from paceline.training.graph import RunStep, choose_step
 from paceline.training.learner import Learner
@@ -78,6 +79,8 @@ def assemble(config: Config, world: World | None = None) -> Parts:
 def _build(config: Config, strategy_type: type[Strategy], world: World) -> Parts:
     precision = choose_precision(config.run.precision, world.device)
     precision.apply(deterministic=config.run.deterministic)
+    if config.run.compile != "off":
+        prepare_compiler(world, starts=config.run.compile == "on")
     activity(f"opening the data source {config.run.data} and building the networks")
     sources = open_sources(config)
     for split, source in sources.items():

@@ -10,19 +10,25 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 
 import torch
 from torch import nn
 
 from paceline.contracts.recipe import Recipe
 from paceline.core.errors import describe_error
+from paceline.core.ordered_map import num_cores
 from paceline.data.feed import StepData
-from paceline.parallel.torch_internals import compiled_call, undo_compile
+from paceline.parallel.torch_internals import compiled_call, start_compile_workers, undo_compile
+from paceline.parallel.world import World
 from paceline.runs.compile_table import compile_cache
 from paceline.training.step import Step
 
 COMPILER_MODULE = "torch._dynamo"
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"  # of torch.compile; Triton's cache is inside it
+TRITON_VARIABLE = "TRITON_CACHE_DIR"  # moves Triton's cache elsewhere
+THREADS_VARIABLE = "TORCHINDUCTOR_COMPILE_THREADS"  # number of processes that compile kernels
+MAX_COMPILE_WORKERS = 32  # as in torch
 
 
 def compilable_networks(recipe: Recipe) -> list[nn.Module]:
@@ -31,11 +37,52 @@ def compilable_networks(recipe: Recipe) -> list[nn.Module]:
     return [network for name, network in single if name.partition(".")[0] not in eager]
 
 
-def compile_networks(recipe: Recipe) -> list[nn.Module]:
-    """Compile lazily all networks that can be compiled, and return them."""
+def prepare_compiler(world: World, *, starts: bool) -> None:
+    """Choose where kernels are kept and how many processes compile them; with `starts`, start these processes.
+
+    torch compiles one network at a time, because it holds a lock while it traces a network and generates code. Only the
+    kernels of a network are compiled in parallel. The processes for this take seconds to start, so they start before
+    the data is read.
+    """
+    if world.device.type != "cuda":
+        return
+    if world.place.local_size > 1:  # otherwise, each process would start a worker per core
+        share = num_cores() // world.place.local_size
+        os.environ.setdefault(THREADS_VARIABLE, str(max(1, min(MAX_COMPILE_WORKERS, share))))
+    _keep_kernels()
+    if starts:
+        start_compile_workers()
+
+
+def _keep_kernels() -> None:
     if CACHE_VARIABLE not in os.environ and (folder := compile_cache()):
         os.environ[CACHE_VARIABLE] = str(folder)
+
+
+def describe_kernel_cache() -> str:
+    """Return a line with the folder in which compiled kernels are kept, and its size."""
+    folder = os.environ.get(CACHE_VARIABLE) or compile_cache()
+    if not folder:
+        return "compiled kernels: torch's temporary folder, since Paceline's cache folder cannot be written"
+    size = sum(map(_size_of, Path(folder).rglob("*"))) / 1e6
+    triton = os.environ.get(TRITON_VARIABLE)
+    elsewhere = f"; Triton's kernels: {triton} ({TRITON_VARIABLE})" if triton else ""
+    return f"compiled kernels: {folder} ({size:,.0f} MB){elsewhere}"
+
+
+def _size_of(file: Path) -> int:
+    try:
+        return file.stat().st_size if file.is_file() else 0
+    except OSError:  # torch has removed it
+        return 0
+
+
+def compile_networks(recipe: Recipe) -> list[nn.Module]:
+    """Compile lazily all networks that can be compiled, and return them."""
+    _keep_kernels()
     networks = compilable_networks(recipe)
+    if any(parameter.is_cuda for network in networks for parameter in network.parameters()):
+        start_compile_workers()
     for network in networks:
         network.compile(dynamic=False)
     return networks

@@ -6,12 +6,15 @@ The choice is made once per run and stored in its settings, so that a resumed ru
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 
 import torch
 
 from paceline.config.resolve import Config
-from paceline.contracts.recipe import Batch
+from paceline.contracts.recipe import Batch, Phase
 from paceline.data.feed import StepData, TrainingFeed
 from paceline.parallel.world import World
 from paceline.runs.compile_table import CompileCost, compile_cost, record_seconds
@@ -84,7 +87,7 @@ def compile_and_record(step: Step, data: StepData, recipe: str) -> str:
 
 
 def time_step(step: Step, batch: Batch) -> float:
-    """Return how many seconds a GPU needs for the forward and backward passes of one micro-batch.
+    """Return how many seconds a GPU needs for the forward and backward passes of one micro-batch in an average step.
 
     The launches queue up behind other work, so that the time of the GPU is measured and not that of the host: a
     captured step does not wait for the host.
@@ -96,15 +99,26 @@ def time_step(step: Step, batch: Batch) -> float:
         step.dry_run(dict(batch))
         for _ in range(NUM_TIMED):
             torch.cuda.synchronize(device)
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            marks: list[torch.cuda.Event] = []
             for _ in range(NUM_BLOCKERS):
                 matrix @ matrix
-            start.record()
-            step.dry_run(dict(batch))
-            end.record()
+            step.dry_run(dict(batch), partial(_mark, marks))
+            _mark(marks)
             torch.cuda.synchronize(device)
-            times.append(float(start.elapsed_time(end)) / 1000)
+            seconds = [float(start.elapsed_time(end)) / 1000 for start, end in pairwise(marks)]
+            times.append(average_seconds(step.recipe.phases, seconds))
     return min(times)
+
+
+def _mark(marks: list[torch.cuda.Event]) -> None:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    marks.append(event)
+
+
+def average_seconds(phases: Sequence[Phase], seconds: Sequence[float]) -> float:
+    """Return the time of an average step, given the time of each phase: some run several times, others not always."""
+    return sum(one * phase.repeat / phase.every for phase, one in zip(phases, seconds, strict=True))
 
 
 def recorded_choice(folder: RunFolder, world: World, resume_from: str = "") -> str:

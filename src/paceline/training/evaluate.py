@@ -26,7 +26,7 @@ from paceline.runs.finished_run import open_run
 from paceline.runs.folder import RunFolder
 from paceline.runs.snapshot import Best
 from paceline.training.build import Parts
-from paceline.training.compile import eager
+from paceline.training.predictor import Predictor
 from paceline.training.step import Step
 
 
@@ -34,9 +34,20 @@ class SplitEvaluator:
     """Evaluates a recipe on one split, as many times as needed."""
 
     def __init__(
-        self, recipe: Recipe, loader: Loader, split: str, world: World, precision: Precision, settings: RunSettings
+        self,
+        recipe: Recipe,
+        loader: Loader,
+        split: str,
+        world: World,
+        precision: Precision,
+        settings: RunSettings,
+        *,
+        captures: bool = False,
     ) -> None:
-        """Create an evaluator up front, so that invalid settings raise UserError before training starts."""
+        """Create an evaluator up front, so that invalid settings raise UserError before training starts.
+
+        With `captures`, predictions on a GPU are captured as CUDA graphs.
+        """
         if isinstance(loader.source, ImageFiles):
             loader.source.check_decodable()
         self.recipe, self.loader, self.split = recipe, loader, split
@@ -49,6 +60,7 @@ class SplitEvaluator:
         self.notes, self.label = prepared.notes, prepared.label
         self.protocol = {**prepared.protocol(), **recipe.conditions, **self._class_protocol()}
         self._prepared: Evaluator | None = prepared
+        self._predict = Predictor(recipe, precision, world.device, captures=captures)
 
     def texts(self, metrics: Mapping[str, float]) -> dict[str, str]:
         """Return the metrics to print, by split and name, with their units: `{"validation/top1": "93.12%"}`."""
@@ -86,16 +98,13 @@ class SplitEvaluator:
                 seen += len(batch["index"])
                 on_samples(min(seen * world.size, self.count))
             evaluator.end_samples(world.sum(evaluator.sample_sums()))
-        self.recipe.eval()
         seen = 0
-        for batch in self._batches():
-            beat()
-            with eager(), self.precision.autocast():
-                prediction = self.recipe.predict(batch)
-            evaluator.update(prediction, batch)
-            seen += len(batch["index"])
-            on_samples(min(seen * world.size, self.count))
-        self.recipe.train()
+        with self._predict.evaluating():
+            for batch in self._batches():
+                beat()
+                evaluator.update(self._predict(batch), batch)
+                seen += len(batch["index"])
+                on_samples(min(seen * world.size, self.count))
         metrics = evaluator.results(world.sum(evaluator.sums()))
         self.notes += tuple(note for note in evaluator.notes if note not in self.notes)
         return metrics
@@ -148,7 +157,10 @@ def final_evaluator(parts: Parts) -> SplitEvaluator | None:
 def _evaluator_of(parts: Parts, split: str) -> SplitEvaluator | None:
     if not parts.recipe.evaluator or split not in parts.loaders:
         return None
-    return SplitEvaluator(parts.recipe, parts.loaders[split], split, parts.world, parts.precision, parts.config.run)
+    captures = parts.config.run.graph != "off" and not parts.strategy.cannot_capture
+    return SplitEvaluator(
+        parts.recipe, parts.loaders[split], split, parts.world, parts.precision, parts.config.run, captures=captures
+    )
 
 
 def is_better(value: float, name: str, best: Best | None, mode: str) -> bool:

@@ -24,8 +24,6 @@ from paceline.runs.machine_record import graph_obstacle
 from paceline.training.loss_log import Entry
 from paceline.training.step import Step
 
-WARMUP_STEPS = 11  # training steps on a side stream before a capture; DistributedDataParallel requires 11
-
 TORCH, OURS = str(Path(torch.__file__).parent), Path(__file__).parents[1]
 AROUND_RECIPES = str(OURS / "training"), str(OURS / "parallel")  # Paceline code that calls recipes
 
@@ -42,7 +40,7 @@ def choose_step(step: Step, settings: RunSettings) -> tuple[RunStep, str]:
         raise UserError(f"--graph on: {obstacle}; use --graph auto")
     if obstacle:
         return step, f"step: eager, not a CUDA graph ({obstacle})"
-    return GraphedStep(step, settings.graph), f"step: one CUDA graph after {WARMUP_STEPS} eager steps"
+    return GraphedStep(step, settings.graph), f"step: one CUDA graph after {step.strategy.eager_steps} eager steps"
 
 
 def _obstacle(step: Step) -> str:
@@ -97,7 +95,7 @@ class GraphedStep:
         self.step.set_rates(data.images)
         if due not in self.captured and not self.failed:
             self.seen[due] = self.seen.get(due, 0) + 1
-            if self.seen[due] <= WARMUP_STEPS:
+            if self.seen[due] <= self.step.strategy.eager_steps:
                 return self._run_on_side_stream(due, data.fetched)
             self._capture(due, data.fetched)
         if self.failed:

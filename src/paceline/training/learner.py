@@ -128,10 +128,12 @@ class Learner:
             lerp_all(self.ema, list(self.rows.values()), weight)
 
     @torch.no_grad()
-    def is_finite(self) -> bool:
-        """Return whether this process's weights are finite. Waits for the device."""
+    def are_finite(self) -> Tensor:
+        """Return whether this process's weights are finite, as a tensor on the device."""
         rows = [own for own in self.rows.values() if own.numel()]  # a process may have no rows of a small tensor
-        return not rows or bool(torch.stack(norms_of(rows, float("inf"))).isfinite().all())
+        if not rows:
+            return torch.ones((), dtype=torch.bool, device=self.parameters[0].device)
+        return torch.stack(norms_of(rows, float("inf"))).isfinite().all()
 
     @contextmanager
     def ema_weights(self) -> Iterator[None]:

@@ -119,9 +119,11 @@ class Loop:
             self.parts.strategy.drive(self._steps(), self.advance)
             if not self.stopped:
                 self._log()
-                self._evaluate()
                 self._sample()
+                self._evaluate()
                 self._save()
+            if self.outputs.writer:
+                self.outputs.writer.wait_for_images()
         if self.profiler:
             self.profiler.finish()
 
@@ -154,10 +156,10 @@ class Loop:
         self.outputs.display.tick(self.images)
         if self._due("log_every", before):
             self._log()
+        if self._due("sample_every", before):  # before the evaluation, which may save: a checkpoint follows its samples
+            self._sample()
         if self._due("evaluate_every", before):
             self._evaluate()
-        if self._due("sample_every", before):
-            self._sample()
         if self._due("save_every", before):
             self._save()
         if self.check_every and (self.images // self.parts.feed.images_per_step) % self.check_every == 0:
@@ -240,7 +242,12 @@ class Loop:
             return
         with self.stopwatch("sample"), evaluated_weights(self.step):  # every process takes part, but only one writes
             if self.outputs.writer and self.previews:
-                self.outputs.writer.image("samples", self.images, self.previews.render())
+                arrange = self.previews.render()
+                if self.images == 0:  # an error in the recipe's code is reported before training
+                    arranged = arrange()
+                    self.outputs.writer.image("samples", 0, lambda: arranged)
+                else:
+                    self.outputs.writer.image("samples", self.images, arrange)
         self._sampled_at = self.images
 
     def _show_real_images(self) -> None:
@@ -270,10 +277,8 @@ class Loop:
 
     def _check_weights(self) -> None:
         """Raise UserError if a weight is not finite in any process: a finite loss can have non-finite gradients."""
-        bad = [float(not learner.is_finite()) for learner in self.step.learners.values()]
-        for name, processes in zip(
-            self.step.learners, self.world.sum(torch.tensor(bad, device=self.world.device)).tolist(), strict=True
-        ):
+        finite = torch.stack([learner.are_finite() for learner in self.step.learners.values()])
+        for name, processes in zip(self.step.learners, self.world.sum((~finite).float()).tolist(), strict=True):
             if processes:
                 self._fail(f"network {name!r} has weights that are not finite", self.images)
 

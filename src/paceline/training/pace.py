@@ -14,6 +14,7 @@ from paceline.training.stopwatch import Stopwatch
 from paceline.training.stragglers import StragglerWatch, Work
 
 MAX_STEPS = 1000  # steps whose times are kept; the median of more steps would be as accurate
+NOT_TRAINING = ("evaluate", "sample", "save")  # sections during which the loop does not train
 
 
 class Pace:
@@ -67,7 +68,9 @@ class Pace:
         named = {SECTION_NAMES.get(name, name): share for name, share in shares.items()}
         named["other"] = max(0.0, 1 - sum(shares.values()))
         ordered = sorted(named.items(), key=lambda item: -item[1])
-        return "time: " + ", ".join(f"{share:.1%} {name}" for name, share in ordered)
+        together = sum(shares.get(name, 0.0) for name in NOT_TRAINING)
+        listed = ", ".join(f"{share:.1%} {name}" for name, share in ordered)
+        return f"time: {listed}; evaluation, sample images and saving together: {together:.1%}"
 
     def _compare(self, ranks: list[Work]) -> dict[str, float]:
         values = {f"{RANK_SECONDS}{rank}": one.work for rank, one in enumerate(ranks)}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
 from PIL import Image
+from torch import Tensor
 
 from paceline.contracts.recipe import Batch, Recipe
 from paceline.core.errors import UserError
@@ -18,6 +19,8 @@ from paceline.images.deep_image import to_eight_bit_array
 from paceline.images.grids import captioned, grid, side_by_side, stack_vertically, to_image
 from paceline.images.shown_channels import ShownChannels
 from paceline.parallel.precision import Precision
+from paceline.runs.host_copy import HostCopy
+from paceline.runs.logger import Pixels
 from paceline.training.compile import eager
 
 NUM_SAMPLES = 64  # images per grid
@@ -44,25 +47,41 @@ class Previews:
         """Return whether the recipe has sample images."""
         return bool(self._draws or self._samples)
 
-    def render(self) -> np.ndarray:
-        """Return the recipe's current images as a single uint8 [h, w, c] image."""
-        if self._recipe.generates:
-            images = make_images(self._recipe, self._draws, self._precision)
-            self._generated_shape = images.shape[1:]
-            return grid(self._channels.of(images))
-        return np.asarray(make_strips(self._recipe, self._samples, self._precision, self._channels))
+    def render(self) -> Callable[[], Pixels]:
+        """Compute the recipe's current images; return a function that arranges them in a single uint8 [h, w, c] image.
 
-    def real(self) -> np.ndarray | None:
-        """Return a grid of real images with the size of the generated images; None if there are none."""
+        Nothing waits for the device until the function is called, which another thread may do.
+        """
+        channels = self._channels
+        if self._recipe.generates:
+            made = _generate(self._recipe, self._draws, self._precision)
+            self._generated_shape = tuple(made.shape[1:])
+            images = HostCopy({"image": made})
+            return lambda: grid(channels.of(images.wait()["image"].numpy()))
+        strips = _predict_strips(self._recipe, self._samples, self._precision)
+        return lambda: np.asarray(_arrange_strips(strips, channels))
+
+    def real(self) -> Callable[[], Pixels] | None:
+        """Read real images with the size of the generated images; return a function that arranges them in a grid.
+
+        Return None if there are none.
+        """
         if self._generated_shape is None:
             return None
         crops = real_crops(self._source, *self._generated_shape)
-        return None if crops is None else grid(self._channels.of(crops))
+        if crops is None:
+            return None
+        channels = self._channels
+        return lambda: grid(channels.of(crops))
+
+
+def make_images(recipe: Recipe, draws: Batch, precision: Precision) -> Pixels:
+    """Return one generated image per row of random inputs, as a uint8 [n, h, w, c] array."""
+    return _generate(recipe, draws, precision).cpu().numpy()
 
 
 @torch.no_grad()
-def make_images(recipe: Recipe, draws: Batch, precision: Precision) -> np.ndarray:
-    """Return one generated image per row of random inputs, as a uint8 [n, h, w, c] array."""
+def _generate(recipe: Recipe, draws: Batch, precision: Precision) -> Tensor:
     was_training = recipe.training
     recipe.eval()
     images = []
@@ -71,7 +90,7 @@ def make_images(recipe: Recipe, draws: Batch, precision: Precision) -> np.ndarra
             rows = {name: values[start : start + IMAGES_AT_ONCE] for name, values in draws.items()}
             images.append(to_eight_bits(recipe.predict(rows)["image"]))
     recipe.train(was_training)
-    return torch.cat(images).permute(0, 2, 3, 1).cpu().numpy()
+    return torch.cat(images).permute(0, 2, 3, 1)
 
 
 def fixed_draws(recipe: Recipe, drawer: Drawer, count: int, first: int = 0) -> Batch:
@@ -132,16 +151,29 @@ def _side(side: int) -> int:
     return inner - inner % MULTIPLE_PX if inner > MULTIPLE_PX else inner
 
 
-@torch.no_grad()
 def make_strips(recipe: Recipe, samples: list[Batch], precision: Precision, channels: ShownChannels) -> Image.Image:
     """Return one strip of captioned images per sample, stacked vertically."""
+    return _arrange_strips(_predict_strips(recipe, samples, precision), channels)
+
+
+@torch.no_grad()
+def _predict_strips(recipe: Recipe, samples: list[Batch], precision: Precision) -> list[HostCopy]:
+    """Return the images of each strip, by caption."""
     recipe.eval()
     strips = []
     for sample in samples:
         with eager(), precision.autocast():
             shown = recipe.preview(sample)
-        images = {name: to_eight_bits(made)[0].permute(1, 2, 0).cpu().numpy() for name, made in shown.items()}
-        parts = [captioned(to_image(channels.of(one)), name, room=True) for name, one in images.items()]
-        strips.append(side_by_side(parts))
+        strips.append(HostCopy({name: to_eight_bits(made)[0].permute(1, 2, 0) for name, made in shown.items()}))
     recipe.train()
-    return stack_vertically(strips)
+    return strips
+
+
+def _arrange_strips(strips: list[HostCopy], channels: ShownChannels) -> Image.Image:
+    rows = []
+    for strip in strips:
+        images = {name: made.numpy() for name, made in strip.wait().items()}
+        rows.append(
+            side_by_side([captioned(to_image(channels.of(one)), name, room=True) for name, one in images.items()])
+        )
+    return stack_vertically(rows)

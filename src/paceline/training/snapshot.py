@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from paceline.core.errors import UserError
 from paceline.parallel.shards import first_row, is_sharded, own_rows, select_rows
+from paceline.runs.host_copy import HostCopy
 from paceline.runs.snapshot import Best, CheckpointNumbers, Rows, ScalerState, Snapshot
-from paceline.runs.tensors import copy_to_host
 from paceline.runs.weights import EMA, check_weights, load_weights
 from paceline.training.learner import Learner
 from paceline.training.step import Step
 
 
-def take_snapshot(images: int, step: Step, best: Best | None, evaluated_at: int) -> Snapshot:
-    """Return everything needed to resume from here, as copies that training does not modify.
+def take_snapshot(images: int, step: Step, best: Best | None, evaluated_at: int) -> Callable[[], Snapshot]:
+    """Copy everything needed to resume from here; return a function that waits for the copies and returns them.
 
-    Sharded tensors are not gathered: each process's snapshot contains its own rows.
+    Training may continue at once: it does not modify the copies. Sharded tensors are not gathered: each process's
+    snapshot contains its own rows.
     """
     weights, state, rows = _weights(step), _signals(step), _rows(step)
     scalers: dict[str, ScalerState] = {}
@@ -25,8 +28,9 @@ def take_snapshot(images: int, step: Step, best: Best | None, evaluated_at: int)
         state |= _optimizer_tensors(learner)
         scalers[name] = learner.scaler.state_dict()
     numbers = CheckpointNumbers(best, evaluated_at, scalers)
-    own = {name: own_rows(tensor) for name, tensor in weights.items()}
-    return Snapshot(images, copy_to_host(own), copy_to_host(state), numbers, rows)
+    own = HostCopy({name: own_rows(tensor) for name, tensor in weights.items()})
+    own_state = HostCopy(state)
+    return lambda: Snapshot(images, own.wait(), own_state.wait(), numbers, rows)
 
 
 def check_fits(snapshot: Snapshot, step: Step) -> None:

@@ -18,6 +18,7 @@ from paceline.data.pixels import Pixels
 from paceline.data.source import Source
 from paceline.data.tickets import Tickets
 from paceline.data.transfer import upload
+from paceline.data.whole_source import num_readers
 
 CPU = torch.device("cpu")
 REQUESTS_PER_UPLOAD = 64  # number of requests copied to the device together, since each is small
@@ -54,7 +55,7 @@ class Resident(Loader):
         home: torch.device | None = None,
     ) -> None:
         super().__init__(source, device, settings, crop, home)
-        self.pixels: Pixels | None = Pixels(source, self.home, settings.workers)
+        self.pixels: Pixels | None = Pixels(source, self.home, num_readers(settings))
 
     @property
     def batches_ahead(self) -> int:

@@ -32,6 +32,7 @@ from paceline.data.file_lists import (
 )
 from paceline.data.groups import group_keys, split_files
 from paceline.data.source import Encoded, Sample, Source
+from paceline.data.whole_source import num_readers
 from paceline.images.decode import BadImage
 from paceline.images.reader_choice import choose_reader
 
@@ -74,7 +75,7 @@ class Folder(Source):
         chosen = choose_reader(self.paths, settings)
         self.reader, self.notes = chosen.reader, (*self.notes, *chosen.notes)
         if settings.bad_images == "skip":
-            self._leave_out_bad(root, max(1, settings.workers))
+            self._leave_out_bad(root, max(1, num_readers(settings)))
         self.groups = group_keys(settings.group_by, listed.base, self.paths)
         side = settings.size or self._side_of_first()
         pixels = self.reader.pixel_format

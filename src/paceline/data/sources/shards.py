@@ -35,6 +35,7 @@ from paceline.data.shards.layout import SampleLayout
 from paceline.data.shards.samples import LABEL, SampleTable, make_table
 from paceline.data.source import Sample, Source
 from paceline.data.tickets import Shuffle
+from paceline.data.whole_source import num_readers
 from paceline.images.decode import BadImage, check_image_settings
 from paceline.images.reader_choice import choose_reader
 
@@ -97,7 +98,7 @@ class Shards(Source):
         chosen = choose_reader((self._contents([row], [INPUT])[0][INPUT] for row in range(len(self._table))), settings)
         self._image_reader, self.notes = chosen.reader, self.notes + chosen.notes
         if self._may_skip:
-            self._leave_out(self._undecodable(settings.workers))
+            self._leave_out(self._undecodable(num_readers(settings)))
         self._layout = SampleLayout.of(self._table, settings, parse_panels(settings.panels))
         self._leave_out(self._layout.problems(self._table))
         if self._may_skip and split == "train" and not self._layout.side:

@@ -7,3 +7,4 @@ class Single(Strategy):
     """The recipe on one device, without a wrapper."""
 
     max_devices = 1
+    eager_steps = 3

@@ -1,0 +1,104 @@
+"""CUDA graphs of a function: when it is captured. Results of real captures are tested on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from paceline.contracts.pixel_format import PixelFormat
+from paceline.contracts.recipe import Batch
+from paceline.inference.forward import Values
+from paceline.inference.graphed_forward import GraphedForward
+from paceline.parallel import graphed_function
+from paceline.parallel.graphed_function import EAGER_CALLS, MOST_GRAPHS, Function, GraphedFunction
+
+CPU = torch.device("cpu")
+
+
+class Recorded:
+    """Stands in for a captured graph: computes the results of the capture once, and returns the inputs' sum."""
+
+    def __init__(self, function: Function, inputs: Batch, pool: object) -> None:
+        self.results = function({name: tensor.clone() for name, tensor in inputs.items()})
+
+    def replay(self, inputs: Batch) -> Batch:
+        return {"replayed": inputs["image"].sum()}
+
+
+@pytest.fixture
+def without_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    monkeypatch.setattr(graphed_function, "_Captured", Recorded)
+    monkeypatch.setattr(graphed_function, "end_broken_capture", lambda *_: None)
+    for name in ("current_stream", "graph_pool_handle", "set_stream"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: None)
+    yield monkeypatch
+
+
+def double(inputs: Batch) -> Batch:
+    return {"image": inputs["image"] * 2}
+
+
+def batch(rows: int) -> Batch:
+    return {"image": torch.ones(rows, 4)}
+
+
+@pytest.mark.usefixtures("without_cuda")
+def test_a_shape_is_captured_after_some_eager_calls_and_other_shapes_stay_eager() -> None:
+    function = GraphedFunction(double, CPU)
+    for _ in range(EAGER_CALLS):
+        assert function(batch(2)).keys() == {"image"}
+    assert function(batch(2))["replayed"] == 8
+    assert function(batch(3)).keys() == {"image"}
+    assert function({"image": torch.ones(2, 4, dtype=torch.float64)}).keys() == {"image"}
+
+
+@pytest.mark.usefixtures("without_cuda")
+def test_inputs_that_are_too_large_are_never_captured() -> None:
+    function = GraphedFunction(double, CPU)
+    assert all(function(batch(2), capture=False).keys() == {"image"} for _ in range(2 * EAGER_CALLS))
+
+
+@pytest.mark.usefixtures("without_cuda")
+def test_graphs_are_captured_again_after_the_weights_have_moved() -> None:
+    function = GraphedFunction(double, CPU)
+    results = [function(batch(2)) for _ in range(EAGER_CALLS + 1)]
+    assert results[-1].keys() == {"replayed"}
+    first = next(iter(function._graphs.values()))
+    function.clear()
+    assert function(batch(2)).keys() == {"replayed"}
+    assert next(iter(function._graphs.values())) is not first
+
+
+@pytest.mark.usefixtures("without_cuda")
+def test_only_the_shapes_used_last_keep_their_graphs() -> None:
+    function = GraphedFunction(double, CPU)
+    for rows in range(1, MOST_GRAPHS + 3):
+        for _ in range(EAGER_CALLS + 1):
+            function(batch(rows))
+    assert [key[0][1][0] for key in function._graphs] == list(range(3, MOST_GRAPHS + 3))
+
+
+def test_nothing_is_captured_while_the_memory_is_almost_full(without_cuda: pytest.MonkeyPatch) -> None:
+    free = [10]
+    without_cuda.setattr(torch.cuda, "mem_get_info", lambda _: (free[0], 100))
+    function = GraphedFunction(double, CPU, min_free=0.25)
+    assert all(function(batch(2)).keys() == {"image"} for _ in range(EAGER_CALLS + 2))
+    free[0] = 30
+    assert function(batch(2)).keys() == {"replayed"}
+
+
+def test_a_failed_capture_is_noted_and_the_forward_pass_stays_eager(without_cuda: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing\nmore lines")
+
+    without_cuda.setattr(graphed_function, "_Captured", fail)
+    forward = GraphedForward(lambda tiles, _: Values({"image": tiles * 2}, torch.tensor(True)), CPU)
+    for _ in range(6):
+        made = forward(torch.ones(1, 4, 4, 3), PixelFormat.full("uint8"))
+    assert torch.equal(made.by_name["image"], torch.full((1, 4, 4, 3), 2.0)) and made.finite
+    assert list(made.by_name) == ["image"]
+    assert forward.note == (
+        "CUDA graphs: off, because a capture failed (RuntimeError: operation not permitted when stream is capturing)"
+    )
