@@ -30,8 +30,8 @@ SMALL = ["network=residual", "width=8", "num_blocks=2"]
 MODALITIES = ("hematoxylin", "dapi", "lap2", "marker", "segmentation")
 
 
-def make_slide(path: Path, side: int) -> None:
-    """Write a slide whose tiles repeat, so that even a huge one is written in seconds."""
+def make_slide(path: Path, side: int, *, flat: bool = False) -> None:
+    """Write a slide whose tiles repeat, so that even a huge one is written in seconds; `flat`: all pixels are equal."""
     from paceline.data.bundled import FOLDER
     from paceline.images.decode import decode
     from paceline.images.regions.journal import Part
@@ -44,7 +44,7 @@ def make_slide(path: Path, side: int) -> None:
         .convert("RGB")
         .resize((TILE_PX * PATTERN_TILES,) * 2, Image.Resampling.BICUBIC)
     )
-    pattern = np.asarray(photo)
+    pattern = np.full_like(np.asarray(photo), 128) if flat else np.asarray(photo)
     parts, content = [], b"\0" * HEADER_BYTES
     for row, column in np.ndindex(PATTERN_TILES, PATTERN_TILES):
         tile = pattern[row * TILE_PX : (row + 1) * TILE_PX, column * TILE_PX : (column + 1) * TILE_PX]
