@@ -6,6 +6,7 @@ are written as pyramids. With `--networks small`, a small restoration network is
 
     PYTHONPATH=src python benchmarks/slide_speed.py --side 20000 --json slide_speed.json
     PYTHONPATH=src python benchmarks/slide_speed.py --side 3000 --networks small --device cpu   # on a CPU
+    PYTHONPATH=src python benchmarks/slide_speed.py --side 512 --ngf 1 --warm-px 512 --device cpu   # DeepLIIF, on a CPU
     PYTHONPATH=src python benchmarks/slide_speed.py --side 60000 --networks small --device cpu --region 0,0,60000,6000
 """
 
@@ -30,8 +31,8 @@ SMALL = ["network=residual", "width=8", "num_blocks=2"]
 MODALITIES = ("hematoxylin", "dapi", "lap2", "marker", "segmentation")
 
 
-def make_slide(path: Path, side: int) -> None:
-    """Write a slide whose tiles repeat, so that even a huge one is written in seconds."""
+def make_slide(path: Path, side: int, *, flat: bool = False) -> None:
+    """Write a slide whose tiles repeat, so that even a huge one is written in seconds; `flat`: all pixels are equal."""
     from paceline.data.bundled import FOLDER
     from paceline.images.decode import decode
     from paceline.images.regions.journal import Part
@@ -44,7 +45,7 @@ def make_slide(path: Path, side: int) -> None:
         .convert("RGB")
         .resize((TILE_PX * PATTERN_TILES,) * 2, Image.Resampling.BICUBIC)
     )
-    pattern = np.asarray(photo)
+    pattern = np.full_like(np.asarray(photo), 128) if flat else np.asarray(photo)
     parts, content = [], b"\0" * HEADER_BYTES
     for row, column in np.ndindex(PATTERN_TILES, PATTERN_TILES):
         tile = pattern[row * TILE_PX : (row + 1) * TILE_PX, column * TILE_PX : (column + 1) * TILE_PX]
@@ -74,14 +75,14 @@ def make_slide(path: Path, side: int) -> None:
     path.write_bytes(encode_header(len(content)) + content[HEADER_BYTES:] + directory.encode(len(content)))
 
 
-def make_weights(path: Path, networks: str) -> None:
+def make_weights(path: Path, networks: str, ngf: int = 64) -> None:
     from paceline.commands.configure import configure
     from paceline.contracts.recipe import DataSpec
     from paceline.inference.trained import build
     from paceline.runs.weights_file import write_weights
 
     recipe, settings, panels = (
-        ("translation", DEEPLIIF, MODALITIES) if networks == "deepliif" else ("restoration", SMALL, ())
+        ("translation", [*DEEPLIIF, f"ngf={ngf}"], MODALITIES) if networks == "deepliif" else ("restoration", SMALL, ())
     )
     config = configure(recipe, {}, assignments=settings, elsewhere=True)
     spec = DataSpec(3, 512, 512, panels=panels)
@@ -96,17 +97,21 @@ def main() -> None:
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--region", default="")
     parser.add_argument("--tile", default="0")
+    parser.add_argument("--ngf", type=int, default=64, help="width of DeepLIIF's generators")
+    parser.add_argument("--warm-px", type=int, default=1024, help="side of the region that is processed first")
     parser.add_argument("--json", default="")
     arguments = parser.parse_args()
     from paceline.cli.app import run
 
     work = Path(tempfile.mkdtemp(prefix="slide_speed"))
     make_slide(work / "slide.tif", arguments.side)
-    make_weights(work / "weights.safetensors", arguments.networks)
+    make_weights(work / "weights.safetensors", arguments.networks, arguments.ngf)
     words = ["apply", str(work / "weights.safetensors"), str(work / "slide.tif"), "--accelerator", arguments.device]
     words += ["--precision", arguments.precision if arguments.device == "cuda" else "fp32", "--tile", arguments.tile]
     width, height = map(int, arguments.region.split(",")[2:]) if arguments.region else (arguments.side,) * 2
-    run([*words, "--out", str(work / "warm"), "--region", "0,0,1024,1024"])
+    warm = min(arguments.side, arguments.warm_px)
+    if run([*words, "--out", str(work / "warm"), "--region", f"0,0,{warm},{warm}"]):
+        raise SystemExit("the first region failed")
     busy, start = BusyShare(), time.perf_counter()
     code = run(
         [*words, "--out", str(work / "out"), *(["--region", arguments.region] if arguments.region else ["--preview"])]

@@ -168,9 +168,6 @@ class ImageFiles(Source):
             for name, path in files.items():
                 _check_decodable(path, sizes[name])
 
-    def fields(self) -> set[str]:
-        return set(self.region_fields(0)) if self.has_huge_images else super().fields()
-
     def _read_header(self, files: Files, decoded: bool, by_region: bool) -> _Header:
         sizes: Sizes = {}
         for name, path in files.items():
@@ -218,6 +215,13 @@ class ImageFiles(Source):
                 f"but its header specifies {size[1]}×{size[0]}; use --bad-images skip to leave such files out"
             )
         return image
+
+
+def fields_of(source: Source) -> set[str]:
+    """Return the names of a sample's fields; images that can only be read by region are not read."""
+    if isinstance(source, ImageFiles) and source.has_huge_images:
+        return set(source.region_fields(0))
+    return set(source.read(0))
 
 
 def _check_decodable(path: Path, size: tuple[int, int]) -> None:

@@ -122,13 +122,6 @@ class Source(HasSettings):
         """Read and decode one sample."""
         raise NotImplementedError
 
-    def fields(self) -> set[str]:
-        """Return the names of a sample's fields.
-
-        Override this if reading a whole sample is slow, or not possible.
-        """
-        return set(self.read(0))
-
     def read_window(self, index: int, window: Window) -> Sample:
         """Read one sample, cropped to a window.
 
@@ -246,9 +239,6 @@ class Subset(Source):
 
     def read(self, index: int) -> Sample:
         return self.source.read(int(self.indices[index]))
-
-    def fields(self) -> set[str]:
-        return self.source.fields()
 
     def read_many(self, indices: NDArray[np.int64]) -> Sample:
         return self.source.read_many(self.indices[indices])

@@ -11,6 +11,7 @@ from paceline.config.resolve import Config
 from paceline.contracts.recipe import DataSpec, Recipe
 from paceline.core.errors import UserError, unknown
 from paceline.data.crop import cropped
+from paceline.data.image_files import fields_of
 from paceline.data.source import Source
 
 
@@ -46,7 +47,7 @@ def _check_same_pixels(spec: DataSpec, split: str, other: DataSpec, data: str) -
 
 def _check_fit(recipe: Recipe, split: str, source: Source, config: Config) -> None:
     """Raise UserError before training starts if the recipe cannot train on a source."""
-    fields = source.fields() if recipe.required_fields or recipe.rejected_fields else set()
+    fields = fields_of(source) if recipe.required_fields or recipe.rejected_fields else set()
     missing = sorted(set(recipe.required_fields) - fields)
     if missing:
         usual = f", e.g. --data {recipe.defaults['data']}" if "data" in recipe.defaults else ""
