@@ -132,7 +132,7 @@ class Wrong:
 
     def __call__(self, data: StepData) -> list[Entry]:
         self.calls += 1
-        return [] if self.calls == 15 else self.step(data)
+        return [] if self.calls == self.step.strategy.eager_steps + 4 else self.step(data)
 
 
 def check(capture: Callable[[Step], RunStep]) -> ReplayCheck:

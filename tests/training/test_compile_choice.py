@@ -13,8 +13,11 @@ from ranks import make_config, make_parts
 from running import run_fork
 
 from paceline.cli.flags import with_optional_values
+from paceline.commands import doctor
 from paceline.config.files import changed_settings
-from paceline.contracts.recipe import Batch
+from paceline.config.resolve import Config
+from paceline.contracts.recipe import Batch, Phase
+from paceline.launch.tasks import Task
 from paceline.parallel.world import Place, World
 from paceline.runs.checkpoint import Checkpoints
 from paceline.runs.compile_table import TABLE, CompileCost, compile_cost, record_gain, record_seconds
@@ -25,9 +28,17 @@ from paceline.runs.mirror.mirror import Mirror
 from paceline.runs.record import Provenance, RunRecord, read_record
 from paceline.runs.segments import Choices
 from paceline.runs.snapshot import CheckpointNumbers, Snapshot
+from paceline.training import compile as compiling
 from paceline.training import compile_choice
-from paceline.training.compile import CACHE_VARIABLE, compile_networks
-from paceline.training.compile_choice import choose, choose_for, recorded_choice
+from paceline.training.compile import (
+    CACHE_VARIABLE,
+    THREADS_VARIABLE,
+    TRITON_VARIABLE,
+    compile_networks,
+    describe_kernel_cache,
+    prepare_compiler,
+)
+from paceline.training.compile_choice import average_seconds, choose, choose_for, recorded_choice
 from paceline.training.step import Step
 
 COST = CompileCost(gain=0.2, seconds_per_network=20, origin="built-in estimates")
@@ -150,3 +161,50 @@ def test_a_step_that_runs_out_of_memory_while_it_is_timed_is_left_to_the_loop_wh
     choice = choose_for(parts.config, parts.step, parts.feed, num_steps=10**9)
     assert not choice.compiles and "out of memory" in choice.note
     assert all(weight.grad is None or not weight.grad.any() for weight in parts.recipe.parameters())
+
+
+def test_the_time_of_a_step_counts_how_often_each_phase_runs() -> None:
+    phases = (Phase("generator", "g"), Phase("critic", "c", repeat=5), Phase("penalty", "c", every=16))
+    assert average_seconds(phases, [0.010, 0.002, 0.032]) == pytest.approx(0.010 + 5 * 0.002 + 0.032 / 16)
+
+
+def test_ranks_on_one_machine_share_its_cores_for_compiling(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty_cache: None
+) -> None:
+    for name in (THREADS_VARIABLE, CACHE_VARIABLE):
+        monkeypatch.setenv(name, "")  # restored at the end
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(compiling, "num_cores", lambda: 16)
+    prepare_compiler(World(Place(), torch.device("cpu")), starts=True)
+    assert CACHE_VARIABLE not in os.environ, "a run on a CPU does not compile unless the user requests it"
+    prepare_compiler(World(Place(size=4, local_size=4), torch.device("cuda", 0)), starts=False)
+    assert os.environ[THREADS_VARIABLE] == "4"
+    assert os.environ[CACHE_VARIABLE] == str(tmp_path / "cache" / "paceline" / "compile")
+
+
+@pytest.mark.usefixtures("empty_cache")
+def test_the_folder_with_compiled_kernels_is_shown_with_its_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "kernels"))
+    (tmp_path / "kernels" / "triton").mkdir(parents=True)
+    (tmp_path / "kernels" / "triton" / "one.cubin").write_bytes(bytes(3_000_000))
+    monkeypatch.delenv(TRITON_VARIABLE, raising=False)
+    assert describe_kernel_cache() == f"compiled kernels: {tmp_path / 'kernels'} (3 MB)"
+    monkeypatch.setenv(TRITON_VARIABLE, "/elsewhere")
+    assert "/elsewhere" in describe_kernel_cache()
+
+
+def test_a_gain_that_cannot_be_saved_is_reported_and_ends_no_self_test(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cache").write_text("a file where the folder should be")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def measure(task: Task, config: Config) -> int:
+        Path(json.loads(task.arguments)[0][0]).write_text('{"gain": 0.25}')
+        return 0
+
+    monkeypatch.setattr(doctor, "run_in_processes", measure)
+    line = doctor._measure_compile_gain()
+    assert "save 25% of the step time; not saved" in line and str(tmp_path / "cache") in line
