@@ -120,7 +120,7 @@ def test_images_of_unsupported_sizes_are_rejected(height, width, fits):
     if fits:
         assert build(spec).predict({"noise": torch.zeros(2, 5).double()})["image"].shape == (2, 3, height, width)
     else:
-        with pytest.raises(UserError, match="--set size=32 or --set size=64"):
+        with pytest.raises(UserError, match="with a side of 32 or 64: use --set size=32"):
             build(spec)
 
 

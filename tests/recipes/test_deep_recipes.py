@@ -24,6 +24,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "esrgan": {"data": "photos", "scale": "2", "num_blocks": 1, "width": 4, "growth": 2, "crop": 16},
     "translation": {"data": "panels", "model": "pix2pix", "generator": "unet_32", "ngf": 4, "ndf": 4, "d_layers": 1},
     "dcgan": {"data": "folder", "ngf": 4, "ndf": 4, "few_images": "allow", "size": 32},
+    "r3gan": {"data": "folder", "width": 8, "num_blocks": 1, "group_size": 4, "nz": 4, "few_images": "allow", "size": 32},
 }
 
 
@@ -62,7 +63,7 @@ def test_a_recipe_trains_on_images_with_five_channels_of_16_bits(recipe: str, ro
         predict(str(tmp_path / "run"), files, 1, str(tmp_path / "found.jsonl"), "best", "cpu")
         found = [json.loads(line) for line in (tmp_path / "found.jsonl").read_text().splitlines()]
         assert [row["classes"][0]["probability"] for row in found] == model.predict(images).amax(dim=1).tolist()
-    if recipe == "dcgan":
+    if recipe in ("dcgan", "r3gan"):
         assert model.sample(2).shape == (2, CHANNELS, 32, 32)
 
 

@@ -17,9 +17,9 @@ from paceline.config.settings import setting
 from paceline.contracts.recipe import Batch, DataSpec, Draw, Loss, Phase
 from paceline.models.losses import OBJECTIVES, r1_penalty, score
 from paceline.recipes.parts.augmentation import Augmentation
-from paceline.recipes.parts.generative import (
+from paceline.recipes.parts.dcgan_recipe import (
     R1_EVERY,
-    GenerativeRecipe,
+    DcganRecipe,
     GenerativeSettings,
     make_discriminator,
     make_generator,
@@ -33,7 +33,7 @@ class DcganSettings(GenerativeSettings):
     objective: Literal["bce", "hinge", "lsgan"] = setting("bce", "adversarial loss")
 
 
-class Dcgan(GenerativeRecipe):
+class Dcgan(DcganRecipe):
     """Two networks, each trained in one phase. With R1, a third phase penalises the discriminator's gradient."""
 
     Settings = DcganSettings

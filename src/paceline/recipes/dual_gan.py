@@ -22,9 +22,9 @@ from paceline.models.concurrent import apply_concurrently
 from paceline.models.dcgan import Discriminator
 from paceline.models.losses import OBJECTIVES, Objective, d2gan, r1_penalty, score
 from paceline.recipes.parts.augmentation import Augmentation
-from paceline.recipes.parts.generative import (
+from paceline.recipes.parts.dcgan_recipe import (
     R1_EVERY,
-    GenerativeRecipe,
+    DcganRecipe,
     GenerativeSettings,
     make_discriminator,
     make_generator,
@@ -54,13 +54,13 @@ class DualGanSettings(GenerativeSettings):
     d2gan_beta: float = setting(0.1, "d2gan: weight of the second discriminator's reward for fake images")
 
 
-class DualGan(GenerativeRecipe):
+class DualGan(DcganRecipe):
     """Three networks, each trained in one phase. With R1, each discriminator has one more phase."""
 
     Settings = DualGanSettings
     presets = {
-        **GenerativeRecipe.presets,
-        "quick": {**GenerativeRecipe.presets["quick"], "epochs": 35},  # fewer epochs, because each step takes longer
+        **DcganRecipe.presets,
+        "quick": {**DcganRecipe.presets["quick"], "epochs": 35},  # fewer epochs, because each step takes longer
     }
 
     def __init__(self, settings: DualGanSettings, spec: DataSpec) -> None:

@@ -19,12 +19,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.config.settings import setting
-from paceline.contracts.recipe import Batch, Best, DataSpec, Draw, Loss, Phase, Recipe
+from paceline.contracts.recipe import Batch, DataSpec, Draw, Loss, Phase
 from paceline.core.errors import UserError
 from paceline.core.types import SettingValues
 from paceline.models.losses import gradient_penalty
 from paceline.models.r3gan import SIZES_PX, Discriminator, Generator
 from paceline.recipes.parts.augmentation import Augmentation, AugmentationSettings
+from paceline.recipes.parts.generative import GenerativeRecipe, check_size
 
 
 @dataclass(frozen=True)
@@ -47,15 +48,10 @@ class R3ganSettings(AugmentationSettings):
     )
 
 
-class R3gan(Recipe):
+class R3gan(GenerativeRecipe):
     """Two networks, each trained in one phase. With `penalty_every` above 1, the penalties have a third phase."""
 
     Settings = R3ganSettings
-    evaluator = "generation"
-    evaluated_on = "train"
-    best = Best("train/FID", "min")
-    generates = True
-    ema = ("generator",)
     double_backward = ("discriminator",)
     penalises_eagerly = True
     must_vary = ("discriminator/score_range",)
@@ -133,7 +129,7 @@ class R3gan(Recipe):
 
     def __init__(self, settings: R3ganSettings, spec: DataSpec) -> None:
         super().__init__(settings, spec)
-        _check_size(spec)
+        check_size(spec, SIZES_PX)
         num_classes = _num_classes(settings, spec)
         sizes = (spec.height, spec.channels, settings.nz, settings.width, settings.num_blocks, settings.group_size)
         self.generator = Generator(*sizes, num_classes)
@@ -207,16 +203,6 @@ class R3gan(Recipe):
 
     def _label(self, batch: Batch, times: int = 1) -> Tensor | None:
         return batch["label"].repeat(times) if self.num_classes else None
-
-
-def _check_size(spec: DataSpec) -> None:
-    if spec.height == spec.width and spec.height in SIZES_PX:
-        return
-    sizes = ", ".join(map(str, SIZES_PX))
-    raise UserError(
-        f"the images are {spec.width}×{spec.height} pixels, but the networks need square images with a side of "
-        f"{sizes}: use --set size=32, or another of these sizes"
-    )
 
 
 def _num_classes(settings: R3ganSettings, spec: DataSpec) -> int:
