@@ -232,6 +232,8 @@ from paceline.runs.console import log_output
 module._TICK_SECONDS, module._STILL_SECONDS, ticker.FIRST_SECONDS = 0.01, 0.02, 0.05
 log_output(Path(sys.argv[1]), 0)
 with module.Display(1000, 0, "", True, 100) as display:
+    with display.during("sample images"):
+        time.sleep(0.2)
     time.sleep(0.2)
     display.update(500, {"classifier/loss": 1.0})
     time.sleep(0.2)
@@ -243,13 +245,14 @@ with module.Display(1000, 0, "", True, 100) as display:
 def test_the_time_of_a_long_step_or_evaluation_is_shown_while_it_lasts(tmp_path: Path) -> None:
     terminal = Terminal(WAITING, str(tmp_path))
     assert terminal.end() == 0
-    for text in ("first step: 0:00", "current step: 0:00", "evaluating on the validation split: 1 of 2 samples: 0:00"):
-        assert text in terminal.text
+    evaluating = "evaluating on the validation split: 1 of 2 samples"
+    for activity in ("sample images", "first step", "current step", evaluating):
+        assert f"{activity}: 0:00" in terminal.text
     screen = rendered(terminal.text)
     assert re.match(r"[\d,.]+ images/s  ETA .* 500/1,000 images  classifier/loss 1.000", screen[-1])
     assert kept(tmp_path) == "", "frames are not logged"
     piped = subprocess.run([sys.executable, "-c", WAITING, str(tmp_path)], capture_output=True, text=True, timeout=60)
-    assert "  epoch 0.0/10  first step: 0:00\n" in piped.stdout
+    assert "  epoch 0.0/10  sample images: 0:00\n" in piped.stdout
 
 
 def test_long_lines_are_wrapped_on_a_terminal_but_not_in_the_log_file(tmp_path: Path) -> None:

@@ -97,7 +97,9 @@ def _check_counts(
 ) -> None:
     """Raise UserError if the normalisation layers or PReLUs do not match the convolutions."""
     if norms and len(norms) != 2 * num_blocks + 1:
-        raise UserError(f"{path}: has {len(norms)} normalisation layers, expected {2 * num_blocks + 1} or none: {NOT_SRGAN}")
+        raise UserError(
+            f"{path}: has {len(norms)} normalisation layers, expected {2 * num_blocks + 1} or none: {NOT_SRGAN}"
+        )
     if len(slopes) != 1 + num_blocks + num_doublings:
         raise UserError(f"{path}: has {len(slopes)} PReLUs, expected {1 + num_blocks + num_doublings}: {NOT_SRGAN}")
 
