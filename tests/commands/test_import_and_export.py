@@ -232,6 +232,11 @@ class Surprise:
             [],
             "theirs.pth: upscales by a factor of 16; supported factors are 2, 4 and 8",
         ),
+        (
+            {key: value for key, value in TheirGenerator().state_dict().items() if "residual.0.bn1." not in key},
+            [],
+            "normalisation layers, expected 9 or none: not an SRGAN generator",
+        ),
         (without(TheirGenerator().state_dict(), "last.weight"), [], "last.bias does not belong to an SRGAN generator"),
         (nn.Linear(3, 3).state_dict(), [], "weight does not belong to an SRGAN generator"),
         ({"encoder.weight": torch.zeros(4, 3, 3, 3)}, [], "at least five convolutions, but this file has 1"),

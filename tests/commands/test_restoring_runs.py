@@ -300,7 +300,8 @@ def test_a_weights_file_for_different_networks_is_rejected(capsys, tmp_path):
     path = tmp_path / "other.safetensors"
     safetensors.torch.save_file({"encoder.weight": torch.zeros(1)}, path)
     assert run([*TRAIN, "--init-from", str(path), "--out", str(tmp_path / "run")]) == 2
-    assert "contains none of the networks generator" in capsys.readouterr().err
+    advice = f"to convert weights from another project, use paceline import {path} --out FILE.safetensors"
+    assert f"contains none of the networks generator; {advice}" in capsys.readouterr().err
     shutil.rmtree(tmp_path / "run", ignore_errors=True)
 
 

@@ -282,3 +282,21 @@ def test_a_folder_without_usable_shards_is_rejected(tmp_path: Path) -> None:
     write_tar(tmp_path / "0.tar", {"readme.txt": b"hello"})
     with pytest.raises(UserError, match="no images found"):
         Shards("train", Shards.Settings(data="shards", data_root=str(tmp_path)))
+
+
+def test_a_compressed_shard_is_reported_whether_it_is_the_root_or_one_of_many(tmp_path: Path) -> None:
+    subprocess.run(["tar", "-czf", tmp_path / "more.tar.gz", "-T", "/dev/null"], check=True)
+    with pytest.raises(UserError, match=r"more\.tar\.gz: is compressed; decompress it"):
+        Shards("train", Shards.Settings(data="shards", data_root=str(tmp_path / "more.tar.gz"), workers=0))
+    write_tar(tmp_path / "train" / "0.tar", GOOD)
+    assert any(
+        "compressed shards are not used: more.tar.gz (1 in total)" in note for note in open_shards(tmp_path).notes
+    )
+
+
+def test_images_with_several_dots_in_their_names_are_reported(tmp_path: Path) -> None:
+    write_tar(tmp_path / "train" / "0.tar", {f"scan.v1.{n}.png": image for n, image in enumerate(IMAGES)})
+    with pytest.raises(
+        UserError, match=r"no images found \(members that are not used: \.png after several dots \(6\)\)"
+    ):
+        open_shards(tmp_path)

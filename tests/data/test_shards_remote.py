@@ -367,6 +367,17 @@ def test_a_server_that_stays_unreachable_ends_in_one_line(served: FileServer, tm
         source.read(0)
 
 
+@pytest.mark.parametrize("manner", ["refuses connections", "fails"])
+def test_a_server_that_does_not_answer_at_the_start_ends_in_one_line(
+    manner: str, served: FileServer, tmp_path: Path
+) -> None:
+    served.fails = True
+    if manner == "refuses connections":
+        served.stop()
+    with pytest.raises(UserError, match=r"--data-root http.*: cannot be read .*check the URL and the server"):
+        open_shards(served.url, tmp_path / "cache")
+
+
 def test_a_shard_that_disappears_or_changes_ends_in_one_line(served: FileServer, tmp_path: Path) -> None:
     source = open_shards(served.url, tmp_path / "cache", shard_cache_gb=0)
     file = tmp_path / "served" / "train-0.tar"

@@ -182,5 +182,7 @@ def test_lpips_is_measured_if_its_package_is_installed(perceptual_package):
 def test_lpips_is_skipped_with_a_note_if_its_weights_cannot_be_loaded(perceptual_package):
     perceptual_package.write_text(STAND_IN.replace('!= "alex"', '== "alex"'))
     evaluator = make_evaluator()
-    assert evaluator.notes == ("LPIPS will not be measured: no such network",)
+    assert evaluator.notes == (
+        "LPIPS is not measured, because its network cannot be loaded: RuntimeError: no such network",
+    )
     assert "lpips[y]" not in measure([{"image": NOISY, "target": IMAGE}])

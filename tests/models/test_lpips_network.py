@@ -1,5 +1,6 @@
 """LPIPS as a loss, with the real package and with random weights for AlexNet, which the package would download."""
 
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,7 +32,9 @@ def random_alexnet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 @pytest.mark.usefixtures("random_alexnet")
 def test_the_lpips_loss_is_the_mean_of_the_package_and_has_gradients():
-    check_lpips()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a command would print them
+        check_lpips()
     generator = torch.Generator().manual_seed(1)
     made, target = (torch.rand(3, 3, 64, 64, generator=generator) * 2 - 1 for _ in range(2))
     made.requires_grad_(True)

@@ -101,6 +101,16 @@ def test_tensors_that_are_computed_when_needed_are_not_stored() -> None:
     larger.load_state_dict(swin.state_dict())  # the weights do not depend on the training size
 
 
+@pytest.mark.parametrize("name", ["SwinIR", "Swin2SR", "HAT"])
+def test_windows_are_shifted_even_if_training_images_have_the_size_of_one_window(name: str) -> None:
+    small, large = (build(name, *NETWORKS[name], side=side).eval() for side in (8, 32))
+    large.load_state_dict(small.state_dict())
+    images = torch.rand(1, 3, 32, 32) * 2 - 1
+    with torch.no_grad():
+        assert torch.equal(small(images), large(images))
+        assert small(images[..., :8, :8]).isfinite().all()
+
+
 @pytest.mark.parametrize("channels", [1, 3])
 def test_the_data_determines_the_channels(channels: int) -> None:
     network = build("NAFNet", *NETWORKS["NAFNet"], channels=channels)

@@ -247,6 +247,8 @@ def wait():
 module.Ticker = counted
 log_output(Path(sys.argv[1]), 0)
 with module.Display(1000, 0, "", True, 100) as display:
+    with display.during("sample images"):
+        wait()
     wait()
     display.update(500, {"classifier/loss": 1.0})
     wait()
@@ -258,14 +260,15 @@ with module.Display(1000, 0, "", True, 100) as display:
 def test_the_time_of_a_long_step_or_evaluation_is_shown_while_it_lasts(tmp_path: Path) -> None:
     terminal = Terminal(WAITING, str(tmp_path))
     assert terminal.end() == 0
-    for text in ("first step", "current step", "evaluating on the validation split: 1 of 2 samples"):
+    evaluating = "evaluating on the validation split: 1 of 2 samples"
+    for text in ("sample images", "first step", "current step", evaluating):
         assert re.search(rf"{text}: \d+:\d\d", terminal.text), text
     screen = rendered(terminal.text)
     assert re.match(r"[\d,.]+ images/s  ETA .* 500/1,000 images  classifier/loss 1.000", screen[-1])
     assert kept(tmp_path) == "", "frames are not logged"
     command = [sys.executable, "-c", WAITING, str(tmp_path)]
     piped = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
-    assert re.search(r"^  epoch 0\.0/10  first step: \d+:\d\d$", piped.stdout, re.MULTILINE)
+    assert re.search(r"^  epoch 0\.0/10  sample images: \d+:\d\d$", piped.stdout, re.MULTILINE)
 
 
 def test_long_lines_are_wrapped_on_a_terminal_but_not_in_the_log_file(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from paceline.core.errors import describe_error
 from paceline.models.lpips_network import has_lpips, load_lpips
 
 Distance = Callable[[Tensor, Tensor], Tensor]
@@ -20,7 +21,7 @@ def perceptual_distance(device: torch.device) -> tuple[Distance | None, tuple[st
     try:
         network = load_lpips().to(device)
     except Exception as error:
-        return None, (f"LPIPS will not be measured: {str(error).splitlines()[0]}",)
+        return None, (f"LPIPS is not measured, because its network cannot be loaded: {describe_error(error)}",)
 
     def distance(made: Tensor, target: Tensor) -> Tensor:
         one, other = ((levels.float() / 127.5 - 1).expand(-1, 3, -1, -1) for levels in (made, target))

@@ -30,11 +30,11 @@ ARCHITECTURES: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 
 def check_architecture(keys: Iterable[str], path: Path, supported: str) -> None:
-    """Raise UserError with the hint `supported` if the tensors belong to a known network that cannot be imported."""
+    """Raise UserError with the hint `supported` if the tensors belong to a known network that an importer rejects."""
     keys = list(keys)
     for name, patterns in ARCHITECTURES:
         if all(any(re.match(pattern, key) for key in keys) for pattern in patterns):
-            raise UserError(f"{path}: contains {name}, which cannot be imported: {supported}")
+            raise UserError(f"{path}: contains {name}; {supported}")
 
 
 def first_keys(keys: Iterable[str], count: int = 4) -> str:

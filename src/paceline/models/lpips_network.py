@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import warnings
 from functools import cache, lru_cache
 from threading import Lock
 from typing import cast
@@ -29,7 +30,9 @@ def load_lpips() -> nn.Module:
     """Return the frozen LPIPS network on the CPU; raises whatever the package raises if its weights are missing."""
     import lpips
 
-    network: nn.Module = lpips.LPIPS(net="alex", verbose=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the package calls torchvision with arguments that are deprecated
+        network: nn.Module = lpips.LPIPS(net="alex", verbose=False)
     return network.eval().requires_grad_(False)
 
 

@@ -217,11 +217,14 @@ def _fitted(choice: NetworkChoice, entry: _Entry, task: NetworkTask) -> Iterator
 
 
 def _rounded_up(side: int, arguments: Mapping[str, Any]) -> int:
-    """Return a side length rounded up to a multiple of each window into which a network divides images."""
+    """Return a side length rounded up to a multiple of each window into which a network divides images.
+
+    It is at least two windows, because networks that are built for a single window do not shift their windows.
+    """
     given = [arguments[name] for name in WINDOWS if name in arguments]
     sizes = [size for one in given for size in (one if isinstance(one, list | tuple) else [one])]
     multiple = math.lcm(*(size for size in sizes if isinstance(size, int) and size > 0))
-    return math.ceil(side / multiple) * multiple
+    return max(math.ceil(side / multiple), 2 if multiple > 1 else 1) * multiple
 
 
 def _size_rule(descriptor: ImageModelDescriptor[nn.Module]) -> SizeRule:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from paceline.core.errors import UserError
 from paceline.core.types import SettingValue
+from paceline.models.known_architectures import first_keys
 from paceline.models.network_choice import NetworkChoice, NetworkTask
 
 PRETRAINED = "pretrained"  # requests timm's published weights; see `make_pretrained`
@@ -67,7 +68,11 @@ def describe_weights(choice: NetworkChoice, weights: Mapping[str, Tensor], size_
         channels = weights[f"{first}.weight"].shape[1]
     num_classes = _num_classes(choice, weights)
     if not num_classes:
-        raise UserError(f"network={choice.name}: the file has no weights for the last layer; use it with --init-from")
+        last = _first(config.classifier)
+        raise UserError(
+            f"network={choice.name}: the file has no weights for the last layer, {last!r} {first_keys(weights)}; "
+            "choose the network that the weights belong to, or use weights without a last layer with --init-from"
+        )
     return NetworkTask(channels, size_px or height, size_px or width, num_classes=num_classes)
 
 

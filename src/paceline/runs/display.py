@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Self, TextIO, cast
 
@@ -27,6 +27,7 @@ _TICK_SECONDS = 0.5  # time between two checks of whether the loop has reported
 _FRAME_SECONDS = 0.1  # minimum time between two frames, so that a fast loop does not redraw constantly
 _STILL_SECONDS = 1.5  # time without a report from the loop after which the waiting time is shown
 _OTHER_GROUPS = ("gpu", "host", "ranks", "spread", "time")  # metric groups that are not losses
+FIRST_STEP, CURRENT_STEP = "first step", "current step"  # what the loop does unless it reports something else
 _NOT_LOSSES = ("images_per_second", "data_wait", "epoch")
 
 
@@ -46,7 +47,7 @@ class Display:
         self._values: list[str] = []  # losses and data wait from the last update
         self._shown: Sequence[str] = ()  # what the last frame or line showed
         self._final: Sequence[str] = ()  # what the last frame will show: the progress after the last step
-        self._activity = "first step"  # what the loop does until it reports again
+        self._activity = FIRST_STEP  # what the loop does until it reports again
         self._live: Live | None = None
         self._ending = ExitStack()
 
@@ -87,7 +88,7 @@ class Display:
         self._values = _losses(values) + ([f"data wait {named['data_wait']:.1%}"] if "data_wait" in named else [])
         shown = self._progress(images, now, speed)
         self._images, self._clock = images, now
-        self._note("current step", now, shown)
+        self._note(CURRENT_STEP, now, shown)
         if self._live is None:
             self._print(shown)
         else:
@@ -101,7 +102,7 @@ class Display:
         if not self._enabled:
             return
         now = time.perf_counter()
-        self._note("current step", now)
+        self._note(CURRENT_STEP, now)
         if self._live is not None and now >= self._next_frame:
             self._draw(images, self._progress(images, now, self._speed(images, now)), now)
         elif self._live is None and self._patience.is_over():
@@ -117,6 +118,14 @@ class Display:
             self._draw(self._images, [text], now)
         elif self._live is None and self._patience.is_over():
             self._print([text])
+
+    @contextmanager
+    def during(self, activity: str) -> Iterator[None]:
+        """Name what the loop does in a `with` block between two steps, such as writing images."""
+        step = FIRST_STEP if self._activity == FIRST_STEP else CURRENT_STEP
+        self._note(activity, time.perf_counter())
+        yield
+        self._note(step, time.perf_counter())
 
     def position(self, images: int) -> str:
         """Return the position in the run: `epoch 4.6/12`, or `6,400/45,000 images` if epochs are not known."""

@@ -119,13 +119,14 @@ def _fill(recipe: Recipe, config: Config, spec: DataSpec, initial: InitialWeight
         except UserError as error:
             raise UserError(f"--init-from {path}: {error}") from None
     if not found:
-        raise UserError(f"--init-from {path}: contains none of the networks {', '.join(recipe.networks)}")
+        wanted = ", ".join(recipe.networks)
+        raise UserError(f"--init-from {path}: contains none of the networks {wanted}; {_other_use(initial, path)}")
     others = _differing_settings(config, initial, path)
     misfits = {name: _misfits(recipe.networks[name], weights) for name, weights in found.items()}
     if any(misfits.values()):
         _reject_settings(_affecting_networks(others, recipe, config, spec, found), config, path)
         name, differing = next((name, differing) for name, differing in misfits.items() if differing)
-        same_data = "use images with the same size and channels, and the same classes"
+        same_data = "use images with the same channels (--set channels=N) and size, and the same classes"
         advice = same_data if initial.settings else "use the settings that the weights were trained with"
         raise UserError(
             f"--init-from {path}: its {name} is a different network: {differing[0]!r} does not match "
@@ -135,6 +136,14 @@ def _fill(recipe: Recipe, config: Config, spec: DataSpec, initial: InitialWeight
     for name, weights in found.items():
         fill_module(recipe.networks[name], weights)
     return list(found)
+
+
+def _other_use(initial: InitialWeights, path: str) -> str:
+    """Return what to do with weights that belong to none of the recipe's networks."""
+    if not initial.settings:
+        return f"to convert weights from another project, use paceline import {path} --out FILE{SAFETENSORS}"
+    own = dict.fromkeys(name.partition(".")[0] for name in initial.weights)
+    return f"its networks are {', '.join(own)}, so it belongs to a different recipe"
 
 
 def _by_network(recipe: Recipe, weights: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:

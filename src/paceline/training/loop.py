@@ -240,7 +240,8 @@ class Loop:
         """Write the recipe's sample images, always computed from the same noise or samples."""
         if self._sampled_at == self.images:
             return
-        with self.stopwatch("sample"), evaluated_weights(self.step):  # every process takes part, but only one writes
+        # every process takes part, but only one writes
+        with self.stopwatch("sample"), self.outputs.display.during("sample images"), evaluated_weights(self.step):
             if self.outputs.writer and self.previews:
                 arrange = self.previews.render()
                 if self.images == 0:  # an error in the recipe's code is reported before training

@@ -13,13 +13,13 @@ from paceline.core.errors import UserError
 from paceline.core.file_systems import open_file_system
 from paceline.core.printable import print_line, printable
 from paceline.core.secrets import one_line, redact
+from paceline.core.storage.failures import cause_of, is_lasting, unreadable
 
 PARALLEL_REQUESTS = 16
 MAX_DEPTH = 4  # levels of folders that are searched at a URL; local folders have no limit
 OPENING_SECONDS = 15.0  # how long to retry when a source is opened
 GONE_SECONDS = 15.0  # how long to retry if a file is missing during training: a restarting server may not find it yet
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 5.0
-RETRIED_STATUS = (408, 425, 429)  # HTTP status codes from 400 to 499 that may not recur
 Result = TypeVar("Result")
 
 
@@ -61,13 +61,19 @@ class Storage:
             if not Path(self._root).is_dir():
                 raise UserError(f"{self.shown}: no such folder")
             return sorted(_walk(Path(self._root)))
-        found = self._at_start(lambda files: files.find(self._root, maxdepth=MAX_DEPTH, detail=True))
+        found = self._at_start(self._find)
         start = len(self._root.rstrip("/")) + 1
         return sorted(
             _described(place[start:], place, details)
             for place, details in found.items()
             if details.get("type", "file") == "file" and place[start:]
         )
+
+    def _find(self, files: Any) -> dict[str, dict[str, Any]]:
+        found: dict[str, dict[str, Any]] = files.find(self._root, maxdepth=MAX_DEPTH, detail=True)
+        if not found:
+            files.ls(self._root)  # raises if the server does not answer, which `find` ignores
+        return found
 
     def describe_files(self, names: Sequence[str]) -> list[StoredFile]:
         """Return the size and version of files, given by their names; raise UserError if one is missing."""
@@ -85,7 +91,7 @@ class Storage:
             except FileNotFoundError:
                 return None
             except Exception as error:
-                raise self._unreadable(self.shown, error) from None
+                raise unreadable(self.shown, error) from None
         if content is not None and len(content) > max_bytes:
             raise UserError(f"{self.shown}: {printable(name)} has more than {max_bytes:,} bytes; check the file")
         return content
@@ -131,7 +137,7 @@ class Storage:
         try:
             self._retry(read_missing, wait_seconds, min(wait_seconds, GONE_SECONDS))
         except Exception as error:
-            raise self._unreadable(redact(spans[0].place), error) from None
+            raise unreadable(redact(spans[0].place), error) from None
         return [content for content in found if content is not None]
 
     def stream(
@@ -158,7 +164,7 @@ class Storage:
         try:
             self._retry(read_all, wait_seconds, min(wait_seconds, GONE_SECONDS))
         except Exception as error:
-            raise self._unreadable(redact(file.place), error) from None
+            raise unreadable(redact(file.place), error) from None
 
     def _place(self, name: str) -> str:
         return f"{self._root.rstrip('/')}/{name}"
@@ -189,7 +195,7 @@ class Storage:
         try:
             return self._retry(operation, OPENING_SECONDS, 0.0)
         except Exception as error:  # storage libraries may raise any exception
-            raise self._unreadable(self.shown, error) from None
+            raise unreadable(self.shown, error) from None
 
     def _retry(self, operation: Callable[[Any], Result], wait_seconds: float, gone_seconds: float) -> Result:
         """Repeat an operation until it succeeds; give up sooner if the file is missing or access is denied."""
@@ -199,10 +205,10 @@ class Storage:
                 result = operation(self._connection())
             except UserError:
                 raise
-            except Exception as error:
-                waited = time.monotonic() - began
-                if waited + pause > (gone_seconds if _is_lasting(error) else wait_seconds):
-                    raise
+            except Exception as caught:
+                error, waited = cause_of(caught), time.monotonic() - began
+                if waited + pause > (gone_seconds if is_lasting(error) else wait_seconds):
+                    raise error from None
                 if pause == FIRST_PAUSE_SECONDS:
                     print_line(f"{self.shown}: cannot be read ({one_line(error)}); retrying")
                 time.sleep(pause)
@@ -211,25 +217,6 @@ class Storage:
             if pause > FIRST_PAUSE_SECONDS:
                 print_line(f"{self.shown}: can be read again after {time.monotonic() - began:.1f} s")
             return result
-
-    def _unreadable(self, shown: str, error: Exception) -> UserError:
-        if isinstance(error, UserError):
-            return error
-        if isinstance(error, FileNotFoundError):
-            what, remedy = "not found", "check that the bucket and the files exist"
-        elif isinstance(error, PermissionError) or type(error).__name__ == "NoCredentialsError":
-            what, remedy = "access denied", "check the credentials in your environment, and the permissions"
-        else:
-            what, remedy = "cannot be read", "check the URL and the server, then run the same command again to resume"
-        return UserError(f"{shown}: {what} ({one_line(error)}); {remedy}")
-
-
-def _is_lasting(error: Exception) -> bool:
-    """Return whether an error will probably recur: a missing file, wrong credentials, or an HTTP client error."""
-    status = getattr(error, "status", None)
-    if isinstance(status, int) and 400 <= status < 500:
-        return status not in RETRIED_STATUS
-    return isinstance(error, (FileNotFoundError, PermissionError)) or type(error).__name__ == "NoCredentialsError"
 
 
 def _described(name: str, place: str, details: dict[str, Any]) -> StoredFile:

@@ -47,17 +47,23 @@ def open_catalog(root: str, flag: str) -> Catalog:
     """List the shards under the root that `flag` sets; raise UserError if there are none."""
     if "{" in root or _is_shard(root):
         return _from_list(root, flag)
+    if root.lower().endswith(COMPRESSED):
+        raise UserError(f"{flag} {redact(root)}: is compressed; decompress it to a .tar file")
     storage = Storage(root, flag)
     content = storage.read_file(MANIFEST, MAX_BYTES)
     if content is not None:
         return _from_manifest(storage, content)
     files = {file.name: file for file in storage.list_files()}
     shards = [name for name in files if _is_shard(name)]
+    compressed = [name for name in files if name.lower().endswith(COMPRESSED)]
     if not shards:
-        raise _no_shards(storage, files)
+        raise _no_shards(storage, compressed)
     if any(files[name].size < 0 for name in shards):
         files |= {file.name: file for file in storage.describe_files(shards)}
     splits, notes = _split(shards)
+    if compressed:
+        example = printable(compressed[0])
+        notes.append(f"compressed shards are not used: {example} ({len(compressed):,} in total); decompress them")
     return Catalog(
         storage,
         {split: tuple(files[name] for name in names) for split, names in splits.items()},
@@ -160,10 +166,9 @@ def _class_names(storage: Storage) -> tuple[str, ...]:
     return tuple(line.strip() for line in content.decode(errors="replace").splitlines() if line.strip())
 
 
-def _no_shards(storage: Storage, names: Mapping[str, StoredFile]) -> UserError:
-    compressed = next((name for name in names if name.endswith(COMPRESSED)), "")
+def _no_shards(storage: Storage, compressed: Sequence[str]) -> UserError:
     if compressed:
-        return UserError(f"{storage.shown}: {printable(compressed)} is compressed; decompress it to a .tar file")
+        return UserError(f"{storage.shown}: {printable(compressed[0])} is compressed; decompress it to a .tar file")
     return UserError(f"{storage.shown}: no .tar files found; create some with paceline pack SRC DST --to-shards")
 
 

@@ -147,7 +147,7 @@ def _samples(shard: int, shard_name: str, index: ShardIndex, ignored: Counter[st
             continue
         field, suffix = field_of(rest), PurePosixPath(member.name).suffix.lower()
         if not field and suffix not in PICKLES:
-            ignored[suffix] += 1
+            ignored[f"{suffix} after several dots" if suffix in SUFFIXES else suffix] += 1
             continue
         fields = found.setdefault(key, {})
         problem = member.problem or _wrong_use(field, rest, member)

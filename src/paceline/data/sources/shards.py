@@ -88,12 +88,10 @@ class Shards(Source):
         self._reader = Reader(catalog.storage, shards, cache, min(settings.shard_wait, settings.timeout / 2))
         self._may_skip = settings.bad_images == "skip"
         table = make_table(load_indexes(catalog, shards, self._reader, folder / "index", settings.workers))
-        if table.ignored:
-            self.notes += (
-                f"{self._shown}: members that are not images or class numbers are not used: "
-                f"{_describe_ignored(table.ignored)}",
-            )
-        self._report(table.problems, len(table))
+        ignored = _describe_ignored(table.ignored)
+        if ignored:
+            self.notes += (f"{self._shown}: members that are not images or class numbers are not used: {ignored}",)
+        self._report(table.problems, len(table), ignored)
         self._table = table if is_split else _held_out(table, split, settings, self._shown)
         chosen = choose_reader((self._contents([row], [INPUT])[0][INPUT] for row in range(len(self._table))), settings)
         self._image_reader, self.notes = chosen.reader, self.notes + chosen.notes
@@ -240,13 +238,14 @@ class Shards(Source):
             self._report(named, total - len(problems))
             self._table = self._table.rows(np.array([row for row in range(total) if row not in problems]))
 
-    def _report(self, problems: Sequence[str], num_left: int) -> None:
+    def _report(self, problems: Sequence[str], num_left: int, ignored: str = "") -> None:
         """Add notes about samples that cannot be used; raise UserError unless bad images are skipped."""
         if problems and not self._may_skip:
             listed = f" and list all {len(problems)} in {NOT_USED}" if len(problems) > MAX_NAMED else ""
             raise UserError(f"{self._shown}: {first_few(problems)}; use --bad-images skip to leave these out{listed}")
         if not num_left:
-            reason = f"no sample can be used: {first_few(problems)}" if problems else "no images found"
+            found = f"no images found{f' (members that are not used: {ignored})' if ignored else ''}"
+            reason = f"no sample can be used: {first_few(problems)}" if problems else found
             raise UserError(f"{self._shown}: {reason}; expected members such as 000123.jpg and 000123.cls")
         if problems:
             self.not_used += tuple(f"{self._shown}/{problem}" for problem in problems)
@@ -276,7 +275,7 @@ def _find(split: str, settings: Shards.Settings) -> tuple[Catalog, tuple[StoredF
 def _describe_ignored(ignored: Mapping[str, int]) -> str:
     """Return the most frequent suffixes, with the number of members."""
     common = sorted(ignored.items(), key=lambda item: (-item[1], item[0]))
-    shown = ", ".join(f"{printable(suffix):.20} ({count:,})" for suffix, count in common[:MAX_SUFFIXES])
+    shown = ", ".join(f"{printable(suffix):.24} ({count:,})" for suffix, count in common[:MAX_SUFFIXES])
     return f"{shown}, …" if len(common) > MAX_SUFFIXES else shown
 
 

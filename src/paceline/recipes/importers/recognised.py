@@ -16,7 +16,10 @@ from paceline.models.networks import recognise
 from paceline.models.torch_file import read_state_dict
 
 CROP_PX = 64  # size of the network's input in the data spec; the network accepts images of any size
-OTHERS = "use --recipe super_resolution for an SRGAN generator, and --recipe translation for pix2pix and DeepLIIF"
+OTHERS = (
+    "use --recipe super_resolution for an SRGAN generator, --recipe translation for pix2pix and DeepLIIF, "
+    "and --recipe classification --set network=timm:NAME for a classifier from timm"
+)
 
 
 class RecognisedFile(Importer):

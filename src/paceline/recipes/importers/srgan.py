@@ -24,6 +24,7 @@ from paceline.models.torch_file import read_state_dict
 Layer = dict[str, Tensor]  # a layer's tensors: weight, bias, running_mean, …
 SCALES = {1: "2", 2: "4", 3: "8"}  # the scale for each number of doubling blocks
 SUPPORTED = "--recipe super_resolution imports only SRGAN generators; leave --recipe out for networks from spandrel"
+NOT_SRGAN = "not an SRGAN generator"
 CROP_PX = 96  # image size in the data spec; the network accepts images of any size
 
 
@@ -85,7 +86,7 @@ def _count_blocks(shapes: Mapping[str, tuple[int, ...]], path: Path) -> tuple[in
             expected = (
                 f"expected {expected_shapes[number]}" if number < len(expected_shapes) else "expected no further layers"
             )
-            raise UserError(f"{path}: {key}.weight has shape {shape}, {expected}: not an SRGAN generator")
+            raise UserError(f"{path}: {key}.weight has shape {shape}, {expected}: {NOT_SRGAN}")
     if rest or num_doublings not in SCALES:
         raise UserError(f"{path}: upscales by a factor of {2**num_doublings}; supported factors are 2, 4 and 8")
     return num_blocks, num_doublings
@@ -96,9 +97,11 @@ def _check_counts(
 ) -> None:
     """Raise UserError if the normalisation layers or PReLUs do not match the convolutions."""
     if norms and len(norms) != 2 * num_blocks + 1:
-        raise UserError(f"{path}: has {len(norms)} normalisation layers, expected {2 * num_blocks + 1} or none")
+        raise UserError(
+            f"{path}: has {len(norms)} normalisation layers, expected {2 * num_blocks + 1} or none: {NOT_SRGAN}"
+        )
     if len(slopes) != 1 + num_blocks + num_doublings:
-        raise UserError(f"{path}: has {len(slopes)} PReLUs, expected {1 + num_blocks + num_doublings}")
+        raise UserError(f"{path}: has {len(slopes)} PReLUs, expected {1 + num_blocks + num_doublings}: {NOT_SRGAN}")
 
 
 def _widen_slopes(slopes: Mapping[str, Layer], width: int, path: Path) -> str:
