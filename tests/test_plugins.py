@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from running import Running, run_fork, start_command, weights_of
+from running import Running, run_fork, start_function_in_ranks, weights_of
 
 from paceline.cli.app import run
 from paceline.contracts.recipe import Recipe
@@ -86,10 +86,15 @@ def make_package(folder: Path, name: str, plugins: dict[str, dict[str, str]], **
     (metadata / "entry_points.txt").write_text("\n".join(lines) + "\n")
 
 
-def start_with(packages: tuple[Path, ...], folder: Path, *words: str) -> Running:
-    """Start a `paceline` command with the given packages importable."""
-    path = os.pathsep.join(filter(None, [*map(str, packages), os.environ.get("PYTHONPATH", "")]))
-    return start_command(folder, *words, before=("env", f"PYTHONPATH={path}"))
+def start_with(package: Path, folder: Path, *words: str) -> Running:
+    """Start a `paceline` command with the given package importable, also in the processes that the command starts."""
+    return start_function_in_ranks(folder, 1, run_with, str(package), words)[0]
+
+
+def run_with(package: str, words: tuple[str, ...]) -> int:
+    sys.path.insert(0, package)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
+    return run(list(words))
 
 
 def one_line(error: pytest.ExceptionInfo[UserError]) -> str:
@@ -142,15 +147,15 @@ def test_a_plugin_kind_without_a_folder_has_no_plugins() -> None:
 
 
 def test_settings_train_and_verify_work_with_an_installed_recipe_and_source(example: Path, tmp_path: Path) -> None:
-    listed = start_with((example,), tmp_path, "settings", "rotation", "--data", "shapes")
-    trained = start_with((example,), tmp_path, "train", "rotation", "--data", "shapes", *SHORT, "--out", "run")
+    listed = start_with(example, tmp_path, "settings", "rotation", "--data", "shapes")
+    trained = start_with(example, tmp_path, "train", "rotation", "--data", "shapes", *SHORT, "--out", "run")
     assert listed.wait() == 0, listed.stderr
     assert "source shapes" in listed.stdout and "standard deviation of the noise" in listed.stdout
     assert trained.wait() == 0, trained.stderr
     assert "validation/top1" in trained.stdout and weights_of(tmp_path / "run")
     # With ddp, the worker processes must find the plugins, too.
     words = ("verify", "rotation", "--data", "shapes", "--accelerator", "cpu", "--strategies", "single,ddp")
-    verified = start_with((example,), tmp_path, *words, "--steps", "3")
+    verified = start_with(example, tmp_path, *words, "--steps", "3")
     assert verified.wait() == 0, verified.stdout + verified.stderr
     assert "rotation on shapes" in verified.stdout and "gradients" in verified.stdout
 
@@ -204,10 +209,10 @@ def test_an_entry_point_that_refers_to_an_unrelated_class_is_reported(
 
 
 def test_a_broken_package_does_not_affect_commands_that_do_not_use_it(broken: Path, tiny: str, tmp_path: Path) -> None:
-    trained = start_with((broken,), tmp_path, "train", tiny, *SHORT, "--out", "run")
-    rejected = start_with((broken,), tmp_path, "train", tiny, "--set", "low_root=x")  # loads all source classes
-    doctor = start_with((broken,), tmp_path, "doctor")
-    used = start_with((broken,), tmp_path, "train", tiny, "--strategy", "leaving")
+    trained = start_with(broken, tmp_path, "train", tiny, *SHORT, "--out", "run")
+    rejected = start_with(broken, tmp_path, "train", tiny, "--set", "low_root=x")  # loads all source classes
+    doctor = start_with(broken, tmp_path, "doctor")
+    used = start_with(broken, tmp_path, "train", tiny, "--strategy", "leaving")
     assert trained.wait() == 0 and not trained.stderr, trained.stderr
     assert rejected.wait() == 2 and "low_root belongs to source" in rejected.stderr
     assert doctor.wait() == 0, doctor.stderr
@@ -319,12 +324,12 @@ def test_a_run_with_a_user_loader_equals_a_run_with_a_built_in_loader(tiny: str,
 def test_train_and_verify_work_with_a_user_strategy(tiny: str, tmp_path: Path) -> None:
     (tmp_path / "my_strategy.py").write_text(OWN_STRATEGY)
     own = ("--strategy", "./my_strategy.py", "--devices", "2")
-    trained = start_command(tmp_path, "train", tiny, *SHORT, *own, "--out", "run")
+    trained = run_fork(tmp_path, "train", tiny, *SHORT, *own, "--out", "run")
     assert trained.wait() == 0, trained.stderr
     assert trained.stdout.count("running the code in my_strategy.py") == 1
     assert "my strategy has 2 devices" in trained.stdout
     words = ("verify", tiny, "--accelerator", "cpu", "--strategies", "single,./my_strategy.py", "--steps", "3")
-    verified = start_command(tmp_path, *words)
+    verified = run_fork(tmp_path, *words)
     assert verified.wait() == 0, verified.stdout + verified.stderr
 
 

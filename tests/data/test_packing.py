@@ -54,7 +54,8 @@ def test_packing_resumes_after_being_killed(photos: Path, tmp_path: Path, capsys
         "from paceline.data.sources.photos import Photos\n"
         "class Slow(Photos):\n"
         "    def read(self, index):\n"
-        f"        while index > 4 and os.path.exists({str(tmp_path / 'hold')!r}):\n"
+        f"        packs = os.path.exists({str(tmp_path / 'packed' / 'train' / 'index.partial')!r})\n"
+        f"        while index > 4 and packs and os.path.exists({str(tmp_path / 'hold')!r}):\n"
         "            time.sleep(0.01)\n"
         "        return super().read(index)\n"
     )
