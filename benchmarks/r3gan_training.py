@@ -39,7 +39,7 @@ TINY = ("width=8", "num_blocks=1", "group_size=4", "size=16", "batch_size=8", "a
 CANDIDATES = {
     "wide": ("width=512",),
     "narrow": ("width=384",),
-    "lazy": ("width=512", "batch_size=512", "penalty_every=2"),
+    "lazy": ("width=512", "penalty_every=4"),
     "flat": ("width=192", "full_width_px=32"),
     "augmented": ("width=512", "ada=blit,geometry,color,cutout", "ada_strength=0.25"),
 }
