@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -71,6 +72,9 @@ def run_paceline(*words: str, deadline: Deadline | None = None, on_line: Callabl
     finally:
         for timer in timers:
             timer.cancel()
+        if process.poll() is None:  # an error in this script must not leave the command running
+            process.terminate()
+            process.wait()
     if stopped.is_set():
         raise Stopped
     if code:
@@ -165,7 +169,7 @@ class Results:
         row: dict[str, Any] = self.content["rows"].setdefault(name, {})
         return row
 
-    def update(self, name: str, **values: Any) -> None:
+    def update(self, name: str, /, **values: Any) -> None:
         """Add values to a row and write the file."""
         self.row(name).update(values)
         self.write()
@@ -179,3 +183,8 @@ class Results:
 def data_words(root: Path) -> list[str]:
     """Return the options for a folder of CIFAR-10, or for an .npz file with x_train, y_train, x_test and y_test."""
     return ["--data", "npz" if root.suffix == ".npz" else "cifar10", "--data-root", str(root)]
+
+
+def copy_samples(folder: Path, path: Path) -> None:
+    """Copy the last grid of samples that a run wrote."""
+    shutil.copyfile(max((folder / "samples").glob("*.png")), path)

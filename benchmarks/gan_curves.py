@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from _gan_runs import Deadline, Results, Stopped, curve, data_words, run_paceline, sets, train, value_of
+from _gan_runs import Deadline, Results, Stopped, copy_samples, curve, data_words, run_paceline, sets, train, value_of
 from markupsafe import escape
 
 from paceline.core.files import write_file
@@ -127,7 +127,7 @@ class Benchmark:
         ]
         trained = train(folder, [*words, *sets(settings), *self.options.extra], self.deadline, save_curve)
         save_curve()
-        run_paceline("sample", str(folder), "--checkpoint", "last", "--out", f"{folder}.png")
+        copy_samples(folder, folder.with_suffix(".png"))
         self.results.update(row.name, training=trained._asdict(), is_complete=True)
 
     def classifier(self) -> Path:
