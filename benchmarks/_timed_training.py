@@ -8,37 +8,76 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from statistics import median
-from time import monotonic, perf_counter
+from time import monotonic
 
 from paceline.runs.metrics import read_metrics
 
+GRACE_S = 60  # after this time, a command that does not stop is killed; it resumes from its last checkpoint
+
 
 class Stopped(Exception):
-    """The time of this part is over; the run can be resumed."""
+    """The time of this part is over; the same command continues."""
 
 
-def paceline(*words: str, until: float = 0.0) -> tuple[str, float]:
-    """Run a command; return its output and its duration, and exit if it fails. At the time `until`, stop it."""
+class Deadline:
+    """The time at which a benchmark stops. Minutes of 0 mean that it does not stop."""
+
+    def __init__(self, minutes: float) -> None:
+        self.end = monotonic() + 60 * minutes if minutes else float("inf")
+
+    def check(self) -> None:
+        """Raise Stopped if the time is over."""
+        if self.left() <= 0:
+            raise Stopped
+
+    def left(self) -> float:
+        """Return the time left, in seconds."""
+        return self.end - monotonic()
+
+
+def run_paceline(*words: str, deadline: Deadline | None = None, on_line: Callable[[str], None] | None = None) -> str:
+    """Run a command and return its output. At the deadline, stop it as with Ctrl-C, and raise Stopped.
+
+    Training saves a checkpoint when it is stopped. `on_line` is called with each line of output.
+    """
     print("$ paceline", *words, flush=True)
-    start = perf_counter()
     process = subprocess.Popen([sys.executable, "-m", "paceline", *words], stdout=subprocess.PIPE, text=True)
-    lines, is_stopped = [], False
+    stopped = threading.Event()
+
+    def stop() -> None:
+        stopped.set()
+        process.send_signal(signal.SIGINT)
+
+    timers = []
+    if deadline is not None and deadline.left() < float("inf"):
+        left = max(0.1, deadline.left())
+        timers = [threading.Timer(left, stop), threading.Timer(left + GRACE_S, process.kill)]
+    for timer in timers:
+        timer.start()
+    lines = []
     assert process.stdout
-    for line in process.stdout:
-        print(line, end="", flush=True)
-        lines.append(line)
-        if until and not is_stopped and monotonic() > until:
-            is_stopped = True
-            process.send_signal(signal.SIGINT)  # like Ctrl-C: saves a checkpoint
-    code = process.wait()
-    if is_stopped:
+    try:
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            lines.append(line)
+            if on_line is not None:
+                on_line(line)
+        code = process.wait()
+    finally:
+        for timer in timers:
+            timer.cancel()
+        if process.poll() is None:  # an error in this script must not leave the command running
+            process.terminate()
+            process.wait()
+    if stopped.is_set():
         raise Stopped
     if code:
         sys.exit(code)
-    return "".join(lines), perf_counter() - start
+    return "".join(lines)
 
 
 def sets(assignments: Iterable[str]) -> list[str]:

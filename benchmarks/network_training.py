@@ -22,11 +22,12 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from statistics import mean
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from _timed_training import make_plan, paceline, printed_metrics, sets, split_arguments, summarise
+from _timed_training import make_plan, printed_metrics, run_paceline, sets, split_arguments, summarise
 from PIL import Image
 from super_resolution import evaluate, link_photographs
 from torch import Tensor
@@ -65,8 +66,9 @@ def train(task: Task, folder: Path, images: int, options: argparse.Namespace, *m
     """Train a run, or resume it; return the number of images, the training time and the median speed."""
     words = ["train", task.recipe, "--preset", task.preset, "--data", task.data, "--data-root", str(options.data)]
     words += ["--images", str(images), "--seed", str(options.seed), "--out", str(folder)]
-    _, seconds = paceline(*words, *sets(CADENCE + test_data(task, options)), *more, *options.extra)
-    return summarise(folder, seconds)
+    start = perf_counter()
+    run_paceline(*words, *sets(CADENCE + test_data(task, options)), *more, *options.extra)
+    return summarise(folder, perf_counter() - start)
 
 
 def test_data(task: Task, options: argparse.Namespace) -> list[str]:
@@ -82,7 +84,7 @@ def test_data(task: Task, options: argparse.Namespace) -> list[str]:
 def evaluate_photographs(folder: Path, test: Path) -> dict[str, float]:
     """Return the metrics of a denoiser on a folder of photographs."""
     words = ["--data", "degraded", "--data-root", str(test), "--set", "degrade_noise=25", "--set", "precision=fp32"]
-    printed, _ = paceline("evaluate", str(folder), *words)
+    printed = run_paceline("evaluate", str(folder), *words)
     return printed_metrics(printed)
 
 

@@ -35,7 +35,7 @@ from _variants import (
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from paceline.models.r3gan import Discriminator, Generator
+from paceline.models.r3gan import Discriminator, Generator, Sizes
 from paceline.models.twice_differentiable import SmoothConv2d
 
 SIDE_PX, CHANNELS, NOISE, NUM_IMAGES = 32, 3, 64, 5120
@@ -49,8 +49,16 @@ class PlainLoop:
     def __init__(self, options: argparse.Namespace, device: torch.device, *, compiled: bool, smooth: bool) -> None:
         torch.manual_seed(0)
         self.device, self.batch = device, options.batch
-        sizes = (SIDE_PX, CHANNELS, NOISE, options.width, options.blocks, 16)
-        self.generator, self.discriminator = Generator(*sizes).to(device), Discriminator(*sizes).to(device)
+        sizes = Sizes(
+            SIDE_PX,
+            CHANNELS,
+            nz=NOISE,
+            width=options.width,
+            full_width_px=options.full_width_px,
+            num_blocks=options.blocks,
+            group_size=options.group_size,
+        )
+        self.generator, self.discriminator = Generator(sizes).to(device), Discriminator(sizes).to(device)
         if not smooth:
             for module in self.discriminator.modules():
                 if isinstance(module, SmoothConv2d):
@@ -130,6 +138,8 @@ def make_variant(name: str, options: argparse.Namespace, folder: Path, device: t
             "nz": NOISE,
             "width": options.width,
             "num_blocks": options.blocks,
+            "full_width_px": options.full_width_px,
+            "group_size": options.group_size,
             "batch_size": options.batch,
             "conditional": "off",
             "few_images": "allow",
@@ -173,6 +183,8 @@ def main() -> None:
     parser.add_argument("--batches", default="64,256", help="comma-separated batch sizes")
     parser.add_argument("--width", type=int, default=512, help="channels, as in the preset cifar10")
     parser.add_argument("--blocks", type=int, default=2, help="residual blocks per resolution")
+    parser.add_argument("--full-width-px", type=int, default=8, help="side above which there are fewer channels")
+    parser.add_argument("--group-size", type=int, default=16, help="channels per group of the 3×3 convolutions")
     parser.add_argument("--variants", default=";".join(VARIANTS), help="variants, separated by semicolons")
     parser.add_argument("--peak", type=float, default=790.0, help="peak speed of the device in TFLOP/s")
     parser.add_argument("--seconds", type=float, default=1.0, help="length of a block")

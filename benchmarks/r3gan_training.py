@@ -1,15 +1,20 @@
 """Train r3gan on CIFAR-10 for a number of minutes on one GPU, and measure FID with 50,000 generated images.
 
-    python benchmarks/r3gan_training.py unconditional --data-root data --inception inception.pt --minutes 18 --out out/u
-    python benchmarks/r3gan_training.py conditional --data-root data --inception inception.pt --minutes 18 --out out/c
-    python benchmarks/r3gan_training.py small --data-root data --inception inception.pt --minutes 8 --out out/small
-    python benchmarks/r3gan_training.py dcgan --data-root data --inception inception.pt --minutes 8 --out out/dcgan
+    python benchmarks/r3gan_training.py candidates --data-root cifar10.npz --inception inception.pt --out out
+    python benchmarks/r3gan_training.py unconditional --candidate wide --minutes 17 --part-minutes 9 ...
+    python benchmarks/r3gan_training.py conditional --candidate wide --minutes 17 --part-minutes 9 ...
+    python benchmarks/r3gan_training.py small --minutes 4 ...
+    python benchmarks/r3gan_training.py candidates --tiny --out out    # on a CPU: shows that everything runs
 
-A short trial measures the training speed, and OUT/plan.json stores the number of images that fit into --minutes. With
---part-minutes, the command stops after that time: run it again to train the next part. A run resumes exactly. The
-metrics of the last checkpoint, the curve of FID during training, versions and hardware are written to OUT/results.json,
-and a grid of samples to OUT/grid.png. `small` trains on 2,000 images of one class twice: with and without adaptive
-augmentation. Arguments after `--` are passed to every training run.
+`candidates` trains the unconditional model with each of several settings for --trial-seconds, with complete schedules,
+and prints FID with 10,000 generated images. Choose one for `unconditional` and `conditional`. `small` trains on 2,000
+images of one class with the preset `small`, without augmentation and with adaptive augmentation.
+
+The number of images is computed from the speed, which a trial of --trial-images measures once per candidate. With
+--part-minutes, the command stops after that time: run it again to continue exactly. OUT/results.json holds the speeds
+and, for each row, the curve of FID during training, the final metrics, versions and hardware. It is written after every
+evaluation. Rows that it lists as complete are not repeated. OUT/ROW.png shows samples. Arguments after `--` are passed
+to every training run.
 
 --data-root is the folder for the source cifar10, or an .npz file with x_train, y_train, x_test and y_test.
 """
@@ -17,81 +22,126 @@ augmentation. Arguments after `--` are passed to every training run.
 from __future__ import annotations
 
 import argparse
-import json
-from functools import partial
+import shutil
 from pathlib import Path
-from time import monotonic
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from _timed_training import Stopped, make_plan, paceline, printed_metrics, sets, split_arguments, summarise
-
-from paceline.runs.metrics import read_metrics
-from paceline.runs.provenance import versions_and_hardware
+from _gan_runs import Results, copy_samples, curve, data_words, evaluate, train, value_of
+from _timed_training import Deadline, Stopped, sets, split_arguments
 
 SHARE_FOR_TRAINING = 0.95  # fraction of --minutes; the remaining time is for evaluations during training
 NUM_SMALL, SMALL_CLASS = 2000, 7  # images of horses
 FEW_GENERATED = 10_000  # images for the evaluations during training
+TINY = ("width=8", "num_blocks=1", "group_size=4", "size=16", "batch_size=8", "accelerator=cpu")
+
+# Sizes of the networks, with the operations of one step per image and the batch size. See benchmarks/README.md.
+CANDIDATES = {
+    "wide": ("width=512",),
+    "narrow": ("width=384",),
+    "lazy": ("width=512", "penalty_every=4"),
+    "flat": ("width=192", "full_width_px=32"),
+    "augmented": ("width=512", "ada=blit,geometry,color,cutout", "ada_strength=0.25"),
+}
+TRIED = ("wide", "narrow", "lazy")
 
 
-class Task(NamedTuple):
-    """A recipe with its settings."""
+class Row(NamedTuple):
+    """A training run."""
 
-    recipe: str
+    name: str
     preset: str
-    settings: tuple[str, ...] = ()
-    batch: int = 256
+    settings: tuple[str, ...]
+    speed_of: str  # rows with the same value have the same speed
     reach: str = ""  # goal, printed with the results
 
 
-TASKS = {
-    "unconditional": Task("r3gan", "cifar10", ("conditional=off",), reach="FID ≤ 15, aim ≤ 9"),
-    "conditional": Task("r3gan", "cifar10", ("conditional=on",), reach="FID ≤ 11, aim ≤ 7"),
-    "dcgan": Task("dcgan", "cifar10", (), 64, "FID (10,000 images) ≤ 41, aim ≤ 37"),
-    "small": Task("r3gan", "cifar10", ("conditional=off", "batch_size=64", "ema_half_life=50k images"), 64),
-}
-ADAPTIVE = ("ada=blit,geometry,color", "ada_images=100000")
+def rows_of(options: argparse.Namespace) -> list[Row]:
+    """Return the runs of a task."""
+    if options.task == "small":
+        settings = ("size=32", "channels=3", "conditional=off", "r_gamma=0.01", "burn_in_r_gamma=0.1")
+        settings += ("evaluate_every=10%", "sample_every=10%")  # often, to show when the discriminator overfits
+        ada = ("ada=blit,geometry,color", "ada_images=100000")
+        return [
+            Row("small-plain", "small", (*settings, "ada="), "small"),
+            Row("small-adaptive", "small", (*settings, *ada), "small"),
+        ]
+    cadence = ("evaluate_every=20%", "sample_every=20%", "save_every=10%")
+    if options.task == "candidates":
+        cadence = ("evaluate_every=50%", "sample_every=100%", "save_every=100%", "conditional=off")
+        return [Row(f"candidate-{name}", "cifar10", (*CANDIDATES[name], *cadence), name) for name in options.tried]
+    conditional, reach = ("on", "FID ≤ 11, aim ≤ 7") if options.task == "conditional" else ("off", "FID ≤ 15, aim ≤ 9")
+    settings = (*CANDIDATES[options.candidate], *cadence, f"conditional={conditional}")
+    return [Row(f"{options.task}-{options.candidate}", "cifar10", settings, options.candidate, reach)]
 
 
-def train(task: Task, folder: Path, images: int, options: argparse.Namespace, *more: str) -> dict[str, float]:
-    """Train a run, or resume it; return the number of images, the training time and the median speed."""
-    words = ["train", task.recipe, "--preset", task.preset, *options.data_words, "--images", str(images)]
-    words += ["--seed", str(options.seed), "--out", str(folder), *options.inception_words]
-    # Log rarely enough for speed, but often enough to stop in time.
-    assignments = (
-        *task.settings,
-        *more,
-        f"generated_images={FEW_GENERATED}",
-        "few_images=allow",
-        "log_every=100 steps",
-    )
-    words += sets(assignments)
-    _, seconds = paceline(*words, *options.extra, until=options.until)
-    return summarise(folder, seconds)
+class Benchmark:
+    """Trains and evaluates rows, and records the results."""
 
+    def __init__(self, options: argparse.Namespace, data: Path, results: Results) -> None:
+        self.options, self.results = options, results
+        self.deadline = Deadline(options.part_minutes)
+        self.inception = ["--inception", options.inception] if options.inception else []
+        self.data = data_words(data)
 
-def train_trial(task: Task, folder: Path, options: argparse.Namespace) -> dict[str, float]:
-    """Train a short run without evaluations; return its summary."""
-    never = tuple(f"{name}=1000 epochs" for name in ("evaluate_every", "sample_every", "save_every"))
-    return train(task, folder, options.trial_steps * task.batch, options, *never)
+    def run(self, row: Row) -> None:
+        """Train a row, evaluate it and generate a grid of samples."""
+        if self.results.row(row.name).get("is_complete"):
+            print(f"{row.name}: complete")
+            return
+        self.deadline.check()
+        images = self.num_images(row)
+        folder = self.options.out / row.name
 
+        def save_curve() -> None:
+            self.results.update(row.name, settings=row.settings, extra=self.options.extra, curve=curve(folder))
 
-def evaluate(folder: Path, generated: int, options: argparse.Namespace) -> dict[str, float]:
-    """Return the metrics of the last checkpoint, measured in fp32."""
-    words = ["evaluate", str(folder), "--checkpoint", "last", *options.inception_words]
-    settings = (f"generated_images={generated}", "few_images=allow", *options.evaluation)
-    printed, _ = paceline(*words, *sets(settings))
-    return printed_metrics(printed)
+        trained = train(folder, self.words(row, images), self.deadline, save_curve)
+        save_curve()
+        self.results.update(row.name, training=trained)
+        if self.options.task == "candidates":
+            metrics = curve(folder)[-1]
+        else:
+            settings = (f"generated_images={self.options.generated}", "few_images=allow", *self.options.evaluation)
+            metrics = evaluate(folder, [*self.inception, *sets(settings)])
+        self.results.update(row.name, metrics=metrics)
+        copy_samples(folder, folder.with_suffix(".png"))
+        self.results.update(row.name, is_complete=True)
 
+    def num_images(self, row: Row) -> int:
+        """Return the length of a run; it is stored, so that a resumed run has the same schedules."""
+        planned = self.results.row(row.name).get("planned_images")
+        if planned is None:
+            seconds = 60 * self.options.minutes * SHARE_FOR_TRAINING
+            if self.options.task == "candidates":
+                seconds = self.options.trial_seconds
+            planned = self.options.images or max(1, int(self.speed(row) * seconds))
+            self.results.update(row.name, planned_images=planned)
+        return int(planned)
 
-def curve(folder: Path) -> list[dict[str, float]]:
-    """Return the metrics of the evaluations during training."""
-    return [
-        {name.partition("/")[2] or name: value for name, value in row.items() if name.startswith("train/")}
-        | {"images": row["images"]}
-        for row in read_metrics(folder)
-        if any(name.startswith("train/FID") for name in row)
-    ]
+    def speed(self, row: Row) -> float:
+        """Return the training speed in images/s, from a short run without evaluations."""
+        speeds: dict[str, float] = self.results.content.setdefault("images_per_second", {})
+        if row.speed_of not in speeds:
+            trial = self.options.out / "trial"
+            shutil.rmtree(trial, ignore_errors=True)  # an interrupted trial is repeated from the start
+            never = tuple(f"{name}=1000 epochs" for name in ("evaluate_every", "sample_every", "save_every"))
+            words = self.words(row, self.options.trial_images, *never)
+            speeds[row.speed_of] = train(trial, words, self.deadline)["images_per_second"]
+            shutil.rmtree(trial)
+            self.results.write()
+        return speeds[row.speed_of]
+
+    def words(self, row: Row, images: int, *more: str) -> list[str]:
+        """Return the arguments of `paceline train` for a row."""
+        words = ["r3gan", "--preset", row.preset, *self.data, "--images", str(images)]
+        words += ["--seed", str(self.options.seed), *self.inception]
+        generated = min(FEW_GENERATED, self.options.generated)
+        # Log rarely enough for speed, but often enough to measure it.
+        settings = (*row.settings, f"generated_images={generated}", "few_images=allow", "log_every=50 steps")
+        if "--compile" not in self.options.extra:
+            settings += ("compile=off",)  # compiling takes minutes, again in each part
+        return [*words, *sets((*settings, *more, *(TINY if self.options.tiny else ()))), *self.options.extra]
 
 
 def write_one_class(source: Path, path: Path) -> None:
@@ -103,61 +153,68 @@ def write_one_class(source: Path, path: Path) -> None:
     np.savez(path, x_train=images, y_train=labels, x_test=images[:64], y_test=labels[:64])
 
 
+def write_random_images(path: Path) -> None:
+    """Write a few random images in CIFAR-10's shape."""
+    images = np.random.default_rng(0).integers(256, size=(200, 32, 32, 3), dtype=np.uint8)
+    labels = np.arange(200) % 10
+    np.savez(path, x_train=images, y_train=labels, x_test=images[:64], y_test=labels[:64])
+
+
 def main() -> None:
-    """Train and evaluate; write the results after each step."""
+    """Train and evaluate the rows of a task; print their metrics."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("task", choices=TASKS)
-    parser.add_argument("--data-root", type=Path, required=True, help="folder of CIFAR-10, or an .npz file")
+    parser.add_argument("task", choices=("candidates", "unconditional", "conditional", "small"))
+    parser.add_argument("--data-root", type=Path, help="folder of CIFAR-10, or an .npz file")
     parser.add_argument("--inception", default="", help="file with the 2015 Inception network")
-    parser.add_argument("--minutes", type=float, default=18, help="training time, unless --images is given")
+    parser.add_argument("--candidate", choices=CANDIDATES, default="wide", help="settings of the networks")
+    parser.add_argument("--tried", nargs="*", choices=CANDIDATES, default=TRIED, help="settings that are compared")
+    parser.add_argument("--trial-seconds", type=float, default=75, help="training time of a candidate")
+    parser.add_argument("--trial-images", type=int, default=100_000, help="images to measure the speed")
+    parser.add_argument("--minutes", type=float, default=17, help="training time of a run, unless --images is given")
     parser.add_argument("--part-minutes", type=float, default=0, help="stop after this time; 0: do not stop")
     parser.add_argument("--images", type=int, default=0, help="number of images to train on")
-    parser.add_argument("--trial-steps", type=int, default=1200, help="steps of the trial")
     parser.add_argument("--generated", type=int, default=50_000, help="number of generated images for the final FID")
     parser.add_argument("--evaluation", nargs="*", default=[], help="settings for the final evaluation")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the run")
-    parser.add_argument("--out", type=Path, required=True, help="folder for the runs, plan.json and results.json")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the runs")
+    parser.add_argument("--tiny", action="store_true", help="tiny networks and random images, to test on a CPU")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the runs and results.json")
     own, extra = split_arguments()
     options = parser.parse_args(own)
     options.extra, options.evaluation = extra, tuple(options.evaluation)
-    options.until = monotonic() + 60 * options.part_minutes if options.part_minutes else 0.0
-    task = TASKS[options.task]
+    if not options.data_root and not options.tiny:
+        parser.error("--data-root is required")
     options.out.mkdir(parents=True, exist_ok=True)
+    if options.tiny:
+        options.generated, options.trial_images, options.trial_seconds = 64, 1200, min(5.0, options.trial_seconds)
+        options.data_root = options.out / "random.npz"
+        write_random_images(options.data_root)
     data = options.data_root
     if options.task == "small":
         data = options.out / "one_class.npz"
-        if not data.is_file():
-            write_one_class(options.data_root, data)
-    options.inception_words = ["--inception", options.inception] if options.inception else []
-    options.data_words = ["--data", "npz"] if data.suffix == ".npz" else []
-    options.data_words += ["--data-root", str(data)]
-    path = options.out / "results.json"
-    results: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
-    results |= {"provenance": versions_and_hardware(), "task": task._asdict(), "extra": options.extra}
-
-    def save(**more: Any) -> None:
-        results.update(more)
-        path.write_text(json.dumps(results, indent=1) + "\n")
-
-    variants = {"plain": (), "adaptive": ADAPTIVE} if options.task == "small" else {"run": ()}
+        write_one_class(options.data_root, data)
+    results = Results(options.out / "results.json")
+    benchmark = Benchmark(options, data, results)
+    rows = rows_of(options)
     try:
-        trial = partial(train_trial, task, options=options)
-        save(plan=make_plan(options.out, options.minutes, options.images, SHARE_FOR_TRAINING, trial))
-        for name, more in variants.items():
-            run = options.out / name
-            # `small` is evaluated often, to show when the discriminator overfits.
-            cadence = ("evaluate_every=10%", "sample_every=10%") if options.task == "small" else ()
-            found: dict[str, Any] = {"training": train(task, run, results["plan"]["images"], options, *more, *cadence)}
-            found["curve"] = curve(run)
-            save(**{name: found})
-            found["metrics"] = evaluate(run, options.generated, options)
-            save(**{name: found})
-            paceline("sample", str(run), "--checkpoint", "last", "--out", str(options.out / f"grid-{name}.png"))
+        for row in rows:
+            benchmark.run(row)
     except Stopped:
-        print("stopped; run the same command again to train the next part")
-        return
-    print(json.dumps({name: results[name] for name in ("plan", *variants)}))
-    print(f"goal: {task.reach}" if task.reach else "")
+        print("stopped; run the same command again to continue")
+    for row in rows:
+        print_row(row, results)
+
+
+def print_row(row: Row, results: Results) -> None:
+    """Print the speed, the curve of FID and the final FID of a row."""
+    found = results.row(row.name)
+    training = found.get("training", {})
+    fids = " ".join(f"{point['images'] / 1e6:.2f}M:{value_of(point, 'FID'):.2f}" for point in found.get("curve", []))
+    final = value_of(found.get("metrics", {}), "FID")
+    print(
+        f"{row.name}: {training.get('images_per_second', 0):,.0f} images/s, {training.get('images', 0):,} images, "
+        f"FID during training {fids or '-'}, final FID {final if final is not None else '-'}"
+        + (f" (goal: {row.reach})" if row.reach else "")
+    )
 
 
 if __name__ == "__main__":

@@ -13,9 +13,10 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
-from _timed_training import paceline, printed_metrics, sets
+from _timed_training import printed_metrics, run_paceline, sets
 
 from paceline.runs.metrics import read_metrics
 from paceline.runs.provenance import versions_and_hardware
@@ -43,7 +44,9 @@ def train(folder: Path, images: int, arguments: argparse.Namespace, *more: str) 
     words += ["--data-root", str(arguments.out / "photos"), "--images", str(images), "--out", str(folder)]
     test = arguments.tests[0]  # with a separate test set, no photographs are held out for testing
     test_data = [f"test_root={test / 'HR'}", f"test_low_root={test / 'LRx4'}"]
-    _, seconds = paceline(*words, *sets(CADENCE + test_data), *more, *arguments.extra)
+    start = perf_counter()
+    run_paceline(*words, *sets(CADENCE + test_data), *more, *arguments.extra)
+    seconds = perf_counter() - start
     rows = read_metrics(folder)
     speeds = [row["time/images_per_second"] for row in rows if "time/images_per_second" in row]
     waits = [row["time/data_wait"] for row in rows if "time/data_wait" in row]
@@ -76,7 +79,7 @@ def link_photographs(root: Path, folder: Path, crop: int) -> dict[str, int]:
 def evaluate(folder: Path, test: Path, precision: str) -> dict[str, float]:
     """Return the metrics of a run's best checkpoint on a test set."""
     words = ["evaluate", str(folder), "--data", "photos", "--data-root", str(test / "HR")]
-    printed, _ = paceline(*words, "--set", f"low_root={test / 'LRx4'}", "--set", f"precision={precision}")
+    printed = run_paceline(*words, "--set", f"low_root={test / 'LRx4'}", "--set", f"precision={precision}")
     return printed_metrics(printed)
 
 

@@ -50,7 +50,7 @@ def test_single_transforms_do_what_their_names_say() -> None:
 
 def test_each_transform_changes_the_images_and_only_if_its_kind_is_selected() -> None:
     images = photos()
-    kinds = {"blit": TRANSFORMS[:3], "geometry": TRANSFORMS[3:7], "color": TRANSFORMS[7:]}
+    kinds = {"blit": TRANSFORMS[:3], "geometry": TRANSFORMS[3:7], "color": TRANSFORMS[7:12], "cutout": TRANSFORMS[12:]}
     for kind, transforms in kinds.items():
         for transform in transforms:
             uniforms = numbers(2, **{transform: (0.8, 0.3)})
@@ -76,3 +76,11 @@ def test_the_augmentation_is_differentiable() -> None:
     assert torch.autograd.gradcheck(
         lambda x: augment(x, uniforms, torch.ones(1, dtype=torch.float64), KINDS), (images,)
     )
+
+
+def test_cutout_replaces_a_square_of_half_the_side_with_grey() -> None:
+    images = photos() + 1
+    found = augment(images, numbers(2, cutout=(0.5, 0.125)), HALF, KINDS)
+    expected = images.clone()
+    expected[:, :, 2:6, :3] = 0  # part of the square is outside
+    assert torch.equal(found, expected)

@@ -121,6 +121,19 @@ def test_the_strength_of_the_augmentation_follows_the_certainty_of_the_discrimin
     assert -1 <= signals[CERTAINTY] <= 1
 
 
+def test_a_fixed_strength_rises_during_the_burn_in_and_does_not_adapt() -> None:
+    recipe = build(ada=ADA, ada_strength=0.4)
+    value = recipe.scheduled[STRENGTH]
+    assert [value(Clock(images, 8, 100)) for images in (0, 50, 100, 500)] == pytest.approx([0, 0.2, 0.4, 0.4])
+    assert recipe.signals == {} and STEP not in recipe.scheduled
+    batch = make_batch(recipe) | {"fake": make_batch(recipe)["image"].flip(-1)}
+    assert recipe("generator", batch).signals == {}
+    assert CERTAINTY not in recipe("discriminator", batch).signals
+    none = batch | {STRENGTH: torch.zeros(NUM_SAMPLES).double()}
+    terms = [recipe("discriminator", some).terms["adversarial"] for some in (batch, none)]
+    assert not torch.equal(*terms)
+
+
 def test_real_and_fake_images_are_augmented() -> None:
     recipe = build(ada=ADA)
     batch = make_batch(recipe, strength=0.8) | {"fake": make_batch(recipe)["image"].flip(-1)}
@@ -147,8 +160,9 @@ def test_a_discriminator_with_a_constant_output_is_recognised_by_its_score_range
     [
         ({"ada": "colour"}, "ada=colour: unknown augmentation 'colour'; did you mean 'color'"),
         ({"ada": "color", "diffaugment": "color"}, "cannot be combined; choose one"),
+        ({"ada_strength": 0.3}, "ada_strength=0.3: there is nothing to apply; choose transforms"),
     ],
 )
-def test_invalid_augmentations_are_reported(settings: dict[str, str], message: str) -> None:
+def test_invalid_augmentations_are_reported(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         build(**settings)

@@ -14,11 +14,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-KINDS = ("blit", "geometry", "color")
+KINDS = ("blit", "geometry", "color", "cutout")
 TRANSFORMS = (
     *("flip", "rot90", "shift"),
     *("scale", "rotate", "stretch", "move"),
     *("brightness", "contrast", "luma_flip", "hue", "saturation"),
+    "cutout",
 )
 NUMBERS_EACH = 3  # the first decides whether the transform is applied; the others are its parameters
 NUM_UNIFORMS = NUMBERS_EACH * len(TRANSFORMS)
@@ -28,6 +29,7 @@ LARGEST_SHIFT = 1 / 8  # of a shift by whole pixels, as a fraction of the image 
 SCALE_DEVIATION = 0.2  # standard deviation of the base-2 logarithm of the scale
 MOVE_DEVIATION = 1 / 8  # standard deviation of a shift by fractions of a pixel, as a fraction of the image side
 BRIGHTNESS_DEVIATION, CONTRAST_DEVIATION, SATURATION_DEVIATION = 0.2, 0.5, 1.0  # the last two of the logarithm, base 2
+CUTOUT_SIDE = 1 / 2  # of the square that is replaced by grey, as a fraction of the image side
 
 
 def augment(images: Tensor, uniforms: Tensor, strength: Tensor, kinds: tuple[str, ...]) -> Tensor:
@@ -41,7 +43,9 @@ def augment(images: Tensor, uniforms: Tensor, strength: Tensor, kinds: tuple[str
         place = _geometry(numbers, side, place)
     if "blit" in kinds or "geometry" in kinds:
         images = _resample(images, place)
-    return _recolor(images, numbers) if "color" in kinds else images
+    if "color" in kinds:
+        images = _recolor(images, numbers)
+    return _cut_out(images, numbers) if "cutout" in kinds else images
 
 
 class _Numbers(NamedTuple):
@@ -173,3 +177,15 @@ def _recolor(images: Tensor, numbers: _Numbers) -> Tensor:
     images = images * angle.cos() + across * angle.sin() + grey * (1 - angle.cos())
     saturation = numbers.chosen("saturation", torch.exp2(SATURATION_DEVIATION * numbers.normal("saturation")), 1.0)
     return images + (images - grey) * (image_wise(saturation) - 1)
+
+
+def _cut_out(images: Tensor, numbers: _Numbers) -> Tensor:
+    """Replace a square with mid-grey (0). Its centre can be anywhere in the image, so part of it may be outside."""
+    half = numbers.chosen("cutout", torch.full_like(numbers.strength, CUTOUT_SIDE / 2), 0.0)[:, None]
+
+    def is_inside(side: int, number: int) -> Tensor:
+        places = (torch.arange(side, device=images.device, dtype=images.dtype) + 0.5) / side
+        return (places - numbers.uniform("cutout", number)[:, None]).abs() < half
+
+    rows, columns = is_inside(images.shape[2], 1), is_inside(images.shape[3], 2)
+    return torch.where((rows[:, :, None] & columns[:, None, :])[:, None], 0.0, images)

@@ -8,6 +8,7 @@ initialised so that activations keep their variance at any depth (Zhang et al., 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -18,28 +19,55 @@ from paceline.models.twice_differentiable import SmoothConv2d
 
 SIZES_PX = (16, 32, 64, 128)
 SMALLEST_PX = 4
-FULL_WIDTH_UP_TO_PX = 8  # above this side, each doubling of the side halves the number of channels
 SLOPE = 0.2  # of the leaky ReLU for negative values
 EXPANSION = 2  # channels inside a block relative to its input
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes that the generator and the discriminator have in common."""
+
+    size_px: int  # side of the images
+    channels: int  # of the images
+    nz: int = 64  # length of the noise vector
+    width: int = 512  # channels of the feature maps with a side up to full_width_px
+    full_width_px: int = 8  # above this side, each doubling of the side halves the number of channels
+    num_blocks: int = 2  # per stage
+    group_size: int = 16  # channels per group of the 3×3 convolutions
+    num_classes: int = 0
+
+    def __post_init__(self) -> None:
+        assert self.size_px in SIZES_PX
+
+    @property
+    def sides_px(self) -> list[int]:
+        """The side of each stage's feature maps, from 4 pixels to the image size."""
+        return [SMALLEST_PX << number for number in range((self.size_px // SMALLEST_PX).bit_length())]
+
+    @property
+    def widths(self) -> list[int]:
+        """The number of channels of each stage, from 4×4 pixels to the image size."""
+        return [max(1, self.width * self.full_width_px // max(side, self.full_width_px)) for side in self.sides_px]
 
 
 class Generator(nn.Module):
     """Maps noise [n, nz], and classes [n] if there are any, to images; real images have values in [-1, 1]."""
 
-    def __init__(
-        self, size_px: int, channels: int, nz: int, width: int, num_blocks: int, group_size: int, num_classes: int = 0
-    ) -> None:
+    def __init__(self, sizes: Sizes) -> None:
         super().__init__()
-        widths = _widths(size_px, width)
-        self.embedding = nn.Embedding(num_classes, nz) if num_classes else None
+        sides, widths = sizes.sides_px, sizes.widths
+        self.embedding = nn.Embedding(sizes.num_classes, sizes.nz) if sizes.num_classes else None
         self.basis = nn.Parameter(torch.randn(widths[0], SMALLEST_PX, SMALLEST_PX))
-        self.modulation = nn.Linear(nz * (2 if num_classes else 1), widths[0], bias=False)
+        self.modulation = nn.Linear(sizes.nz * (2 if sizes.num_classes else 1), widths[0], bias=False)
         self.stages = nn.ModuleList()
         for number, after in enumerate(widths):
-            grow = [] if number == 0 else [Upsample(SMALLEST_PX << (number - 1)), *_project(widths[number - 1], after)]
-            self.stages.append(nn.Sequential(*grow, *_blocks(after, num_blocks, group_size, nn.Conv2d)))
-        self.to_image = Pointwise(widths[-1], channels, bias=False)
-        initialise(self, len(widths) * num_blocks)
+            # Projecting before upsampling gives the same result as after it, at a quarter of the cost.
+            grow = [] if number == 0 else [*_project(widths[number - 1], after), Upsample(sides[number - 1])]
+            self.stages.append(nn.Sequential(*grow, *_blocks(after, sizes, nn.Conv2d)))
+        self.to_image = Pointwise(widths[-1], sizes.channels, bias=False)
+        initialise(self, len(widths) * sizes.num_blocks)
+        if self.embedding is not None:
+            nn.init.normal_(self.embedding.weight, 0.0, 1 / math.sqrt(sizes.num_classes))
 
     def forward(self, noise: Tensor, label: Tensor | None = None) -> Tensor:
         if self.embedding is not None:
@@ -55,21 +83,22 @@ class Generator(nn.Module):
 class Discriminator(nn.Module):
     """Maps each image, and its class if there is one, to a score. Only differences between scores are meaningful."""
 
-    def __init__(
-        self, size_px: int, channels: int, nz: int, width: int, num_blocks: int, group_size: int, num_classes: int = 0
-    ) -> None:
+    def __init__(self, sizes: Sizes) -> None:
         super().__init__()
-        widths = _widths(size_px, width)[::-1]
-        self.from_image = Pointwise(channels, widths[0], bias=False)
+        sides, widths = sizes.sides_px[::-1], sizes.widths[::-1]
+        self.from_image = Pointwise(sizes.channels, widths[0], bias=False)
         self.stages = nn.ModuleList()
         for number, before in enumerate(widths):
             last = number == len(widths) - 1
-            shrink = [] if last else [nn.AvgPool2d(2), *_project(before, widths[number + 1])]
-            self.stages.append(nn.Sequential(*_blocks(before, num_blocks, group_size, SmoothConv2d), *shrink))
+            shrink = [] if last else [Downsample(sides[number]), *_project(before, widths[number + 1])]
+            self.stages.append(nn.Sequential(*_blocks(before, sizes, SmoothConv2d), *shrink))
         self.basis = nn.Parameter(torch.randn(widths[-1], SMALLEST_PX, SMALLEST_PX) / SMALLEST_PX)
-        self.head = nn.Linear(widths[-1], nz if num_classes else 1, bias=False)
-        self.embedding = nn.Embedding(num_classes, nz) if num_classes else None
-        initialise(self, len(widths) * num_blocks)
+        self.head = nn.Linear(widths[-1], widths[-1] if sizes.num_classes else 1, bias=False)
+        self.embedding = nn.Embedding(sizes.num_classes, widths[-1]) if sizes.num_classes else None
+        initialise(self, len(widths) * sizes.num_blocks)
+        if self.embedding is not None:
+            # Small values, so that Adam's steps, whose size does not depend on the gradient, change them quickly.
+            nn.init.normal_(self.embedding.weight, 0.0, 1 / math.sqrt(sizes.num_classes * widths[-1]))
 
     def forward(self, images: Tensor, label: Tensor | None = None) -> Tensor:
         features = self.from_image(images)
@@ -82,7 +111,7 @@ class Discriminator(nn.Module):
                 return directions[:, 0]
             assert label is not None
             products: Tensor = directions * self.embedding(label)
-            return products.sum(1) / math.sqrt(directions.shape[1])
+            return products.sum(1)
 
 
 class Block(nn.Module):
@@ -109,22 +138,41 @@ class Pointwise(nn.Linear):
         return super().forward(input.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
-class Upsample(nn.Module):
-    """Bilinear upsampling by 2, computed as matrix products, so that its gradient is deterministic on GPUs."""
+class Resample(nn.Module):
+    """Maps the rows and the columns of feature maps with a matrix [new side, side].
 
-    shares: Tensor
+    Matrix products have deterministic gradients on GPUs.
+    """
 
-    def __init__(self, side_px: int) -> None:
+    matrix: Tensor
+
+    def __init__(self, matrix: Tensor) -> None:
         super().__init__()
-        identity = torch.eye(side_px)[None]
-        shares = F.interpolate(identity, scale_factor=2, mode="linear", align_corners=False)[0].T
-        self.register_buffer("shares", shares, persistent=False)  # [2 · side, side]
+        self.register_buffer("matrix", matrix, persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
         count, channels, height, width = images.shape
-        rows = self.shares @ images.permute(0, 2, 3, 1).reshape(count, height, width * channels)
-        both = self.shares @ rows.reshape(count * 2 * height, width, channels)
-        return both.reshape(count, 2 * height, 2 * width, channels).permute(0, 3, 1, 2)
+        side = len(self.matrix)
+        rows = self.matrix @ images.permute(0, 2, 3, 1).reshape(count, height, width * channels)
+        both = self.matrix @ rows.reshape(count * side, width, channels)
+        return both.reshape(count, side, side, channels).permute(0, 3, 1, 2)
+
+
+class Upsample(Resample):
+    """Bilinear upsampling by 2 of feature maps with the given side."""
+
+    def __init__(self, side_px: int) -> None:
+        super().__init__(_bilinear(side_px))
+
+
+class Downsample(Resample):
+    """Downsampling by 2 of feature maps with the given side, with the weights (1, 3, 3, 1)/8 in each direction.
+
+    It is the transpose of bilinear upsampling, scaled so that a constant map stays the same.
+    """
+
+    def __init__(self, side_px: int) -> None:
+        super().__init__(_bilinear(side_px // 2).T / 2)
 
 
 def initialise(network: nn.Module, num_blocks: int) -> None:
@@ -146,15 +194,15 @@ def initialise(network: nn.Module, num_blocks: int) -> None:
             block.reduce.weight.zero_()
 
 
-def _widths(size_px: int, width: int) -> list[int]:
-    """Return the number of channels of each stage, from 4×4 pixels to the image size."""
-    assert size_px in SIZES_PX
-    sides = [SMALLEST_PX << number for number in range((size_px // SMALLEST_PX).bit_length())]
-    return [max(1, width * FULL_WIDTH_UP_TO_PX // max(side, FULL_WIDTH_UP_TO_PX)) for side in sides]
+def _bilinear(side_px: int) -> Tensor:
+    """Return the matrix [2 · side, side] of bilinear upsampling in one direction."""
+    identity = torch.eye(side_px)[None]
+    return F.interpolate(identity, scale_factor=2, mode="linear", align_corners=False)[0].T.contiguous()
 
 
-def _blocks(channels: int, count: int, group_size: int, convolution: type[nn.Conv2d]) -> list[nn.Module]:
-    return [Block(channels, math.gcd(group_size, channels * EXPANSION), convolution) for _ in range(count)]
+def _blocks(channels: int, sizes: Sizes, convolution: type[nn.Conv2d]) -> list[nn.Module]:
+    group_size = math.gcd(sizes.group_size, channels * EXPANSION)
+    return [Block(channels, group_size, convolution) for _ in range(sizes.num_blocks)]
 
 
 def _project(before: int, after: int) -> list[nn.Module]:
