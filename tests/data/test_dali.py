@@ -23,12 +23,13 @@ from paceline.data.loader import Loader
 from paceline.data.loaders.dali import Dali
 from paceline.data.loaders.workers import Workers
 from paceline.data.pipeline import BatchPipeline
-from paceline.data.source import ArraySource, Source, Subset
+from paceline.data.source import ArraySource, Source
 from paceline.data.sources.degraded import Degraded
 from paceline.data.sources.folder import Folder
 from paceline.data.sources.pairs import Pairs
 from paceline.data.sources.panels import Panels
 from paceline.data.sources.photos import Photos
+from paceline.data.subset import Subset
 from paceline.data.tickets import Stream, Tickets
 
 CPU = torch.device("cpu")

@@ -24,8 +24,9 @@ from paceline.core.errors import UserError
 from paceline.data import pixels
 from paceline.data.loader import Loader
 from paceline.data.loaders.workers import Workers
-from paceline.data.source import ArraySource, Sample, Source, Subset
+from paceline.data.source import ArraySource, Sample, Source
 from paceline.data.sources.digits import Digits
+from paceline.data.subset import Subset
 from paceline.data.tickets import Stream, Tickets, in_order
 from paceline.data.transforms import Augment, transform
 

@@ -28,8 +28,9 @@ from paceline.core.storage.cache import Block, BlockCache
 from paceline.core.storage.files import Span, Storage
 from paceline.data.loaders.workers import Workers
 from paceline.data.shards.catalog import describe_detection
-from paceline.data.source import ArraySource, Sample, Subset
+from paceline.data.source import ArraySource, Sample
 from paceline.data.sources.shards import Shards
+from paceline.data.subset import Subset
 from paceline.data.tickets import Stream, in_order
 
 pytest.importorskip("aiohttp")

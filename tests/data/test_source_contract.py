@@ -14,8 +14,9 @@ from paceline.contracts.recipe import Recipe
 from paceline.core import registry
 from paceline.core.errors import UserError
 from paceline.data.crop import Window
-from paceline.data.source import Source, Subset, sizes_of, split_off
+from paceline.data.source import Source, sizes_of
 from paceline.data.source_settings import RegisteredSources
+from paceline.data.subset import Subset, split_off
 
 NAMES = registry.names("source")
 

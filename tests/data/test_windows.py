@@ -26,8 +26,9 @@ from paceline.data.fingerprint import fingerprint
 from paceline.data.loader import Loader
 from paceline.data.loaders import resident
 from paceline.data.pipeline import BatchPipeline
-from paceline.data.source import ArraySource, Source, split_off
+from paceline.data.source import ArraySource, Source
 from paceline.data.sources.photos import Photos
+from paceline.data.subset import split_off
 from paceline.data.tickets import CROP_COLUMN, CROP_ROW, NUM_UNIFORMS, ROT90, Stream, Tickets
 from paceline.data.transforms import Augment, transform
 

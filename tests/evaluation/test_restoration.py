@@ -12,7 +12,8 @@ from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
 from paceline.core.registry import load_class
-from paceline.data.source import ArraySource, Subset
+from paceline.data.source import ArraySource
+from paceline.data.subset import Subset
 from paceline.evaluation.contract import Case
 from paceline.evaluation.evaluators.restoration import Restoration
 from paceline.evaluation.image_metrics import PSNR_OF_IDENTICAL, luma, psnr, ssim, to_levels

@@ -12,7 +12,8 @@ from paceline.core.errors import UserError
 from paceline.core.registry import load_class, load_classes
 from paceline.data.loader import Loader
 from paceline.data.memory import Budget
-from paceline.data.source import Source, decodes
+from paceline.data.source import Source
+from paceline.data.subset import decodes
 
 AUTO = "auto"
 

@@ -10,7 +10,8 @@ from paceline.config.resolve import Config
 from paceline.core.errors import UserError
 from paceline.core.registry import load_class
 from paceline.data.groups import held_out
-from paceline.data.source import Source, Subset, split_off
+from paceline.data.source import Source
+from paceline.data.subset import Subset, split_off
 
 
 def open_sources(config: Config, split: str = "") -> dict[str, Source]:

@@ -6,7 +6,6 @@ the split and the settings of the run, and can declare additional settings.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -226,52 +225,6 @@ class ArraySource(Source):
         return {name: array[indices] for name, array in self.arrays.items()}
 
 
-class Subset(Source):
-    """A subset of another source's samples, in a given order."""
-
-    def __init__(self, source: Source, indices: Sequence[int] | NDArray[np.int64]) -> None:
-        self.source, self.indices, self.spec = source, np.asarray(indices), source.spec
-        self.sizes = None if source.sizes is None else source.sizes[self.indices]
-        self.shuffle, self.lookahead = source.shuffle, source.lookahead
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def read(self, index: int) -> Sample:
-        return self.source.read(int(self.indices[index]))
-
-    def read_many(self, indices: NDArray[np.int64]) -> Sample:
-        return self.source.read_many(self.indices[indices])
-
-    def read_window(self, index: int, window: Window) -> Sample:
-        return self.source.read_window(int(self.indices[index]), window)
-
-    def encoded(self, index: int) -> Encoded | None:
-        return self.source.encoded(int(self.indices[index]))
-
-    def files_of(self, index: int) -> Encoded | None:
-        return self.source.files_of(int(self.indices[index]))
-
-    def originals(self, index: int) -> Encoded | None:
-        return self.source.originals(int(self.indices[index]))
-
-    def prefetch(self, indices: NDArray[np.int64]) -> None:
-        self.source.prefetch(self.indices[indices])
-
-    def numbers_of(self, indices: NDArray[np.int64]) -> Sample | None:
-        return self.source.numbers_of(self.indices[indices])
-
-    def name_of(self, index: int) -> str:
-        return self.source.name_of(int(self.indices[index]))
-
-
-def split_off(source: Source, fraction: float, seed: int) -> tuple[Source, Source]:
-    """Split a source at random; return the training samples and the `fraction` held out for validation."""
-    order = np.random.Generator(np.random.Philox(key=seed)).permutation(len(source))
-    held_out = round(len(source) * fraction)
-    return Subset(source, np.sort(order[held_out:])), Subset(source, np.sort(order[:held_out]))
-
-
 def sizes_of(source: Source) -> NDArray[np.int64]:
     """Return the height and width of each sample's "image", as an [n, 2] array."""
     if source.sizes is not None:
@@ -282,19 +235,3 @@ def sizes_of(source: Source) -> NDArray[np.int64]:
 def has_one_size(source: Source) -> bool:
     """Return whether all samples have the same size, so that whole samples can share a batch."""
     return source.sizes is None or bool((source.sizes == source.sizes[0]).all())
-
-
-def is_in_memory(source: Source) -> bool:
-    """Return whether the samples are arrays in memory, which are fast to read."""
-    return isinstance(_underlying(source), ArraySource)
-
-
-def decodes(source: Source) -> bool:
-    """Return whether samples are slow to read, so that prefetching in worker processes is worthwhile."""
-    return _underlying(source).decodes
-
-
-def _underlying(source: Source) -> Source:
-    while isinstance(source, Subset):
-        source = source.source
-    return source

@@ -7,7 +7,8 @@ from collections.abc import Generator
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Batch
 from paceline.core.ordered_map import num_cores
-from paceline.data.source import Source, decodes, has_one_size
+from paceline.data.source import Source, has_one_size
+from paceline.data.subset import decodes
 from paceline.data.tickets import in_order
 from paceline.data.worker_pool import BATCHES_PER_WORKER, WorkerPool
 

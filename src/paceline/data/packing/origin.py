@@ -16,7 +16,8 @@ import numpy as np
 from paceline.core.errors import UserError
 from paceline.data.fingerprint import IDENTITY_SAMPLES, fingerprint
 from paceline.data.packing.manifest import Layout, SplitRecord
-from paceline.data.source import Source, is_in_memory
+from paceline.data.source import Source
+from paceline.data.subset import is_in_memory
 
 
 def describe(source: Source) -> SplitRecord:
