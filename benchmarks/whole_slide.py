@@ -38,6 +38,7 @@ def start(work: Path, out: str, arguments: argparse.Namespace) -> subprocess.Pop
     """Start `paceline apply` in the background."""
     words = ["apply", str(work / "weights.safetensors"), str(work / "slide.tif"), "--out", str(work / out)]
     words += ["--accelerator", arguments.device, "--precision", arguments.precision, "--tile", str(arguments.tile)]
+    words += ["--region", f"0,0,{arguments.side},{arguments.side}"]  # so that a small slide is also read by region
     log = (work / f"{out}.log").open("ab")
     return subprocess.Popen([sys.executable, "-m", "paceline", *words], stdout=log, stderr=log)
 
