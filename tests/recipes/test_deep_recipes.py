@@ -24,7 +24,15 @@ RECIPES: dict[str, dict[str, Any]] = {
     "esrgan": {"data": "photos", "scale": "2", "num_blocks": 1, "width": 4, "growth": 2, "crop": 16},
     "translation": {"data": "panels", "model": "pix2pix", "generator": "unet_32", "ngf": 4, "ndf": 4, "d_layers": 1},
     "dcgan": {"data": "folder", "ngf": 4, "ndf": 4, "few_images": "allow", "size": 32},
-    "r3gan": {"data": "folder", "width": 8, "num_blocks": 1, "group_size": 4, "nz": 4, "few_images": "allow", "size": 32},
+    "r3gan": {
+        "data": "folder",
+        "width": 8,
+        "num_blocks": 1,
+        "group_size": 4,
+        "nz": 4,
+        "few_images": "allow",
+        "size": 32,
+    },
 }
 
 
