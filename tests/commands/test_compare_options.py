@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,46 +19,21 @@ from paceline.compare.grid import Grid
 from paceline.compare.measured import Measured
 from paceline.compare.options import Options
 from paceline.core.small_files import read_json
-from paceline.launch.fork_server import ForkedProcess, ForkServers
 
 SHORT = ["--preset", "quick", "--accelerator", "cpu", "--no-verify", "--no-step-ladder", "--images", "128"]
 TINY = ["compare", "classification", *SHORT, "--set", "width=2", "--strategies", "single"]
 CELL = "cells/classification-single-1-batch64-seed0"
 
 
-class SharedServers(ForkServers):
-    """Fork servers that outlive a command, so that the commands of all tests in this file import PyTorch once."""
-
-    def start(self, arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> ForkedProcess:
-        os.environ.pop("PYTEST_CURRENT_TEST", None)  # a different environment needs a different server
-        return super().start(arguments, log, environment)
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
-    def close(self) -> None:
-        super().__exit__(None, None, None)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def servers() -> Iterator[None]:
-    shared = SharedServers()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("paceline.commands.compare.ForkServers", lambda: shared)
-        yield
-    shared.close()
-
-
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory, servers: None) -> Path:
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with two comparisons of one run each: one uses a config file, and the other a user recipe."""
     folder = tmp_path_factory.mktemp("made")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        Path("rate.toml").write_text("lr = 0.1\n")
-        assert run([*TINY, "--config", "rate.toml", "--out", "table"]) == 0
-        assert run(["new", "recipe", "mine"]) == 0
-        assert run(["compare", "./mine.py", *SHORT[2:], "--strategies", "single", "--out", "own"]) == 0
+    (folder / "rate.toml").write_text("lr = 0.1\n")
+    assert run_fork(folder, *TINY, "--config", "rate.toml", "--out", "table").wait() == 0
+    assert run_fork(folder, "new", "recipe", "mine").wait() == 0
+    own = run_fork(folder, "compare", "./mine.py", *SHORT[2:], "--strategies", "single", "--out", "own")
+    assert own.wait() == 0, own.stderr
     return folder
 
 
