@@ -99,7 +99,7 @@ activity("reading")
 COUNTING = f"""
 {READING}
 wait()
-print("a warning", file=sys.stderr)
+sys.stderr.write("a warning\\n")  # at once, since `print` writes the end of the line separately
 wait()
 print("a result")
 wait()
