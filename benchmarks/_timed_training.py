@@ -20,11 +20,11 @@ GRACE_S = 60  # after this time, a command that does not stop is killed; it resu
 
 
 class Stopped(Exception):
-    """The time of this part is over; the same command continues."""
+    """Raised when the time of this part is over; the same command resumes."""
 
 
 class Deadline:
-    """The time at which a benchmark stops. Minutes of 0 mean that it does not stop."""
+    """The time at which a benchmark stops. With `minutes=0`, it does not stop."""
 
     def __init__(self, minutes: float) -> None:
         self.end = monotonic() + 60 * minutes if minutes else float("inf")

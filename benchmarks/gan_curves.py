@@ -2,16 +2,16 @@
 
     python benchmarks/gan_curves.py batches --data-root cifar10.npz --inception inception.pt --minutes 9 --out out
     python benchmarks/gan_curves.py quality --data-root cifar10.npz --inception inception.pt --minutes 9 --out out
-    python benchmarks/gan_curves.py batches --tiny --out out    # on a CPU: shows that everything runs
+    python benchmarks/gan_curves.py batches --tiny --out out    # on a CPU: checks that everything runs
 
 `batches` trains both recipes at batch 64, 128, 256 and 512, with learning rates scaled by the square root of the batch
 size: once for the same number of images, and once for the same number of updates. At batch 128, there are three seeds.
-`quality` trains dcgan with several settings that should improve FID, at equal batch size. --rows selects rows by name.
+`quality` trains dcgan with several settings that may improve FID, at the same batch size. --rows selects rows by name.
 
 The Inception Score needs logits, which the Inception file does not provide: they come from a classifier, which is
 trained on the same data first. OUT/results.json holds the curve of each row, versions and hardware; it is written after
 every evaluation. OUT/TASK-FID.svg and OUT/TASK-IS.svg show the curves. --minutes limits the time: run the same command
-again to continue. A row that was interrupted resumes exactly, and rows that results.json lists as complete are not
+again to resume. A row that was interrupted resumes exactly, and rows that results.json lists as complete are not
 repeated, even if their folders are gone. Arguments after `--` are passed to every training run.
 
 --data-root is the folder for the source cifar10, or an .npz file with x_train, y_train, x_test and y_test.
@@ -104,7 +104,7 @@ class Benchmark:
         self.deadline = Deadline(options.minutes)
 
     def run(self, row: Row) -> None:
-        """Train a row, or continue it."""
+        """Train a row, or resume it."""
         if self.results.row(row.name).get("is_complete"):
             print(f"{row.name}: complete")
             return
@@ -230,7 +230,7 @@ def main() -> None:
             benchmark.run(row)
             draw_all(options, rows, results)
     except Stopped:
-        print("stopped; run the same command again to continue")
+        print("stopped; run the same command again to resume")
     draw_all(options, rows, results)
     for row in rows:
         print_row(row, results)

@@ -1,7 +1,7 @@
-"""Measure how much tf32, bf16 and fp16 change the results of every network, in levels of 255.
+"""Measure how much tf32, bf16 and fp16 change the results of every network, on a scale from 0 to 255.
 
 Each network processes the same images, or the same noise, in fp32 and in the other precisions: the networks of the
-recipes with random weights and, with `--train`, after a short training; the networks of spandrel, if it is installed;
+recipes with random weights and, with `--train`, after short training; the networks of spandrel, if it is installed;
 and the runs and weights files given on the command line. Values are compared before they are rounded to levels.
 A precision that the device does not support is left out. Results are written after each network.
 
@@ -173,7 +173,7 @@ def main() -> None:
     parser.add_argument("runs", nargs="*", help="run folders or weights files to measure as well")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--px", type=int, default=256, help="side of the images")
-    parser.add_argument("--only", default="", help="the networks of one recipe")
+    parser.add_argument("--only", default="", help="measure only the networks of this recipe")
     parser.add_argument("--train", type=int, default=0, help="also train the quick presets on this number of images")
     parser.add_argument("--json", default="")
     arguments = parser.parse_args()
@@ -181,7 +181,7 @@ def main() -> None:
     images = photographs(arguments.px).to(device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     content: dict[str, Any] = {"device": name, "torch": torch.__version__, "px": arguments.px, "networks": {}}
-    print(f"{name}, torch {torch.__version__}: largest / 99.9 % / mean difference from fp32, in levels of 255")
+    print(f"{name}, torch {torch.__version__}: largest / 99.9 % / mean difference from fp32, on a scale of 0 to 255")
     with tempfile.TemporaryDirectory() as folder:
         for title, make in networks(arguments, folder):
             try:

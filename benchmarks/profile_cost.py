@@ -1,8 +1,8 @@
-"""Measure what `--profile N` costs: the speed of a run of some thousand steps with and without it.
+"""Measure what `--profile N` costs: the speed of a run of a few thousand steps with and without it.
 
 Runs of the same length with and without the profiler take turns, in one process and with the same networks. Each run
-goes through the training loop, with data loading and metrics; a profiled run traces N steps after its warm-up, and
-writes and evaluates the trace. Only the run's setup is not timed.
+uses the whole training loop, with data loading and metrics. A profiled run traces N steps after its warm-up, and writes
+and summarises the trace. The setup of a run is not timed.
 
     PYTHONPATH=src python benchmarks/profile_cost.py --json profile_cost.json    # about a minute on one GPU
     PYTHONPATH=src python benchmarks/profile_cost.py --width 4 --batch 8 --steps 100 --profile 5    # on a CPU

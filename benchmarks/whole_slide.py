@@ -1,10 +1,10 @@
 """Apply a network to a huge TIFF, kill the command several times, resume it, and check regions of the result.
 
 The script creates the slide (see slide_speed.py) and starts `paceline apply` in a process of its own. It kills the
-process (SIGKILL) at random moments and starts the same command again. If `--minutes` are over before the result is
-complete, the last process is killed, too, and the total time is extrapolated. Finished regions are then compared with
-a forward pass of the network on the same region and its halo, in one piece. With `--reference`, a second command
-without interruptions must write the same bytes; this takes as long again. Results are written after each part.
+process (SIGKILL) at random moments and starts the same command again. If `--minutes` have passed before the result is
+complete, the last process is also killed, and the total time is extrapolated. Finished regions are then compared with a
+forward pass of the network on the same region and its halo, in one piece. With `--reference`, a second command without
+interruptions must write the same bytes; this takes as long again. Results are written after each part.
 
     PYTHONPATH=src python benchmarks/whole_slide.py --side 60000 --minutes 60 --json whole_slide.json
     PYTHONPATH=src python benchmarks/whole_slide.py --side 3000 --regions 3 --region-px 256 --reference   # small

@@ -178,7 +178,7 @@ def _keep(result: SelfTest) -> str:
     try:
         write_json(cache_file(SELF_TEST), asdict(result))
     except OSError as error:
-        return f"not saved ({cache_file(SELF_TEST)}: {error.strerror}), so later runs do not know it"
+        return f"not saved ({cache_file(SELF_TEST)}: {error.strerror}), so later runs cannot use it"
     return f"saved to {cache_file(SELF_TEST)}"
 
 

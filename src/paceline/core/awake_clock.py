@@ -1,4 +1,4 @@
-"""A clock that stands still while this process is suspended."""
+"""A clock that stops while this process is suspended."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import time
 class AwakeClock:
     """Counts the seconds during which this process runs. It must be read at regular intervals.
 
-    A time between two readings above `longest_interval` means that the process was suspended: by SIGSTOP, on a laptop
-    that slept, or on a paused virtual machine. Only `longest_interval` of it is counted.
+    If more than `longest_interval` passes between two readings, the process was suspended: by SIGSTOP, on a laptop that
+    slept, or on a paused virtual machine. Only `longest_interval` of this time is counted.
     """
 
     def __init__(self, longest_interval: float) -> None:
@@ -17,7 +17,7 @@ class AwakeClock:
         self._seconds, self._read_at = 0.0, time.monotonic()
 
     def read(self) -> float:
-        """Return the seconds since the clock was created, without those during which the process was suspended."""
+        """Return the seconds since the clock was created, excluding those in which the process was suspended."""
         now = time.monotonic()
         self._seconds += min(now - self._read_at, self._longest_interval)
         self._read_at = now

@@ -1,6 +1,6 @@
 """Write the Python stacks of all threads to a file when a signal arrives, even if the process hangs in C code.
 
-A program that calls Paceline may use the signal or faulthandler itself. What is already in use is left unchanged.
+A program that calls Paceline may use the signal or faulthandler itself. Existing handlers are left unchanged.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ STACK_SIGNAL = signal.SIGUSR2
 
 @dataclass(frozen=True)
 class _Dump:
-    """What was installed, and is to be removed again."""
+    """The handlers that were installed, and that are to be removed later."""
 
     file: int  # descriptor of the log file
     on_crash: bool
@@ -52,7 +52,7 @@ def stop_dumping_stacks() -> None:
     if _dump.on_crash:
         faulthandler.disable()
     if _dump.on_signal:
-        faulthandler.unregister(STACK_SIGNAL)  # restores what happened on the signal before
+        faulthandler.unregister(STACK_SIGNAL)  # restores the previous handler
         if is_watched() and threading.current_thread() is threading.main_thread():
             signal.signal(STACK_SIGNAL, signal.SIG_IGN)
     os.close(_dump.file)

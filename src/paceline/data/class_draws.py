@@ -29,7 +29,7 @@ def count_classes(source: Source) -> Tensor:
 def in_proportion(draws: Tensor, counts: Tensor) -> Tensor:
     """Turn uniform draws into draws that select each class as often as it occurs in `counts`, without empty classes.
 
-    If all classes occur equally often, the draws select the same classes as before.
+    If all classes occur equally often, the draws still select the same classes.
     """
     ends = counts.cumsum(0)
     numbers = torch.searchsorted(ends[:-1].double(), draws.double() * ends[-1], right=True)

@@ -152,7 +152,7 @@ class ImageFiles(Source):
         return SampleRegions(self.region_fields(index), self.reader)
 
     def region_fields(self, index: int) -> dict[str, RegionField]:
-        """Return the file of each field, and the field's place in it."""
+        """Return the file of each field, and the field's position in it."""
         files, sizes = self.files[index], self._headers[index]
         scales = {"low": max(1, self.spec.scale)}
         return {name: RegionField(path, sizes[name], scale=scales.get(name, 1)) for name, path in files.items()}
@@ -227,7 +227,7 @@ def fields_of(source: Source) -> set[str]:
 def _check_decodable(path: Path, size: tuple[int, int]) -> None:
     if size[0] * size[1] > PIXEL_LIMIT:
         what = f"{printable(path)}: {size[1]}×{size[0]} pixels can only be read by region"
-        raise UserError(f"{what}; leave the image out, and use `paceline evaluate` for it")
+        raise UserError(f"{what}; remove the image from this data, and use `paceline evaluate` for it")
 
 
 def split_folder(root: Path, split: str, names: SplitNames) -> Path | None:

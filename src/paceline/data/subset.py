@@ -1,4 +1,4 @@
-"""Part of a source's samples, and what kind of source is behind such a part."""
+"""Subsets of a source's samples, and properties of the source behind a subset."""
 
 from __future__ import annotations
 

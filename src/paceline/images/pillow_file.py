@@ -15,7 +15,7 @@ FORMATS = (
     *("JPEG", "MPO", "PNG", "WEBP", "AVIF", "JPEG2000", "TIFF", "GIF", "BMP", "QOI", "PPM"),
     "TGA",  # TGA is last, since it has no signature
 )
-PREFIX_BYTES = 16  # what a format's check for its signature gets
+PREFIX_BYTES = 16  # passed to a format's signature check
 STRIP_PX = 1 << 24  # number of pixels that are converted at a time
 
 
@@ -27,10 +27,10 @@ def open_of_any_size(file: IO[bytes]) -> Image.Image:
         factory, accept = Image.OPEN[name]
         try:
             accepted = accept is None or accept(prefix)
-            if accepted and not isinstance(accepted, str):  # a string says why Pillow cannot decode this format
+            if accepted and not isinstance(accepted, str):  # a string explains why Pillow cannot decode it
                 file.seek(0)
                 return factory(file, "")
-        except (SyntaxError, IndexError, TypeError, struct.error):  # how formats report that a file is another one
+        except (SyntaxError, IndexError, TypeError, struct.error):  # raised if the file has another format
             continue
     raise UnidentifiedImageError("cannot identify image file")
 

@@ -13,7 +13,7 @@ from PIL import Image
 from paceline.core.host_memory import free_host_bytes
 
 PIXEL_LIMIT = 89_000_000
-# Bytes per pixel of a decoded Pillow image, and of the array that is made of it; for other modes, those of RGB.
+# Bytes per pixel of a decoded Pillow image, and of the array that it is converted to. Other modes: as for RGB.
 PILLOW_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2, "I;16L": 2}
 ARRAY_BYTES = {"1": 1, "L": 1, "I;16": 2, "I;16B": 2, "I;16L": 2}
 RGB_PILLOW_BYTES, RGB_ARRAY_BYTES = 4, 3
@@ -54,5 +54,5 @@ def decoding_bytes(image: Image.Image) -> int:
 
 
 def unlimited(image: Image.Image) -> str:
-    """Accept images of any size, whose pixels are not decoded."""
+    """Accept images of any size, for callers that do not decode the pixels."""
     return ""

@@ -201,5 +201,5 @@ class RegionEvaluation:
 
 
 def _unsupported(source: ImageFiles, reason: str) -> UserError:
-    what = f"{source.name_of(0)}: images that are larger than memory cannot be evaluated here, because {reason}"
+    what = f"{source.name_of(0)}: the data has images that must be evaluated by region, but {reason}"
     return UserError(f"{what}; use `paceline apply` and `paceline measure`")

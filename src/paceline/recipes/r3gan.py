@@ -38,7 +38,7 @@ class R3ganSettings(AugmentationSettings):
     nz: int = setting(64, "dimension of the noise vector from which an image is generated", at_least=1)
     width: int = setting(512, "channels of the feature maps with a side up to full_width_px", at_least=8)
     full_width_px: int = setting(
-        8, "side above which feature maps have fewer channels: each doubling of the side halves them", at_least=4
+        8, "side above which feature maps have fewer channels: each doubling of the side halves the number", at_least=4
     )
     num_blocks: int = setting(2, "residual blocks per resolution, in each network", at_least=1)
     group_size: int = setting(16, "channels per group of the 3×3 convolutions", at_least=1)
@@ -73,7 +73,7 @@ class R3gan(GenerativeRecipe):
         "validation": 0.0,
     }
     presets: ClassVar[Mapping[str, SettingValues]] = {
-        # Narrower networks than the paper has, and schedules that end with the run, for minutes of training on one GPU.
+        # For minutes of training on one GPU: narrower networks than in the paper, and schedules that end with the run.
         "cifar10": {
             "data": "cifar10",
             "size": 32,

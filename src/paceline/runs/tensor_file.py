@@ -79,7 +79,7 @@ def map_tensors(path: Path) -> dict[str, Tensor]:
 
     Raise ValueError, KeyError or SafetensorError if the file is invalid. The tensors must not be changed.
     """
-    with safetensors.safe_open(path, framework="pt"):  # checks the header, which may be a stranger's
+    with safetensors.safe_open(path, framework="pt"):  # checks the header, which may come from an untrusted source
         pass
     with _opened(path, os.O_RDONLY) as file:
         content = mmap.mmap(file, 0, access=mmap.ACCESS_READ)  # a writable mapping could exceed the memory limit

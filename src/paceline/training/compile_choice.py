@@ -89,7 +89,7 @@ def compile_and_record(step: Step, data: StepData, recipe: str) -> str:
 def time_step(step: Step, batch: Batch) -> float:
     """Return how many seconds a GPU needs for the forward and backward passes of one micro-batch in an average step.
 
-    The launches queue up behind other work, so that the time of the GPU is measured and not that of the host: a
+    The launches queue up behind other work, so that the GPU's time is measured and not the host's: a
     captured step does not wait for the host.
     """
     device = step.world.device

@@ -202,7 +202,7 @@ def compressed_path(path: Path) -> Path:
 
 
 def _main(path: Path) -> None:
-    """Print the times in a trace file, then replace the file by a compressed one."""
+    """Print the times in a trace file, then replace the file with a compressed one."""
     print(json.dumps(asdict(read_trace(json.loads(path.read_bytes())))))
     partial = path.with_suffix(".json.gz.partial")
     with path.open("rb") as plain, gzip.open(partial, "wb", compresslevel=1) as file:

@@ -1,6 +1,6 @@
 """Summarise and compress a trace in a separate process, because a large trace takes minutes and gigabytes of memory.
 
-In the training process, this would stop the training loop, and the launcher would take the pause for a hang.
+In the training process, this would stop the training loop, and the launcher could mistake the pause for a hang.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class TraceError(Exception):
 
 
 def summarise_trace(path: Path) -> TraceTimes:
-    """Return the times in a trace file, and replace the file by a compressed one; wait for the process that does so."""
-    # The script only imports the standard library. With -I, its folder does not shadow modules of the library.
+    """Return the times in a trace file, and replace the file with a compressed one; wait until this is done."""
+    # The script only imports the standard library. With -I, modules in its folder do not shadow it.
     command = [sys.executable, "-I", trace.__file__, str(path)]
     finished = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if finished.returncode:

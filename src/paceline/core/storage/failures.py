@@ -1,4 +1,4 @@
-"""Decides what an exception of a storage library means, and describes it in one line."""
+"""Decides what an exception from a storage library means, and describes it in one line."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def is_lasting(error: Exception) -> bool:
 
 
 def unreadable(shown: str, error: Exception) -> UserError:
-    """Return the message for files that cannot be read; `shown` is their place."""
+    """Return the message for files that cannot be read; `shown` is their location, without credentials."""
     if isinstance(error, UserError):
         return error
     if isinstance(error, FileNotFoundError):

@@ -1,4 +1,4 @@
-"""What all recipes that generate images from noise declare alike."""
+"""Declarations shared by all recipes that generate images from noise."""
 
 from __future__ import annotations
 
