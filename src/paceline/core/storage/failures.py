@@ -10,10 +10,14 @@ RETRIED_STATUS = (408, 425, 429)  # client errors that may not recur
 
 
 def cause_of(error: Exception) -> Exception:
-    """Return the exception behind a FileNotFoundError that fsspec raised because an HTTP server did not answer."""
+    """Return the exception behind a FileNotFoundError that fsspec raised because an HTTP server did not answer.
+
+    A FileNotFoundError with another cause, such as S3's NoSuchKey, is returned as it is: the file is missing.
+    """
     cause = error.__cause__ if isinstance(error, FileNotFoundError) else None
     is_answer = getattr(cause, "status", None) in CLIENT_ERRORS
-    return cause if isinstance(cause, Exception) and not is_answer else error
+    is_connection = isinstance(cause, OSError) or type(cause).__module__.partition(".")[0] == "aiohttp"
+    return cause if isinstance(cause, Exception) and is_connection and not is_answer else error
 
 
 def is_lasting(error: Exception) -> bool:

@@ -1,0 +1,43 @@
+"""What an exception from a storage library means: a file is missing, or its server does not answer."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.core.storage.failures import cause_of, is_lasting
+
+
+class HttpError(Exception):
+    """An error with a status, as the library aiohttp raises it."""
+
+    __module__ = "aiohttp.client_exceptions"
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
+
+
+class NoSuchKey(Exception):
+    """The error of an S3 server for a missing object, as the library botocore raises it."""
+
+    __module__ = "botocore.errorfactory"
+
+
+def missing(cause: Exception) -> FileNotFoundError:
+    """Return the exception with which fsspec hides another one."""
+    error = FileNotFoundError("data.tar")
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize("cause", [HttpError(503), ConnectionRefusedError(), TimeoutError()])
+def test_a_server_that_does_not_answer_is_asked_again(cause: Exception) -> None:
+    assert cause_of(missing(cause)) is cause
+    assert not is_lasting(cause)
+
+
+@pytest.mark.parametrize("cause", [HttpError(404), NoSuchKey()])
+def test_a_file_that_the_server_does_not_have_is_missing(cause: Exception) -> None:
+    error = missing(cause)
+    assert cause_of(error) is error
+    assert is_lasting(error)
