@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from paceline.commands.configure import configure
+from paceline.contracts.recipe import Batch
+from paceline.parallel.graphed_function import EAGER_CALLS, GraphedFunction
 from paceline.training.build import Parts, assemble
 from paceline.training.evaluate import SplitEvaluator, evaluated_weights, training_evaluator
 
@@ -70,3 +72,26 @@ def test_a_prediction_that_waits_for_the_gpu_is_reported_once_and_evaluated_eage
     found, _ = train_and_evaluate(str(recipe), graph="auto")
     assert found == eager
     assert capsys.readouterr().out.count("evaluation: eager. CUDA graphs: off") == 1
+
+
+@pytest.mark.parametrize("fails", [True, False], ids=["failed", "successful"])
+def test_a_captured_prediction_does_not_change_the_random_numbers_of_a_captured_step(fails: bool) -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+
+    def predict(inputs: Batch) -> Batch:
+        if fails:
+            inputs["image"].sum().item()
+        return {"image": inputs["image"] * 2}
+
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        drawn = torch.rand(8, device=device)
+    graphed = GraphedFunction(predict, device)
+    for _ in range(EAGER_CALLS + 2):
+        graphed({"image": torch.ones(2, 4, device=device)})
+    assert bool(graphed.note) == fails
+    torch.cuda.manual_seed(5)
+    expected = torch.rand(8, device=device)
+    torch.cuda.manual_seed(5)
+    graph.replay()
+    assert torch.equal(drawn, expected)

@@ -177,7 +177,11 @@ class Recipe(nn.Module):
         return loss
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
-        """Return per-sample tensors for the evaluator and for sample images."""
+        """Return per-sample tensors for the evaluator and for sample images.
+
+        On a GPU, evaluations replay a captured call. As in the losses, the result must depend only on the batch, the
+        parameters and the buffers: a Python value that changes during training would keep its first value.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no predict(), so it cannot be evaluated or sampled")
 
     def preview(self, batch: Batch) -> dict[str, Tensor]:

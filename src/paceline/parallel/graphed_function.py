@@ -6,7 +6,7 @@ batches gain nothing and their graphs would hold memory, so they run eagerly, as
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,10 +15,10 @@ from torch import Tensor
 
 from paceline.contracts.recipe import Batch
 from paceline.core.errors import describe_error
-from paceline.parallel.torch_internals import end_broken_capture
+from paceline.parallel.torch_internals import end_broken_capture, own_generator_state
 
 EAGER_CALLS = 3  # calls with a shape before it is captured
-MOST_GRAPHS = 6
+MOST_GRAPHS = 6  # further shapes stay eager: to replace a graph takes longer than it saves
 
 Function = Callable[[Batch], Batch]
 Key = tuple[tuple[str, torch.Size, torch.dtype], ...]
@@ -54,7 +54,7 @@ class GraphedFunction:
         """Wrap a function; nothing is captured while less than the fraction `min_free` of the memory is free."""
         self._function, self._device, self._min_free = function, device, min_free
         self._seen: Counter[Key] = Counter()
-        self._graphs: OrderedDict[Key, _Captured] = OrderedDict()
+        self._graphs: dict[Key, _Captured] = {}
         self._pool: Any = None
         self.note = ""  # why captures are off, to be printed
 
@@ -62,7 +62,6 @@ class GraphedFunction:
         """Return the results; `capture` is False if the inputs are too large to gain from a graph."""
         key = _key_of(inputs)
         if key in self._graphs:
-            self._graphs.move_to_end(key)
             return self._graphs[key].replay(inputs)
         self._seen[key] += 1
         if self.note or not capture or self._seen[key] <= EAGER_CALLS or not self._capture(key, inputs):
@@ -72,28 +71,29 @@ class GraphedFunction:
     def clear(self) -> None:
         """Discard all graphs, because tensors that they use have moved."""
         self._graphs.clear()
+        self._pool = None  # its memory is free only when no graph uses it
 
     def _capture(self, key: Key, inputs: Batch) -> bool:
         """Capture the function for a shape; return whether it worked."""
+        if len(self._graphs) >= MOST_GRAPHS:
+            return False
         if self._min_free:
             free, total = torch.cuda.mem_get_info(self._device)
             if free < self._min_free * total:
                 return False
-        if len(self._graphs) >= MOST_GRAPHS:
-            self._graphs.popitem(last=False)
         stream = torch.cuda.current_stream()
         self._pool = self._pool or torch.cuda.graph_pool_handle()
-        try:
-            self._graphs[key] = _Captured(self._function, inputs, self._pool)
-        except RuntimeError as error:
-            torch.cuda.set_stream(stream)  # an error at the end of a capture can leave its private stream current
-            root = _root(error)
-            if not isinstance(root, Exception):
-                raise root from None  # Ctrl-C during the capture
-            self.note = f"CUDA graphs: off, because a capture failed ({describe_error(root)})"
-            self._graphs.clear()
-            end_broken_capture(self._pool, self._device)
-            return False
+        with own_generator_state(self._device):  # the graphs of a training step keep the present state
+            try:
+                self._graphs[key] = _Captured(self._function, inputs, self._pool)
+            except RuntimeError as error:
+                torch.cuda.set_stream(stream)  # an error at the end of a capture can leave its private stream current
+                if not isinstance(_root(error), Exception):
+                    raise _root(error) from None  # Ctrl-C during the capture
+                self.note = f"CUDA graphs: off, because a capture failed ({describe_error(_root(error))})"
+                end_broken_capture(self._pool, self._device)
+                self.clear()
+                return False
         return True
 
 

@@ -43,6 +43,7 @@ __all__ = [
     "local_collectives",
     "nccl_trace",
     "norms_of",
+    "own_generator_state",
     "real_tensors",
     "start_compile_workers",
     "stop_heartbeats",
@@ -154,6 +155,23 @@ def end_broken_capture(pool: tuple[int, int], device: torch.device) -> None:
     generator = torch.cuda.default_generators[number]
     fresh = torch.Generator(device).manual_seed(generator.initial_seed())
     generator.graphsafe_set_state(fresh.graphsafe_get_state())
+
+
+@contextmanager
+def own_generator_state(device: torch.device) -> Iterator[None]:
+    """Give a GPU's default generator another state inside the context.
+
+    Captured graphs read the state that was current during their capture, so a graph that is captured in the context, or
+    fails to be captured, does not affect graphs captured before it.
+    """
+    generator = torch.cuda.default_generators[device.index or 0]
+    before = generator.graphsafe_get_state()
+    fresh = torch.Generator(device).manual_seed(generator.initial_seed())
+    generator.graphsafe_set_state(fresh.graphsafe_get_state())
+    try:
+        yield
+    finally:
+        generator.graphsafe_set_state(before)
 
 
 def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:

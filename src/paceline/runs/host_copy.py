@@ -31,12 +31,14 @@ class HostCopy:
                 copy = torch.empty_like(tensor.detach(), device="cpu", pin_memory=tensor.is_cuda)
                 copies[key] = copy.copy_(tensor.detach(), non_blocking=tensor.is_cuda)
             self._named[name] = copies[key]
-        self._copied = [_record(device) for device in {one.device for one in tensors.values() if one.is_cuda}]
+        devices = {one.device for one in tensors.values() if one.is_cuda}
+        self._copied = {device: _record(device) for device in devices}
 
     def wait(self) -> dict[str, Tensor]:
         """Wait until the copies are complete, and return them by name; any thread may call this."""
-        for event in self._copied:
-            event.synchronize()
+        for device, event in self._copied.items():
+            with torch.cuda.device(device):  # otherwise, a new thread would take memory on GPU 0
+                event.synchronize()
         return self._named
 
 
