@@ -88,9 +88,7 @@ class GraphedFunction:
                 self._graphs[key] = _Captured(self._function, inputs, self._pool)
             except RuntimeError as error:
                 torch.cuda.set_stream(stream)  # an error at the end of a capture can leave its private stream current
-                if not isinstance(_root(error), Exception):
-                    raise _root(error) from None  # Ctrl-C during the capture
-                self.note = f"CUDA graphs: off, because a capture failed ({describe_error(_root(error))})"
+                self.note = f"CUDA graphs: off, because a capture failed ({_reason(error)})"
                 end_broken_capture(self._pool, self._device)
                 self.clear()
                 return False
@@ -101,8 +99,10 @@ def _key_of(inputs: Mapping[str, Tensor]) -> Key:
     return tuple((name, tensor.shape, tensor.dtype) for name, tensor in inputs.items())
 
 
-def _root(error: BaseException) -> BaseException:
-    """Return the original error, since ending a broken capture raises a second one."""
+def _reason(error: BaseException) -> str:
+    """Describe the original error, since ending a broken capture raises a second one; raise it if it was Ctrl-C."""
     while error.__context__ is not None:
         error = error.__context__
-    return error
+    if not isinstance(error, Exception):
+        raise error from None
+    return describe_error(error)
