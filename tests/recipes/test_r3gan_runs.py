@@ -25,7 +25,7 @@ SETTINGS = (
     *("ada=blit,geometry,color", "ada_images=400", "ada_target=0", "burn_in=50%", "ema_half_life=64 images"),
     *("save_every=64 images", "evaluate_every=256 images", "log_every=2 steps"),
 )
-COMMAND = ("train", "r3gan", "--accelerator", "cpu", "--batch-size", "16", "--images", "384", "--lr", "1e-3")
+COMMAND = ("train", "r3gan", "--accelerator", "cpu", "--batch-size", "16", "--images", "384", "--lr", "3e-3")
 CELL_PX = 32 + GAP_PX  # images of 16 pixels are upscaled to 32 pixels
 
 

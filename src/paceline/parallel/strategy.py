@@ -223,11 +223,11 @@ class Strategy:
         loss.backward()
 
     def whole_weights(self) -> AbstractContextManager[object]:
-        """Return a context in which every process has all weights of the networks that predictions use.
+        """Return a context in which every process has the weights for predictions.
 
-        Inside the context, a process may call these networks independently of the other processes. All processes must
+        These are all weights of the networks that predictions use, or of all networks before `evaluated` is known.
+        Inside the context, a process may call the networks independently of the other processes. All processes must
         enter and leave the context together.
-        Before `evaluated` is known, these are all networks.
         """
         return nullcontext()
 
