@@ -199,7 +199,6 @@ class ImageFiles(Source):
 
     def open(self, path: Path, size: tuple[int, int]) -> Decoded:
         """Decode the image in a file; raise UserError if its size differs from the size in the header."""
-        _check_decodable(path, size)
         try:
             image = self.reader.decode(path)
         except BadImage as error:
@@ -217,12 +216,6 @@ def fields_of(source: Source) -> set[str]:
     if isinstance(source, ImageFiles) and source.has_huge_images:
         return set(source.region_fields(0))
     return set(source.read(0))
-
-
-def _check_decodable(path: Path, size: tuple[int, int]) -> None:
-    if size[0] * size[1] > PIXEL_LIMIT:
-        what = f"{printable(path)}: {size[1]}×{size[0]} pixels can only be read by region"
-        raise UserError(f"{what}; remove the image from this data, and use `paceline evaluate` for it")
 
 
 def split_folder(root: Path, split: str, names: SplitNames) -> Path | None:
