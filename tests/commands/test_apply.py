@@ -149,6 +149,17 @@ def test_translation_writes_an_image_for_every_panel(tmp_path):
     assert pixels(tmp_path / "one-stain.png").shape == PHOTO.shape
 
 
+def test_a_panel_with_transparency_may_be_above_the_limit_of_pillow(tmp_path, monkeypatch):
+    row = np.concatenate([PHOTO[:40, :40], PHOTO[20:60, 40:]], axis=1)
+    alpha = np.arange(40 * 80, dtype=np.uint8).reshape(40, 80, 1)
+    Image.fromarray(np.concatenate([row, alpha], axis=-1)).save(tmp_path / "row.png")
+    with monkeypatch.context() as patch:
+        patch.setattr("paceline.images.pillow_file.STRIP_PX", 80)
+        patch.setattr(Image, "MAX_IMAGE_PIXELS", 700)  # Pillow rejects twice as many
+        assert apply("restoration.safetensors", tmp_path / "row.png", "--panel", 2, "--out", tmp_path / "out") == 0
+    assert np.array_equal(pixels(tmp_path / "out/row.png")[..., 3], alpha[:, 40:, 0])
+
+
 def test_8_and_16_bit_grey_images_stay_grey(tmp_path):
     grey = PHOTO[..., 1]
     Image.fromarray(grey).save(tmp_path / "grey.png")

@@ -14,6 +14,12 @@ from PIL import Image
 from test_apply import write_random_weights
 
 from paceline.cli.app import run
+from paceline.core.errors import UserError
+from paceline.data.crop import Window
+from paceline.data.huge_images import accepting_huge_images
+from paceline.data.sources.pairs import Pairs
+from paceline.images.regions.open_image import open_any_image
+from paceline.images.regions.region_image import Box
 
 PHOTO = np.tile(photograph("astronaut")[:110, :150], (2, 1, 1))  # 220 rows, 150 columns
 MODULES = ("size_limit", "regions.open_image", "planes")
@@ -130,7 +136,34 @@ def test_what_cannot_be_evaluated_by_region_is_rejected_in_one_line(tmp_path, mo
         "width=2",
     ]
     assert run([*words, *small, "--accelerator", "cpu", "--out", str(tmp_path / "run")]) == 2
-    assert "can only be read by region" in capsys.readouterr().err
+    assert "above the limit" in capsys.readouterr().err
+
+
+def test_only_evaluate_accepts_huge_test_images(tmp_path, monkeypatch) -> None:
+    make_huge(monkeypatch)
+    for name, side in (("small", 40), ("huge", 120)):
+        for kind in ("input", "target"):
+            Image.fromarray(PHOTO[:side, :side]).save(make(tmp_path / kind) / f"{name}.png")
+    settings = Pairs.Settings(data_root=str(tmp_path), test_root=str(tmp_path), bad_images="skip", workers=0)
+    left_out = Pairs("test", settings)
+    assert len(left_out) == 1 and "left out 1 of 2 samples" in left_out.notes[-1]
+    assert "huge.png: unreadable image (120 × 120 pixels, above the limit" in left_out.notes[-1]
+    monkeypatch.setattr("paceline.images.size_limit.free_host_bytes", lambda: 400_000)  # the image needs 158,400
+    with accepting_huge_images():
+        source = Pairs("test", settings)
+    assert len(source) == 2 and source.has_huge_images, "samples do not depend on the free memory"
+    with source.regions(0) as regions:
+        assert regions.read(Window(3, 4, 5, 6))["image"].shape == (5, 6, 3)
+    with pytest.raises(UserError, match=r"huge\.png.*free for each of 2 processes"):
+        source.regions(0, num_sharing=2)
+
+
+def test_a_huge_16_bit_png_keeps_its_bits(tmp_path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 65536, (30, 20)).astype(np.uint16)
+    Image.fromarray(pixels).save(tmp_path / "deep.png")
+    with open_any_image(tmp_path / "deep.png") as image:
+        assert (image.format.channels, image.format.dtype) == (1, np.uint16)
+        assert np.array_equal(image.read(0, Box(2, 3, 20, 10))[..., 0], pixels[2:22, 3:13])
 
 
 def test_measure_compares_large_png_files_in_blocks(tmp_path, monkeypatch, capsys) -> None:

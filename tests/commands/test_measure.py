@@ -6,6 +6,7 @@ import csv
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from PIL import Image
 from paceline.cli.app import run
 from paceline.core.errors import UserError
 from paceline.data.sources.panels import Panels
+from paceline.images.decode import decode
 from paceline.inference.matching import match_files
 
 SIDE = 24
@@ -158,6 +160,30 @@ def test_a_wrong_inception_file_is_reported_before_any_image_is_compared(
     monkeypatch.setattr("paceline.commands.measure._compare", lambda *pair: compared.append(pair))
     assert run(["measure", "made", "targets", "--inception", "missing.pt"]) == 2
     assert "missing.pt" in capsys.readouterr().err and not compared
+
+
+def test_fid_leaves_out_huge_images(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in ("made", "targets"):
+        for number in range(2):
+            save(f"{folder}/{number}.png", noise(number))
+        save(f"{folder}/huge.png", np.tile(noise(2), (2, 2, 1)))
+    for module in ("size_limit", "regions.open_image"):
+        monkeypatch.setattr(f"paceline.images.{module}.PIXEL_LIMIT", noise(0)[..., 0].size)
+    network = SimpleNamespace(few_images_note=lambda *_: "", protocol=dict)
+    monkeypatch.setattr("paceline.commands.measure.load_inception", lambda *_: network)
+    decoded: list[str] = []
+
+    def fid(pairs: list[tuple[Path, Path]], _: object) -> dict[str, float]:
+        decoded.extend(file.name for pair in pairs for file in pair if decode(file))
+        return {"FID": 0.0}
+
+    monkeypatch.setattr("paceline.commands.measure._fid", fid)
+    assert run(["measure", "made", "targets", "--inception", "network.pt"]) == 0
+    assert decoded == ["0.png", "0.png", "1.png", "1.png"]
+    assert "FID: left out 1 of 3 images, which have more than 89 megapixels" in capsys.readouterr().out
+    Path("made/1.png").unlink()
+    assert run(["measure", "made", "targets", "--inception", "network.pt"]) == 2
+    assert "FID needs at least 2 images of up to 89 megapixels, got 1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [[], ["--protocol", "y", "--border", "3"], ["--masks"]])

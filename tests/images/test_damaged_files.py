@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -124,3 +125,19 @@ def test_the_error_from_the_animation_command_names_the_damaged_sample_image(
     (tmp_path / "samples" / "samples-100.png").write_bytes(flip_a_bit(content, len(content) // 2))
     with pytest.raises(UserError, match=r"samples-100\.png: unreadable image"):
         animation_frames([str(tmp_path)])
+
+
+def test_files_that_store_few_of_their_pixels_are_not_truncated(tmp_path) -> None:
+    width, height = 3000, 2000
+    Image.new("L", (2, 2), 255).save(tmp_path / "a.gif")
+    content = bytearray((tmp_path / "a.gif").read_bytes())
+    content[6:10] = struct.pack("<2H", width, height)  # the frame stays small
+    (tmp_path / "a.gif").write_bytes(content)
+    skips = b"".join(bytes((0, 2, 0, min(255, height - row))) for row in range(0, height, 255))
+    palette = bytes(range(256)) * 4
+    header = struct.pack("<I2i2H6I", 40, width, height, 1, 8, 1, len(skips) + 2, 0, 0, 256, 0)
+    start = 14 + len(header) + len(palette)
+    whole = struct.pack("<2s3I", b"BM", start + len(skips) + 2, 0, start) + header + palette + skips + b"\0\1"
+    (tmp_path / "a.bmp").write_bytes(whole)
+    for name in ("a.gif", "a.bmp"):
+        assert decode(tmp_path / name).size == (width, height)

@@ -73,6 +73,13 @@ def test_the_fourth_channel_of_a_16_bit_tiff_is_read_as_the_file_declares(tmp_pa
     assert "16-bit colours were read as 8-bit" in found.note
 
 
+def test_premultiplied_16_bit_colours_are_divided_by_alpha_in_every_row(tmp_path: Path) -> None:
+    file, stored = tmp_path / "deep.tif", np.random.default_rng(0).integers(0, 65536, (150, 5, 4)).astype(np.uint16)
+    tifffile.imwrite(file, stored, photometric="rgb", extrasamples=["assocalpha"])
+    colours, alpha = stored[..., :3].astype(np.float64), np.maximum(stored[..., 3:], 1)
+    assert np.abs(read_image(file).pixels - np.minimum(colours * 65535 / alpha, 65535)).max() <= 1
+
+
 def test_colour_planes_and_pages_in_a_tiff_are_not_confused(tmp_path: Path) -> None:
     file = tmp_path / "planes.tif"
     narrow = DEEP[:, :3, :3]  # three columns and three channels, which are easily confused

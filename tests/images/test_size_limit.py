@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import struct
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from paceline.images.decode import BadImage, TooLarge, decode
+from paceline.images.decode import BadImage, TooLarge, decode, opened
 from paceline.images.image_file import read_image
 from paceline.images.readers import image_size
-from paceline.images.size_limit import memory_limit, unlimited
+from paceline.images.size_limit import decoding_bytes, memory_limit, unlimited
 
 SIDE_PX = 14_000  # 196 megapixels, above Pillow's own limit
 
@@ -38,7 +39,8 @@ def test_a_large_image_is_limited_by_memory_instead_of_its_number_of_pixels(suff
         with pytest.raises(TooLarge) as rejected:
             read(files[suffix])
         name = {".png": "PNG", ".jpg": "JPEG"}[suffix]
-        assert f"only 0.1 GB is free, and {name} cannot be read by region" in str(rejected.value)
+        expected = f"more than 70% of the 0.1 GB that is free, and {name} cannot be read by region"
+        assert expected in str(rejected.value)
         assert str(rejected.value).endswith("save the image as a tiled TIFF, whose size is not limited")
     assert not allocated
     assert image_size(files[suffix], unlimited)[1] == SIDE_PX
@@ -81,3 +83,47 @@ def test_pixels_do_not_depend_on_the_strips_in_which_they_are_converted(mode, tm
     monkeypatch.setattr("paceline.images.pillow_file.STRIP_PX", 50)
     strips = read_image(tmp_path / "a.tif")
     assert np.array_equal(whole.pixels, strips.pixels) and whole.pixels.dtype == strips.pixels.dtype
+
+
+def test_the_free_memory_matters_only_for_images_above_the_limit(tmp_path, monkeypatch) -> None:
+    Image.new("L", (40, 30)).save(tmp_path / "a.png")
+    asked = []
+    monkeypatch.setattr("paceline.images.size_limit.free_host_bytes", lambda: asked.append(1) or 5000)
+    assert read_image(tmp_path / "a.png").pixels.shape == (30, 40, 1) and not asked
+    monkeypatch.setattr("paceline.images.size_limit.PIXEL_LIMIT", 1000)
+    with pytest.raises(TooLarge, match="more than 70%"):  # 3600 of 5000 bytes
+        read_image(tmp_path / "a.png")
+    with opened(tmp_path / "a.png", unlimited) as (image, _):
+        assert "for each of 3 processes" in memory_limit(image, 3)
+    monkeypatch.setattr("paceline.images.size_limit.free_host_bytes", lambda: 5200)
+    assert read_image(tmp_path / "a.png").pixels.shape == (30, 40, 1)
+
+
+def test_huge_images_are_decoded_one_at_a_time(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("paceline.images.size_limit.PIXEL_LIMIT", 1000)
+    Image.new("L", (40, 30)).save(tmp_path / "huge.png")
+    Image.new("L", (20, 30)).save(tmp_path / "small.png")
+    with ThreadPoolExecutor(2) as threads:
+        with opened(tmp_path / "huge.png", memory_limit):
+            waiting = threads.submit(read_image, tmp_path / "huge.png")
+            assert threads.submit(read_image, tmp_path / "small.png").result().pixels.shape == (30, 20, 1)
+            assert not waiting.done()
+        assert waiting.result().pixels.shape == (30, 40, 1)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "RGB"])
+def test_the_estimated_memory_includes_the_copies_of_a_transparent_image(mode, tmp_path) -> None:
+    needed = []
+    for name, more in (("opaque.png", {}), ("clear.png", {"transparency": (1, 2, 3) if mode == "RGB" else 0})):
+        Image.new(mode, (40, 30)).save(tmp_path / name, **more)
+        with opened(tmp_path / name) as (image, _):
+            needed.append(decoding_bytes(image) // (40 * 30))
+    assert needed[1] - needed[0] == 5, "a copy with 4 bytes per pixel, and the alpha channel"
+
+
+@pytest.mark.parametrize("suffix", ["gif", "bmp", "tif", "tga", "webp"])
+def test_memory_is_estimated_in_every_format_with_a_palette_or_alpha(suffix, tmp_path) -> None:
+    for mode in ("P", "RGBA"):
+        Image.new("RGB", (40, 30)).convert(mode).save(tmp_path / f"a.{suffix}")
+        with opened(tmp_path / f"a.{suffix}") as (image, _):
+            assert decoding_bytes(image) >= 40 * 30 * 3

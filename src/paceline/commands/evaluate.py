@@ -18,6 +18,7 @@ from paceline.core.printable import print_line
 from paceline.core.registry import load_class
 from paceline.core.types import SettingValue
 from paceline.data.crop import cropped
+from paceline.data.huge_images import accepting_huge_images
 from paceline.data.image_files import ImageFiles
 from paceline.data.open_sources import open_sources
 from paceline.data.source import Source, sizes_of
@@ -87,7 +88,8 @@ def _evaluate(config: Config, world: World, run: str, split: str, at: str, blend
     precision = choose_precision(config.run.precision, world.device)
     precision.apply(deterministic=config.run.deterministic)
     activity(f"opening the data source {config.run.data}")
-    sources = open_sources(config, split)
+    with accepting_huge_images():
+        sources = open_sources(config, split)
     if split not in sources:
         raise unknown("split", split, sources)
     stored = read_blended(run, at or "best", blend)

@@ -43,6 +43,7 @@ from paceline.evaluation.sums import FeatureSums, Layout, statistics_from, unfla
 from paceline.images.decode import BadImage, decode
 from paceline.images.reader_choice import parse_range
 from paceline.images.regions.open_image import is_huge
+from paceline.images.size_limit import PIXEL_LIMIT
 from paceline.inference.image_pair import read_pair
 from paceline.inference.matching import match_files
 from paceline.inference.region_pair import compare_regions
@@ -88,7 +89,8 @@ def measure(results: str, targets: str, options: Options) -> int:
         return _measure_alone(results, options, table, report)
     pairs, problems = match_files(_images(results), _images(targets), options.suffix)
     # Loaded first, so that a wrong file is reported before anything is measured.
-    network = _inception(len(pairs), options) if options.inception else None
+    decodable = {pair for pair in pairs if not is_huge(pair[0])} if options.inception else set()
+    network = _inception(len(decodable), options) if options.inception else None
     distance, notes = perceptual_distance(CPU)
     rows: dict[str, Row] = {}
     counts = torch.zeros(len(CLASSES), 3, dtype=torch.float64)
@@ -118,11 +120,15 @@ def measure(results: str, targets: str, options: Options) -> int:
     metrics |= overlaps(counts) if options.masks else {}
     if network and formats != {EIGHT_BITS}:
         raise UserError("--inception: FID needs 8-bit images with 1 or 3 channels; omit --inception")
-    metrics |= _fid(used, network) if network else {}
+    for_fid = [pair for pair in used if pair in decodable]
+    metrics |= _fid(for_fid, network) if network else {}
     metrics |= {"count": float(len(rows))}
     protocol = _protocol(options, distance, network, formats)
-    if network and (note := network.few_images_note(len(used), f"{len(used):,} images")):
+    if network and (note := network.few_images_note(len(for_fid), f"{len(for_fid):,} images")):
         notes = (*notes, note)
+    if network and len(for_fid) < len(used):
+        left_out = f"{len(used) - len(for_fid)} of {len(used)} images"
+        notes = (*notes, f"FID: left out {left_out}, which have more than {PIXEL_LIMIT // 10**6} megapixels")
     print_line(f"{results} compared with {targets}: {len(rows):,} image{'s' * (len(rows) != 1)}")
     print_metrics(metrics, protocol, notes)
     identical = [name for name, row in rows.items() if np.isclose(row[f"psnr[{options.protocol}]"], PSNR_OF_IDENTICAL)]
@@ -225,7 +231,8 @@ def _measured(made: Tensor, real: Tensor, options: Options, distance: Distance |
 def _inception(num_images: int, options: Options) -> FeatureNetwork:
     """Load the network for FID; raise UserError if there are too few images."""
     if num_images < 2:
-        raise UserError(f"--inception: FID needs at least 2 images, got {num_images}; omit --inception")
+        limit = f"of up to {PIXEL_LIMIT // 10**6} megapixels"
+        raise UserError(f"--inception: FID needs at least 2 images {limit}, got {num_images}; omit --inception")
     return load_inception(options.inception, options.inception_sha256, CPU)
 
 

@@ -27,6 +27,7 @@ from paceline.data.file_lists import (
     unused_validation,
 )
 from paceline.data.groups import group_keys
+from paceline.data.huge_images import huge_images_are_accepted
 from paceline.data.sample_regions import RegionField, SampleRegions
 from paceline.data.source import Encoded, Sample, Source
 from paceline.data.whole_source import num_readers
@@ -77,7 +78,7 @@ class ImageFiles(Source):
         if split == "train":
             self.notes += self._unused_splits(settings)
         may_skip = settings.bad_images == "skip"
-        by_region = self.reads_regions and split == "test" and not settings.size
+        by_region = huge_images_are_accepted() and self.reads_regions and split == "test" and not settings.size
         # Threads run in parallel, because Pillow releases the GIL.
         with ThreadPoolExecutor(max(1, num_readers(settings))) as threads:
             read = threads.map(lambda files: self._read_header(files, may_skip, by_region), samples)
@@ -147,9 +148,9 @@ class ImageFiles(Source):
     def _name(self, path: Path) -> str:
         return str(path.relative_to(self.root)) if path.is_relative_to(self.root) else str(path)
 
-    def regions(self, index: int) -> SampleRegions:
-        """Open a sample whose images are read by region; close it after use."""
-        return SampleRegions(self.region_fields(index), self.reader)
+    def regions(self, index: int, num_sharing: int = 1) -> SampleRegions:
+        """Open a sample whose images are read by region, in each of `num_sharing` processes; close it after use."""
+        return SampleRegions(self.region_fields(index), self.reader, num_sharing)
 
     def region_fields(self, index: int) -> dict[str, RegionField]:
         """Return the file of each field, and the field's position in it."""
@@ -161,12 +162,6 @@ class ImageFiles(Source):
     def has_huge_images(self) -> bool:
         """Whether some images can only be read by region."""
         return any(height * width > PIXEL_LIMIT for sizes in self._headers for height, width in sizes.values())
-
-    def check_decodable(self) -> None:
-        """Raise UserError for images that can only be read by region."""
-        for files, sizes in zip(self.files, self._headers, strict=True):
-            for name, path in files.items():
-                _check_decodable(path, sizes[name])
 
     def _read_header(self, files: Files, decoded: bool, by_region: bool) -> _Header:
         sizes: Sizes = {}
@@ -204,7 +199,6 @@ class ImageFiles(Source):
 
     def open(self, path: Path, size: tuple[int, int]) -> Decoded:
         """Decode the image in a file; raise UserError if its size differs from the size in the header."""
-        _check_decodable(path, size)
         try:
             image = self.reader.decode(path)
         except BadImage as error:
@@ -222,12 +216,6 @@ def fields_of(source: Source) -> set[str]:
     if isinstance(source, ImageFiles) and source.has_huge_images:
         return set(source.region_fields(0))
     return set(source.read(0))
-
-
-def _check_decodable(path: Path, size: tuple[int, int]) -> None:
-    if size[0] * size[1] > PIXEL_LIMIT:
-        what = f"{printable(path)}: {size[1]}×{size[0]} pixels can only be read by region"
-        raise UserError(f"{what}; remove the image from this data, and use `paceline evaluate` for it")
 
 
 def split_folder(root: Path, split: str, names: SplitNames) -> Path | None:

@@ -28,9 +28,12 @@ class RegionField(NamedTuple):
 
 
 class SampleRegions:
-    """The images of one sample. Regions can be read by several threads at once. Close it after use."""
+    """The images of one sample. Regions can be read by several threads at once. Close it after use.
 
-    def __init__(self, fields: dict[str, RegionField], reader: ImageReader) -> None:
+    Images that are decoded as a whole must fit in the free memory, divided among `num_sharing` processes.
+    """
+
+    def __init__(self, fields: dict[str, RegionField], reader: ImageReader, num_sharing: int = 1) -> None:
         self._fields, self._reader, self._stack = fields, reader, ExitStack()
         self._images: dict[Path, RegionImage] = {}
         self._arrays: dict[Path, NDArray[Any]] = {}  # images that are not huge
@@ -39,7 +42,7 @@ class SampleRegions:
                 continue
             try:
                 if field.size[0] * field.size[1] > PIXEL_LIMIT:
-                    self._images[field.path] = self._stack.enter_context(open_any_image(field.path))
+                    self._images[field.path] = self._stack.enter_context(open_any_image(field.path, num_sharing))
                 else:
                     self._arrays[field.path] = reader.arrange(reader.decode(field.path), 0)
             except BadImage as error:

@@ -20,7 +20,7 @@ from paceline.contracts.pixel_format import MAX_CHANNELS
 from paceline.core.errors import UserError
 from paceline.images.integrity import check_length, load_undamaged
 from paceline.images.pillow_file import open_of_any_size
-from paceline.images.size_limit import SizeLimit, pixel_limit
+from paceline.images.size_limit import SizeLimit, decoded_alone, pixel_limit
 from paceline.images.tiff_structure import is_tiff
 
 # Hide Pillow's warnings about damaged metadata. Damaged pixels raise BadImage.
@@ -207,7 +207,7 @@ def opened(path: Path | bytes, limit: SizeLimit = pixel_limit) -> Iterator[tuple
 def _accepted(file: IO[bytes], limit: SizeLimit) -> Iterator[Image.Image]:
     """Yield the image in an open file; raise BadImage if it is too large, shorter than its header says, or animated."""
     # Pass an open file: given a path, Pillow memory-maps some TIFFs and scrambles rotated ones.
-    with open_of_any_size(file) as image:
+    with open_of_any_size(file) as image, decoded_alone(image):
         problem = limit(image)
         if problem:
             raise TooLarge(problem)

@@ -20,7 +20,7 @@ from paceline.images.orientation import turn
 
 SAMPLES_PER_PIXEL, COLOURS = 277, 3  # TIFF tag, and the number of colour channels
 PREMULTIPLIED, STRAIGHT = 1, 2  # kinds of alpha channel: colours are already multiplied by alpha, or not
-ROWS_AT_ONCE = 64  # number of alpha rows upscaled at a time while writing
+ROWS_AT_ONCE = 64  # rows that are divided by alpha, and alpha rows that are upscaled, at a time
 REACH_PX = 4  # neighbouring rows that bicubic upscaling needs
 
 
@@ -62,7 +62,7 @@ def read_deep_colours(path: Path, image: Image.Image) -> DeepColours | None:
         return DeepColours(pixels, None, "an extra channel other than transparency was ignored")
     alpha = array[..., COLOURS]
     if extra[0] == PREMULTIPLIED:
-        pixels = _divided(pixels, alpha)
+        _divide(pixels, alpha)
     return DeepColours(pixels, Image.fromarray((alpha >> 8).astype(np.uint8)), "")
 
 
@@ -115,7 +115,9 @@ def _enlarged(alpha: Image.Image, height: int, width: int) -> Iterator[tuple[int
         yield first * scale, part.crop((0, (first - above) * scale, width, (last - above) * scale))
 
 
-def _divided(pixels: NDArray[np.uint16], alpha: NDArray[np.uint16]) -> NDArray[np.uint16]:
-    factors = np.float32(WHITE) / np.maximum(alpha, 1).astype(np.float32)
-    straight: NDArray[np.float32] = np.minimum(np.rint(pixels * factors[..., np.newaxis]), WHITE)
-    return straight.astype(np.uint16)
+def _divide(pixels: NDArray[np.uint16], alpha: NDArray[np.uint16]) -> None:
+    """Divide colours by alpha in place, a few rows at a time, since floating-point copies are large."""
+    for top in range(0, len(pixels), ROWS_AT_ONCE):
+        rows, levels = pixels[top : top + ROWS_AT_ONCE], alpha[top : top + ROWS_AT_ONCE]
+        factors = np.float32(WHITE) / np.maximum(levels, 1).astype(np.float32)
+        rows[:] = np.minimum(np.rint(rows * factors[..., np.newaxis]), WHITE)

@@ -13,12 +13,13 @@ from typing import IO, Any
 from PIL import Image, ImageFile
 
 PNG_SIGNATURE_BYTES = 8
+BMP_RUN_LENGTHS = (1, 2)  # compressions of BMP files that may leave out any number of pixels
 COMPRESSION, DEFLATE = 259, (8, 32946)  # TIFF tag, and the values for deflate
 SEGMENTS = ((273, 279), (324, 325))  # TIFF tags with the offsets and lengths of strips, and of tiles
 BYTES_AT_ONCE = 1 << 20
 MAX_BYTES_PER_PX = 16
 # Deflate stores 258 bytes in 2 bits, a PNG 8 pixels in a byte, and a JPEG 64 pixels in a bit.
-MOST_PIXELS_PER_BYTE = {"PNG": 8256, "JPEG": 512, "MPO": 512, "GIF": 4096, "BMP": 255, "TGA": 128, "QOI": 62, "PPM": 8}
+MOST_PIXELS_PER_BYTE = {"PNG": 8256, "JPEG": 512, "MPO": 512, "GIF": 4096, "BMP": 8, "TGA": 128, "QOI": 62, "PPM": 8}
 
 
 def load_undamaged(image: Image.Image, file: IO[bytes]) -> None:
@@ -32,15 +33,26 @@ def check_length(image: Image.Image, file: IO[bytes]) -> None:
     """Raise an exception if a file is too short for the size in its header; the file position is preserved.
 
     Otherwise, memory for all pixels would be reserved before the decoder reaches the end of the file. Formats that can
-    store any number of equal pixels in a few bytes (TIFF, WebP, AVIF, JPEG 2000) are not checked.
+    store any number of equal pixels in a few bytes (TIFF, WebP, AVIF, JPEG 2000, compressed BMP) are not checked.
     """
+    most = MOST_PIXELS_PER_BYTE.get(image.format or "")
+    if most is None or (image.format == "BMP" and image.info.get("compression") in BMP_RUN_LENGTHS):
+        return
     position = file.tell()
     num_bytes = file.seek(0, 2)
     file.seek(position)
-    most = MOST_PIXELS_PER_BYTE.get(image.format or "")
-    if most and image.width * image.height > num_bytes * most:
-        size = f"{image.width} × {image.height} pixels"
+    width, height = _stored_size(image)
+    if width * height > num_bytes * most:
+        size = f"{width} × {height} pixels"
         raise ValueError(f"image file is truncated: {num_bytes:,} bytes cannot contain {size}")
+
+
+def _stored_size(image: Image.Image) -> tuple[int, int]:
+    """Return the width and height of the pixels in the file; a GIF may store only a part of the image."""
+    if image.format != "GIF" or not image.tile:  # type: ignore[attr-defined]
+        return image.size
+    left, top, right, bottom = image.tile[0][1]  # type: ignore[attr-defined]
+    return right - left, bottom - top
 
 
 def check_checksums(image: Image.Image, file: IO[bytes]) -> None:

@@ -167,7 +167,8 @@ class Applier:
         if number > squares or squares < 2:
             raise BadImage(f"--panel {number}: {width}×{height} pixels is not a row of {max(number, 2)} square panels")
         left, right = (number - 1) * height, number * height
-        alpha = image.alpha and image.alpha.crop((left, 0, right, height))
+        # Pillow's `crop` rejects large panels.
+        alpha = None if image.alpha is None else Image.fromarray(np.asarray(image.alpha)[:, left:right])
         return replace(image, pixels=image.pixels[:, left:right], alpha=alpha)
 
     def _write_results(self, computed: ComputedImage) -> AppliedImage:

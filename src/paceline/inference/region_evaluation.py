@@ -97,7 +97,7 @@ class RegionEvaluation:
         for index, (height, width) in enumerate((sizes_of(self.source) // self.scale).tolist()):
             tiling = self._tiling(height, width)
             notes += [tiling.note] if tiling.note else []
-            with self.source.regions(index) as regions:
+            with self.source.regions(index, self.world.place.local_size) as regions:
                 for tile, sums in self._compared(evaluator, regions, (height, width), tiling):
                     beat()
                     for name, one in sums.items():

@@ -15,7 +15,6 @@ from paceline.core.registry import load_class
 from paceline.data.class_draws import count_classes, in_proportion
 from paceline.data.draws import Drawer
 from paceline.data.feed import drawn_batches, evaluation_batches
-from paceline.data.image_files import ImageFiles
 from paceline.data.loader import Loader
 from paceline.data.pipeline import BatchPipeline
 from paceline.evaluation.contract import Case, Evaluator
@@ -48,8 +47,6 @@ class SplitEvaluator:
 
         With `captures`, predictions on a GPU are captured as CUDA graphs.
         """
-        if isinstance(loader.source, ImageFiles):
-            loader.source.check_decodable()
         self.recipe, self.loader, self.split = recipe, loader, split
         self.world, self.precision, self.settings = world, precision, settings
         self.pipeline = BatchPipeline(loader, None, precision.weights)

@@ -10,7 +10,7 @@ from paceline.images.regions.region_image import RegionImage
 from paceline.images.regions.slide_image import SlideImage, is_slide
 from paceline.images.regions.tiff_image import TiffImage
 from paceline.images.regions.whole_image import WholeImage
-from paceline.images.size_limit import PIXEL_LIMIT, memory_limit
+from paceline.images.size_limit import PIXEL_LIMIT, unlimited
 
 TIFF_SUFFIXES = (".tif", ".tiff", ".btf", ".tf8")
 
@@ -28,16 +28,19 @@ def open_region_image(path: Path) -> RegionImage:
         raise BadImage(error.strerror or str(error)) from error
 
 
-def open_any_image(path: Path) -> RegionImage:
-    """Open an image of any format; one that cannot be read by region is decoded, if it fits in memory."""
-    return open_region_image(path) if can_be_read_by_region(path) else WholeImage(path)
+def open_any_image(path: Path, num_sharing: int = 1) -> RegionImage:
+    """Open an image of any format; one that cannot be read by region is decoded, if it fits in memory.
+
+    The free memory is divided among `num_sharing` processes.
+    """
+    return open_region_image(path) if can_be_read_by_region(path) else WholeImage(path, num_sharing)
 
 
 def is_huge(path: Path) -> bool:
     """Return whether an image has more pixels than are processed at once; False if it cannot be read."""
     try:
         if not can_be_read_by_region(path):
-            height, width = image_size(path, memory_limit)
+            height, width = image_size(path, unlimited)
             return height * width > PIXEL_LIMIT
         with open_region_image(path) as image:
             return image.levels[0].height * image.levels[0].width > PIXEL_LIMIT
@@ -48,13 +51,14 @@ def is_huge(path: Path) -> bool:
 
 
 def huge_size(path: Path) -> tuple[int, int] | None:
-    """Return the height and width of an image that is too large for a sample, but can be read by region.
+    """Return the height and width of an image that is too large to be decoded as a sample; None if it is not.
 
-    Images in other formats are decoded as a whole if they fit in memory; raise BadImage if they do not.
+    The free memory does not matter here, so that the same files are used on every machine. Raise BadImage if a TIFF
+    or a whole slide cannot be read by region.
     """
     if can_be_read_by_region(path):
         with open_region_image(path) as image:
             height, width = image.levels[0].height, image.levels[0].width
     else:
-        height, width = image_size(path, memory_limit)
+        height, width = image_size(path, unlimited)
     return (height, width) if height * width > PIXEL_LIMIT else None

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from paceline.images.decode import opened, to_eight_bits, turn_upright
+from paceline.images.decode import SIXTEEN_BIT_MODES, opened, to_eight_bits, turn_upright
 from paceline.images.integrity import load_undamaged
 from paceline.images.pillow_file import to_array
 from paceline.images.regions.region_image import Box, Level, Pixels, RegionFormat, RegionImage
@@ -14,15 +15,20 @@ from paceline.images.size_limit import memory_limit
 
 
 class WholeImage(RegionImage):
-    """A PNG, JPEG or other image as 8-bit grey or RGB, limited by the free memory."""
+    """A PNG, JPEG or other image as 8-bit grey, 16-bit grey or 8-bit RGB, limited by the free memory."""
 
-    def __init__(self, path: Path) -> None:
-        with opened(path, memory_limit) as (image, file):
+    def __init__(self, path: Path, num_sharing: int = 1) -> None:
+        """Decode an image. The free memory is divided among `num_sharing` processes that decode it."""
+        with opened(path, partial(memory_limit, num_sharing=num_sharing)) as (image, file):
             load_undamaged(image, file)
-            self._pixels = to_array(turn_upright(image), to_eight_bits)
+            upright = turn_upright(image)
+            if upright.mode in SIXTEEN_BIT_MODES:
+                self._pixels = to_array(upright, lambda strip: strip).astype(np.uint16, copy=False)
+            else:
+                self._pixels = to_array(upright, to_eight_bits)
         height, width, channels = self._pixels.shape
         self.levels = (Level(height, width, 1.0),)
-        self.format = RegionFormat(channels, np.dtype(np.uint8))
+        self.format = RegionFormat(channels, self._pixels.dtype)
 
     def read(self, level: int, box: Box) -> Pixels:
         """Return a region, [h, w, c]."""
