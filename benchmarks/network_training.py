@@ -5,8 +5,9 @@
     python benchmarks/network_training.py cifar100 --data-root cifar100.npz --minutes 10 --out out/cifar100
 
 A short trial measures the training speed, and OUT/plan.json stores the number of images that fit into --minutes. Run
-the same command again to resume after an interruption: the trial is not repeated, and the run continues exactly. The
-results, versions and hardware are written to OUT/results.json. Arguments after `--` are passed to every training run.
+the same command again to resume after an interruption, or after --part-minutes: the trial is not repeated, and the run
+continues exactly. The results, versions and hardware are written to OUT/results.json. Arguments after `--` are passed
+to every training run.
 
 For rcan291, a test set is a folder with the subfolders HR and LRx4. PSNR and SSIM follow protocol y. The results of a
 self-ensemble (the mean over eight flips and rotations) are listed separately. For nafnet, a test set is a folder of
@@ -27,7 +28,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from _timed_training import make_plan, printed_metrics, run_paceline, sets, split_arguments, summarise
+from _timed_training import (
+    Deadline,
+    Stopped,
+    make_plan,
+    printed_metrics,
+    run_paceline,
+    sets,
+    split_arguments,
+    summarise,
+)
 from PIL import Image
 from super_resolution import evaluate, link_photographs
 from torch import Tensor
@@ -67,7 +77,8 @@ def train(task: Task, folder: Path, images: int, options: argparse.Namespace, *m
     words = ["train", task.recipe, "--preset", task.preset, "--data", task.data, "--data-root", str(options.data)]
     words += ["--images", str(images), "--seed", str(options.seed), "--out", str(folder)]
     start = perf_counter()
-    run_paceline(*words, *sets(CADENCE + test_data(task, options)), *more, *options.extra)
+    words += [*sets(CADENCE + test_data(task, options)), *more, *options.extra]
+    run_paceline(*words, deadline=options.deadline)
     return summarise(folder, perf_counter() - start)
 
 
@@ -132,13 +143,14 @@ def main() -> None:
     parser.add_argument("--data-root", type=Path, required=True, help="folder of photographs, or an .npz file")
     parser.add_argument("--tests", type=Path, nargs="*", default=[], help="test sets")
     parser.add_argument("--minutes", type=float, default=15, help="training time, unless --images is given")
+    parser.add_argument("--part-minutes", type=float, default=0, help="stop training after this time; 0: do not stop")
     parser.add_argument("--images", type=int, default=0, help="number of images to train on")
     parser.add_argument("--trial-images", type=int, default=0, help="number of images of the trial")
     parser.add_argument("--seed", type=int, default=0, help="seed of the run")
     parser.add_argument("--out", type=Path, required=True, help="folder for the run, plan.json and results.json")
     own, extra = split_arguments()
     options = parser.parse_args(own)
-    options.extra = extra
+    options.extra, options.deadline = extra, Deadline(options.part_minutes)
     task, options.data = TASKS[options.task], options.data_root
     options.out.mkdir(parents=True, exist_ok=True)
     results: dict[str, Any] = {"provenance": versions_and_hardware(), "task": task._asdict(), "extra": options.extra}
@@ -167,4 +179,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except Stopped:
+        print("stopped; run the same command again to resume")
