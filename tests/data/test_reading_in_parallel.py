@@ -15,8 +15,10 @@ from paceline.core.errors import UserError
 from paceline.data import whole_source
 from paceline.data.bundled import FOLDER
 from paceline.data.pixels import Pixels
+from paceline.data.source import Source
 from paceline.data.sources.photos import Photos
 from paceline.data.whole_source import MAX_READERS, num_readers, read_in_order
+from paceline.data.worker_pool import WorkerPool
 
 CPU = torch.device("cpu")
 # torch warns if there are more processes than cores.
@@ -66,6 +68,24 @@ def test_many_processes_read_smaller_pieces_so_that_memory_stays_bounded(
         workers: [len(piece["index"]) for piece in read_in_order(source, workers, 2**20)] for workers in (0, 1, 2, 4)
     }
     assert sizes == {0: [6], 1: [4, 2], 2: [2, 2, 2], 4: [1] * 6}
+
+
+def test_large_samples_are_read_by_fewer_processes(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[int] = []
+
+    class Counted(WorkerPool):
+        def __init__(self, source: Source, num_workers: int) -> None:
+            used.append(num_workers)
+            super().__init__(source, num_workers)
+
+    source = open_photos(photos)
+    assert source.sizes is not None
+    largest = int(source.sizes.prod(axis=1).max()) * 3
+    monkeypatch.setattr(whole_source, "WorkerPool", Counted)
+    for room in (2 * 2 * largest + 1000, largest):
+        monkeypatch.setattr(whole_source, "LARGE_BYTES_WAITING", room)
+        assert sum(len(piece["index"]) for piece in read_in_order(source, 4, 2**20)) == 6
+    assert used == [2, 1]
 
 
 def test_a_file_that_is_damaged_after_the_headers_were_read_is_named(photos: Path) -> None:

@@ -14,6 +14,7 @@ from paceline.data.worker_pool import BATCHES_PER_WORKER, WorkerPool
 
 BYTES_WAITING = 256 * 2**20  # maximum size of the samples that worker processes have read ahead, for any number of them
 MAX_READERS = 16
+LARGE_BYTES_WAITING = 2**30  # the same for samples so large that a batch has only one; fewer processes read them
 
 
 def bytes_needed(source: Source) -> int:
@@ -46,11 +47,22 @@ def read_in_order(
     """Yield all samples from `start` on, in batches with images [n, h, w, c].
 
     If image sizes differ, each batch has one sample. Worker processes prefetch if samples have to be decoded; close the
-    generator to stop them early. `bytes_per_batch` is reduced for many workers, so that they do not need more memory.
+    generator to stop them early. `bytes_per_batch` is reduced for many workers, and the number of workers for large
+    samples, so that they do not need more memory.
     """
     num_workers = num_workers if decodes(source) else 0
-    pool = WorkerPool(source, num_workers)
+    needed = bytes_needed(source)
     if num_workers:
+        num_workers = max(1, min(num_workers, LARGE_BYTES_WAITING // (BATCHES_PER_WORKER * _largest(source, needed))))
         bytes_per_batch = min(bytes_per_batch, BYTES_WAITING // (num_workers * BATCHES_PER_WORKER))
-    rows = max(1, bytes_per_batch * len(source) // bytes_needed(source)) if has_one_size(source) else 1
+    pool = WorkerPool(source, num_workers)
+    rows = max(1, bytes_per_batch * len(source) // needed) if has_one_size(source) else 1
     yield from pool.read(in_order(low, min(low + rows, len(source))) for low in range(start, len(source), rows))
+
+
+def _largest(source: Source, needed: int) -> int:
+    """Return the approximate size of the largest sample in bytes."""
+    if source.sizes is None:
+        return max(1, needed // len(source))
+    pixels = source.sizes.prod(axis=1)
+    return max(1, int(needed * (pixels.max() / pixels.sum())))
