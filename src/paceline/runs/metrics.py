@@ -126,9 +126,10 @@ class MetricsWriter:
 
         The loggers record the run's final state and the file with its trained weights; see `Logger.end`.
         """
+        end = time.monotonic() + logger_wait
         self._background.close(logger_wait)
         self._file.close()
-        self._loggers.close(state, weights, logger_wait)
+        self._loggers.close(state, weights, max(0.0, end - time.monotonic()))
 
 
 def read_metrics(folder: Path) -> list[MetricsLine]:
