@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,7 @@ def gan() -> str:
 @pytest.fixture(autouse=True)
 def without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphed_function, "_Captured", Replayed)
+    monkeypatch.setattr(graphed_function, "own_generator_state", lambda _: nullcontext())
     monkeypatch.setattr(Replayed, "captures", 0)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (90, 100))
     for name in ("current_stream", "graph_pool_handle", "set_stream"):
