@@ -4,6 +4,7 @@ Without a GPU, Triton kernels run in Triton's interpreter.
 """
 
 import os
+import signal
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -13,6 +14,11 @@ os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 os.environ["PACELINE_LOAD_AT_START"] = "0"  # output must not depend on what else the machine does
 _cache = tempfile.TemporaryDirectory(prefix="paceline-cache-")
 os.environ["XDG_CACHE_HOME"] = _cache.name  # the tests must not change the user's cache
+
+# `nohup` and shells that start a command in the background ignore these signals, and child processes inherit that.
+for _number, _default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _default)
 
 import pytest  # noqa: E402
 import torch  # noqa: E402 - reads the number of threads
