@@ -49,7 +49,7 @@ def peak_gb(process: subprocess.Popen[bytes]) -> float:
         found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{process.pid}/status").read_text())
     except OSError:
         return 0.0
-    return int(found[1]) / 1e6 if found else 0.0
+    return int(found[1]) * 1024 / 1e9 if found else 0.0
 
 
 def journal_bytes(work: Path, out: str) -> int:

@@ -22,6 +22,7 @@ from test_apply import write_random_weights
 from paceline.cli.app import run
 from paceline.images.regions import journal, pyramid_file
 from paceline.images.regions.tiff_image import TiffImage
+from paceline.inference import region_applier
 from paceline.inference.tile_runner import TileRunner
 
 PHOTO = np.tile(photograph("astronaut")[:200, :300], (2, 1, 1))  # 400 rows, 300 columns
@@ -70,6 +71,15 @@ def test_large_images_are_processed_by_region_without_a_flag(tmp_path: Path, mon
     assert apply("twice.safetensors", "slide.tif", "--out", tmp_path) == 0
     with tifffile.TiffFile(tmp_path / "slide.tif") as file:
         assert file.series[0].levels[0].shape == (800, 600, 3)
+
+
+def test_blocks_have_a_largest_size_unless_another_is_chosen(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setitem(region_applier.LARGEST_BLOCK_PX, "cpu", 32)
+    monkeypatch.setattr(region_applier, "HALOS_PER_BLOCK", 1)
+    for words, side in (([], 32), (["--tile", 128], 128)):
+        out = tmp_path / str(side)
+        assert apply("twice.safetensors", "slide.tif", "--region", "0,0,300,400", "--out", out, *words) == 0
+        assert f"tiles of {side} pixels" in capsys.readouterr().out
 
 
 def test_ome_tiff_is_written_on_request_and_for_ome_tiff(tmp_path: Path) -> None:

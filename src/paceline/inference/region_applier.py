@@ -39,7 +39,7 @@ from paceline.inference.tile_runner import Landing
 from paceline.inference.tiling import Tiling, inexact_halo, tiles_of_training_size, tiling_warning
 
 INPUT_BYTES, RESULT_BYTES = 300_000_000, 400_000_000  # of blocks that wait to be computed, or to be written
-LARGEST_BLOCK_PX = 2048  # side of a block, unless a large halo needs larger ones
+LARGEST_BLOCK_PX = {"cuda": 2048, "cpu": 1024}  # side of a block, unless a large halo needs larger ones
 HALOS_PER_BLOCK = 8  # a block is this many times as wide as its halo, if memory allows
 PROBE_PX, LARGEST_PROBE_HALO_PX = 64, 256
 WHOLE, SKIPPED = 0, 1  # flags of a block
@@ -217,7 +217,8 @@ class RegionApplier:
         else:
             at_once = 3 if image.format.channels > self.image_model.spec.channels else 1
             whole = composer.choose_tiling(box.height, box.width, at_once, RESULT_BYTES)
-            most = max(LARGEST_BLOCK_PX, HALOS_PER_BLOCK * composer.field.tiled_halo_px)
+            usual = composer.demands.tile_px or LARGEST_BLOCK_PX[composer.device.type]
+            most = max(usual, HALOS_PER_BLOCK * composer.field.tiled_halo_px)
             if whole.side_px > most or (whole.halo_px == 0 and max(box.height, box.width) > most):
                 halo = inexact_halo(composer.field) if composer.field.obstacles else composer.field.tiled_halo_px
                 whole = replace(whole, side_px=most, halo_px=halo, note=whole.note or tiling_warning(composer.field))
