@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 
 import pytest
 import torch
+from fake_captures import replace_captures
 
 from paceline.contracts.pixel_format import PixelFormat
 from paceline.contracts.recipe import Batch
@@ -30,11 +30,7 @@ class Recorded:
 
 @pytest.fixture
 def without_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    monkeypatch.setattr(graphed_function, "_Captured", Recorded)
-    monkeypatch.setattr(graphed_function, "end_broken_capture", lambda *_: None)
-    monkeypatch.setattr(graphed_function, "own_generator_state", lambda _: nullcontext())
-    for name in ("current_stream", "graph_pool_handle", "set_stream"):
-        monkeypatch.setattr(torch.cuda, name, lambda *_: None)
+    replace_captures(monkeypatch, Recorded)
     yield monkeypatch
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
+from fake_captures import replace_captures
 from ranks import make_parts, run_steps
 
 from paceline.contracts.recipe import Batch
-from paceline.parallel import graphed_function
 from paceline.parallel.graphed_function import EAGER_CALLS, Function
 from paceline.training.evaluate import evaluated_weights
 from paceline.training.predictor import LARGEST_PX, Predictor
@@ -39,12 +38,9 @@ def gan() -> str:
 
 @pytest.fixture(autouse=True)
 def without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graphed_function, "_Captured", Replayed)
-    monkeypatch.setattr(graphed_function, "own_generator_state", lambda _: nullcontext())
+    replace_captures(monkeypatch, Replayed)
     monkeypatch.setattr(Replayed, "captures", 0)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (90, 100))
-    for name in ("current_stream", "graph_pool_handle", "set_stream"):
-        monkeypatch.setattr(torch.cuda, name, lambda *_: None)
 
 
 def predict_often(predictor: Predictor, batch: Batch) -> Batch:

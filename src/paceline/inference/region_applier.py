@@ -39,7 +39,7 @@ from paceline.inference.tile_runner import Landing
 from paceline.inference.tiling import Tiling, inexact_halo, tiles_of_training_size, tiling_warning
 
 INPUT_BYTES, RESULT_BYTES = 300_000_000, 400_000_000  # of blocks that wait to be computed, or to be written
-LARGEST_BLOCK_PX = {"cuda": 2048, "cpu": 1024}  # side of a block, unless a large halo needs larger ones
+LARGEST_BLOCK_PX = {"cuda": 2048, "cpu": 1024}  # side of a block, unless --tile or a large halo makes it larger
 HALOS_PER_BLOCK = 8  # a block is this many times as wide as its halo, if memory allows
 PROBE_PX, LARGEST_PROBE_HALO_PX = 64, 256
 WHOLE, SKIPPED = 0, 1  # flags of a block

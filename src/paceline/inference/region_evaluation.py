@@ -91,12 +91,13 @@ class RegionEvaluation:
 
     def measure(self, advance: Callable[[int], None]) -> SplitMetrics:
         """Return the metrics; `advance` is called with the number of pixels that all ranks have evaluated so far."""
-        evaluator, tilings, done = self.evaluator, list[tuple[Tiling, bool]](), 0
+        evaluator, notes, divided, done = self.evaluator, list[str](), list[Tiling](), 0
         assert isinstance(evaluator, MeasuredByRegion)
         totals = torch.zeros(len(self.source), len(evaluator.compared), 4, dtype=torch.float64)
         for index, (height, width) in enumerate((sizes_of(self.source) // self.scale).tolist()):
             tiling = self._tiling(height, width)
-            tilings.append((tiling, max(height, width) > tiling.side_px))
+            notes += [tiling.note] if tiling.note else []
+            divided += [tiling] if max(height, width) > tiling.side_px else []
             with self.source.regions(index, self.world.place.local_size) as regions:
                 for tile, sums in self._compared(evaluator, regions, (height, width), tiling):
                     beat()
@@ -111,7 +112,9 @@ class RegionEvaluation:
         metrics = self.evaluator.results(self.world.sum(self.evaluator.sums()))
         texts = type(self.evaluator).texts(metrics, self.source.spec)
         protocol = {**self.evaluator.protocol(), **self.recipe.conditions}
-        return SplitMetrics(metrics, protocol, (*self.evaluator.notes, *_notes_on(tilings)), texts)
+        return SplitMetrics(
+            metrics, protocol, (*self.evaluator.notes, _describe(divided), *dict.fromkeys(notes)), texts
+        )
 
     def _qualities(self, table: dict[str, list[float]]) -> dict[str, Quality]:
         found = {name: Sums(row[0], int(row[1]), row[2], int(row[3])) for name, row in table.items() if row[1]}
@@ -197,15 +200,12 @@ class RegionEvaluation:
         return Extent(span.start * self.scale, stop, min(length, stop + OVERLAP_PX))
 
 
-def _notes_on(tilings: list[tuple[Tiling, bool]]) -> Iterator[str]:
-    """Describe how the images of a split were divided; each tiling comes with whether its image has several tiles."""
-    divided = [tiling for tiling, has_several in tilings if has_several]
-    if divided:
-        side, halo = max(tiling.side_px for tiling in divided), max(tiling.halo_px for tiling in divided)
-        yield f"the images were evaluated by region, in tiles of up to {side} pixels with a halo of {halo}"
-    else:
-        yield "the images were read by region, and each was evaluated in one piece"
-    yield from dict.fromkeys(tiling.note for tiling, _ in tilings if tiling.note)
+def _describe(divided: list[Tiling]) -> str:
+    """Describe how images were evaluated, given the tilings of those that were divided into tiles."""
+    if not divided:
+        return "the images were read by region, and each was evaluated in one piece"
+    side, halo = max(tiling.side_px for tiling in divided), max(tiling.halo_px for tiling in divided)
+    return f"the images were evaluated by region, in tiles of up to {side} pixels with a halo of {halo}"
 
 
 def _unsupported(source: ImageFiles, reason: str) -> UserError:
