@@ -6,7 +6,7 @@ after every run. Arguments after `--` are passed to every run.
 
     PYTHONPATH=src python benchmarks/cifar100.py --preset reference --seeds 2,4,42 --data-root cifar100.npz
     PYTHONPATH=src python benchmarks/cifar100.py --preset accurate --data-root cifar100.npz -- --devices 2
-    PYTHONPATH=src python benchmarks/cifar100.py --preset cifar100 --data-root cifar100.npz -- --compile
+    PYTHONPATH=src python benchmarks/cifar100.py --preset cifar100 --data-root cifar100.npz -- --compile on
 """
 
 from __future__ import annotations

@@ -66,13 +66,13 @@ def endless_steps(parts: Parts) -> Iterator[StepData]:
     return parts.feed.steps(0, 2**62)
 
 
-def write_random_rows(folder: Path, side_px: int) -> None:
-    """Write two rows (images of six panels) with random pixels for each split."""
+def write_random_rows(folder: Path, side_px: int, panels: int = 6) -> None:
+    """Write two rows of panels with random pixels for each split."""
     generator = np.random.default_rng(0)
     for split in ("train", "test"):
         (folder / split).mkdir(parents=True)
         for number in range(2):
-            row = generator.integers(256, size=(side_px, 6 * side_px, 3), dtype=np.uint8)
+            row = generator.integers(256, size=(side_px, panels * side_px, 3), dtype=np.uint8)
             Image.fromarray(row).save(folder / split / f"{number}.png")
 
 

@@ -37,10 +37,11 @@ from paceline.training.storage_log import StorageLog
 
 GIBIBYTE = 2**30
 STEPS = 3  # after the first one
+PHOTOS = "data_root={photos}"
 ADVERSARIAL = ["stage=adversarial", "vgg={vgg}"]
 # By name: the recipe, its settings, the batch size, and a batch size for a CPU.
 ROWS: dict[str, tuple[str, list[str], int, int]] = {
-    "classification, ResNet-18, 32²": ("classification", ["data=digits", "size=32"], 1536, 16),
+    "classification, ResNet-18, 32²": ("classification", ["data=digits", "size=32"], 2048, 16),
     "classification, ResNet-50, 64²": ("classification", ["data=digits", "size=64", "depth=50"], 256, 4),
     "classification, ResNet-50, 64², recomputed": (
         "classification",
@@ -48,14 +49,15 @@ ROWS: dict[str, tuple[str, list[str], int, int]] = {
         512,
         4,
     ),
-    "dcgan, 64²": ("dcgan", ["data=digits", "size=64"], 4096, 16),
+    "dcgan, 64²": ("dcgan", ["data=digits", "size=64"], 6144, 16),
     "dcgan, 64², R1": ("dcgan", ["data=digits", "size=64", "r1=1", "d_norm=none"], 4096, 16),
     "dual_gan, 64²": ("dual_gan", ["data=digits", "size=64"], 4096, 16),
-    "super_resolution": ("super_resolution", ["crop=96"], 256, 2),
-    "super_resolution, adversarial": ("super_resolution", ["crop=96", *ADVERSARIAL], 192, 2),
-    "esrgan, adversarial": ("esrgan", ["preset=esrgan", "crop=128", "vgg={vgg}"], 24, 1),
-    "restoration": ("restoration", ["crop=128"], 256, 2),
-    "translation, pix2pix": ("translation", ["model=pix2pix", "target=dab", "crop=256"], 96, 1),
+    "r3gan, 32²": ("r3gan", ["data=digits", "size=32"], 512, 2),
+    "super_resolution": ("super_resolution", ["crop=96", PHOTOS], 512, 2),
+    "super_resolution, adversarial": ("super_resolution", ["crop=96", PHOTOS, *ADVERSARIAL], 192, 2),
+    "esrgan, adversarial": ("esrgan", ["preset=esrgan", "crop=128", PHOTOS, "vgg={vgg}"], 32, 1),
+    "restoration": ("restoration", ["crop=128", PHOTOS], 256, 2),
+    "translation, pix2pix": ("translation", ["preset=pix2pix", "crop=256", "data_root={pairs}"], 96, 1),
     "translation, deepliif": ("translation", ["preset=deepliif", "crop=512", "data_root={rows}"], 2, 1),
 }
 
@@ -63,7 +65,8 @@ ROWS: dict[str, tuple[str, list[str], int, int]] = {
 def configured(name: str, options: argparse.Namespace) -> Config:
     """Return the settings of a row."""
     recipe, settings, batch, small = ROWS[name]
-    files = {"vgg": f"{options.folder}/vgg19.safetensors", "rows": f"{options.folder}/rows"}
+    files = {name: f"{options.folder}/{name}" for name in ("photos", "pairs", "rows")}
+    files["vgg"] = f"{options.folder}/vgg19.safetensors"
     given = [setting.format(**files) for setting in settings]
     given += [f"batch_size={small if options.small else batch}", "graph=off", f"accelerator={options.accelerator}"]
     given += ["images=1000000", "validation=0", "strategy=single"]
@@ -122,13 +125,15 @@ def start(kind: str, name: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def write_files(folder: Path) -> None:
-    """Write a VGG19 with random weights, and random rows of panels."""
+    """Write a VGG19 with random weights, and images with random pixels."""
     channels, tensors = 3, {}
     for number, width in enumerate([64] * 2 + [128] * 2 + [256] * 4 + [512] * 8):
         tensors[f"features.{number}.weight"] = torch.randn(width, channels, 3, 3) * (2 / (9 * channels)) ** 0.5
         tensors[f"features.{number}.bias"] = torch.zeros(width)
         channels = width
     safetensors.torch.save_file(tensors, folder / "vgg19.safetensors")
+    write_random_rows(folder / "photos", 512, panels=1)
+    write_random_rows(folder / "pairs", 512, panels=2)
     write_random_rows(folder / "rows", 512)
 
 

@@ -9,8 +9,9 @@ the same command again to resume after an interruption, or after --part-minutes:
 continues exactly. The results, versions and hardware are written to OUT/results.json. Arguments after `--` are passed
 to every training run.
 
-For rcan291, a test set is a folder with the subfolders HR and LRx4. PSNR and SSIM follow protocol y. The results of a
-self-ensemble (the mean over eight flips and rotations) are listed separately. For nafnet, a test set is a folder of
+For rcan291, the photographs are also used at 0.9, 0.8, 0.7 and 0.6 times their size. A test set is a folder with the
+subfolders HR and LRx4. PSNR and SSIM follow protocol y. The results of a self-ensemble (the mean over eight flips and
+rotations) are listed separately. For nafnet, a test set is a folder of
 photographs, to which Gaussian noise with a standard deviation of 25 grey levels is added; protocol rgb.
 """
 
@@ -50,6 +51,8 @@ from paceline.runs.provenance import versions_and_hardware
 SHARE_FOR_TRAINING = 0.93  # fraction of --minutes; the remaining time is for evaluation and saving
 BORDER_PX = 4  # pixels at each edge that protocol y ignores at scale 4
 CADENCE = ["evaluate_every=10%", "sample_every=50%", "save_every=5%"]
+TRIAL_CADENCE = ["evaluate_every=100%", "sample_every=100%", "save_every=100%"]  # only training is timed
+SCALED = "@"  # between the name of a photograph and the scale of a smaller copy
 
 
 class Task(NamedTuple):
@@ -60,36 +63,57 @@ class Task(NamedTuple):
     data: str
     trial_images: int  # enough for several log intervals after the step has been captured
     crop_px: int = 0  # smaller photographs are left out; 0 if the data has no photographs
+    scales: tuple[float, ...] = ()  # also train on photographs scaled by these factors
     reach: str = ""  # goal, printed with the results
 
 
 TASKS = {
     "rcan291": Task(
-        "super_resolution", "rcan291", "photos", 24_000, 160, "Set5 31.75 dB, Set14 28.28 dB (MemNet: 31.74, 28.26)"
+        *("super_resolution", "rcan291", "photos", 24_000, 160, (0.9, 0.8, 0.7, 0.6)),
+        reach="Set5 31.75 dB, Set14 28.28 dB (MemNet: 31.74, 28.26)",
     ),
-    "nafnet": Task("restoration", "nafnet", "degraded", 24_000, 128, "Set14 30.5 dB (U-Net: 30.27)"),
+    "nafnet": Task("restoration", "nafnet", "degraded", 24_000, 128, reach="Set14 30.5 dB (U-Net: 30.27)"),
     "cifar100": Task("classification", "cifar100", "npz", 500_000, reach="81 % top-1"),
 }
 
 
-def train(task: Task, folder: Path, images: int, options: argparse.Namespace, *more: str) -> dict[str, float]:
+def train(
+    task: Task, folder: Path, images: int, options: argparse.Namespace, cadence: list[str] = CADENCE
+) -> dict[str, float]:
     """Train a run, or resume it; return the number of images, the training time and the median speed."""
     words = ["train", task.recipe, "--preset", task.preset, "--data", task.data, "--data-root", str(options.data)]
     words += ["--images", str(images), "--seed", str(options.seed), "--out", str(folder)]
     start = perf_counter()
-    words += [*sets(CADENCE + test_data(task, options)), *more, *options.extra]
+    words += [*sets(cadence + data_settings(task, options)), *options.extra]
     run_paceline(*words, deadline=options.deadline)
     return summarise(folder, perf_counter() - start)
 
 
-def test_data(task: Task, options: argparse.Namespace) -> list[str]:
-    """Return the settings for the test split; with a separate test set, no photographs are held out for testing."""
+def data_settings(task: Task, options: argparse.Namespace) -> list[str]:
+    """Return the settings for the splits; with a separate test set, no photographs are held out for testing."""
+    grouped = [f"group_by=^([^{SCALED}.]+)"] if task.scales else []  # copies of one photograph are in the same split
     if not task.crop_px or not options.tests:
-        return []
+        return grouped
     test = options.tests[0]
     if task.data == "degraded":
-        return [f"test_root={test}", "validation=0.02"]
-    return [f"test_root={test / 'HR'}", f"test_low_root={test / 'LRx4'}"]
+        return [*grouped, f"test_root={test}", "validation=0.02"]
+    return [*grouped, f"test_root={test / 'HR'}", f"test_low_root={test / 'LRx4'}"]
+
+
+def add_scaled(folder: Path, task: Task) -> int:
+    """Write copies of the photographs in the folder at other scales, unless too small; return how many there are."""
+    copies = 0
+    for path in sorted(path for path in folder.iterdir() if SCALED not in path.name):
+        with Image.open(path) as image:
+            for scale in task.scales:
+                size = round(image.width * scale), round(image.height * scale)
+                if min(size) < task.crop_px:
+                    continue
+                copies += 1
+                copy = folder / f"{path.stem}{SCALED}{scale}.png"
+                if not copy.exists():
+                    image.convert("RGB").resize(size, Image.Resampling.BICUBIC).save(copy, compress_level=1)
+    return copies
 
 
 def evaluate_photographs(folder: Path, test: Path) -> dict[str, float]:
@@ -161,8 +185,10 @@ def main() -> None:
 
     if task.crop_px:
         options.data = options.out / "photos"
-        save(photographs=link_photographs(options.data_root, options.data, task.crop_px))
-    trial = partial(train, task, images=options.trial_images or task.trial_images, options=options)
+        counts = link_photographs(options.data_root, options.data, task.crop_px)
+        save(photographs={**counts, "scaled_copies": add_scaled(options.data, task)})
+    images = options.trial_images or task.trial_images
+    trial = partial(train, task, images=images, options=options, cadence=TRIAL_CADENCE)
     save(plan=make_plan(options.out, options.minutes, options.images, SHARE_FOR_TRAINING, trial))
     run = options.out / "run"
     save(training=train(task, run, results["plan"]["images"], options))

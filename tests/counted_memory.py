@@ -10,12 +10,13 @@ from paceline.commands.configure import configure
 from paceline.config.resolve import Config
 from paceline.core.registry import load_class
 from paceline.core.types import SettingValue
+from paceline.data.open_sources import open_sources
 from paceline.parallel.shards import own_rows
 from paceline.parallel.strategy import Strategy
 from paceline.training.build import Parts, assemble
-from paceline.training.memory_forecast import forecast
-from paceline.training.memory_trace import mark_recipe
-from paceline.training.storage_log import BLOCK_BYTES, Kind, StorageLog
+from paceline.training.memory_forecast import forecast, precision_of
+from paceline.training.memory_trace import mark_recipe, trace_step
+from paceline.training.storage_log import BLOCK_BYTES, Column, Kind, StorageLog
 
 Settings = dict[str, SettingValue]
 
@@ -27,6 +28,13 @@ def print_forecast_and_count(recipe: str, settings: Settings) -> None:
     found = forecast(config)
     memory = found.memory(Strategy, 1, found.samples_per_device(1))
     print(json.dumps(counted | {f"forecast {kind}": memory.bytes.get(kind, 0) for kind in Kind}))
+
+
+def print_buffers(recipe: str, settings: Settings) -> None:
+    """Print the buffers at the end of a step as forecast, in a process that has not trained."""
+    config = configure(recipe, {"accelerator": "cpu", **settings}, small=True)
+    timeline = trace_step(config, open_sources(config), precision_of(config), 2).timeline
+    print(int(timeline.live[-1, timeline.columns.index(Column(Kind.BUFFERS))]))
 
 
 def count_step(config: Config) -> dict[str, int]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
+import torch
 from counted_memory import (
     Settings,
+    print_buffers,
     print_forecast_and_count,
     print_large_forecast,
     print_sharded,
@@ -15,6 +18,7 @@ from counted_memory import (
 )
 from PIL import Image
 from running import start_function_in_ranks
+from safetensors.torch import save_file
 
 GIB = 2**30
 TESTS = Path(__file__).parents[1]
@@ -41,6 +45,17 @@ def test_the_forecast_equals_the_memory_of_a_real_step(tmp_path: Path, name: str
     counted = found["peak activations"] + found["peak gradients"]
     forecast = sum(found[f"forecast {kind}"] for kind in ("activations", "gradients", "batch"))
     assert forecast == pytest.approx(counted, rel=0.02)
+
+
+def test_the_weights_of_a_network_that_is_read_from_a_file_count_once(tmp_path: Path) -> None:
+    widths = [8] * 4 + [64] * 12
+    shapes = {f"features.{i}.weight": (width, widths[i - 1] if i else 3, 3, 3) for i, width in enumerate(widths)}
+    save_file({name: torch.zeros(shape) for name, shape in shapes.items()}, tmp_path / "vgg.safetensors")
+    settings: Settings = {"stage": "adversarial", "vgg": str(tmp_path / "vgg.safetensors")}
+    (process,) = start_function_in_ranks(tmp_path, 1, print_buffers, "super_resolution", settings)
+    assert process.wait() == 0, process.stderr
+    weights = sum(4 * math.prod(shape) for shape in shapes.values())
+    assert weights < int(process.stdout.splitlines()[-1]) < 1.5 * weights
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import torch
 from paceline.benchmarking import timing as timing_module
 from paceline.benchmarking.timing import measure
 from paceline.training import stopwatch as stopwatch_module
-from paceline.training.stopwatch import Stopwatch
+from paceline.training.stopwatch import Stopwatch, with_whole_steps
 
 
 @pytest.fixture
@@ -36,6 +36,15 @@ def test_section_times_accumulate_until_they_are_read(clock: list[float]) -> Non
     assert list(taken.items()) == [("data", 8), ("step", 6), ("inner", 2), ("total", 14)]
     clock[0] += 5
     assert stopwatch.take() == {"data": 0, "step": 0, "inner": 0, "total": 5}
+
+
+def test_waiting_for_the_losses_counts_as_training(clock: list[float]) -> None:
+    stopwatch = Stopwatch()
+    for name, seconds in {"step": 1, "log": 6, "evaluate": 3}.items():
+        with stopwatch(name):
+            clock[0] += seconds
+    assert with_whole_steps(stopwatch.shares()) == {"step": pytest.approx(0.7), "evaluate": 0.3}
+    assert with_whole_steps({"data": 1.0}) == {"data": 1.0}
 
 
 def test_times_are_those_of_a_real_clock() -> None:

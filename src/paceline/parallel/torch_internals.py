@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import TCPStore as TCPStore  # torch.distributed does not export this type
+from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
@@ -29,6 +30,7 @@ __all__ = [
     "AnyBatchNorm",
     "AnyDropout",
     "ElasticAgent",
+    "FakeTensor",
     "FakeTensorMode",
     "TCPStore",
     "TorchDispatchMode",

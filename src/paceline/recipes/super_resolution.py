@@ -121,6 +121,7 @@ class SuperResolution(UpscalingRecipe):
             "network": "spandrel:RCAN",
             "network_args": {"n_resgroups": 5, "n_resblocks": 10, "norm": False},
             "crop": 160,
+            "lr": 2e-4,  # 4e-4 diverged once, for a short time
             "ema_half_life": "20000 images",
             "images": 1_500_000,
         },

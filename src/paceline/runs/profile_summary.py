@@ -118,7 +118,6 @@ class ProfileSummary:
 SECTION_NAMES = {
     "data": "waiting for data",
     "step": "training steps",
-    "log": "reading losses",
     "evaluate": "evaluation",
     "sample": "sample images",
     "save": "saving",

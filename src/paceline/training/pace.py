@@ -10,7 +10,7 @@ from paceline.parallel.exchange import waiting
 from paceline.parallel.world import World
 from paceline.runs.metrics import NO_STRAGGLER, RANK_SECONDS, STRAGGLER_RANK, STRAGGLER_SLOWDOWN
 from paceline.runs.profile_summary import SECTION_NAMES
-from paceline.training.stopwatch import Stopwatch
+from paceline.training.stopwatch import Stopwatch, with_whole_steps
 from paceline.training.stragglers import StragglerWatch, Work
 
 MAX_STEPS = 1000  # steps whose times are kept; the median of more steps would be as accurate
@@ -64,7 +64,7 @@ class Pace:
 
     def describe_shares(self) -> str:
         """Return a line with the shares of the time that were spent in steps, evaluation, samples and saving."""
-        shares = self.stopwatch.shares()
+        shares = with_whole_steps(self.stopwatch.shares())
         named = {SECTION_NAMES.get(name, name): share for name, share in shares.items()}
         named["other"] = max(0.0, 1 - sum(shares.values()))
         ordered = sorted(named.items(), key=lambda item: -item[1])

@@ -24,7 +24,7 @@ from paceline.training.compile import is_compiled
 from paceline.training.graph import GraphedStep
 from paceline.training.remedies import Situation, remedies
 from paceline.training.step import no_range
-from paceline.training.stopwatch import Annotate, Stopwatch
+from paceline.training.stopwatch import Annotate, Stopwatch, with_whole_steps
 from paceline.training.trace import PHASE, SECTION, TraceTimes, compressed_path
 from paceline.training.trace_process import TraceError, summarise_trace
 
@@ -70,7 +70,7 @@ class StepProfiler:
                 self._reader.join(BEAT_SECONDS)
             beat()
         if self._made:
-            self._summary(self._made, self._stopwatch.shares()).write(self._run)
+            self._summary(self._made, with_whole_steps(self._stopwatch.shares())).write(self._run)
 
     def _is_any_rank_reading(self) -> bool:
         own = float(self._reader is not None and self._reader.is_alive())
@@ -141,7 +141,7 @@ class StepProfiler:
             num_steps=made.num_steps,
             step_seconds=total / made.num_steps,
             images_per_second=made.num_steps * parts.feed.images_per_step / total,
-            sections={name: seconds / total for name, seconds in times.sections.items()},
+            sections={name: seconds / total for name, seconds in with_whole_steps(times.sections).items()},
             phases={name: seconds / total for name, seconds in times.phases.items()},
             kernels=tuple(
                 KernelTime(name[:120], seconds / total, round(calls / made.num_steps, 2))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from time import perf_counter
 from types import TracebackType
@@ -44,6 +44,17 @@ class Stopwatch:
         """Return the fraction of the time since the start that was spent in each section."""
         total = max(perf_counter() - self._started, 1e-9)
         return {name: section.seconds / total for name, section in self._sections.items()}
+
+
+def with_whole_steps(sections: Mapping[str, float]) -> dict[str, float]:
+    """Return the sections with the time for reading losses added to that of the training steps.
+
+    A step only queues work for a GPU. Reading losses waits until the GPU has finished the queued steps.
+    """
+    whole = dict(sections)
+    if (reading := whole.pop("log", None)) is not None:
+        whole["step"] = whole.get("step", 0.0) + reading
+    return whole
 
 
 class _Section:

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline.parallel.torch_internals import TorchDispatchMode, has_no_result
+from paceline.parallel.torch_internals import FakeTensor, TorchDispatchMode, has_no_result
 
 BLOCK_BYTES = 512  # the CUDA allocator rounds every size up to a multiple of this
 
@@ -75,6 +75,8 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ign
 
     def _find(self, tensor: Tensor) -> None:
         """Count a tensor that was created before the log was active as a buffer, from the start of the timeline."""
+        if self.is_fake and self.device.type == "cpu" and not isinstance(tensor, FakeTensor):
+            return  # frozen weights that were read from a file: their fake copies are counted
         if tensor.device == self.device and id(storage := tensor.untyped_storage()) not in self._storages:
             column = Column(Kind.BUFFERS)
             self._count(storage, column)
