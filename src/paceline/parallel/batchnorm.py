@@ -124,18 +124,18 @@ class _ByKernels(torch.autograd.Function):
         if torch.is_grad_enabled():  # a double backward is requested
             return *_gradients_by_definition(ctx, x, weight, bias, gradient), None
         gradient = gradient.contiguous(memory_format=_layout(x))
-        # First treat mean and variance as constants, then add their contribution, which needs all processes.
-        of_x, of_weight, of_bias = torch.ops.aten.native_batch_norm_backward(
-            gradient, x, weight, mean, variance, None, None, False, ctx.eps, [True, True, True]
+        _, of_weight, of_bias = torch.ops.aten.native_batch_norm_backward(
+            gradient, x, weight, mean, variance, None, None, False, ctx.eps, [False, True, True]
         )
+        of_x = None
         if ctx.needs_input_grad[0]:
             sums = sum_over_processes(torch.cat([of_weight, of_bias]), "BatchNorm, backward")
-            along_x, along_one = (sums / count).chunk(2)
             root = (variance + ctx.eps).rsqrt()
             scale = root if weight is None else root * weight
-            # Centre x on the mean, so that rounding errors stay small when the terms cancel.
-            of_x.addcmul_(x - mean.view(_shape(x)), (-scale * root * along_x).view(_shape(x)))
-            of_x.sub_((scale * along_one).view(_shape(x)))
+            along_normal, along_one = (-scale * (sums / count).view(2, -1)).unbind()
+            # The contribution of mean and variance is linear in the normalised x, so the forward kernel computes it.
+            of_x = F.batch_norm(x, mean, variance, along_normal, along_one, False, 0.0, ctx.eps)
+            of_x.addcmul_(gradient, scale.view(_shape(x)))
         return of_x, of_weight if weight is not None else None, of_bias if bias is not None else None, None
 
 
