@@ -35,6 +35,14 @@ def test_the_table_lists_every_strategy_and_the_largest_batch_that_fits(tmp_path
     assert weights["fsdp", 4] == pytest.approx(weights["single", 1] / 4, rel=0.01)
     largest = {key: int(cells[-2].replace(",", "")) for key, cells in found.items()}
     assert largest["ddp", 4] > 3.5 * largest["single", 1] > 1000
+    assert "recomputed in the backward pass" not in done.stdout
+
+
+def test_strategies_that_recompute_activations_by_default_are_named(tmp_path: Path) -> None:
+    small = ("--preset", "quick", "--set", "width=4", "--batch-size", "8", "--devices", "2")
+    done = run_fork(tmp_path, "plan", "classification", *small, "--memory")
+    assert done.wait() == 0, done.stderr
+    assert "activations: recomputed in the backward pass under fsdp\n" in done.stdout
 
 
 @pytest.mark.parametrize("problem", ["item", "shape"])

@@ -52,7 +52,7 @@ def plan_memory(
     console = open_screen(soft_wrap=True)
     rows = list(_rows(found, counts))
     _print_table(console, found, rows, device_bytes)
-    _print_notes(console, found, device_bytes)
+    _print_notes(console, found, rows, device_bytes)
     if device_bytes:
         _check_fits(found, rows, device_bytes, device_memory)
     return 0
@@ -117,12 +117,14 @@ def _largest(found: Forecast, row: Row, device_bytes: int, recompute: bool) -> s
     return f"{found.largest_batch(row.strategy, row.devices, device_bytes, recompute=recompute):,}"
 
 
-def _print_notes(console: Console, found: Forecast, device_bytes: int) -> None:
+def _print_notes(console: Console, found: Forecast, rows: Sequence[Row], device_bytes: int) -> None:
     memory = found.memory(Strategy, 1, found.samples_per_device(1))
     console.print(f"peak on one device: in phase {memory.phase!r}, which updates {memory.network!r}")
     console.print(
         "other: the batch, samples kept on the device, frozen networks, buckets, gathered weights, CUDA graphs"
     )
+    if recomputing := dict.fromkeys(row.name for row in rows if found.recomputes(row.strategy, row.devices)):
+        console.print(f"activations: recomputed in the backward pass under {', '.join(recomputing)}")
     console.print("not included: the CUDA context, cuDNN workspaces and fragmentation")
     if device_bytes:
         console.print(
