@@ -33,9 +33,7 @@ def write_random_weights(recipe: str, settings: tuple[str, ...]) -> str:
     torch.manual_seed(0)
     size = 0.03 if recipe == "r3gan" else 0.1  # the images are neither uniform nor clipped to black and white
     weights = {
-        name: tensor + size * torch.randn(tensor.shape).abs()
-        if tensor.is_floating_point()
-        else tensor
+        name: tensor + size * torch.randn(tensor.shape).abs() if tensor.is_floating_point() else tensor
         for name, tensor in build(config, SPEC).state_dict().items()  # some initial weights are 0
     }
     write_weights(Path("random.safetensors"), config, SPEC, weights)
