@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+
 import numpy as np
 import pytest
 import torch
 
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Batch, DataSpec
-from paceline.data.tickets import CROP_COLUMN, CROP_ROW, CUTOUT_COLUMN, CUTOUT_ROW, FLIP, Stream
+from paceline.core.errors import UserError
+from paceline.data.tickets import COLOURS, CROP_COLUMN, CROP_ROW, CUTOUT_COLUMN, CUTOUT_ROW, FLIP, Stream
 from paceline.data.transforms import Augment, transform
 
 LARGEST_UNIFORM = float(np.nextafter(np.float32(1), np.float32(0)))
@@ -127,3 +130,25 @@ def test_the_source_decides_whether_images_are_flipped_unless_the_user_sets_it(
 ) -> None:
     settings = RunSettings(pad_crop=4, flip=flip, cutout=8)  # type: ignore[arg-type]
     assert Augment.from_settings(settings, DataSpec(3, 32, 32, flip_allowed=flip_allowed)) == Augment(4, expected, 8)
+
+
+def test_colours_are_put_in_the_order_that_the_random_number_selects() -> None:
+    raw = raw_batch()
+    image = transform(raw, Augment(swap_colours=True), torch.float64)["image"]
+    orders = [list(permutations(range(3)))[int(u * 6)] for u in raw["uniforms"][:, COLOURS].tolist()]
+    swapped = torch.stack([one[list(order)] for one, order in zip(raw["image"], orders, strict=True)])
+    assert len(set(orders)) == 6
+    assert torch.equal(image, transform({**raw, "image": swapped}, None, torch.float64)["image"])
+    assert image.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_images_of_a_sample_get_the_same_order_of_colours() -> None:
+    raw = raw_batch()
+    raw["target"] = raw["image"].clone(memory_format=torch.preserve_format)
+    batch = transform(raw, Augment(swap_colours=True), torch.float32)
+    assert torch.equal(batch["image"], batch["target"])
+
+
+def test_swapping_the_colours_of_grey_images_is_rejected() -> None:
+    with pytest.raises(UserError, match="swap_colours=on"):
+        Augment.from_settings(RunSettings(swap_colours="on"), DataSpec(1, 32, 32))

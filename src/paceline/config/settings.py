@@ -186,6 +186,9 @@ class RunSettings:
         "auto", "flip half of the samples horizontally; auto: only if the source allows it"
     )
     rot90: Literal["off", "on"] = setting("off", "rotate samples by a random multiple of 90°; needs square images")
+    swap_colours: Literal["off", "on"] = setting(
+        "off", "put the red, green and blue channels of samples in random order"
+    )
     cutout: int = setting(0, "size in pixels of a random square to blank out in each image; 0 disables it", at_least=0)
 
     inception: str = setting(

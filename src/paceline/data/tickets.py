@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 NUM_UNIFORMS = 8  # random numbers in [0, 1) per sample
 # The column of `uniforms` that each augmentation reads.
-CROP_ROW, CROP_COLUMN, FLIP, CUTOUT_ROW, CUTOUT_COLUMN, ROT90 = range(6)
+CROP_ROW, CROP_COLUMN, FLIP, CUTOUT_ROW, CUTOUT_COLUMN, ROT90, COLOURS = range(7)
 
 
 class Tickets(NamedTuple):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from itertools import permutations
 
 import torch
 from torch import Tensor
@@ -17,10 +18,11 @@ from paceline.contracts.pixel_format import EIGHT_BITS, PixelFormat
 from paceline.contracts.recipe import Batch, DataSpec
 from paceline.core.errors import UserError
 from paceline.data.stored_pixels import lowest, stored, to_unit_range
-from paceline.data.tickets import CROP_COLUMN, CROP_ROW, CUTOUT_COLUMN, CUTOUT_ROW, FLIP, NUM_UNIFORMS, ROT90
+from paceline.data.tickets import COLOURS, CROP_COLUMN, CROP_ROW, CUTOUT_COLUMN, CUTOUT_ROW, FLIP, NUM_UNIFORMS, ROT90
 from paceline.data.transfer import are_images
 
 CROP_THEN_FLIP = (2, 1, NUM_UNIFORMS - 3)  # sizes into which a row of random numbers is split: crop, flip, rest
+RGB = 3  # number of channels of a colour image
 assert (CROP_ROW, CROP_COLUMN, FLIP) == (0, 1, 2)
 
 
@@ -32,6 +34,7 @@ class Augment:
     flip: bool = False  # whether to flip each image left to right with probability 1/2
     cutout: int = 0  # side of the blanked square in pixels; 0 for no square
     rot90: bool = False  # whether to rotate each image by a random number of quarter turns
+    swap_colours: bool = False  # whether to put the three channels of each image in random order
 
     @classmethod
     def from_settings(cls, settings: RunSettings, spec: DataSpec) -> Augment:
@@ -46,7 +49,10 @@ class Augment:
             raise UserError(
                 f"pad_crop={settings.pad_crop}: not supported with --crop or low-resolution files; use --set pad_crop=0"
             )
-        return cls(settings.pad_crop, flip, settings.cutout, rot90)
+        swap_colours = settings.swap_colours == "on"
+        if swap_colours and spec.channels != RGB:
+            raise UserError(f"swap_colours=on: needs images with three channels, not {spec.channels}")
+        return cls(settings.pad_crop, flip, settings.cutout, rot90, swap_colours)
 
 
 def transform(raw: Batch, augment: Augment | None, dtype: torch.dtype, pixels: PixelFormat = EIGHT_BITS) -> Batch:
@@ -65,6 +71,8 @@ def _transform_images(
         images = _crop_and_flip(images, uniforms, augment, lowest(pixels))
     if augment.rot90:
         images = _rot90(images, uniforms)
+    if augment.swap_colours:
+        images = _swap_colours(images, uniforms)
     scaled = to_unit_range(images, pixels, dtype)
     if augment.cutout:
         scaled.masked_fill_(_cutout_mask(scaled, uniforms, augment.cutout), 0.0)  # in place, to keep the memory format
@@ -101,6 +109,14 @@ def _rot90(images: Tensor, uniforms: Tensor) -> Tensor:
     return images.permute(0, 2, 3, 1)[sample, from_row, from_column].permute(0, 3, 1, 2)
 
 
+def _swap_colours(images: Tensor, uniforms: Tensor) -> Tensor:
+    """Put the channels of each image in one of the six orders, each with the same probability."""
+    orders = _colour_orders(images.device)
+    order = orders[_pick(uniforms[:, COLOURS], len(orders))][:, None, None]
+    pixels = images.permute(0, 2, 3, 1)
+    return pixels.gather(3, order.expand(pixels.shape)).permute(0, 3, 1, 2)
+
+
 # Cached for the life of the process: kernel launches take time, and a CUDA graph keeps using these tensors.
 @cache
 def _grid(num: int, height: int, width: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -112,6 +128,11 @@ def _grid(num: int, height: int, width: int, device: torch.device) -> tuple[Tens
         columns,
         width - 1 - columns,
     )
+
+
+@cache
+def _colour_orders(device: torch.device) -> Tensor:
+    return torch.tensor(list(permutations(range(RGB))), device=device)
 
 
 @cache

@@ -122,6 +122,7 @@ class SuperResolution(UpscalingRecipe):
             "network_args": {"n_resgroups": 5, "n_resblocks": 10, "norm": False},
             "crop": 160,
             "lr": 2e-4,  # 4e-4 diverged once, for a short time
+            "swap_colours": "on",
             "ema_half_life": "20000 images",
             "images": 1_500_000,
         },
