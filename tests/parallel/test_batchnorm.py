@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from paceline.parallel.batchnorm import SynchronizedBatchNorm, synchronize
+from paceline.parallel.batchnorm import SynchronizedBatchNorm, leave_batchnorm_eager, synchronize
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -135,3 +135,41 @@ def test_a_batchnorm_with_an_activation_keeps_it_when_it_is_synchronised(ours: b
     if ours:  # torch's version needs a GPU in training mode
         assert torch.allclose(changed(images), plain(images), atol=1e-5)
     assert torch.allclose(changed.eval()(images), plain.eval()(images), atol=1e-5)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 2, 3)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        normal = self.norm(self.first(images).relu())
+        result: torch.Tensor = self.second(normal).relu()
+        return result
+
+
+def test_a_synchronised_batchnorm_runs_eagerly_inside_a_compiled_network() -> None:
+    torch.manual_seed(0)
+    network = synchronize(Block(), ours=True)
+    images = torch.randn(2, 3, 8, 8)
+    expected = deepcopy(network)(images)
+    leave_batchnorm_eager(network)
+    leave_batchnorm_eager(network)  # a second call changes nothing
+    assert isinstance(network.norm, SynchronizedBatchNorm)
+    graphs = []
+
+    def keep(graph: torch.fx.GraphModule, _inputs: list[torch.Tensor]) -> torch.fx.GraphModule:
+        graphs.append(graph)
+        return graph
+
+    compiled = torch.compile(network, backend=keep, dynamic=False)
+    assert torch.allclose(compiled(images), expected)
+    assert len(graphs) == 2, "one before the BatchNorm and one after it"
+
+
+def test_a_copy_of_a_batchnorm_that_runs_eagerly_has_its_own_statistics() -> None:
+    norm = synchronize(nn.BatchNorm2d(3), ours=True)
+    leave_batchnorm_eager(norm)
+    copy = deepcopy(norm)
+    copy(1 + torch.randn(2, 3, 4, 4))
+    assert norm.num_batches_tracked == 0 and copy.num_batches_tracked == 1

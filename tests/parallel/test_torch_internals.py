@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 from collections.abc import Callable
 from pathlib import Path
@@ -105,6 +106,10 @@ INTERNALS: dict[str, tuple[Callable[[], bool], str]] = {
     "Module._compiled_call_impl": (
         lambda: nn.Linear(1, 1)._compiled_call_impl is None,
         "training continues eagerly where --compile fails",
+    ),
+    "torch._dynamo.config.recompile_limit": (
+        lambda: importlib.import_module("torch._dynamo.config").recompile_limit >= 8,
+        "--compile for networks that use one block for many shapes",
     ),
     "Optimizer.step, zero_grad, … with __wrapped__": (
         lambda: all(hasattr(getattr(torch.optim.Adam, name), "__wrapped__") for name in torch_internals.DECORATED),

@@ -18,6 +18,7 @@ from paceline.config.files import changed_settings
 from paceline.config.resolve import Config
 from paceline.contracts.recipe import Batch, Phase
 from paceline.launch.tasks import Task
+from paceline.parallel.batchnorm import synchronize
 from paceline.parallel.world import Place, World
 from paceline.runs.checkpoint import Checkpoints
 from paceline.runs.compile_table import TABLE, CompileCost, compile_cost, record_gain, record_seconds
@@ -161,6 +162,17 @@ def test_a_step_that_runs_out_of_memory_while_it_is_timed_is_left_to_the_loop_wh
     choice = choose_for(parts.config, parts.step, parts.feed, num_steps=10**9)
     assert not choice.compiles and "out of memory" in choice.note
     assert all(weight.grad is None or not weight.grad.any() for weight in parts.recipe.parameters())
+
+
+def test_networks_with_synchronised_batchnorm_are_not_compiled_unless_requested(
+    tiny: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = make_parts(tiny, compile="off")
+    for name, network in parts.recipe.networks.items():
+        setattr(parts.recipe, name, synchronize(network, ours=True))
+    monkeypatch.setattr(parts.step, "world", replace(parts.world, device=torch.device("cuda")))
+    choice = choose_for(parts.config, parts.step, parts.feed, num_steps=10**9)
+    assert not choice.compiles and "BatchNorm" in choice.note and "--compile on" in choice.note
 
 
 def test_the_time_of_a_step_counts_how_often_each_phase_runs() -> None:

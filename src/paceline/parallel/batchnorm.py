@@ -6,6 +6,7 @@ possible. This implementation covers the remaining cases.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -198,6 +199,37 @@ def synchronize(module: nn.Module, *, ours: bool) -> nn.Module:
         for key, child in norm.named_children():
             twin.add_module(key, child)
     return converted
+
+
+def leave_batchnorm_eager(module: nn.Module) -> None:
+    """Exclude each synchronised BatchNorm from compilation.
+
+    torch.compile cannot trace communication. It would divide every BatchNorm into many small parts and compile each of
+    them again for every shape.
+    """
+    for norm in _synchronized(module):
+        if not isinstance(norm, _Eager):
+            kind: Any = type(norm)
+            norm.__class__ = _eager_class(kind)
+
+
+def is_synchronized(module: nn.Module) -> bool:
+    """Return whether a module contains a synchronised BatchNorm."""
+    return bool(_synchronized(module))
+
+
+def _synchronized(module: nn.Module) -> list[nn.Module]:
+    return [inner for inner in module.modules() if isinstance(inner, SynchronizedBatchNorm | nn.SyncBatchNorm)]
+
+
+class _Eager(nn.Module):
+    """Marks a class that is excluded from compilation."""
+
+
+@cache
+def _eager_class(norm: type[nn.Module]) -> type[nn.Module]:
+    # The class is changed rather than the object's `forward`, which a copy of the object would share.
+    return type(norm.__name__, (norm, _Eager), {"forward": torch.compiler.disable(norm.forward)})
 
 
 def _submodules(norm: nn.Module) -> list[nn.Module]:

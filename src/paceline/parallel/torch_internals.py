@@ -35,6 +35,7 @@ __all__ = [
     "TCPStore",
     "TorchDispatchMode",
     "adam_update",
+    "allow_recompilations",
     "compiled_call",
     "copy_all",
     "end_broken_capture",
@@ -134,6 +135,13 @@ def compiled_call(network: nn.Module) -> object | None:
 def undo_compile(network: nn.Module) -> None:
     """Undo `Module.compile`; torch has no public way to do so."""
     network._compiled_call_impl = None
+
+
+def allow_recompilations(count: int) -> None:
+    """Compile a function for up to `count` shapes; torch's setting is only available in a private module."""
+    from torch._dynamo import config  # imported here because the import takes seconds
+
+    config.recompile_limit = max(count, config.recompile_limit)
 
 
 def start_compile_workers() -> None:

@@ -19,7 +19,13 @@ from paceline.contracts.recipe import Recipe
 from paceline.core.errors import describe_error
 from paceline.core.ordered_map import num_cores
 from paceline.data.feed import StepData
-from paceline.parallel.torch_internals import compiled_call, start_compile_workers, undo_compile
+from paceline.parallel.batchnorm import leave_batchnorm_eager
+from paceline.parallel.torch_internals import (
+    allow_recompilations,
+    compiled_call,
+    start_compile_workers,
+    undo_compile,
+)
 from paceline.parallel.world import World
 from paceline.runs.compile_table import compile_cache
 from paceline.training.step import Step
@@ -28,6 +34,7 @@ COMPILER_MODULE = "torch._dynamo"
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"  # of torch.compile; Triton's cache is inside it
 TRITON_VARIABLE = "TRITON_CACHE_DIR"  # moves Triton's cache elsewhere
 THREADS_VARIABLE = "TORCHINDUCTOR_COMPILE_THREADS"  # number of processes that compile kernels
+MAX_SHAPES = 64  # for which a function is compiled, e.g. a block that all levels of a U-Net use; torch's default is 8
 MAX_COMPILE_WORKERS = 32  # as in torch
 
 
@@ -83,7 +90,9 @@ def compile_networks(recipe: Recipe) -> list[nn.Module]:
     networks = compilable_networks(recipe)
     if any(parameter.is_cuda for network in networks for parameter in network.parameters()):
         start_compile_workers()
+    allow_recompilations(MAX_SHAPES)
     for network in networks:
+        leave_batchnorm_eager(network)
         network.compile(dynamic=False)
     return networks
 

@@ -16,6 +16,7 @@ import torch
 from paceline.config.resolve import Config
 from paceline.contracts.recipe import Batch, Phase
 from paceline.data.feed import StepData, TrainingFeed
+from paceline.parallel.batchnorm import is_synchronized
 from paceline.parallel.world import World
 from paceline.runs.compile_table import CompileCost, compile_cost, record_seconds
 from paceline.runs.folder import RunFolder
@@ -23,6 +24,7 @@ from paceline.runs.mirror.session import published_record
 from paceline.training.compile import compilable_networks, compile_obstacle, is_compiled, keeping_buffers, try_compile
 from paceline.training.step import Step
 
+SYNCHRONIZED = "synchronised BatchNorm layers would divide the networks into parts too small to gain from it"
 NUM_TIMED = 3  # steps; the fastest counts
 BLOCKER_SIZE, NUM_BLOCKERS = 4096, 64  # matrix products that keep the GPU busy while the host launches a step
 
@@ -56,6 +58,8 @@ def choose_for(config: Config, step: Step, feed: TrainingFeed, num_steps: int) -
         return Choice(False, "compile: off (auto), since --deterministic is set; use --compile on to compile anyway")
     if obstacle := compile_obstacle(step):
         return Choice(False, f"compile: off (auto), since {obstacle}")
+    if all(map(is_synchronized, compilable_networks(step.recipe))):
+        return Choice(False, f"compile: off (auto), since {SYNCHRONIZED}; use --compile on to compile anyway")
     choice = step.world.broadcast(_choose_by_time(config, step, feed, num_steps))
     assert isinstance(choice, Choice)
     return choice
