@@ -2,11 +2,12 @@
 
 The preset `deepliif` has 18 networks with 443 million parameters. The rows (images of six panels) are random. On a
 GPU, the value is the peak of the allocated memory. On a CPU, it is the peak of the resident set beyond what the process
-used before it built the networks. If the machine has one GPU, `--gpus 0,0` runs two processes on it, over gloo.
+used before it built the networks. If the machine has one GPU, `--gpus 0,0` runs two processes on it, over gloo. Smaller
+crops need smaller U-Nets for the segmentation, which leaves 254 million parameters at 64 pixels.
 
     PYTHONPATH=src python benchmarks/fsdp_memory.py --gpus 0,0 --json fsdp_memory.json
-    PYTHONPATH=src python benchmarks/fsdp_memory.py --accelerator cpu --crop 64 --steps 2
-    PYTHONPATH=src python benchmarks/fsdp_memory.py --accelerator cpu --crop 64 --set ngf=8 --set ndf=8    # small
+    PYTHONPATH=src python benchmarks/fsdp_memory.py --accelerator cpu --crop 64 --steps 2 \\
+        --set segmentation_generator=unet_64
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ def measure_variant(name: str, options: argparse.Namespace, rows: Path) -> dict[
     given: dict[str, Any] = {"preset": "deepliif", "data_root": str(rows), "validation": 0, "loader": "resident"}
     given |= {"devices": options.devices, "batch_size": str(options.devices), "crop": options.crop, "graph": "off"}
     given |= {"accelerator": options.accelerator, "gpus": options.gpus, "images": 10**6}
+    given |= {"compile": "off"}  # compiled networks store other activations
     config = configure("translation", given | VARIANTS[name], assignments=options.set)
     with tempfile.TemporaryDirectory() as folder:
         code = run_in_processes(Task.of(measure_peak_memory, folder, options.steps), config)
