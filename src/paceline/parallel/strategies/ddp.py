@@ -60,10 +60,14 @@ class DistributedDataParallel(Strategy):
 
     @contextmanager
     def _side_stream(self) -> Iterator[None]:
-        """Use a side stream inside the context: CUDA graphs cannot capture wrappers built on the default stream."""
+        """Use a side stream inside the context: CUDA graphs cannot capture wrappers built on the default stream.
+
+        Eager steps run on other streams. torch synchronises them, and need not warn about it.
+        """
         if self.world.device.type != "cuda":
             yield
             return
+        torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
         side, before = torch.cuda.Stream(self.world.device), torch.cuda.current_stream(self.world.device)
         side.wait_stream(before)
         with torch.cuda.stream(side):
