@@ -141,7 +141,7 @@ def measure_here(arguments: argparse.Namespace) -> None:
 
     work(str(folder / "warmup"), str(folder / "warm"))
     busy, start = BusyShare(), time.perf_counter()
-    work(str(folder / "images"), str(folder / "out"))
+    work(str(folder / arguments.folder), str(folder / "out"))
     seconds = time.perf_counter() - start
     print("MEASURED " + json.dumps({"seconds": seconds, "gpu_busy": busy.stop()}))
 
@@ -150,6 +150,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--images", type=int, default=64)
     parser.add_argument("--size", default="1020x678")
+    parser.add_argument("--few", type=int, default=0, help="images for the plain loop and the baseline; default: all")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--precisions", default="fp32,bf16")
@@ -157,6 +158,7 @@ def main() -> None:
     parser.add_argument("--json", default="")
     parser.add_argument("--side", default="", help=argparse.SUPPRESS)
     parser.add_argument("--work", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", default="images", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.side:
         measure_here(arguments)
@@ -165,6 +167,7 @@ def main() -> None:
     width, height = map(int, arguments.size.split("x"))
     make_images(work / "images", arguments.images, (width, height))
     make_images(work / "warmup", 4, (width, height))
+    make_images(work / "few", few := arguments.few or arguments.images, (width, height))
     own = os.environ.get("PYTHONPATH", "src")
     sides = {precision: own for precision in arguments.precisions.split(",")} | {PLAIN: own}
     sides |= {BASELINE: arguments.baseline} if arguments.baseline else {}
@@ -172,7 +175,8 @@ def main() -> None:
     for turn in range(arguments.turns):
         for side, source in sides.items():
             shutil.rmtree(work / "out", ignore_errors=True)
-            words = ["--side", side, "--work", str(work), "--device", arguments.device]
+            folder, count = ("few", few) if side in (PLAIN, BASELINE) else ("images", arguments.images)
+            words = ["--side", side, "--work", str(work), "--device", arguments.device, "--folder", folder]
             done = subprocess.run(
                 [sys.executable, __file__, *words],
                 env={**os.environ, "PYTHONPATH": str(Path(source).resolve())},
@@ -183,15 +187,15 @@ def main() -> None:
             if not lines:
                 print(f"{side}: {done.stderr[-2000:]}", flush=True)  # the other variants are still measured
                 continue
-            found[side].append(json.loads(lines[0].removeprefix("MEASURED ")))
-            per_image = [one["seconds"] / arguments.images for one in found[side]]
+            found[side].append({"images": count, **json.loads(lines[0].removeprefix("MEASURED "))})
+            per_image = [one["seconds"] / count for one in found[side]]
             shares = [one["gpu_busy"] for one in found[side] if one["gpu_busy"] is not None]
             busy = f", GPU busy {statistics.median(shares):.0%}" if shares else ""
             spread = f"{min(per_image):.3f}–{max(per_image):.3f}"
             median = f"{statistics.median(per_image):.3f} s per image ({spread}, n = {len(per_image)})"
             print(f"turn {turn + 1}: {side}: {median}{busy}", flush=True)
             if arguments.json:
-                content = {"images": arguments.images, "size": arguments.size, "sides": found}
+                content = {"size": arguments.size, "sides": found}
                 Path(arguments.json).write_text(json.dumps(content, indent=1))
     shutil.rmtree(work)
 
