@@ -24,7 +24,7 @@ def explain_out_of_memory(error: torch.OutOfMemoryError, parts: Parts) -> str:
     sources = {split: loader.source for split, loader in parts.loaders.items()}
     config = parts.config.with_run(accelerator=parts.world.device.type)
     try:
-        advice = suggest(config, _total_bytes(parts.world.device), sources)
+        advice = suggest(config, _usable_bytes(parts.world.device), sources)
     except Exception:  # the forecast is optional; the error must be reported in any case
         advice = SHORT
     return f"out of memory{where}: {advice}"
@@ -67,7 +67,9 @@ def _options(found: Forecast, device_bytes: int) -> list[str]:
     return [*options, f"--batch-size {largest}"] if largest else options
 
 
-def _total_bytes(device: torch.device) -> int:
+def _usable_bytes(device: torch.device) -> int:
+    """Return the memory that this process can use: what it holds now, and what no process uses."""
     if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device)
     return free_host_bytes()
