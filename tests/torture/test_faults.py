@@ -1,4 +1,4 @@
-"""A rank that is slower, always or at times, that is stopped or that skips a collective is named correctly, every time."""
+"""A rank that is slower (always or at times), is stopped or skips a collective is named correctly, every time."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import deque
+from statistics import median
 
 from paceline.core.printable import print_line
 from paceline.parallel.exchange import waiting
@@ -45,7 +45,7 @@ class Pace:
         if not self._steps:
             return Work(0.0, 0.0, 0.0)
         work, data, step, _ = zip(*self._steps, strict=True)
-        return Work(*map(statistics.median, (work, data, step)), mean=trimmed_mean(work))
+        return Work(median(work), median(data), median(step), trimmed_mean(work))
 
     def take(self, images: int, ranks: list[Work]) -> dict[str, float]:
         """Return the timings since the last log line, by metric; print a line if a straggler appears."""
