@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import torch
+from _resident_memory import peak_resident_bytes, reset_peak, resident_bytes
 
 from paceline.config.resolve import Config
 from paceline.training.build import assemble
@@ -21,7 +21,7 @@ def measure_peak_memory(config: Config, folder: str, steps: int) -> None:
     On a CPU, the memory is the resident set beyond what the process used before the networks were built. It includes
     the batches and the memory that libraries keep for reuse.
     """
-    before = _resident("VmRSS")
+    before = resident_bytes() / MEBIBYTE
     parts = assemble(config)
     device = parts.world.device
     _reset_peak(device)
@@ -47,16 +47,10 @@ def _reset_peak(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     else:
-        Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
+        reset_peak()
 
 
 def _peak(device: torch.device, before: float) -> float:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / MEBIBYTE
-    return _resident("VmHWM") - before
-
-
-def _resident(name: str) -> float:
-    found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found
-    return int(found[1]) * 1024 / MEBIBYTE
+    return peak_resident_bytes() / MEBIBYTE - before

@@ -16,7 +16,6 @@ import argparse
 import hashlib
 import json
 import random
-import re
 import shutil
 import subprocess
 import sys
@@ -29,6 +28,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from _resident_memory import peak_resident_bytes
 from slide_speed import make_slide, make_weights
 
 POLL_S = 0.05
@@ -41,15 +41,6 @@ def start(work: Path, out: str, arguments: argparse.Namespace) -> subprocess.Pop
     words += ["--region", f"0,0,{arguments.side},{arguments.side}"]  # so that a small slide is also read by region
     log = (work / f"{out}.log").open("ab")
     return subprocess.Popen([sys.executable, "-m", "paceline", *words], stdout=log, stderr=log)
-
-
-def peak_gb(process: subprocess.Popen[bytes]) -> float:
-    """Return the largest resident set of a process so far."""
-    try:
-        found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{process.pid}/status").read_text())
-    except OSError:
-        return 0.0
-    return int(found[1]) * 1024 / 1e9 if found else 0.0
 
 
 def journal_bytes(work: Path, out: str) -> int:
@@ -70,7 +61,7 @@ class Watch:
         process, began = start(self.work, self.out, self.arguments), time.perf_counter()
         try:
             while process.poll() is None:
-                self.peak = max(self.peak, peak_gb(process))
+                self.peak = max(self.peak, peak_resident_bytes(process.pid) / 1e9)
                 if ends(time.perf_counter() - began):
                     process.kill()
                     process.wait()

@@ -1,4 +1,4 @@
-"""A recipe with a fault in one rank: it is slow, it stops, or it skips a collective operation."""
+"""A recipe with a fault in one rank: it is slow, always or at times, it stops, or it skips a collective operation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SLOW_SECONDS = 0.12  # far above what other programs on the machine delay a heal
 class FaultySettings:
     """Which rank has which fault, and when."""
 
-    fault: Literal["none", "slow", "stop", "skip"] = setting("none", "the fault")
+    fault: Literal["none", "slow", "slow_at_times", "stop", "skip"] = setting("none", "the fault")
     faulty_rank: int = setting(1, "the rank that has the fault")
     slow_rank: int = setting(-1, "a rank that takes much longer in every step")
     at: int = setting(20, "the call at which the rank stops or skips")
@@ -61,7 +61,9 @@ class Faulty(Recipe):
         chosen, is_due = self.settings, self.calls == self.settings.at
         is_faulty = self.rank == chosen.faulty_rank
         is_slower = is_faulty and chosen.fault == "slow"
-        time.sleep(SLOW_SECONDS if self.rank == chosen.slow_rank else WORK_SECONDS * (1.3 if is_slower else 1))
+        is_slow = is_faulty and chosen.fault == "slow_at_times" and self.calls % 10 in (1, 5, 6)
+        is_slow = is_slow or self.rank == chosen.slow_rank
+        time.sleep(SLOW_SECONDS if is_slow else WORK_SECONDS * (1.3 if is_slower else 1))
         if is_faulty and is_due and chosen.fault == "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
         if is_faulty and is_due and chosen.fault == "skip":

@@ -141,3 +141,12 @@ def test_files_that_store_few_of_their_pixels_are_not_truncated(tmp_path) -> Non
     (tmp_path / "a.bmp").write_bytes(whole)
     for name in ("a.gif", "a.bmp"):
         assert decode(tmp_path / name).size == (width, height)
+
+
+def test_a_tiff_with_an_unsupported_compression_is_reported_with_a_remedy(tmp_path: Path) -> None:
+    path = tmp_path / "a.tif"
+    PHOTO.save(path, compression="tiff_lzw")
+    with tifffile.TiffFile(path, mode="r+") as file:
+        file.pages[0].tags["Compression"].overwrite(50001)  # WebP, which the content is not
+    with pytest.raises(BadImage, match=r"compression is not supported .*; save the image"):
+        decode(path)

@@ -169,11 +169,13 @@ def test_a_tile_that_expands_beyond_its_size_is_rejected(tmp_path: Path, monkeyp
         (PIXELS.astype(np.float32), {}, "float32 pixels"),
         (PIXELS, {"compression": "lzma"}, "LZMA compression needs the package imagecodecs|cannot be read"),
         (np.zeros((5, 5, 100, 100), np.uint8), {}, "axes"),
+        (PIXELS[..., 0], {"photometric": "miniswhite"}, "MINISWHITE cannot be .*; save the image as RGB or grey"),
     ],
 )
 def test_files_that_cannot_be_read_by_region_are_rejected(pixels, options, reason, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "imagecodecs", None)
-    tifffile.imwrite(tmp_path / "a.tif", pixels, photometric="rgb" if pixels.ndim == 3 else "minisblack", **options)
+    options = {"photometric": "rgb" if pixels.ndim == 3 else "minisblack", **options}
+    tifffile.imwrite(tmp_path / "a.tif", pixels, **options)
     with pytest.raises(BadImage, match=reason):
         open_region_image(tmp_path / "a.tif")
     (tmp_path / "b.tif").write_bytes(b"II*\0 not really")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from statistics import median
+
 import pytest
 import torch
 
 from paceline.parallel.world import Place, World
 from paceline.training.pace import MAX_STEPS, Pace
-from paceline.training.stragglers import StragglerWatch, Work, slowest_rank
+from paceline.training.stragglers import StragglerWatch, Work, slowest_rank, trimmed_mean
 
 
 def ranks(*milliseconds: float) -> list[Work]:
@@ -68,3 +70,26 @@ def test_the_work_of_a_rank_is_measured_in_the_last_steps_before_a_log_line() ->
             pace.stopwatch("step").seconds += seconds
             pace.count_step()
     assert pace.own_work().work == 1.0
+
+
+def interval_of(*steps: list[float]) -> list[Work]:
+    """Return the work of each rank, given its milliseconds in every step; all ranks wait for the slowest one."""
+    whole = [max(together) for together in zip(*steps, strict=True)]
+    return [
+        Work(median(own) / 1000, 0.0, median(whole) / 1000, trimmed_mean([one / 1000 for one in own])) for own in steps
+    ]
+
+
+def test_a_rank_that_is_three_times_slower_in_a_third_of_the_steps_is_found_after_three_intervals() -> None:
+    watch = StragglerWatch()
+    interval = interval_of([10.0] * 30, [30.0 if number % 10 < 3 else 10.0 for number in range(30)])
+    lines = [watch.add(interval) for _ in range(5)]
+    assert [bool(line) for line in lines] == [False, False, False, True, False]
+    assert "rank 1 is slow in some steps" in lines[3] and "10 ms in the median" in lines[3]
+    assert watch.straggler and 0.3 < watch.straggler.slowdown < 0.6
+
+
+def test_a_few_delayed_steps_do_not_make_a_straggler() -> None:
+    delayed = [100.0 if number in (3, 17, 29) else 10.0 for number in range(30)]
+    assert slowest_rank(interval_of([10.0] * 30, delayed)) is None
+    assert slowest_rank(interval_of([10.0] * 6, [10.0, 10.0, 10.0, 30.0, 30.0, 10.0])) is None  # too few steps to tell

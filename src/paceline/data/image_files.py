@@ -67,7 +67,7 @@ class ImageFiles(Source):
         self, root: Path, samples: Sequence[Files], split: str, settings: RunSettings, problems: Sequence[str] = ()
     ) -> None:
         """Read the headers of all files. `problems` are messages about unmatched files, which count as unreadable."""
-        chosen = choose_reader((file for files in samples for file in files.values()), settings)
+        chosen = choose_reader([file for files in samples for file in files.values()], settings)
         self.reader = chosen.reader
         if not samples and not problems:
             raise UserError(f"{root}: has no images (supported: {', '.join(sorted(SUFFIXES))})")

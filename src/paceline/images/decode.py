@@ -272,6 +272,8 @@ def to_eight_bits(image: Image.Image) -> Image.Image:
 def _reason(error: Exception) -> str:
     if isinstance(error, UnidentifiedImageError):
         return "not an image in a supported format"
+    if str(error).startswith("decoder error"):  # Pillow gives only a number, e.g. if libtiff lacks a compression
+        return f"damaged, or its compression is not supported ({error}); save the image with another compression"
     return " ".join(str(error).split()) or type(error).__name__
 
 

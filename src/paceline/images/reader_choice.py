@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -20,6 +21,7 @@ from paceline.images.planes import READ_FIRST_PAGE, UnusablePlanes, read_planes_
 from paceline.images.readers import EightBitReader, ImageReader, reader_of
 
 FILES_TRIED = 20  # number of files that are tried until one can be read
+FILES_COMPARED = 200  # number of files, from the whole list, that are searched for more bits than the first one has
 RGB = 3
 Limits = tuple[float, float] | None
 
@@ -43,7 +45,10 @@ class _Held(NamedTuple):
 
 
 def choose_reader(files: Iterable[Path | bytes], settings: RunSettings) -> ReaderChoice:
-    """Return the reader for a source's files; the first readable file decides what the settings leave open."""
+    """Return the reader for a source's files; the first readable file decides what the settings leave open.
+
+    If the files are a sequence, the headers of more files are read, so that a note mentions bits that are lost.
+    """
     check_image_settings(settings)
     kind, limits = read_pixel_settings(settings)
     may_skip = settings.bad_images == "skip" or settings.channels in GREY_AND_RGB
@@ -53,7 +58,8 @@ def choose_reader(files: Iterable[Path | bytes], settings: RunSettings) -> Reade
     dtype = _choose_type(held, kind, limits)
     reads_first_page = held.is_stack and settings.channels in GREY_AND_RGB - {held.channels}
     if dtype == "uint8" and (reads_first_page or (not held.is_stack and settings.channels in GREY_AND_RGB | {0})):
-        return ReaderChoice(EightBitReader(settings.channels or RGB), _notes_on_lost_bits(held, kind))
+        deepest = _deepest(held, files) if kind == "auto" else held
+        return ReaderChoice(EightBitReader(settings.channels or RGB), _notes_on_lost_bits(deepest, kind))
     channels = settings.channels or held.channels
     if channels != held.channels and not {channels, held.channels} <= GREY_AND_RGB:
         own = f"{held.channels} channel{'s' * (held.channels > 1)}"
@@ -109,17 +115,33 @@ def _suggested(low: float, high: float) -> str:
 def _first_held(files: Iterable[Path | bytes], may_skip: bool) -> _Held | None:
     for _, file in zip(range(FILES_TRIED), files, strict=False):
         try:
-            header = read_planes_header(file, is_limited=False)
-            if header is not None:
-                return _Held(file, header.channels, header.dtype.name, header.is_stack, header.has_pages)
-            channels, dtype = stored_pixels(file)
-            return _Held(file, channels, dtype, is_always_reduced=channels == RGB and dtype == "uint16")
+            return _held(file)
         except UnusablePlanes as problem:
             if not may_skip:
                 raise UserError(f"{_name(file)}: {problem}") from None
         except BadImage:
             continue
     return None
+
+
+def _held(file: Path | bytes) -> _Held:
+    header = read_planes_header(file, is_limited=False)
+    if header is not None:
+        return _Held(file, header.channels, header.dtype.name, header.is_stack, header.has_pages)
+    channels, dtype = stored_pixels(file)
+    return _Held(file, channels, dtype, is_always_reduced=channels == RGB and dtype == "uint16")
+
+
+def _deepest(first: _Held, files: Iterable[Path | bytes]) -> _Held:
+    """Return the first of some files with 16 bits, or the first file if there is none."""
+    if first.dtype == "uint16" or not isinstance(files, Sequence):
+        return first
+    for file in files[:: math.ceil(len(files) / FILES_COMPARED)]:
+        with suppress(BadImage):
+            found = _held(file)
+            if found.dtype == "uint16" and not found.is_stack:
+                return found
+    return first
 
 
 def _choose_type(held: _Held, kind: str, limits: Limits) -> str:

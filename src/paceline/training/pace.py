@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import deque
+from statistics import median
 
 from paceline.core.printable import print_line
 from paceline.parallel.exchange import waiting
@@ -11,7 +11,7 @@ from paceline.parallel.world import World
 from paceline.runs.metrics import NO_STRAGGLER, RANK_SECONDS, STRAGGLER_RANK, STRAGGLER_SLOWDOWN
 from paceline.runs.profile_summary import SECTION_NAMES
 from paceline.training.stopwatch import Stopwatch, with_whole_steps
-from paceline.training.stragglers import StragglerWatch, Work
+from paceline.training.stragglers import StragglerWatch, Work, trimmed_mean
 
 MAX_STEPS = 1000  # steps whose times are kept; the median of more steps would be as accurate
 NOT_TRAINING = ("evaluate", "sample", "save")  # sections during which the loop does not train
@@ -44,7 +44,8 @@ class Pace:
         """
         if not self._steps:
             return Work(0.0, 0.0, 0.0)
-        return Work(*(statistics.median(column) for column in zip(*self._steps, strict=True)))
+        work, data, step, _ = zip(*self._steps, strict=True)
+        return Work(median(work), median(data), median(step), trimmed_mean(work))
 
     def take(self, images: int, ranks: list[Work]) -> dict[str, float]:
         """Return the timings since the last log line, by metric; print a line if a straggler appears."""

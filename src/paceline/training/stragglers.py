@@ -9,14 +9,27 @@ from typing import NamedTuple
 
 SLOWER = 0.15  # a rank is a straggler if its work takes longer than that of the others by more than this fraction
 NUM_INTERVALS = 2  # in this many log intervals in a row, because a busy machine can delay any rank once
+# The same for a rank that is slow only in some steps. Other programs also delay only some steps, of any rank.
+SLOWER_AT_TIMES = 0.2
+NUM_INTERVALS_AT_TIMES = 3
+MIN_STEPS = 10  # of a log interval, for a mean without the slowest steps
+DROPPED = 0.1  # the part of the steps that this mean leaves out, the slowest ones
 
 
 class Work(NamedTuple):
-    """The time of one rank per step, in seconds."""
+    """The time of one rank per step, in seconds; medians, except for the mean."""
 
     work: float  # without waiting for other ranks; on GPUs, only the time waiting for data
     data: float  # waiting for data
     step: float  # the whole step
+    mean: float = 0.0  # of the work, without the slowest steps; 0 if there are few steps
+
+
+def trimmed_mean(seconds: Sequence[float]) -> float:
+    """Return the mean without the slowest steps, which other programs may have delayed; 0 for few steps."""
+    if len(seconds) < MIN_STEPS:
+        return 0.0
+    return statistics.fmean(sorted(seconds)[: len(seconds) - int(DROPPED * len(seconds))])
 
 
 @dataclass(frozen=True)
@@ -26,13 +39,27 @@ class Straggler:
     rank: int
     work: Work
     others: float  # median of the other ranks' work, in seconds per step
+    is_at_times: bool = False  # whether it is slow only in some steps; then `others` is the median of means
 
     @property
     def slowdown(self) -> float:
         """How much longer a step takes because of this rank, as a fraction."""
+        if self.is_at_times:  # the median step is not delayed
+            return (self.work.mean - self.others) / max(self.work.step, 1e-9)
         return (self.work.work - self.others) / max(self.work.step - (self.work.work - self.others), 1e-9)
 
+    @property
+    def num_intervals(self) -> int:
+        """In how many log intervals in a row it must be slow."""
+        return NUM_INTERVALS_AT_TIMES if self.is_at_times else NUM_INTERVALS
+
     def __str__(self) -> str:
+        if self.is_at_times:
+            mean, typical, others = 1000 * self.work.mean, 1000 * self.work.work, 1000 * self.others
+            return (
+                f"rank {self.rank} is slow in some steps: its own work takes {mean:.4g} ms per step on average and "
+                f"{typical:.4g} ms in the median; the other ranks need {others:.4g} ms on average"
+            )
         own, others = 1000 * self.work.work, 1000 * self.others
         share = self.work.data / max(self.work.work, 1e-9)
         data = f", {share:.0%} of it waiting for data" if share > 0.1 else ""
@@ -61,7 +88,7 @@ class StragglerWatch:
         suspect = slowest.rank if slowest else -1
         self._suspect, self._times = suspect, self._times + 1 if suspect == self._suspect else 1
         before = self.straggler
-        if slowest and self._times >= NUM_INTERVALS:
+        if slowest and self._times >= slowest.num_intervals:
             self.straggler = slowest
         elif not slowest and self._times >= NUM_INTERVALS:
             self.straggler = None
@@ -71,12 +98,20 @@ class StragglerWatch:
 
 
 def slowest_rank(ranks: Sequence[Work]) -> Straggler | None:
-    """Return the slowest rank if it delays the others noticeably."""
+    """Return the slowest rank if it delays the others noticeably, in most steps or at times."""
     if len(ranks) < 2:
         return None
-    rank = max(range(len(ranks)), key=lambda number: ranks[number].work)
-    others = statistics.median(one.work for number, one in enumerate(ranks) if number != rank)
-    found = Straggler(rank, ranks[rank], others)
-    excess = ranks[rank].work - others
-    is_slower = excess > SLOWER * others and found.slowdown > SLOWER / 2
-    return found if is_slower else None
+    found = _slowest(ranks, [one.work for one in ranks])
+    if found.work.work - found.others > SLOWER * found.others and found.slowdown > SLOWER / 2:
+        return found
+    found = _slowest(ranks, [one.mean for one in ranks], is_at_times=True)
+    is_known = all(one.mean for one in ranks)
+    if is_known and found.work.mean - found.others > SLOWER_AT_TIMES * found.others and found.slowdown > SLOWER:
+        return found
+    return None
+
+
+def _slowest(ranks: Sequence[Work], seconds: Sequence[float], *, is_at_times: bool = False) -> Straggler:
+    rank = max(range(len(ranks)), key=seconds.__getitem__)
+    others = statistics.median(one for number, one in enumerate(seconds) if number != rank)
+    return Straggler(rank, ranks[rank], others, is_at_times)

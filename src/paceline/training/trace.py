@@ -1,6 +1,6 @@
 """Read a Chrome trace that torch.profiler wrote: time by section, phase and kernel, gaps and communication.
 
-As a script, this file prints the times in a trace file as JSON and compresses the file. See `trace_process`.
+As a program, this module prints the times in a trace file as JSON and compresses the file. See `trace_process`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from paceline.core.heartbeat import die_with_parent
 
 SECTION, PHASE = "paceline/section/", "paceline/phase/"  # prefixes of the ranges that the loop and the step open
 DEVICE_KINDS = {"kernel", "gpu_memcpy", "gpu_memset"}
@@ -201,8 +203,9 @@ def compressed_path(path: Path) -> Path:
     return path.with_suffix(".json.gz")
 
 
-def _main(path: Path) -> None:
-    """Print the times in a trace file, then replace the file with a compressed one."""
+def _main(path: Path, parent: int) -> None:
+    """Print the times in a trace file, then replace the file with a compressed one; end if the parent is killed."""
+    die_with_parent(parent)
     print(json.dumps(asdict(read_trace(json.loads(path.read_bytes())))))
     partial = path.with_suffix(".json.gz.partial")
     with path.open("rb") as plain, gzip.open(partial, "wb", compresslevel=1) as file:
@@ -212,4 +215,4 @@ def _main(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    _main(Path(sys.argv[1]))
+    _main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -6,6 +6,7 @@ In the training process, this would stop the training loop, and the launcher cou
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -20,8 +21,8 @@ class TraceError(Exception):
 
 def summarise_trace(path: Path) -> TraceTimes:
     """Return the times in a trace file, and replace the file with a compressed one; wait until this is done."""
-    # The script only imports the standard library. With -I, modules in its folder do not shadow it.
-    command = [sys.executable, "-I", trace.__file__, str(path)]
+    # The module does not import torch. With -P, modules in the current folder do not shadow others.
+    command = [sys.executable, "-P", "-m", trace.__name__, str(path), str(os.getpid())]
     finished = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if finished.returncode:
         last = (finished.stderr.splitlines() or [f"exit code {finished.returncode}"])[-1]

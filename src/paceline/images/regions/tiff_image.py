@@ -202,9 +202,8 @@ def _check(page: Any, found: RegionFormat, axes: str) -> None:
     if page.bitspersample not in (8, 16):
         raise BadImage(f"{page.bitspersample}-bit pixels cannot be read by region; save the image with 8 or 16 bits")
     if page.photometric not in (GREY, RGB, YCBCR):
-        raise BadImage(
-            f"colours of kind {getattr(page.photometric, 'name', page.photometric)} cannot be read by region"
-        )
+        kind = getattr(page.photometric, "name", page.photometric)
+        raise BadImage(f"colours of kind {kind} cannot be read by region; save the image as RGB or grey")
     if page.tags.valueof(ORIENTATION, 1) not in (0, 1):
         raise BadImage("rotated TIFFs cannot be read by region; save the image upright")
     if not 1 <= found.channels <= LARGEST_CHANNELS:
