@@ -137,6 +137,7 @@ def nested(state: dict, *keys: str) -> dict:
         ("model_state_dict",),
         ("state_dict",),
         ("model",),
+        ("net",),
         ("model", "state_dict", "module."),
         ("generator", "model_state_dict"),
         ("state_dict", "module.", "generator."),
@@ -148,6 +149,13 @@ def test_a_network_is_found_under_any_common_key_in_a_checkpoint(keys):
     torch.save({"epoch": 3, "optimizer": {"state": {}}, **nested(state, *keys)}, "theirs.pth")
     assert all(torch.equal(tensor, state[key]) for key, tensor in read_state_dict(Path("theirs.pth")).items())
     assert len(read_state_dict(Path("theirs.pth"))) == len(state)
+
+
+@pytest.mark.parametrize("key", ["net", "my_generator"])
+def test_a_network_is_found_under_the_only_key_of_a_file(key):
+    state = TheirGenerator().state_dict()
+    torch.save({key: state}, "theirs.pth")
+    assert read_state_dict(Path("theirs.pth")).keys() == state.keys()
 
 
 def test_ema_weights_are_used_if_a_file_has_ema_and_plain_weights():

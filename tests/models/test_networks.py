@@ -35,6 +35,14 @@ def test_a_missing_package_is_reported_with_the_command_that_installs_it(
         networks.make_network(choose(f"{provider}:x"), TASK)
 
 
+def test_a_network_that_maps_images_to_images_is_rejected_as_a_classifier(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(networks, "_load", lambda name: None)
+    with pytest.raises(UserError, match="spandrel:NAFNet: maps images to images; this recipe needs a classifier"):
+        networks.make_network(choose("spandrel:NAFNet"), TASK)
+    with pytest.raises(UserError, match="this recipe needs a classifier"):
+        networks.input_statistics(choose("spandrel:NAFNet"))
+
+
 def fail() -> None:
     raise TypeError("first line\nsecond line")
 

@@ -142,6 +142,19 @@ def test_bad_names_and_arguments_are_rejected_in_one_line(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
+def test_windows_of_uformer_do_not_depend_on_the_size_of_the_training_images() -> None:
+    arguments = {"embed_dim": 8, "depths": [2] * 9}
+    small, large = (lively(build("Uformer", arguments, 1, side=side)).eval() for side in (64, 256))
+    state = {key.removeprefix("network."): value for key, value in small.state_dict().items()}
+    large.load_state_dict(small.state_dict())
+    images = torch.rand(1, 3, 100, 70) * 2 - 1
+    with torch.no_grad():
+        torch.testing.assert_close(small(images), large(images))
+    found = recognise(state, "x.pth")
+    assert found is not None and found.network == "spandrel:Uformer"
+
+
 def test_weights_of_an_unknown_network_are_not_recognised() -> None:
     assert recognise({"stem.weight": torch.zeros(3, 3)}, "x.pth") is None
 

@@ -20,6 +20,10 @@ from PIL import Image
 from running import start_function_in_ranks
 from safetensors.torch import save_file
 
+from paceline.core.errors import UserError
+from paceline.parallel.torch_internals import FakeTensorMode
+from paceline.training import memory_trace
+
 GIB = 2**30
 TESTS = Path(__file__).parents[1]
 CASES: dict[str, tuple[str, Settings]] = {
@@ -79,3 +83,15 @@ def test_the_weights_and_state_of_a_process_are_those_of_a_sharded_run(tmp_path:
     found, counted = (json.loads(process.stdout.splitlines()[-1]) for process in (forecast, ranks[0]))
     for kind in ("weights", "optimizer"):
         assert found[kind] == pytest.approx(counted[kind], rel=0.02)
+
+
+def test_a_network_whose_constructor_reads_numbers_is_built_from_real_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(*_: object) -> float:
+        try:
+            return torch.linspace(0, 1, 2)[1].item()
+        except RuntimeError as error:  # as for a network from another library
+            raise UserError("cannot be built") from error
+
+    monkeypatch.setattr(memory_trace, "make_recipe", make)
+    with FakeTensorMode():
+        assert memory_trace._fake_recipe(None, {}) == 1  # type: ignore[arg-type, comparison-overlap]

@@ -27,24 +27,26 @@ class Provider(NamedTuple):
     module: str
     package: str
     extra: str
+    classifies: bool = False  # whether its networks map images to logits, not to images
     recognises_weights: bool = False  # whether the module defines `recognise(state, path)`
 
 
 PROVIDERS = {
-    "timm": Provider("paceline.models.timm_networks", "timm", "timm"),
+    "timm": Provider("paceline.models.timm_networks", "timm", "timm", classifies=True),
     "spandrel": Provider("paceline.models.spandrel_networks", "spandrel", "spandrel", recognises_weights=True),
 }
 
 
 def make_network(choice: NetworkChoice, task: NetworkTask) -> nn.Module:
     """Return a network with random weights; raise UserError if it does not exist or does not fit the task."""
-    network: nn.Module = _load(choice.name).make_network(choice, task)
+    load = _load_classifiers if task.num_classes else _load
+    network: nn.Module = load(choice.name).make_network(choice, task)
     return network
 
 
 def check_input(network: nn.Module, choice: NetworkChoice, task: NetworkTask) -> None:
     """Raise UserError if a classifier from `make_network` cannot process images of the task's size."""
-    _load(choice.name).check_input(network, choice, task)
+    _load_classifiers(choice.name).check_input(network, choice, task)
 
 
 def make_pretrained(choice: NetworkChoice, task: NetworkTask, weights: dict[str, Tensor] | None = None) -> nn.Module:
@@ -52,19 +54,19 @@ def make_pretrained(choice: NetworkChoice, task: NetworkTask, weights: dict[str,
 
     Layers whose shape depends on the data, such as the last layer of a classifier, are adapted or newly initialised.
     """
-    network: nn.Module = _load(choice.name).make_pretrained(choice, task, weights)
+    network: nn.Module = _load_classifiers(choice.name).make_pretrained(choice, task, weights)
     return network
 
 
 def describe_weights(choice: NetworkChoice, weights: Mapping[str, Tensor], size_px: int) -> NetworkTask:
     """Return the task that a classifier's weights are for; `size_px` is the image size, or 0 for the usual one."""
-    task: NetworkTask = _load(choice.name).describe_weights(choice, weights, size_px)
+    task: NetworkTask = _load_classifiers(choice.name).describe_weights(choice, weights, size_px)
     return task
 
 
 def input_statistics(choice: NetworkChoice) -> tuple[Sequence[float], Sequence[float]]:
     """Return the mean and standard deviation per channel of a classifier's training images, as values in [0, 1]."""
-    mean, std = _load(choice.name).input_statistics(choice)
+    mean, std = _load_classifiers(choice.name).input_statistics(choice)
     return mean, std
 
 
@@ -78,6 +80,14 @@ def recognise(state: Mapping[str, Tensor], path: str) -> RecognisedNetwork | Non
             if found is not None:
                 return found
     return None
+
+
+def _load_classifiers(name: str) -> ModuleType:
+    """Import the provider of a classifier; raise UserError if its networks map images to images."""
+    module = _load(name)
+    if not PROVIDERS[name.partition(":")[0]].classifies:
+        raise UserError(f"network={name}: maps images to images; this recipe needs a classifier, such as timm:resnet18")
+    return module
 
 
 def _load(name: str) -> ModuleType:

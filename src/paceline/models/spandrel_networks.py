@@ -50,6 +50,8 @@ DEFAULTS: dict[str, dict[str, SettingValue]] = {
     "SAFMN": {"dim": 36},
     "SAFMN_BCIE": {"dim": 32},
 }
+# The smallest image size to build a network for. With less, the innermost windows are not shifted, or are smaller.
+MIN_SIZES = {"Uformer": 256}
 # Stochastic depth would make the result depend on the number of devices. Files do not store its rate.
 NOT_IN_FILES = {"drop_path_rate": 0.0}
 _FACES = "restores aligned photographs of faces in several stages"
@@ -84,7 +86,7 @@ class _Entry(NamedTuple):
 
 def make_network(choice: NetworkChoice, task: NetworkTask) -> nn.Module:
     """Return a network with random weights for images in [-1, 1]."""
-    entry = _find(choice, task)
+    entry = _find(choice)
     choice.check_reserved({name: advice for name, advice in RESERVED.items() if name in entry.parameters})
     network = _build(choice, entry, task)
     try:
@@ -144,11 +146,9 @@ def _networks() -> dict[str, _Entry]:
     return found
 
 
-def _find(choice: NetworkChoice, task: NetworkTask) -> _Entry:
+def _find(choice: NetworkChoice) -> _Entry:
     """Return an architecture; raise UserError if it does not exist or cannot be used."""
     name = choice.architecture
-    if not task.out_channels:
-        raise UserError(f"network={choice.name}: maps images to images; this recipe needs a classifier")
     if name in RESTRICTED:
         raise UserError(
             f"network={choice.name}: is part of spandrel_extra_arches, whose licences restrict its use; "
@@ -188,7 +188,9 @@ def _described(
     """Return a network with these arguments, and spandrel's description of a network with such weights."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # some constructors call functions of torch that are deprecated
-        network = choice.build(partial(entry.network_class, **arguments), lambda: entry.parameters)
+        network = choice.build(
+            partial(entry.network_class, **arguments), lambda: entry.parameters.keys() - RESERVED.keys()
+        )
         try:
             with torch.random.fork_rng(devices=[]):
                 descriptor = entry.architecture.load(dict(network.state_dict()))
@@ -207,7 +209,8 @@ def _fitted(choice: NetworkChoice, entry: _Entry, task: NetworkTask) -> Iterator
     own = entry.parameters
     fixed: dict[str, Any] = {name: task.out_channels for name in OUT_CHANNELS if name in own}
     fixed |= {name: task.scale * factor for name in SCALES if name in own}
-    side = _rounded_up(max(task.height, task.width), {**entry.defaults(), **choice.arguments})
+    side = max(task.height, task.width, MIN_SIZES.get(entry.network_class.__name__, 0))
+    side = _rounded_up(side, {**entry.defaults(), **choice.arguments})
     fixed |= {name: side for name in SIZES if name in own}
     if UPSAMPLER in own and UPSAMPLER not in choice.arguments and own[UPSAMPLER].default in ("", "pixelshuffle"):
         fixed[UPSAMPLER] = "pixelshuffle" if task.scale * factor > 1 else ""

@@ -15,10 +15,11 @@ from paceline.core.files import SAFETENSORS
 
 # The first bytes of a zip archive, and of the pickle that older torch versions write.
 MAGIC_BYTES = (b"PK\x03\x04", b"\x80")
-# Keys under which checkpoints store a network, possibly nested. If a level has several of them, the first is used.
+# Keys under which checkpoints store a network, possibly nested. If a level has several of them, the first is used. If a
+# level has a single key with any other name, that key is used.
 WRAPPERS = (
     *("params_ema", "params-ema", "state_dict_ema", "params"),
-    *("generator", "model_state_dict", "state_dict", "model"),
+    *("generator", "model_state_dict", "state_dict", "model", "net"),
 )
 PREFIX = "generator."  # prefix of the generator's tensors in a checkpoint with several networks
 OUTER_MODULES = ("module.", "_orig_mod.")  # added to every name by DataParallel and by torch.compile
@@ -78,7 +79,8 @@ def _read_safetensors(path: Path) -> object:
 def _unwrap(content: object) -> object:
     """Return the network's state_dict, which may be bare, under wrapper keys or in a Lightning checkpoint."""
     while isinstance(content, dict):
-        inner = next((content[name] for name in WRAPPERS if isinstance(content.get(name), dict)), None)
+        names = WRAPPERS if len(content) > 1 else content
+        inner = next((content[name] for name in names if isinstance(content.get(name), dict)), None)
         if inner is None:
             return _without_prefixes({str(key): value for key, value in content.items()})
         content = inner

@@ -104,9 +104,7 @@ def _fake_recipe(config: Config, sources: Mapping[str, Source]) -> Recipe:
     """Return the recipe, without its weights if its networks can be built from fake tensors."""
     try:
         return make_recipe(config, sources)
-    except UserError:
-        raise
-    except RuntimeError:  # some networks read numbers from tensors when they are built
+    except (UserError, RuntimeError):  # some networks read numbers from tensors when they are built
         with real_tensors():
             return make_recipe(config, sources)
 
