@@ -29,9 +29,9 @@ class Deadline:
     def __init__(self, minutes: float) -> None:
         self.end = monotonic() + 60 * minutes if minutes else float("inf")
 
-    def check(self) -> None:
-        """Raise Stopped if the time is over."""
-        if self.left() <= 0:
+    def check(self, needed_s: float = 0.0) -> None:
+        """Raise Stopped if the time is over, or if less is left than the next step needs."""
+        if self.left() <= needed_s:
             raise Stopped
 
     def left(self) -> float:

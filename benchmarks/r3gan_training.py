@@ -32,6 +32,7 @@ from _timed_training import Deadline, Stopped, sets, split_arguments
 
 SHARE_FOR_TRAINING = 0.95  # fraction of --minutes; the remaining time is for evaluations during training
 NUM_SMALL, SMALL_CLASS = 2000, 7  # images of horses
+EVALUATION_S = 60  # time for the final evaluation; if less is left, the next part evaluates
 FEW_GENERATED = 10_000  # images for the evaluations during training
 TINY = ("width=8", "num_blocks=1", "group_size=4", "size=16", "batch_size=8", "accelerator=cpu")
 
@@ -106,6 +107,7 @@ class Benchmark:
             metrics = curve(folder)[-1]
         else:
             settings = (f"generated_images={self.options.generated}", "few_images=allow", *self.options.evaluation)
+            self.deadline.check(0 if self.options.tiny else EVALUATION_S)
             metrics = evaluate(folder, [*self.inception, *sets(settings)])
         self.results.update(row.name, metrics=metrics)
         copy_samples(folder, folder.with_suffix(".png"))

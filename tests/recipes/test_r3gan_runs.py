@@ -73,6 +73,16 @@ def test_a_killed_run_ends_with_the_same_weights_and_augmentation_strength(folde
     assert strength("killed") == strength("whole") > 0
 
 
+def test_by_default_the_ema_follows_the_weights_even_in_a_short_run(folder: Path) -> None:
+    words = [word for one in (*SMALL, "burn_in_lr=1") for word in ("--set", one)]
+    trained = run_fork(folder, *COMMAND, *words, "--out", "short")
+    assert trained.wait() == 0, trained.stderr
+    snapshot = choose_checkpoint(Checkpoints(Path("short/checkpoints")), "last")
+    name = "stages.0.0.reduce.weight"  # zero at the start
+    average, weights = snapshot.weights[f"ema/generator.{name}"], snapshot.weights[f"generator.{name}"]
+    assert 0 < (average - weights).norm() < 0.3 * weights.norm()
+
+
 def test_images_are_generated_by_class() -> None:
     assert run(["sample", "whole", "--class", "7", "--grid", "2x3", "--out", "seven.png"]) == 0
     assert run(["sample", "whole", "--class", "all", "--grid", "10x3", "--out", "all.png"]) == 0

@@ -69,7 +69,7 @@ class R3gan(GenerativeRecipe):
         "beta1": 0.0,
         "beta2": 0.99,
         "burn_in_beta2": 0.9,
-        "ema_half_life": "200k images",
+        "ema_half_life": "5%",
         "validation": 0.0,
     }
     presets: ClassVar[Mapping[str, SettingValues]] = {
@@ -113,7 +113,7 @@ class R3gan(GenerativeRecipe):
             "r_gamma": 0.2,
             "burn_in_r_gamma": 2.0,
             "ada": "blit,geometry,color",
-            "ema_half_life": "50k images",
+            "ema_half_life": "2.5%",
             "save_every": "50k images",
             "sample_every": "50k images",
             "evaluate_every": "200k images",
