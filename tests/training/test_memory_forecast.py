@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,10 +20,13 @@ from counted_memory import (
 from PIL import Image
 from running import start_function_in_ranks
 from safetensors.torch import save_file
+from torch import nn
 
 from paceline.core.errors import UserError
+from paceline.parallel.recompute import recompute_blocks
 from paceline.parallel.torch_internals import FakeTensorMode
 from paceline.training import memory_trace
+from paceline.training.like_cuda import LikeCuda
 
 GIB = 2**30
 TESTS = Path(__file__).parents[1]
@@ -95,3 +99,22 @@ def test_a_network_whose_constructor_reads_numbers_is_built_from_real_tensors(mo
     monkeypatch.setattr(memory_trace, "make_recipe", make)
     with FakeTensorMode():
         assert memory_trace._fake_recipe(None, {}) == 1  # type: ignore[arg-type, comparison-overlap]
+
+
+def test_blocks_with_layer_norm_are_recomputed_as_on_a_gpu() -> None:
+    network = nn.Sequential(Normalised(), Normalised())
+    recipe = SimpleNamespace(single_networks={"net": network}, double_backward=(), blocks={})
+    assert recompute_blocks(recipe, LikeCuda) == 2  # type: ignore[arg-type]
+    with LikeCuda(), torch.autocast("cpu", torch.bfloat16):
+        network(torch.ones(2, 4, requires_grad=True)).sum().backward()  # fails if fewer tensors are saved
+    assert network[0].linear.weight.grad is not None
+
+
+class Normalised(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(4, 4), nn.LayerNorm(4)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        normal: torch.Tensor = self.norm(self.linear(values))
+        return normal

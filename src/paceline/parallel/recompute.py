@@ -21,23 +21,26 @@ from paceline.parallel.blocks import blocks_of
 Buffers = list[tuple[nn.Module, str, Tensor]]
 
 
-def recompute_blocks(recipe: Recipe) -> int:
+def recompute_blocks(recipe: Recipe, mode: Callable[[], AbstractContextManager[object]] = nullcontext) -> int:
     """Make the networks recompute their blocks in the backward pass; return the number of blocks.
 
-    Networks with a gradient penalty are skipped, since they need their activations in a second backward pass.
+    Networks with a gradient penalty are skipped, since they need their activations in a second backward pass. Blocks
+    are recomputed in the context that `mode` returns: a torch function mode is not active during a backward pass.
     """
     count = 0
     for name in recipe.single_networks:
         if name.partition(".")[0] not in recipe.double_backward:
             for block in blocks_of(recipe, name):
-                block.forward = _recomputed(block, block.forward)
+                block.forward = _recomputed(block, block.forward, mode)
                 count += 1
     return count
 
 
-def _recomputed(block: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+def _recomputed(
+    block: nn.Module, forward: Callable[..., Any], mode: Callable[[], AbstractContextManager[object]]
+) -> Callable[..., Any]:
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        return nullcontext(), _using(_copy_buffers(block))
+        return nullcontext(), _using(_copy_buffers(block), mode())
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
@@ -57,13 +60,14 @@ def _copy_buffers(block: nn.Module) -> Buffers:
 
 
 @contextmanager
-def _using(copies: Buffers) -> Iterator[None]:
-    """Replace buffers with copies inside the context, so that recomputing a block changes only the copies."""
+def _using(copies: Buffers, mode: AbstractContextManager[object]) -> Iterator[None]:
+    """Enter the mode and replace buffers with copies, so that recomputing a block changes only the copies."""
     originals = [(module, name, getattr(module, name)) for module, name, _ in copies]
     for module, name, copy in copies:
         setattr(module, name, copy)
     try:
-        yield
+        with mode:
+            yield
     finally:
         for module, name, original in originals:
             setattr(module, name, original)

@@ -9,8 +9,8 @@ not train afterwards.
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
 
@@ -36,6 +36,7 @@ from paceline.training.like_cuda import LikeCuda
 from paceline.training.step import Step
 from paceline.training.storage_log import Column, Kind, StorageLog, Timeline
 
+Mode = Callable[[], AbstractContextManager[object]]
 EPOCH_IMAGES = 2**20  # any number: the memory of a step does not depend on the length of the run
 
 
@@ -59,10 +60,11 @@ def trace_step(
     for_gpu = config.run.accelerator != "cpu"
     device = torch.device("cuda", 0) if precision.device_type == "cuda" else torch.device("cpu")
     log = StorageLog(device, is_fake=True)
-    with _fake_mode(), LikeCuda() if for_gpu and device.type == "cpu" else nullcontext():
+    mode = LikeCuda if for_gpu and device.type == "cpu" else nullcontext
+    with _fake_mode(), mode():
         recipe = _fake_recipe(config, sources)
         with log:
-            strategy = _OneDevice(log, config, precision, recipe, recompute)
+            strategy = _OneDevice(log, config, precision, recipe, mode if recompute else None)
             total = samples * config.run.accumulate * max(phase.repeat for phase in recipe.phases)
             learners = make_learners(
                 config.with_run(batch_size=str(total)), recipe, precision, epoch=EPOCH_IMAGES, step=total, total=total
@@ -112,8 +114,10 @@ def _fake_recipe(config: Config, sources: Mapping[str, Source]) -> Recipe:
 class _OneDevice(Strategy):
     """One device whose memory a log follows."""
 
-    def __init__(self, log: StorageLog, config: Config, precision: Precision, recipe: Recipe, recompute: bool) -> None:
-        self.log, self.recompute = log, recompute
+    def __init__(
+        self, log: StorageLog, config: Config, precision: Precision, recipe: Recipe, recompute_in: Mode | None
+    ) -> None:
+        self.log, self.recompute_in = log, recompute_in
         super().__init__(config.with_run(devices=1).run, World(Place(), log.device), precision, recipe)
 
     def place(self, recipe: Recipe) -> None:
@@ -136,7 +140,7 @@ class _OneDevice(Strategy):
         return tensor.detach().to(self.world.device, dtype, copy=True, memory_format=layout)
 
     def _recompute(self, recipe: Recipe) -> bool:
-        return self.recompute and recompute_blocks(recipe) > 0
+        return self.recompute_in is not None and recompute_blocks(recipe, self.recompute_in) > 0
 
     def forward(self, phase: Phase, batch: Batch) -> Loss:
         self.log.phase = phase.name
