@@ -241,6 +241,7 @@ def open_session(parts: Parts, folder: RunFolder) -> Iterator[Session]:
         folder.end("stopped", "a second Ctrl-C stopped the run immediately")
         raise
     except UserError as error:
+        folder.check_present()  # if the folder was removed, other errors are a result of that
         folder.end("failed", str(error))
         raise
     except Exception as error:
