@@ -110,7 +110,7 @@ def _rot90(images: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def _swap_colours(images: Tensor, uniforms: Tensor) -> Tensor:
-    """Put the channels of each image in one of the six orders, each with the same probability."""
+    """Reorder the channels of each image; all six orders are equally likely."""
     orders = _colour_orders(images.device)
     order = orders[_pick(uniforms[:, COLOURS], len(orders))][:, None, None]
     pixels = images.permute(0, 2, 3, 1)

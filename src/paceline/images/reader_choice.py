@@ -133,7 +133,7 @@ def _held(file: Path | bytes) -> _Held:
 
 
 def _deepest(first: _Held, files: Iterable[Path | bytes]) -> _Held:
-    """Return the first of some files with 16 bits, or the first file if there is none."""
+    """Return the first 16-bit file among a sample of the files, or `first` if there is none."""
     if first.dtype == "uint16" or not isinstance(files, Sequence):
         return first
     for file in files[:: math.ceil(len(files) / FILES_COMPARED)]:

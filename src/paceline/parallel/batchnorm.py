@@ -223,12 +223,12 @@ def _synchronized(module: nn.Module) -> list[nn.Module]:
 
 
 class _Eager(nn.Module):
-    """Marks a class that is excluded from compilation."""
+    """Base of the BatchNorm classes that are excluded from compilation."""
 
 
 @cache
 def _eager_class(norm: type[nn.Module]) -> type[nn.Module]:
-    # The class is changed rather than the object's `forward`, which a copy of the object would share.
+    # A new class, because a `forward` stored in the object would still belong to the original after a deepcopy.
     return type(norm.__name__, (norm, _Eager), {"forward": torch.compiler.disable(norm.forward)})
 
 

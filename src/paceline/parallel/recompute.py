@@ -19,9 +19,10 @@ from paceline.contracts.recipe import Recipe
 from paceline.parallel.blocks import blocks_of
 
 Buffers = list[tuple[nn.Module, str, Tensor]]
+Mode = Callable[[], AbstractContextManager[object]]
 
 
-def recompute_blocks(recipe: Recipe, mode: Callable[[], AbstractContextManager[object]] = nullcontext) -> int:
+def recompute_blocks(recipe: Recipe, mode: Mode = nullcontext) -> int:
     """Make the networks recompute their blocks in the backward pass; return the number of blocks.
 
     Networks with a gradient penalty are skipped, since they need their activations in a second backward pass. Blocks
@@ -36,9 +37,7 @@ def recompute_blocks(recipe: Recipe, mode: Callable[[], AbstractContextManager[o
     return count
 
 
-def _recomputed(
-    block: nn.Module, forward: Callable[..., Any], mode: Callable[[], AbstractContextManager[object]]
-) -> Callable[..., Any]:
+def _recomputed(block: nn.Module, forward: Callable[..., Any], mode: Mode) -> Callable[..., Any]:
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         return nullcontext(), _using(_copy_buffers(block), mode())
 

@@ -9,8 +9,8 @@ not train afterwards.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
 
@@ -24,7 +24,7 @@ from paceline.core.errors import UserError
 from paceline.data.crop import Window, cut
 from paceline.data.source import Source
 from paceline.parallel.precision import Precision
-from paceline.parallel.recompute import recompute_blocks
+from paceline.parallel.recompute import Mode, recompute_blocks
 from paceline.parallel.strategy import Strategy
 from paceline.parallel.torch_internals import FakeTensorMode, real_tensors
 from paceline.parallel.world import Place, World
@@ -36,7 +36,6 @@ from paceline.training.like_cuda import LikeCuda
 from paceline.training.step import Step
 from paceline.training.storage_log import Column, Kind, StorageLog, Timeline
 
-Mode = Callable[[], AbstractContextManager[object]]
 EPOCH_IMAGES = 2**20  # any number: the memory of a step does not depend on the length of the run
 
 

@@ -9,24 +9,25 @@ from typing import NamedTuple
 
 SLOWER = 0.15  # a rank is a straggler if its work takes longer than that of the others by more than this fraction
 NUM_INTERVALS = 2  # in this many log intervals in a row, because a busy machine can delay any rank once
-# The same for a rank that is slow only in some steps. Other programs also delay only some steps, of any rank.
+# The same two limits for a rank that is slow only in some steps. They are stricter, because other programs on a busy
+# machine also delay some steps of any rank.
 SLOWER_AT_TIMES = 0.2
 NUM_INTERVALS_AT_TIMES = 3
-MIN_STEPS = 10  # of a log interval, for a mean without the slowest steps
-DROPPED = 0.1  # the part of the steps that this mean leaves out, the slowest ones
+MIN_STEPS = 10  # a shorter log interval has too few steps for a trimmed mean
+DROPPED = 0.1  # fraction of the steps that a trimmed mean leaves out: the slowest ones
 
 
 class Work(NamedTuple):
-    """The time of one rank per step, in seconds; medians, except for the mean."""
+    """How long one rank takes per step, in seconds. All values are medians over the steps, except for `mean`."""
 
     work: float  # without waiting for other ranks; on GPUs, only the time waiting for data
     data: float  # waiting for data
     step: float  # the whole step
-    mean: float = 0.0  # of the work, without the slowest steps; 0 if there are few steps
+    mean: float = 0.0  # trimmed mean of the work; 0 if there are too few steps
 
 
 def trimmed_mean(seconds: Sequence[float]) -> float:
-    """Return the mean without the slowest steps, which other programs may have delayed; 0 for few steps."""
+    """Return the mean without the slowest steps, which other programs may have delayed; 0 if there are too few."""
     if len(seconds) < MIN_STEPS:
         return 0.0
     return statistics.fmean(sorted(seconds)[: len(seconds) - int(DROPPED * len(seconds))])
@@ -39,7 +40,9 @@ class Straggler:
     rank: int
     work: Work
     others: float  # median of the other ranks' work, in seconds per step
-    is_at_times: bool = False  # whether it is slow only in some steps; then `others` is the median of means
+    is_at_times: bool = (
+        False  # whether it is slow only in some steps; then `others` is the median of their trimmed means
+    )
 
     @property
     def slowdown(self) -> float:
@@ -50,7 +53,7 @@ class Straggler:
 
     @property
     def num_intervals(self) -> int:
-        """In how many log intervals in a row it must be slow."""
+        """The number of consecutive log intervals in which the rank must be slow before it is reported."""
         return NUM_INTERVALS_AT_TIMES if self.is_at_times else NUM_INTERVALS
 
     def __str__(self) -> str:
