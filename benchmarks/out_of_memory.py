@@ -1,8 +1,9 @@
 """Start runs that do not fit on a GPU; check that the message names the phase and a setting that fits.
 
-This process first takes all memory of the GPU except for `--left` GiB, so that the runs fail quickly. Each run must end
-with exit code 2 and one line that contains the phase and `--accumulate N`. With `--retry`, the same command with this
-setting must then train a step. The JSON file is written after every run.
+Another process first takes all memory of the GPU except for `--left` GiB, so that the runs fail quickly. Each run is a
+process of its own, forked from one that has imported the package. It must end with exit code 2 and one line that
+contains the phase and `--accumulate N`. With `--retry`, the same command with this setting must then train a step. The
+JSON file is written after every run.
 
     PYTHONPATH=src python benchmarks/out_of_memory.py --retry --json out_of_memory.json
 """
@@ -11,16 +12,20 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
+import os
 import re
-import subprocess
 import sys
 import tempfile
+from multiprocessing.connection import Connection
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
 
+import paceline.cli.app
+import paceline.commands.train  # imported before the processes are forked
 from paceline.runs.provenance import versions_and_hardware
 
 GIB = 2**30
@@ -46,14 +51,34 @@ CASES = {
 }
 
 
-def run(words: str, batch: int, more: list[str], folder: Path) -> tuple[int, str, float]:
+def train(command: list[str], log: Path) -> None:
+    """Run a command in this process, with its output in a file, and exit with its code."""
+    with log.open("wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    code = paceline.cli.app.run(command)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def run(words: str, batch: int, more: list[str], folder: Path) -> tuple[int | None, str, float]:
     """Train one step in a process of its own; return its exit code, its last line and the seconds that it took."""
-    command = [sys.executable, "-m", "paceline", "train", *words.split()]
-    command += ["--batch-size", str(batch), "--images", str(batch), "--out", str(folder)]
+    command = ["train", *words.split(), "--batch-size", str(batch), "--images", str(batch), "--out", str(folder)]
     command += ["--accelerator", "cuda", "--compile", "off", *more]
-    start = perf_counter()
-    done = subprocess.run(command, capture_output=True, text=True)
-    return done.returncode, (done.stderr.strip().splitlines() or [""])[-1], perf_counter() - start
+    log, start = folder.with_suffix(".log"), perf_counter()
+    process = multiprocessing.get_context("fork").Process(target=train, args=(command, log))
+    process.start()
+    process.join()
+    return process.exitcode, (log.read_text().strip().splitlines() or [""])[-1], perf_counter() - start
+
+
+def hold_memory(left: float, connection: Connection) -> None:
+    """Take the GPU's memory except for `left` GiB; send versions and hardware; wait for the end of the benchmark."""
+    free, _ = torch.cuda.mem_get_info()
+    held = torch.empty(int(max(0, free - left * GIB)), dtype=torch.uint8, device="cuda")
+    connection.send({"provenance": versions_and_hardware(), "held_bytes": held.numel()})
+    connection.recv()
 
 
 def main() -> None:
@@ -65,8 +90,11 @@ def main() -> None:
     parser.add_argument("--retry", action="store_true", help="also run the first suggestion of each case")
     parser.add_argument("--json", default="", help="JSON file for the results, with versions and hardware")
     options = parser.parse_args()
-    free, _ = torch.cuda.mem_get_info()
-    held = torch.empty(int(max(0, free - options.left * GIB)), dtype=torch.uint8, device="cuda")
+    here, there = multiprocessing.Pipe()  # this process must not start CUDA, since it is forked
+    holder = multiprocessing.get_context("spawn").Process(target=hold_memory, args=(options.left, there), daemon=True)
+    holder.start()
+    there.close()
+    machine = here.recv()
     names, results = options.cases.split(","), []
     with tempfile.TemporaryDirectory() as folder:
         for number in range(options.count):
@@ -84,8 +112,8 @@ def main() -> None:
             print(f"{name}, batch {batch}: {row['line']}", flush=True)
             print(f"    named: {row['named']}, fits with the suggestion: {row.get('fits')}", flush=True)
             if options.json:
-                content = {"provenance": versions_and_hardware(), "held_bytes": held.numel(), "runs": results}
-                Path(options.json).write_text(json.dumps(content, indent=1) + "\n")
+                Path(options.json).write_text(json.dumps({**machine, "runs": results}, indent=1) + "\n")
+    here.send(None)
     print(f"{sum(row['named'] for row in results)} of {len(results)} named")
 
 
