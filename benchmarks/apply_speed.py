@@ -5,7 +5,7 @@ compress like photographs. Network: SRResNet ×4 with random weights. PNG files 
 
 - `paceline`: `paceline apply` of this tree, as one command, in fp32 and in the precisions of `--precisions`.
 - `baseline`: the command of another checkout, given by the path of its `src` folder.
-- `plain`: one image after the other with Pillow, in fp16, in tiles of 256 pixels with an overlap of 16.
+- `plain`: one image after the other with Pillow, in fp16 (autocast), in tiles of 256 pixels with an overlap of 16.
 
 Each variant runs in a new process, which first applies the network to a few images. The time for the folder is measured
 in the process, so it includes neither imports nor the start of CUDA. The variants take turns. GPU utilisation is
@@ -27,6 +27,7 @@ import sys
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -68,12 +69,15 @@ def make_images(folder: Path, count: int, size: tuple[int, int]) -> None:
     from paceline.images.decode import decode
 
     photos = [decode(path).convert("RGB") for path in sorted(FOLDER.glob("*.webp"))]
-    rng = np.random.default_rng(0)
     folder.mkdir(parents=True, exist_ok=True)
-    for number in range(count):
+
+    def make(number: int) -> None:
         pixels = np.asarray(photos[number % len(photos)].resize(size, Image.Resampling.BICUBIC)).astype(np.int16)
-        noisy = np.clip(pixels + rng.normal(0, 3, pixels.shape), 0, 255).astype(np.uint8)
-        Image.fromarray(noisy).save(folder / f"{number:03}.png")
+        noisy = pixels + np.random.default_rng(number).normal(0, 3, pixels.shape)
+        Image.fromarray(np.clip(noisy, 0, 255).astype(np.uint8)).save(folder / f"{number:03}.png")
+
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(make, range(count)))
 
 
 def make_weights(path: Path) -> None:
@@ -101,8 +105,7 @@ def run_plain(weights: str, images: str, out: str, device: str) -> None:
 
     from paceline.inference.image_model import open_image_model
 
-    half = torch.float16 if device == "cuda" else torch.float32
-    network = open_image_model(weights).recipe.to(device, half)
+    network = open_image_model(weights).recipe.to(device)
     Path(out).mkdir(parents=True, exist_ok=True)
     for path in sorted(Path(images).glob("*.png")):
         pixels = np.asarray(Image.open(path).convert("RGB"))
@@ -114,8 +117,8 @@ def run_plain(weights: str, images: str, out: str, device: str) -> None:
                 first_row, first_column = max(0, top - OVERLAP_PX), max(0, left - OVERLAP_PX)
                 last_row, last_column = min(height, top + TILE_PX), min(width, left + TILE_PX)
                 tile = image[..., first_row : last_row + OVERLAP_PX, first_column : last_column + OVERLAP_PX]
-                with torch.no_grad():
-                    result = network.image_to_image(tile.to(device, half))["image"].float().cpu()
+                with torch.no_grad(), torch.autocast(device, torch.float16, enabled=device == "cuda"):
+                    result = network.image_to_image(tile.to(device))["image"].float().cpu()
                 rows, columns = (top - first_row) * SCALE, (left - first_column) * SCALE
                 inner = result[
                     ..., rows : rows + (last_row - top) * SCALE, columns : columns + (last_column - left) * SCALE
@@ -166,7 +169,7 @@ def main() -> None:
     work = Path(tempfile.mkdtemp(prefix="apply_speed"))
     width, height = map(int, arguments.size.split("x"))
     make_images(work / "images", arguments.images, (width, height))
-    make_images(work / "warmup", 4, (width, height))
+    make_images(work / "warmup", 2, (width, height))
     make_images(work / "few", few := arguments.few or arguments.images, (width, height))
     own = os.environ.get("PYTHONPATH", "src")
     sides = {precision: own for precision in arguments.precisions.split(",")} | {PLAIN: own}

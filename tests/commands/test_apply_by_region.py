@@ -95,10 +95,10 @@ def apply_to_sixty_tiles(words: list[str]) -> int:
     """Run a command that computes 60 tiles and waits until it is killed before it computes the next one."""
     compute, numbers = TileRunner.run, itertools.count()
 
-    def held(runner: TileRunner, tiles: Any) -> Any:
+    def held(runner: TileRunner, tiles: Any, *inner: Any) -> Any:
         while next(numbers) >= 60:
             time.sleep(0.01)
-        return compute(runner, tiles)
+        return compute(runner, tiles, *inner)
 
     TileRunner.run = held  # type: ignore[method-assign]
     return run(words)
@@ -128,9 +128,9 @@ def count_tiles(patch: pytest.MonkeyPatch) -> list[int]:
     counted: list[int] = []
     original = TileRunner.run
 
-    def counting(self: TileRunner, tiles: Any) -> Any:
+    def counting(self: TileRunner, tiles: Any, *inner: Any) -> Any:
         counted.append(len(tiles))
-        return original(self, tiles)
+        return original(self, tiles, *inner)
 
     patch.setattr(TileRunner, "run", counting)
     return counted

@@ -175,7 +175,7 @@ def test_only_parameters_that_affect_the_result_are_listed():
 
 
 def test_the_memory_estimate_grows_with_width_but_not_with_depth():
-    narrow, wide = (field_of(SRResNet(2, width=width, num_blocks=1), 2).bytes_per_px for width in (8, 16))
+    narrow, wide = (field_of(SRResNet(2, width=width, num_blocks=1), 2).bytes_per_px for width in (32, 64))
     assert 1.8 < wide / narrow < 2.2
-    deep = field_of(SRResNet(2, width=8, num_blocks=9), 2).bytes_per_px
+    deep = field_of(SRResNet(2, width=32, num_blocks=9), 2).bytes_per_px
     assert deep == pytest.approx(narrow)  # blocks run one after another, so more blocks need no more memory

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 
-from paceline.models.layers import FromOnePixel, ToOnePixel
+from paceline.models.layers import FromOnePixel, ToFewChannels, ToOnePixel
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
@@ -30,6 +32,24 @@ def test_the_to_one_pixel_layer_equals_a_convolution(kernel: int, layout: torch.
     expected = F.conv2d(image, layer.weight, layer.bias)
     torch.testing.assert_close(layer(image), expected, rtol=1e-12, atol=1e-12)
     assert_same_gradients(layer(image), expected, image, *layer.parameters())
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(("kernel", "padding", "bias"), [(9, 4, True), (7, 0, True), (5, (2, 1), False)])
+def test_the_to_few_channels_layer_equals_a_convolution(kernel: int, padding: Any, bias: bool, layout: Any) -> None:
+    layer = ToFewChannels(6, 3, kernel, padding=padding, bias=bias).double().to(memory_format=layout)
+    images = torch.randn(2, 6, 11, 14, dtype=torch.float64).to(memory_format=layout).requires_grad_()
+    expected = F.conv2d(images, layer.weight, layer.bias, padding=padding)
+    torch.testing.assert_close(layer(images), expected, rtol=1e-12, atol=1e-12)
+    assert_same_gradients(layer(images), expected, images, *layer.parameters())
+
+
+def test_the_to_few_channels_layer_adds_in_full_precision() -> None:
+    layer, images = ToFewChannels(6, 3, 9, padding=4), torch.randn(2, 6, 16, 16)
+    with torch.autocast("cpu", torch.bfloat16):
+        made = layer(images)
+    assert made.dtype == torch.float32
+    torch.testing.assert_close(made, layer(images), rtol=0.02, atol=0.02)
 
 
 def assert_same_gradients(found: torch.Tensor, expected: torch.Tensor, *of: torch.Tensor) -> None:

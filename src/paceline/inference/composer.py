@@ -78,7 +78,7 @@ class Composer:
     def __init__(self, pool: RunnerPool, demands: Demands) -> None:
         self.pool, self.demands = pool, demands
         self.image_model, self.device = pool.runners[0].image_model, pool.runners[0].device
-        self.field = self.image_model.receptive_field
+        self.field = pool.runners[0].field
         self._measured_error = ""
 
     @property

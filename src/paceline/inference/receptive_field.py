@@ -13,6 +13,8 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
@@ -37,6 +39,8 @@ POINTWISE = frozenset(
     )
 )
 
+_counts = ContextVar("_counts", default=True)  # whether operations count towards the memory that a tile needs
+
 
 @dataclass(frozen=True)
 class ReceptiveField:
@@ -45,6 +49,7 @@ class ReceptiveField:
     halo_px: int  # how far beyond a tile's edges input pixels affect its result
     multiple_px: int  # tiles start and end at multiples of this, except at the image's edges
     bytes_per_px: float  # peak memory for intermediate results, per input pixel
+    elements_per_px: float  # elements of the largest intermediate result, per input pixel
     obstacles: tuple[str, ...]  # why tiles change the result; empty if they do not
     results: tuple[str, ...]  # the names of the output images
     used: frozenset[int] = field(repr=False)  # id() of each network tensor that was used
@@ -92,6 +97,7 @@ def receptive_field(
         halo_px,
         multiple_px,
         bytes_per_px,
+        follower.most_elements / TRACED_SIDE_PX**2,
         tuple(reasons),
         tuple(results),
         used,
@@ -109,6 +115,16 @@ def _follow(
         return follower, image_to_image(images)
 
 
+@contextmanager
+def uncounted() -> Iterator[None]:
+    """Do not count the memory of the operations in this context: it does not grow with the size of the image."""
+    token = _counts.set(False)
+    try:
+        yield
+    finally:
+        _counts.reset(token)
+
+
 class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
     """Tracks which input pixels the elements of each tensor are computed from."""
 
@@ -120,7 +136,7 @@ class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-igno
         self.untraced = False  # whether rows and columns could not be followed through an operation
         self.used: set[int] = set()
         self.multiple = 1
-        self.most_bytes = self._bytes = 0
+        self.most_bytes = self._bytes = self.most_elements = 0
         self._remember(images, (IDENTITY, IDENTITY))
 
     def axes_of(self, tensor: Any) -> Axes | None:
@@ -137,12 +153,14 @@ class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-igno
             if any(len({one[i].step for one in known}) > 1 for i in (0, 1)):
                 self._obstruct("the network combines feature maps of different sizes")
             for tensor in _tensors((result,)):
-                self._remember(tensor, axes)
+                self._remember(tensor, axes, is_new=not is_view(func))
         return result
 
-    def _remember(self, tensor: Tensor, axes: Axes) -> None:
+    def _remember(self, tensor: Tensor, axes: Axes, *, is_new: bool = True) -> None:
+        counts = _counts.get()
+        self.most_elements = max(self.most_elements, tensor.numel() * counts)
         if id(tensor) not in self._axes:
-            size = 0 if is_view(tensor) else tensor.numel() * tensor.element_size()
+            size = tensor.numel() * tensor.element_size() if is_new and counts else 0
             self._bytes += size
             self.most_bytes = max(self.most_bytes, self._bytes)
             weakref.finalize(tensor, self._forget, id(tensor), size)

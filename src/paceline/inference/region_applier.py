@@ -177,7 +177,9 @@ class RegionApplier:
             return _Read(block, None if self.options.skip_background and is_background(inner) else pixels)
 
         def compute(opened: _Read) -> _Computed:
-            landing = None if opened.pixels is None else self.pool.run([opened.pixels])
+            landing = (
+                None if opened.pixels is None else self.pool.run([opened.pixels], opened.block.tile.inner(self.scale))
+            )
             return _Computed(opened.block, landing, opened.block.tile.num_pixels * result_px)
 
         def encode(computed: _Computed) -> tuple[_Computed, dict[str, list[bytes]]]:
@@ -185,7 +187,7 @@ class RegionApplier:
             made = computed.landing.arrays() if computed.landing else {}
             for name, file in job.files.items():
                 if name in made:
-                    pixels = made[name][0][block.tile.inner(self.scale)]
+                    pixels = made[name][0]
                 else:
                     pixels = np.broadcast_to(fill[name], (block.target.height, block.target.width, len(fill[name])))
                 tiles[name] = file.encode_block(block.target, pixels)

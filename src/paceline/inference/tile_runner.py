@@ -30,12 +30,16 @@ from paceline.inference.forward import (
 )
 from paceline.inference.graphed_forward import GraphedForward
 from paceline.inference.image_model import ImageModel
+from paceline.inference.part_by_part import compute_in_parts
 from paceline.parallel.precision import Precision, choose_precision
 from paceline.parallel.torch_internals import undo_compile
 from paceline.training.compile import compile_networks
 
 LEVELS = 255 / 2  # 8-bit levels per unit of the value range [-1, 1]
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+WHOLE = (slice(None), slice(None))
+
+Inner = tuple[slice, slice]  # rows and columns of a tile's result
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,29 +68,35 @@ class TileRunner:
         self.image_model, self.device, self.precision = image_model, device, choose_precision(precision, device)
         self._compile_note = ""
         # In full precision, tiles must match the whole image and runs must match each other.
-        self.precision.apply(deterministic=precision == "fp32")
+        self.precision.apply(deterministic=precision == "fp32", autotune=False)
         image_model.recipe.to(device)
         if device.type == "cuda" and precision != "fp32":
             image_model.recipe.to(memory_format=torch.channels_last)
+        # A compiler would unroll the parts.
+        in_parts = device.type == "cuda" and not compiled
+        self.field = compute_in_parts(image_model, device) if in_parts else image_model.receptive_field
         self._untested = compile_networks(image_model.recipe) if compiled else []
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._graphs = GraphedForward(self._forward, device) if device.type == "cuda" else None
 
-    def run(self, tiles: Sequence[Pixels]) -> Landing:
-        """Start computing the results for tiles of one shape, and return without waiting for a GPU."""
+    def run(self, tiles: Sequence[Pixels], inner: Inner = WHOLE) -> Landing:
+        """Start computing the results for tiles of one shape, and return without waiting for a GPU.
+
+        Only the rows and columns `inner` of the results are copied to the host.
+        """
         with self._on_device():
             batch, stored = self._batch(tiles), pixel_format(self.image_model, tiles[0])
             if self._untested:
                 self._try_compiled(batch, stored)
             results = self._graphs(batch, stored) if self._graphs else self._forward(batch, stored)
-            return self._land(results)
+            return self._land(results, inner)
 
     def difference_from_fp32(self, tile: Pixels) -> float:
         """Return the largest difference between this precision and fp32 for one tile, in 8-bit levels."""
         with self._on_device():
             batch, stored = self._batch([tile]), pixel_format(self.image_model, tile)
             made = self._values(batch, stored, self.precision)
-            with choose_precision("fp32", self.device).applied(deterministic=False):
+            with choose_precision("fp32", self.device).applied(deterministic=False, autotune=False):
                 exact = self._values(batch, stored, choose_precision("fp32", self.device))
             differences = [(made.by_name[name] - values).abs().max() for name, values in exact.by_name.items()]
             return float(torch.stack(differences).max()) * LEVELS
@@ -120,8 +130,9 @@ class TileRunner:
         values = self._values(batch, stored, self.precision)
         return Values({name: to_stored(made, stored) for name, made in values.by_name.items()}, values.finite)
 
-    def _land(self, results: Values) -> Landing:
-        levels = {name: made.contiguous() for name, made in results.by_name.items()}
+    def _land(self, results: Values, inner: Inner) -> Landing:
+        rows, columns = inner
+        levels = {name: made[:, rows, columns].contiguous() for name, made in results.by_name.items()}
         if self._copies is None:
             return Landing(levels, results.finite, self.precision.name)
         self._copies.wait_stream(torch.cuda.current_stream())
@@ -153,11 +164,11 @@ class RunnerPool:
         for runner in runners:
             self._idle.put(runner)
 
-    def run(self, tiles: Sequence[Pixels]) -> Landing:
+    def run(self, tiles: Sequence[Pixels], inner: Inner = WHOLE) -> Landing:
         """Run a batch on the next idle runner."""
         runner = self._idle.get()
         try:
-            return runner.run(tiles)
+            return runner.run(tiles, inner)
         finally:
             self._idle.put(runner)
 

@@ -18,6 +18,7 @@ TILE_BYTES_ON_HOST = (0.5e9, 1.2e9)  # minimum and maximum memory for a tile; la
 WORKSPACE = 1.5  # multiplies the size of intermediate results, since convolutions need extra memory
 INEXACT_HALO_PX = 64  # used if no halo gives the exact result, or if the exact halo does not fit in memory
 SMALLEST_TILE_PX = 32
+LARGEST_TENSOR = 2**31 - 1  # elements; beyond this, indices need 64 bits, and convolutions on GPUs are much slower
 
 
 class Tile(NamedTuple):
@@ -111,14 +112,16 @@ def choose_tiling(
     if side:
         tiling = Tiling(_rounded_up(side, field.multiple_px), field.tiled_halo_px if exact else inexact_halo(field))
         return replace(tiling, note=warning if tiling.side_px < max(size) else "")
-    if needed_bytes(field, size[0] * size[1]) <= (usual if exact or field.is_measurable else free):
+    num_pixels, most_pixels = size[0] * size[1], LARGEST_TENSOR / share / field.elements_per_px
+    fits = needed_bytes(field, num_pixels) <= (usual if exact or field.is_measurable else free)
+    if fits and (num_pixels <= most_pixels or not exact):
         return Tiling(_rounded_up(max(size), field.multiple_px), 0)
     for budget in (usual, free) if exact else ():
-        fitting = _largest_side(field, budget, field.tiled_halo_px)
+        fitting = largest_side(field, budget, field.tiled_halo_px, most_pixels)
         if fitting >= max(field.multiple_px, SMALLEST_TILE_PX):
             return Tiling(fitting, field.tiled_halo_px)
     halo = inexact_halo(field)
-    fitting = max(_largest_side(field, free, halo), _rounded_up(SMALLEST_TILE_PX, field.multiple_px))
+    fitting = max(largest_side(field, free, halo), _rounded_up(SMALLEST_TILE_PX, field.multiple_px))
     note = warning or f"a tile with its halo of {field.halo_px} pixels does not fit in memory: seams may be visible"
     return Tiling(fitting, halo, note)
 
@@ -156,8 +159,9 @@ def needed_bytes(field: ReceptiveField, pixels: float) -> float:
     return pixels * field.bytes_per_px * WORKSPACE
 
 
-def _largest_side(field: ReceptiveField, budget: float, halo: int) -> int:
-    side = math.isqrt(int(budget / max(needed_bytes(field, 1), 1))) - 2 * halo
+def largest_side(field: ReceptiveField, budget: float, halo: int, most_pixels: float = math.inf) -> int:
+    """Return the side of the largest square tile, without its halo, that fits in a memory budget."""
+    side = math.isqrt(int(min(budget / max(needed_bytes(field, 1), 1), most_pixels))) - 2 * halo
     return side // field.multiple_px * field.multiple_px
 
 

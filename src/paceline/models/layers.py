@@ -80,6 +80,24 @@ class ToOnePixel(nn.Conv2d):
         return F.linear(_channels_last(input), _channels_last(self.weight), self.bias)[:, :, None, None]
 
 
+class ToFewChannels(nn.Conv2d):
+    """A convolution with a large kernel to a few channels, with stride 1.
+
+    Libraries compute such convolutions slowly, since they divide the work by output channels. Here, each row of the
+    kernel has output channels of its own, which are shifted and added: the same sum, several times as fast.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        (height, _), (above, beside) = self.kernel_size, (int(pad) for pad in self.padding)
+        rows = self.weight.permute(2, 0, 1, 3).flatten(0, 1).unsqueeze(2)
+        parts = F.conv2d(input, rows, padding=(0, beside)).unflatten(1, (height, self.out_channels)).unbind(1)
+        total = parts[0].new_zeros(()) if self.bias is None else self.bias[:, None, None]
+        total = in_full_precision(total)  # half precision would round each sum
+        for row, part in enumerate(parts):
+            total = total + F.pad(part, (0, 0, above - row, above - (height - 1 - row)))
+        return total
+
+
 def _channels_last(batch: Tensor) -> Tensor:
     """Flatten each sample to a row, channels last; no copy if the memory format is already channels_last."""
     return batch.permute(0, 2, 3, 1).flatten(1)

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from paceline.models.layers import Norm, ReflectionPad, in_full_precision, initialise, normalisation
+from paceline.models.layers import Norm, ReflectionPad, ToFewChannels, in_full_precision, initialise, normalisation
 
 Padding = Literal["reflect", "zero"]
 MULTIPLE_PX = 4  # image sides must be multiples of this
@@ -63,7 +63,7 @@ class ResnetGenerator(nn.Module):
                 nn.ConvTranspose2d(width, width // 2, 3, stride=2, padding=1, output_padding=1, bias=bias),
             )
             layers += [normalisation(width // 2, norm), nn.ReLU(inplace=True)]
-        layers += [ReflectionPad(3), nn.Conv2d(ngf, out_channels, 7)]
+        layers += [ReflectionPad(3), ToFewChannels(ngf, out_channels, 7)]
         self.model = nn.Sequential(*layers)
         initialise(self)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.images.resample import bicubic
-from paceline.models.layers import Norm, in_full_precision, initialise_leaky, normalisation
+from paceline.models.layers import Norm, ToFewChannels, in_full_precision, initialise_leaky, normalisation
 
 SCALES = (1, 2, 4, 8)
 PRELU_SLOPE = 0.25  # initial negative slope of each PReLU
@@ -82,7 +82,7 @@ class SRResNet(nn.Module):
         self.body = nn.Sequential(nn.Conv2d(width, width, 3, padding=1), normalisation(width, norm))
         doublings = min(1, num_doublings) if shared else num_doublings
         self.doublings = nn.Sequential(*(Doubling(width, slopes) for _ in range(doublings)))
-        self.tail = nn.Conv2d(width, channels, 9, padding=4)
+        self.tail = ToFewChannels(width, channels, 9, padding=4)
         if output == "residual":  # makes the initial output close to the bicubic upscaling
             initialise_leaky(self, PRELU_SLOPE)
             self.tail.weight.data.mul_(0.01)

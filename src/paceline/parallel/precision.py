@@ -33,23 +33,27 @@ class Precision:
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.name)
         return torch.autocast(self.device_type, dtype, cache_enabled=self.caches_casts) if dtype else nullcontext()
 
-    def apply(self, *, deterministic: bool) -> None:
-        """Set PyTorch's global precision flags for this process."""
+    def apply(self, *, deterministic: bool, autotune: bool = True) -> None:
+        """Set PyTorch's global precision flags for this process.
+
+        With `autotune`, cuDNN tries all kernels for each new shape, unless the results must be deterministic. This
+        takes seconds for large images, and each thread does it again.
+        """
         torch.set_float32_matmul_precision("highest" if self.name in ("fp32", "fp64") else "high")
         torch.backends.cudnn.allow_tf32 = self.name not in ("fp32", "fp64")
-        torch.backends.cudnn.benchmark = not deterministic
+        torch.backends.cudnn.benchmark = autotune and not deterministic
         if deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads this when it starts
         if deterministic != torch.are_deterministic_algorithms_enabled():  # avoids a slow import of the compiler
             torch.use_deterministic_algorithms(deterministic)
 
     @contextmanager
-    def applied(self, *, deterministic: bool) -> Iterator[None]:
+    def applied(self, *, deterministic: bool, autotune: bool = True) -> Iterator[None]:
         """Set PyTorch's precision flags inside the context, and restore them afterwards for the calling program."""
         matmul, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn
         tf32, benchmark, was = cudnn.allow_tf32, cudnn.benchmark, torch.are_deterministic_algorithms_enabled()
         only_warned = torch.is_deterministic_algorithms_warn_only_enabled()
-        self.apply(deterministic=deterministic)
+        self.apply(deterministic=deterministic, autotune=autotune)
         try:
             yield
         finally:

@@ -253,9 +253,9 @@ def undecorated(optimizer: type[AnyOptimizer]) -> type[AnyOptimizer]:
     return type(optimizer.__name__, (optimizer,), methods)
 
 
-def is_view(tensor: Tensor) -> bool:
-    """Return whether a tensor is a view of another one; torch has no public check."""
-    return tensor._is_view()
+def is_view(operation: Any) -> bool:
+    """Return whether the result of a dispatched operation shares the memory of an argument."""
+    return bool(operation.is_view)
 
 
 def real_tensors() -> AbstractContextManager[object]:

@@ -240,10 +240,14 @@ class PyramidFile:
 
 def halved(pixels: Pixels) -> Pixels:
     """Return pixels at half the resolution: means of 2×2 pixels, with the last row and column repeated if needed."""
-    odd = [(0, length % 2) for length in pixels.shape[:2]]
-    even = np.pad(pixels, [*odd, (0, 0)], mode="edge").astype(np.uint32)
-    total = even[::2, ::2] + even[1::2, ::2] + even[::2, 1::2] + even[1::2, 1::2]
-    means: Pixels = ((total + 2) // 4).astype(pixels.dtype)
+    height, width, channels = pixels.shape
+    if height % 2 or width % 2:
+        pixels = np.pad(pixels, [(0, height % 2), (0, width % 2), (0, 0)], mode="edge")
+    rows = np.add(pixels[::2], pixels[1::2], dtype=np.uint32 if pixels.itemsize > 1 else np.uint16)
+    means = np.empty((len(rows), rows.shape[1] // 2, channels), pixels.dtype)
+    for channel in range(channels):  # faster than all at once, since the channels are interleaved
+        total = rows[:, ::2, channel] + rows[:, 1::2, channel]
+        means[..., channel] = (total + 2) >> 2
     return means
 
 
