@@ -83,6 +83,7 @@ def open_result(work: Path, out: str, side: int) -> Iterator[tuple[Callable[[int
     from paceline.images.regions.open_image import open_region_image
     from paceline.images.regions.pyramid_file import PyramidFile, PyramidFormat, partial_files
     from paceline.images.regions.region_image import Box
+    from paceline.images.regions.tile_order import Place
     from paceline.inference.region_plan import plan_blocks, tiff_tile_px
     from paceline.inference.tiling import Tiling
 
@@ -104,7 +105,7 @@ def open_result(work: Path, out: str, side: int) -> Iterator[tuple[Callable[[int
             step, rows = form.tile_px, []
             for row in range(top // step, (top + px - 1) // step + 1):
                 columns = range(left // step, (left + px - 1) // step + 1)
-                rows.append(np.concatenate([file.tile(0, row, column) for column in columns], axis=1))
+                rows.append(np.concatenate([file.tile(Place(0, row, column)) for column in columns], axis=1))
             return np.concatenate(rows)[top % step :][:px, left % step :][:, :px]
 
         yield read, min(side, file.num_blocks_done // len(blocks.columns) * tiling.side_px)

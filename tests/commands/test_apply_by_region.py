@@ -25,6 +25,7 @@ from paceline.images.regions.tiff_image import TiffImage
 from paceline.inference import region_applier
 from paceline.inference.tile_runner import TileRunner
 
+SMALLEST_LEVEL_PX = 128
 PHOTO = np.tile(photograph("astronaut")[:200, :300], (2, 1, 1))  # 400 rows, 300 columns
 TRANSLATING = ["generator=resnet_6", "segmentation_generator=unet_32", "ngf=1", "ndf=1", "d_layers=1"]
 
@@ -44,7 +45,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def inside(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
-    monkeypatch.setattr(pyramid_file, "SMALLEST_LEVEL_PX", 128)
+    monkeypatch.setattr(pyramid_file, "SMALLEST_LEVEL_PX", SMALLEST_LEVEL_PX)
 
 
 def apply(*words: object) -> int:
@@ -101,6 +102,7 @@ def apply_to_sixty_tiles(words: list[str]) -> int:
         return compute(runner, tiles, *inner)
 
     TileRunner.run = held  # type: ignore[method-assign]
+    pyramid_file.SMALLEST_LEVEL_PX = SMALLEST_LEVEL_PX
     return run(words)
 
 

@@ -25,10 +25,12 @@ def small_pyramids(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.images.regions.pyramid_file.SMALLEST_LEVEL_PX", 256)
 
 
-def write(path: Path, pixels: np.ndarray, form: PyramidFormat, blocks: list[Box], first: int = 0) -> PyramidFile:
-    """Write the blocks of an image from a number on, without finishing the file."""
+def write(
+    path: Path, pixels: np.ndarray, form: PyramidFormat, blocks: list[Box], first: int = 0, last: int | None = None
+) -> PyramidFile:
+    """Write the blocks of an image between two numbers, without finishing the file."""
     file = PyramidFile(path, form, blocks, {"test": 1})
-    for block in blocks[first:]:
+    for block in blocks[first:last]:
         part = pixels[block.top : block.top + block.height, block.left : block.left + block.width]
         file.append_block(file.encode_block(block, part))
     return file
@@ -49,7 +51,6 @@ def test_tifffile_reads_the_pyramid_that_was_written(channels, dtype, is_ome, tm
     form = PyramidFormat(HEIGHT, WIDTH, channels, dtype, 64, microns_per_px=0.5, is_ome=is_ome)
     name = "made.ome.tif" if is_ome else "made.tif"
     file = write(tmp_path / name, pixels, form, blocks_of(HEIGHT, WIDTH, 128))
-    file.build_levels()
     assert np.array_equal(file.preview(), halved(pixels))
     file.finish("a name with <brackets>")
     with tifffile.TiffFile(tmp_path / name) as made:
@@ -100,7 +101,6 @@ def test_pages_of_a_stack_are_channels(tmp_path: Path) -> None:
 def test_a_file_resumes_after_any_number_of_parts(tmp_path: Path) -> None:
     form, blocks = PyramidFormat(HEIGHT, WIDTH, 3, "uint8", 64), blocks_of(HEIGHT, WIDTH, 128)
     whole = write(tmp_path / "whole.tif", PIXELS, form, blocks)
-    whole.build_levels()
     whole.finish("a")
     killed = write(tmp_path / "killed.tif", PIXELS, form, blocks[:4])
     killed.close()
@@ -112,17 +112,32 @@ def test_a_file_resumes_after_any_number_of_parts(tmp_path: Path) -> None:
     assert resumed.num_blocks_done == 4
     resumed.close()
     resumed = write(tmp_path / "killed.tif", PIXELS, form, blocks, first=4)
-    resumed.build_levels()
     resumed.finish("a")
     assert (tmp_path / "killed.tif").read_bytes() == (tmp_path / "whole.tif").read_bytes()
+
+
+def test_levels_that_are_incomplete_are_completed(tmp_path: Path) -> None:
+    form, blocks = PyramidFormat(HEIGHT, WIDTH, 3, "uint8", 32), blocks_of(HEIGHT, WIDTH, 96)
+    write(tmp_path / "whole.tif", PIXELS, form, blocks).finish("a")
+    for count, missing in [(2, 1), (7, 3), (len(blocks), 2)]:
+        killed = write(tmp_path / "killed.tif", PIXELS, form, blocks, last=count)
+        killed._file.truncate(len(killed._file.parts) - missing)
+        killed.close()
+        resumed = PyramidFile(tmp_path / "killed.tif", form, blocks, {"test": 1})
+        done = resumed.num_blocks_done
+        resumed.keep_blocks(done)
+        resumed.close()
+        write(tmp_path / "killed.tif", PIXELS, form, blocks, done).finish("a")
+        assert (tmp_path / "killed.tif").read_bytes() == (tmp_path / "whole.tif").read_bytes()
 
 
 def test_a_damaged_part_and_another_purpose_are_not_resumed(tmp_path: Path) -> None:
     form, blocks = PyramidFormat(HEIGHT, WIDTH, 3, "uint8", 64), blocks_of(HEIGHT, WIDTH, 128)
     write(tmp_path / "a.tif", PIXELS, form, blocks[:3]).close()
     with (tmp_path / ".a.tif.partial").open("r+b") as file:
-        file.seek(-10, 2)
-        file.write(b"x")
+        content = file.read()
+        file.seek(len(content) * 5 // 6)  # in the last of three equal blocks
+        file.write(bytes(byte ^ 255 for byte in content[file.tell() :][:1]))
     damaged = PyramidFile(tmp_path / "a.tif", form, blocks, {"test": 1})
     assert damaged.num_blocks_done == 2
     damaged.close()
@@ -221,7 +236,6 @@ def test_a_second_command_does_not_write_the_same_file(tmp_path: Path) -> None:
         with pytest.raises(UserError, match="another command is writing this result"):
             PyramidFile(tmp_path / "a.tif", form, blocks, {"weights": purpose})
     file.append_block(file.encode_block(blocks[1], pixels[32:]))
-    file.build_levels()
     file.finish("a")
     assert np.array_equal(tifffile.imread(tmp_path / "a.tif"), pixels[..., 0])
     PyramidFile(tmp_path / "a.tif", form, blocks, {"weights": "second"}).close()

@@ -9,7 +9,7 @@ from paceline.contracts.recipe import Recipe
 from paceline.inference.blending import NO_BLEND, Blend, read_blended
 from paceline.inference.measured_field import measured_field, window_multiple
 from paceline.inference.receptive_field import ReceptiveField, receptive_field
-from paceline.inference.trained import StoredModel, TrainedModel, build, load_into
+from paceline.inference.trained import StoredModel, TrainedModel, build_for, load_into
 from paceline.inference.uses import check_use, uses_of
 from paceline.runs.weights import evaluated_values
 
@@ -50,14 +50,14 @@ def open_image_model(path: str, checkpoint: str = "best", blend: Blend = NO_BLEN
 
 def open_recipe(stored: StoredModel, path: str) -> Recipe:
     """Return a recipe with its weights; weights that `image_to_image` does not need may be missing."""
-    recipe = build(stored.config, stored.spec)
+    recipe = build_for(stored)
     load_usable(recipe, stored, path)
     return recipe
 
 
 def make_image_model(stored: StoredModel, path: str) -> ImageModel:
     """Return a stored model with its weights. Networks that `image_to_image` does not use may lack weights."""
-    image_model = ImageModel(build(stored.config, stored.spec), stored.config, stored.spec, stored.origin)
+    image_model = ImageModel(build_for(stored), stored.config, stored.spec, stored.origin)
     _load(image_model, stored, path)
     return image_model
 

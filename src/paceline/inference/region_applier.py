@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -103,16 +103,13 @@ class RegionApplier:
                 file.keep_blocks(done)
             advance(sum(block.tile.num_pixels for block in islice(job.blocks, done)))
             for computed, tiles in self._computed(job, islice(job.blocks, done, None)):
-                for name, file in job.files.items():
-                    file.append_block(tiles[name], SKIPPED if computed.landing is None else WHOLE)
+                flag = SKIPPED if computed.landing is None else WHOLE
+                _for_each(job.files, lambda name, file: file.append_block(tiles[name], flag))  # noqa: B023
                 advance(computed.block.tile.num_pixels)
             flags = next(iter(job.files.values())).flags()
-            for file in job.files.values():
-                file.build_levels()
             resumed = f"resumed after {done:,} of {len(job.blocks):,} tiles" if done else ""
             previews = {name: file.preview() for name, file in job.files.items()} if task.previews else {}
-            for file in job.files.values():
-                file.finish(Path(task.path).stem)
+            _for_each(job.files, lambda name, file: file.finish(Path(task.path).stem))
         self._write_previews(task, previews)
         notes = [self._write_mask(task, job, flags), resumed]
         return AppliedImage(task.path, self._summary(task, job, notes))
@@ -274,6 +271,12 @@ class RegionApplier:
         files = printable(first) + (f" and {len(more)} more" if more else "")
         remarks = "".join(f"; {note}" for note in (job.tiling.note, job.image.format.note, *notes) if note)
         return f"{printable(task.path)}: {width}×{height}{enlarged}{tiles} → {files}{remarks}"
+
+
+def _for_each(files: dict[str, PyramidFile], work: Callable[[str, PyramidFile], None]) -> None:
+    """Work on all files at the same time, and wait until it is done."""
+    for _ in ordered_map(lambda item: work(*item), files.items(), len(files)):
+        pass
 
 
 def _named(files: dict[str, str], name: str) -> str:

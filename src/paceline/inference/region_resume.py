@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from paceline.core.ordered_map import num_cores, ordered_map
 from paceline.core.types import JsonObject
 from paceline.images.regions.region_image import Box
 from paceline.inference.applier import ApplierSettings
@@ -61,9 +63,13 @@ def division_in(purpose: JsonObject | None, identity: dict[str, Any]) -> Divisio
 
 
 def weights_digest(image_model: ImageModel) -> str:
-    """Return the SHA-256 checksum of a model's weights."""
-    digest = hashlib.sha256()
-    for name, tensor in image_model.recipe.state_dict().items():
-        digest.update(name.encode())
+    """Return a SHA-256 checksum of the checksums of a model's weights, which are computed on all cores."""
+
+    def checksum(item: tuple[str, Tensor]) -> bytes:
+        name, tensor = item
+        digest = hashlib.sha256(name.encode())
         digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+        return digest.digest()
+
+    tensors = image_model.recipe.state_dict().items()
+    return hashlib.sha256(b"".join(ordered_map(checksum, tensors, num_cores()))).hexdigest()

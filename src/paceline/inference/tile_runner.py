@@ -69,12 +69,12 @@ class TileRunner:
         self._compile_note = ""
         # In full precision, tiles must match the whole image and runs must match each other.
         self.precision.apply(deterministic=precision == "fp32", autotune=False)
-        image_model.recipe.to(device)
-        if device.type == "cuda" and precision != "fp32":
-            image_model.recipe.to(memory_format=torch.channels_last)
         # A compiler would unroll the parts.
         in_parts = device.type == "cuda" and not compiled
         self.field = compute_in_parts(image_model, device) if in_parts else image_model.receptive_field
+        image_model.recipe.to(device)
+        if device.type == "cuda" and precision != "fp32":
+            image_model.recipe.to(memory_format=torch.channels_last)
         self._untested = compile_networks(image_model.recipe) if compiled else []
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._graphs = GraphedForward(self._forward, device) if device.type == "cuda" else None

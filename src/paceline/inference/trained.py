@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from paceline.config.resolve import Config
 from paceline.contracts.recipe import DataSpec, Recipe
@@ -19,6 +21,8 @@ from paceline.runs.finished_run import config_of
 from paceline.runs.folder import RunFolder
 from paceline.runs.weights import evaluated_values
 from paceline.runs.weights_file import check_checkpoint, is_weights_file, read_weights
+
+RANDOM_FILLS = (Tensor.normal_, Tensor.uniform_, nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_)
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,7 @@ def read_stored(path: str, checkpoint: str = "best", *, trust: bool = False) -> 
 
 def open_trained(stored: StoredModel, path: str) -> TrainedModel:
     """Return the recipe with all of its weights."""
-    recipe = build(stored.config, stored.spec)
+    recipe = build_for(stored)
     load_into(recipe, stored.weights, path, required=recipe.state_dict())
     return TrainedModel(recipe, stored.config, stored.spec, stored.origin)
 
@@ -92,6 +96,26 @@ def build(config: Config, spec: DataSpec) -> Recipe:
     """Return a recipe in eval mode, with random weights and without gradients."""
     with torch.random.fork_rng(devices=[]):
         return config.recipe_class(config.recipe, spec).eval().requires_grad_(False)
+
+
+def build_for(stored: StoredModel) -> Recipe:
+    """Return a recipe like `build`. If all of its weights are stored, they have no values until they are loaded.
+
+    For large networks, drawing random weights takes much longer than loading the stored ones.
+    """
+    with _WithoutRandomWeights():
+        recipe = build(stored.config, stored.spec)
+    is_complete = recipe.state_dict().keys() <= evaluated_values(stored.weights).keys()
+    return recipe if is_complete else build(stored.config, stored.spec)
+
+
+class _WithoutRandomWeights(TorchFunctionMode):
+    """Leaves out operations that only fill a parameter with random values."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        filled = args[0] if args else kwargs.get("tensor")
+        return filled if func in RANDOM_FILLS and isinstance(filled, nn.Parameter) else func(*args, **kwargs)
 
 
 def load_into(recipe: Recipe, weights: Mapping[str, Tensor], path: str, required: Iterable[str]) -> None:

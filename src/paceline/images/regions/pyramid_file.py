@@ -1,7 +1,8 @@
 """Writes a tiled, compressed, pyramidal BigTIFF or OME-TIFF by region; a killed command can resume.
 
 The tiles of the full resolution come block by block, in the order in which blocks are computed. Each further level has
-half the resolution. Its tiles are computed from those of the level before it, which are read back from the file.
+half the resolution. Its tiles are computed from those of the level before it, which are read back from the file as soon
+as they are there.
 """
 
 from __future__ import annotations
@@ -33,10 +34,12 @@ from paceline.images.regions.tiff_structure import (
     Directory,
     encode_header,
 )
+from paceline.images.regions.tile_order import Place, TileOrder
 
 SMALLEST_LEVEL_PX = 1024  # levels are added until both sides are at most this long
 DEFLATE, HORIZONTAL, CENTIMETRE = 8, 2, 3  # values of TIFF tags
 GREY, RGB = 1, 2
+ORDER = "levels grow together"  # of the tiles; a file that was begun in another order is not resumed
 
 Pixels = NDArray[Any]  # uint8 or uint16 [h, w, c]
 
@@ -91,34 +94,25 @@ class PyramidFile:
         """Start or resume a file. The blocks are rectangles of whole tiles, which together cover the image."""
         self.target, self.form = target, form
         partial, journal = partial_files(target)
-        self._file = JournaledFile(partial, journal, purpose, HEADER_BYTES)
-        numbers = np.empty(form.grid(0), np.int64)  # the position of each tile in the order of the file
-        first_tiles = [0]  # the number of each block's first tile, and that of all tiles
-        for block in blocks:
-            inside = numbers[self._tiles_in(block)]
-            inside[:] = np.arange(first_tiles[-1], first_tiles[-1] + inside.size).reshape(inside.shape)
-            first_tiles.append(first_tiles[-1] + inside.size)
-        self._first_tiles = np.array(first_tiles)
-        self._numbers, count = [numbers], first_tiles[-1]
-        for level in range(1, len(form.sizes)):
-            down, across = form.grid(level)
-            self._numbers.append(np.arange(count, count + down * across).reshape(down, across))
-            count += down * across
-        self._num_tiles = count
+        self._file = JournaledFile(partial, journal, {**purpose, "order": [ORDER, len(form.sizes)]}, HEADER_BYTES)
+        grids = [form.grid(level) for level in range(len(form.sizes))]
+        self._order = TileOrder(grids, map(self._tiles_in, blocks))
 
     @property
     def num_blocks_done(self) -> int:
         """The number of blocks whose tiles are all written."""
-        return int(np.searchsorted(self._first_tiles, len(self._file.parts), side="right")) - 1
+        return self._order.num_blocks(len(self._file.parts))
 
     def keep_blocks(self, count: int) -> None:
-        """Discard all blocks from this number on."""
-        if count < len(self._first_tiles) - 1:
-            self._file.truncate(int(self._first_tiles[count]))
+        """Discard all blocks from this number on, and complete the lower levels of the others."""
+        if count < len(self._order.starts):
+            self._file.truncate(self._order.starts[count])
+        if count:
+            self._append_levels(count - 1)
 
     def flags(self) -> list[int]:
         """Return the flag of each block."""
-        return [self._file.parts[int(start)].flag for start in self._first_tiles[:-1]]
+        return [self._file.parts[start].flag for start in self._order.starts]
 
     def encode_block(self, block: Box, pixels: Pixels) -> list[bytes]:
         """Return the compressed tiles of a block. May be called by several threads."""
@@ -130,17 +124,17 @@ class PyramidFile:
         ]
 
     def append_block(self, tiles: list[bytes], flag: int = 0) -> None:
-        """Write the tiles of the next block."""
+        """Write the tiles of the next block, and those of the lower levels that it completes."""
+        block = self.num_blocks_done
         for tile in tiles:
             self._file.append(tile, flag)
+        self._append_levels(block)
 
-    def build_levels(self) -> None:
-        """Compute and write the tiles of the lower resolutions that are not written yet."""
-        for level in range(1, len(self.form.sizes)):  # a level needs the whole level before it
-            numbers, done = self._numbers[level], len(self._file.parts)
-            places = np.ndindex(*numbers.shape)
-            todo = ((level, row, column) for row, column in places if numbers[row, column] >= done)
-            for tile in ordered_map(self._half_tile, todo, num_cores()):
+    def _append_levels(self, block: int) -> None:
+        """Compute and write the tiles of the lower levels that follow a block, if they are not written yet."""
+        for places in self._order.following(block):  # a level needs the tiles of the level before it
+            todo = [place for place in places if self._order.number(place) >= len(self._file.parts)]
+            for tile in ordered_map(self._half_tile, todo, num_cores()) if todo else ():
                 self._file.append(tile)
 
     def preview(self) -> Pixels:
@@ -150,12 +144,13 @@ class PyramidFile:
         down, across = self.form.grid(level)
         whole = np.empty((down * side, across * side, self.form.channels), self.form.dtype)
         for row, column in np.ndindex(down, across):
-            whole[row * side : (row + 1) * side, column * side : (column + 1) * side] = self.tile(level, row, column)
+            place = Place(level, row, column)
+            whole[row * side : (row + 1) * side, column * side : (column + 1) * side] = self.tile(place)
         return whole[:height, :width]
 
     def finish(self, name: str) -> None:
         """Write the directories and give the file its name."""
-        assert len(self._file.parts) == self._num_tiles
+        assert len(self._file.parts) == self._order.num_tiles
         start = self._file.end + -self._file.end % 8
         directories = [self._directory(level, name) for level in range(len(self.form.sizes))]
         trailer = b"\0" * (start - self._file.end)
@@ -185,7 +180,7 @@ class PyramidFile:
 
     def _directory(self, level: int, name: str) -> Directory:
         form, (height, width) = self.form, self.form.sizes[level]
-        offsets, lengths = self._file.parts.places(self._numbers[level].ravel())
+        offsets, lengths = self._file.parts.places(self._order.numbers[level].ravel())
         depth = np.dtype(form.dtype).itemsize * 8
         extra = form.channels - (3 if form.channels >= 3 else 1)
         tags: dict[int, tuple[int, bytes | list[int]]] = {
@@ -220,11 +215,11 @@ class PyramidFile:
         rows = slice(block.top // side, -(-(block.top + block.height) // side))
         return rows, slice(block.left // side, -(-(block.left + block.width) // side))
 
-    def tile(self, level: int, row: int, column: int) -> Pixels:
+    def tile(self, place: Place) -> Pixels:
         """Return a finished tile in its full size."""
-        return self.form.decompress(self._file.read(int(self._numbers[level][row, column])))
+        return self.form.decompress(self._file.read(self._order.number(place)))
 
-    def _half_tile(self, place: tuple[int, int, int]) -> bytes:
+    def _half_tile(self, place: Place) -> bytes:
         """Return a tile of a lower level, from up to four tiles of the level before it."""
         level, row, column = place
         side, (height, width) = self.form.tile_px, self.form.sizes[level - 1]
@@ -234,7 +229,8 @@ class PyramidFile:
         for below, beside in np.ndindex(2, 2):
             if 2 * row + below < down and 2 * column + beside < across:
                 part = area[below * side : (below + 1) * side, beside * side : (beside + 1) * side]
-                part[:] = self.tile(level - 1, 2 * row + below, 2 * column + beside)[: part.shape[0], : part.shape[1]]
+                needed = Place(level - 1, 2 * row + below, 2 * column + beside)
+                part[:] = self.tile(needed)[: part.shape[0], : part.shape[1]]
         return self.form.compress(halved(area))
 
 
