@@ -14,7 +14,7 @@ Each row runs in its own process with a time limit. The variants are built in th
 are not yet begun after 60 % of the row's time are left out. The JSON file is written after every turn, so that a row
 that is stopped keeps its turns.
 
-    PYTHONPATH=src python benchmarks/fast_table.py --json fast_table.json              # one GPU, at most 8 minutes
+    PYTHONPATH=src python benchmarks/fast_table.py --json fast_table.json              # one GPU, about 7 minutes
     PYTHONPATH=src python benchmarks/fast_table.py --rows dcgan,srgan --variants engine --json fast_table.json
     PYTHONPATH=src python benchmarks/fast_table.py --tiny                              # on a CPU: every variant runs
 """
