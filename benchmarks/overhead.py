@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -42,6 +43,17 @@ LEARNER = {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4}
 Step = Callable[[], None]
 
 
+class Kind(NamedTuple):
+    """How both variants run their step."""
+
+    name: str
+    captured: bool = False  # as a CUDA graph
+    compiled: bool = False
+
+
+EAGER, CAPTURED, COMPILED = Kind(""), Kind(", graph", True), Kind(", graph, compiled", True, True)
+
+
 def random_data(num_samples: int) -> dict[str, np.ndarray]:
     """Return images and labels in the layout of an .npz source."""
     generator = np.random.default_rng(0)
@@ -54,17 +66,19 @@ def random_data(num_samples: int) -> dict[str, np.ndarray]:
 
 
 def hand_written_step_factory(
-    data: dict[str, np.ndarray], batch_size: int, width: int, device: torch.device, graph: bool = False
+    data: dict[str, np.ndarray], batch_size: int, width: int, device: torch.device, kind: Kind
 ) -> Step:
     """Return the training step of an optimised loop written by hand for this network.
 
-    With `graph`, the step is captured once and replayed, which shows how fast the engine's captured step could be.
+    If the step is captured, it is replayed afterwards, which shows how fast the engine's captured step could be.
     """
     torch.backends.cudnn.benchmark = True
     torch.manual_seed(0)
     network = ResNet(18, NUM_CLASSES, stem="small", width=width).to(device)
     if device.type == "cuda":
         network = network.to(memory_format=torch.channels_last)
+    if kind.compiled:
+        network.compile(dynamic=False)
     rate = torch.tensor(LEARNER["lr"], device=device)
     optimizer = torch.optim.SGD(
         network.parameters(),
@@ -98,7 +112,7 @@ def hand_written_step_factory(
         optimizer.zero_grad(set_to_none=True)
         loss_sum.add_(loss.detach())
 
-    run = capture(learn, device) if graph else learn
+    run = capture(learn, device) if kind.captured else learn
 
     def step() -> None:
         nonlocal order, position, number
@@ -134,7 +148,7 @@ def capture(learn: Step, device: torch.device) -> Step:
     return replay
 
 
-def engine_step_factory(data_file: Path, batch_size: int, width: int, device: torch.device, graph: str = "off") -> Step:
+def engine_step_factory(data_file: Path, batch_size: int, width: int, device: torch.device, kind: Kind) -> Step:
     """Return the training step of `paceline train`, which also writes metrics."""
     settings = {
         "data": "npz",
@@ -143,7 +157,8 @@ def engine_step_factory(data_file: Path, batch_size: int, width: int, device: to
         "loader": "resident",
         "batch_size": batch_size,
         "precision": "bf16",
-        "graph": graph,
+        "graph": "on" if kind.captured else "off",
+        "compile": "on" if kind.compiled else "off",
         "epochs": EPOCHS,
         "validation": 0,
         "pad_crop": PADDING_PX,
@@ -159,7 +174,7 @@ def engine_step_factory(data_file: Path, batch_size: int, width: int, device: to
     }
     config = resolve_config("classification", [("benchmark", settings)])
     parts = assemble(config)
-    folder = data_file.with_name(f"run-{batch_size}-{graph}")
+    folder = data_file.with_name(f"run-{batch_size}{kind.name}")
     writer = MetricsWriter(folder, loggers=config.run.loggers)
     outputs = Outputs(RunFolder(folder), writer, Display(parts.total_images, 0, "overhead", enabled=False))
     loop = Loop(parts, outputs, evaluator=training_evaluator(parts))
@@ -217,42 +232,36 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=50, help="steps per block")
     parser.add_argument("--repeats", type=int, default=31, help="number of blocks per variant")
     parser.add_argument("--graph", action="store_true", help="also measure both with the step in a CUDA graph")
+    parser.add_argument("--compile", action="store_true", help="also measure both in a CUDA graph and compiled")
     parser.add_argument("--json", type=Path, help="JSON file for the results")
     arguments = parser.parse_args()
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     data, rows = random_data(arguments.samples), []
     headings = f"{'images/s':>9}  {'low':>9} – {'high':>9}   n  step time ÷ that of the hand-written loop (quartiles)"
-    print(f"{'batch':>5}  {'variant':20} {headings}")
+    print(f"{'batch':>5}  {'variant':30} {headings}")
     with tempfile.TemporaryDirectory() as folder:
         data_file = Path(folder) / "random.npz"
         np.savez(data_file, **data)  # type: ignore[arg-type]
         for batch_size in map(int, arguments.batches.split(",")):
             sizes = (batch_size, arguments.width, device)
-            found = measure(
-                {
-                    "hand-written": hand_written_step_factory(data, *sizes),
-                    "engine": engine_step_factory(data_file, *sizes),
-                },
-                batch_size,
-                arguments.steps,
-                arguments.repeats,
-                device,
-            )
-            if arguments.graph:
-                by_hand = hand_written_step_factory(data, *sizes, graph=True)
-                pair = {"hand-written, graph": by_hand, "engine, graph": engine_step_factory(data_file, *sizes, "on")}
-                found += measure(pair, batch_size, arguments.steps, arguments.repeats, device)
-            rows += found
-            for row in found:
-                spread = f"{row['low']:9,.0f} – {row['high']:9,.0f}"
-                low, median, high = row["time_over_first"]
-                ratio = f"{median:.3f} ({low:.3f} – {high:.3f})"
-                rate = f"{row['images_per_second']:9,.0f}"
-                print(f"{batch_size:5}  {row['variant']:20} {rate}  {spread} {row['n']:3}  {ratio}")
-    if arguments.json:
-        content = {"provenance": versions_and_hardware(), "width": arguments.width, "rows": rows}
-        arguments.json.write_text(json.dumps(content, indent=1) + "\n")
+            kinds = [EAGER, *([CAPTURED] if arguments.graph else []), *([COMPILED] if arguments.compile else [])]
+            for kind in kinds:
+                pair = {
+                    f"hand-written{kind.name}": hand_written_step_factory(data, *sizes, kind),
+                    f"engine{kind.name}": engine_step_factory(data_file, *sizes, kind),
+                }
+                found = measure(pair, batch_size, arguments.steps, arguments.repeats, device)
+                rows += found
+                for row in found:
+                    spread = f"{row['low']:9,.0f} – {row['high']:9,.0f}"
+                    low, median, high = row["time_over_first"]
+                    ratio = f"{median:.3f} ({low:.3f} – {high:.3f})"
+                    rate = f"{row['images_per_second']:9,.0f}"
+                    print(f"{batch_size:5}  {row['variant']:30} {rate}  {spread} {row['n']:3}  {ratio}", flush=True)
+                if arguments.json:
+                    content = {"provenance": versions_and_hardware(), "width": arguments.width, "rows": rows}
+                    arguments.json.write_text(json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":

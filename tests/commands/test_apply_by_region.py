@@ -83,6 +83,15 @@ def test_blocks_have_a_largest_size_unless_another_is_chosen(tmp_path: Path, mon
         assert f"tiles of {side} pixels" in capsys.readouterr().out
 
 
+def test_the_effect_of_a_lower_precision_is_printed_once(tmp_path: Path, capsys) -> None:
+    words = ["twice.safetensors", "slide.tif", "--out", tmp_path, "--level", 0, "--region", "0,0,99,70", "--tile", 64]
+    assert apply(*words, "--precision", "bf16") == 0
+    printed = capsys.readouterr().out
+    assert printed.count("bf16 changes 64×64 pixels at the centre by at most ") == 1
+    assert apply(*words, "--overwrite") == 0
+    assert "changes" not in capsys.readouterr().out
+
+
 def test_ome_tiff_is_written_on_request_and_for_ome_tiff(tmp_path: Path) -> None:
     assert apply("twice.safetensors", "slide.tif", "--out", tmp_path, "--format", "ome-tiff") == 0
     with tifffile.TiffFile(tmp_path / "slide.ome.tif") as file:

@@ -21,6 +21,7 @@ from paceline.inference.composer import Advance, Composer, Composition, Demands
 from paceline.inference.downsampled import compare, shrink
 from paceline.inference.forward import Pixels
 from paceline.inference.image_model import ImageModel
+from paceline.inference.levels import in_levels
 from paceline.inference.skipped import SkippedImage
 from paceline.inference.tile_runner import RunnerPool, TileRunner
 
@@ -99,7 +100,7 @@ class Applier:
         )
         self.composer = Composer(self.pool, Demands(settings.tile, _num_sharing(devices)))
         self._reported: set[str] = set()
-        self._difference = ""  # of the precision from fp32, measured on the first image
+        self._is_difference_known = False  # of the precision from fp32, measured on the first image
 
     def open(self, task: ImageTask) -> OpenedImage | SkippedImage:
         """Read an image. A file that cannot be used is skipped."""
@@ -123,9 +124,9 @@ class Applier:
         made = self.composer.compose(
             [one.pixels for one in images], self.result_bytes(images[0]), lambda pixels: advance(pixels * factor)
         )
-        if self.settings.precision != "fp32" and not self._difference:
-            self._difference = self._describe_difference(images[0].pixels, made[0])
-            made[0].note = self._difference
+        side = made[0].tiling.side_px
+        where = "this image" if made[0].num_tiles == 1 else "the first tile"
+        made[0].note = self.describe_difference(images[0].pixels[:side, :side], where)
         return [
             ComputedImage(image, composition, self.result_bytes(image))
             for image, composition in zip(images, made, strict=True)
@@ -207,12 +208,13 @@ class Applier:
         summary = f"{printable(task.path)}: {values} → {printable(task.targets[''])}{notes}"
         return AppliedImage(task.path, summary, metrics)
 
-    def _describe_difference(self, pixels: Pixels, composition: Composition) -> str:
-        """Return how much the precision changes the first tile of an image."""
-        side = min(composition.tiling.side_px, max(pixels.shape[:2]))
-        levels = self.pool.runners[0].difference_from_fp32(pixels[:side, :side])
-        where = "this image" if composition.num_tiles == 1 else "the first tile"
-        return f"{self.settings.precision} changes {where} by at most {levels:.2g} of 255 levels"
+    def describe_difference(self, pixels: Pixels, where: str) -> str:
+        """Return how much the precision changes the results; empty for fp32, and after the first call."""
+        if self.settings.precision == "fp32" or self._is_difference_known:
+            return ""
+        self._is_difference_known = True
+        levels = self.pool.runners[0].difference_from_fp32(pixels)
+        return f"{self.settings.precision} changes {where} by at most {in_levels(levels)} of 255 levels"
 
     def _check_memory(self, image: ImageData) -> None:
         height, width = image.pixels.shape[:2]

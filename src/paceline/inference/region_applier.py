@@ -42,6 +42,7 @@ INPUT_BYTES, RESULT_BYTES = 300_000_000, 400_000_000  # of blocks that wait to b
 LARGEST_BLOCK_PX = {"cuda": 2048, "cpu": 1024}  # side of a block, unless --tile or a large halo makes it larger
 HALOS_PER_BLOCK = 8  # a block is this many times as wide as its halo, if memory allows
 PROBE_PX, LARGEST_PROBE_HALO_PX = 64, 256
+MEASURED_PX = 1024  # largest side of the part on which the precision is compared with fp32
 WHOLE, SKIPPED = 0, 1  # flags of a block
 
 
@@ -101,6 +102,7 @@ class RegionApplier:
             done = min(file.num_blocks_done for file in job.files.values())
             for file in job.files.values():
                 file.keep_blocks(done)
+            difference = self._describe_difference(job)
             advance(sum(block.tile.num_pixels for block in islice(job.blocks, done)))
             for computed, tiles in self._computed(job, islice(job.blocks, done, None)):
                 flag = SKIPPED if computed.landing is None else WHOLE
@@ -111,7 +113,7 @@ class RegionApplier:
             previews = {name: file.preview() for name, file in job.files.items()} if task.previews else {}
             _for_each(job.files, lambda name, file: file.finish(Path(task.path).stem))
         self._write_previews(task, previews)
-        notes = [self._write_mask(task, job, flags), resumed]
+        notes = [self._write_mask(task, job, flags), difference, resumed]
         return AppliedImage(task.path, self._summary(task, job, notes))
 
     def _start(self, task: ImageTask, image: RegionImage, stack: ExitStack) -> _Job:
@@ -242,6 +244,16 @@ class RegionApplier:
         white = np.full((side, side, job.image.format.channels), np.iinfo(job.image.format.dtype).max)
         made = self.pool.run([white.astype(job.image.format.dtype)]).arrays()
         return {name: values[0, side * self.scale // 2, side * self.scale // 2] for name, values in made.items()}
+
+    def _describe_difference(self, job: _Job) -> str:
+        """Return how much the precision changes the results at the centre of an image; empty for fp32."""
+        if self.applier.settings.precision == "fp32":
+            return ""
+        side = min(job.tiling.side_px, MEASURED_PX)
+        height, width = min(side, job.box.height), min(side, job.box.width)
+        top, left = job.box.top + (job.box.height - height) // 2, job.box.left + (job.box.width - width) // 2
+        pixels = job.image.read(job.level, Box(top, left, height, width))
+        return self.applier.describe_difference(pixels, f"{width}×{height} pixels at the centre")
 
     def _write_previews(self, task: ImageTask, previews: dict[str, Pixels]) -> None:
         for name, pixels in previews.items():

@@ -9,10 +9,9 @@ from torch import Tensor
 
 from paceline.inference.forward import Pixels, pixel_format, tensor_of, to_unit_range, transform
 from paceline.inference.image_model import ImageModel
+from paceline.inference.levels import LEVELS, in_levels
 from paceline.inference.receptive_field import ReceptiveField
 from paceline.inference.tiling import Tiling, needed_bytes, usable_bytes
-
-LEVELS = 255 / 2  # 8-bit levels per unit of the value range [-1, 1]
 
 
 class _Area(NamedTuple):
@@ -57,7 +56,8 @@ def describe_tile_error(
     near = _result(image_model, pixels, tile.grown(tiling.halo_px, size), tile)
     far = _result(image_model, pixels, larger, tile)
     change = (near - far).abs() * LEVELS
-    return f"{what} the centre by at most {float(change.max()):.2g} of 255 levels (mean {float(change.mean()):.2g})"
+    largest, mean = in_levels(float(change.max())), in_levels(float(change.mean()))
+    return f"{what} the centre by at most {largest} of 255 levels (mean {mean})"
 
 
 def _central(size: tuple[int, int], side: int, multiple: int) -> _Area:

@@ -30,12 +30,12 @@ from paceline.inference.forward import (
 )
 from paceline.inference.graphed_forward import GraphedForward
 from paceline.inference.image_model import ImageModel
+from paceline.inference.levels import LEVELS
 from paceline.inference.part_by_part import compute_in_parts
 from paceline.parallel.precision import Precision, choose_precision
 from paceline.parallel.torch_internals import undo_compile
 from paceline.training.compile import compile_networks
 
-LEVELS = 255 / 2  # 8-bit levels per unit of the value range [-1, 1]
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 WHOLE = (slice(None), slice(None))
 

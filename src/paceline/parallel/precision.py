@@ -6,8 +6,11 @@ import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+
+DETERMINISM: Any = torch.utils.deterministic  # flags that its type annotations lack
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ class Precision:
         torch.backends.cudnn.benchmark = autotune and not deterministic
         if deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads this when it starts
+        # Deterministic algorithms would fill new tensors, which only helps to find errors.
+        DETERMINISM.fill_uninitialized_memory = False
         if deterministic != torch.are_deterministic_algorithms_enabled():  # avoids a slow import of the compiler
             torch.use_deterministic_algorithms(deterministic)
 
@@ -53,12 +58,14 @@ class Precision:
         matmul, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn
         tf32, benchmark, was = cudnn.allow_tf32, cudnn.benchmark, torch.are_deterministic_algorithms_enabled()
         only_warned = torch.is_deterministic_algorithms_warn_only_enabled()
+        fills = DETERMINISM.fill_uninitialized_memory
         self.apply(deterministic=deterministic, autotune=autotune)
         try:
             yield
         finally:
             torch.set_float32_matmul_precision(matmul)
             cudnn.allow_tf32, cudnn.benchmark = tf32, benchmark
+            DETERMINISM.fill_uninitialized_memory = fills
             if deterministic != was:
                 torch.use_deterministic_algorithms(was, warn_only=only_warned)
 
