@@ -22,6 +22,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple
 
+from fast_table import ROWS
+
 HERE = Path(__file__).parent
 
 
@@ -45,8 +47,8 @@ def jobs(options: argparse.Namespace) -> Iterator[Job]:
         words = ["--preset", "accurate", "--data-root", options.cifar100, "--out", f"{options.out}/runs"]
         yield Job("cifar100-cold", "cifar100.py", [*words, "--seeds", "2", "--", "--epochs", "80"], 150, cold=True)
         yield Job("cifar100-warm", "cifar100.py", [*words, "--seeds", "4,42", "--", "--epochs", "80"], 200)
-    for row, seconds in (("resnet18", 120), ("dual-gan", 100), ("dcgan", 90), ("srgan", 200), ("deepliif", 240)):
-        yield Job(f"table-{row}", "fast_table.py", ["--rows", row, "--limit", str(seconds)], seconds + 10)
+    for name, row in ROWS.items():
+        yield Job(f"table-{name}", "fast_table.py", ["--rows", name], row.limit + 10)
     yield Job("overhead", "overhead.py", ["--graph", "--compile", "--repeats", "11"], 150)
     yield Job("start-up", "start_up.py", ["--repeats", "5"], 240)
     yield Job("out-of-memory", "out_of_memory.py", ["--count", "20"], 250)
@@ -57,9 +59,7 @@ def run(job: Job, out: Path, caches: Path) -> str:
     """Run one benchmark; return how it ended."""
     if job.cold:
         shutil.rmtree(caches, ignore_errors=True)
-    own, *passed_on = " ".join(job.arguments).split(" -- ")
-    command = [sys.executable, str(HERE / job.script), *own.split(), "--json", str(out / f"{job.name}.json")]
-    command += ["--", *passed_on[0].split()] if passed_on else []
+    command = [sys.executable, str(HERE / job.script), "--json", str(out / f"{job.name}.json"), *job.arguments]
     environment = {**os.environ, "XDG_CACHE_HOME": str(caches), "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor")}
     environment["PYTHONUNBUFFERED"] = "1"
     with (out / f"{job.name}.log").open("w") as log:

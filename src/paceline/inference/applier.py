@@ -22,6 +22,7 @@ from paceline.inference.downsampled import compare, shrink
 from paceline.inference.forward import Pixels
 from paceline.inference.image_model import ImageModel
 from paceline.inference.levels import in_levels
+from paceline.inference.part_by_part import compute_in_parts
 from paceline.inference.skipped import SkippedImage
 from paceline.inference.tile_runner import RunnerPool, TileRunner
 
@@ -90,7 +91,9 @@ class Applier:
 
     def __init__(self, settings: ApplierSettings, image_model: ImageModel, devices: list[torch.device]) -> None:
         self.settings, self.image_model = settings, image_model
-        image_model.receptive_field  # noqa: B018 - traced on the CPU, before the weights move to the device
+        # The receptive field is traced on the CPU, before the weights move to a device. A compiler would unroll parts.
+        in_parts = devices[0].type == "cuda" and not settings.compiled
+        field = compute_in_parts(image_model, devices[0]) if in_parts else image_model.receptive_field
         copies = [image_model, *(_copied(image_model) for _ in devices[1:])]
         self.pool = RunnerPool(
             [
@@ -98,7 +101,7 @@ class Applier:
                 for model, device in zip(copies, devices, strict=True)
             ]
         )
-        self.composer = Composer(self.pool, Demands(settings.tile, _num_sharing(devices)))
+        self.composer = Composer(self.pool, Demands(settings.tile, _num_sharing(devices)), field)
         self._reported: set[str] = set()
         self._is_difference_known = False  # of the precision from fp32, measured on the first image
 
@@ -125,8 +128,9 @@ class Applier:
             [one.pixels for one in images], self.result_bytes(images[0]), lambda pixels: advance(pixels * factor)
         )
         side = made[0].tiling.side_px
-        where = "this image" if made[0].num_tiles == 1 else "the first tile"
-        made[0].note = self.describe_difference(images[0].pixels[:side, :side], where)
+        if self.measures_difference:
+            where = "this image" if made[0].num_tiles == 1 else "the first tile"
+            made[0].note = self.describe_difference(images[0].pixels[:side, :side], where)
         return [
             ComputedImage(image, composition, self.result_bytes(image))
             for image, composition in zip(images, made, strict=True)
@@ -208,10 +212,13 @@ class Applier:
         summary = f"{printable(task.path)}: {values} → {printable(task.targets[''])}{notes}"
         return AppliedImage(task.path, summary, metrics)
 
+    @property
+    def measures_difference(self) -> bool:
+        """Whether the difference from fp32 is still to be measured: for the first image, in another precision."""
+        return self.settings.precision != "fp32" and not self._is_difference_known
+
     def describe_difference(self, pixels: Pixels, where: str) -> str:
-        """Return how much the precision changes the results; empty for fp32, and after the first call."""
-        if self.settings.precision == "fp32" or self._is_difference_known:
-            return ""
+        """Return how much the precision changes the results for some pixels."""
         self._is_difference_known = True
         levels = self.pool.runners[0].difference_from_fp32(pixels)
         return f"{self.settings.precision} changes {where} by at most {in_levels(levels)} of 255 levels"

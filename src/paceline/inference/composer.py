@@ -11,6 +11,7 @@ import torch
 
 from paceline.core.errors import UserError
 from paceline.inference.forward import Pixels
+from paceline.inference.receptive_field import ReceptiveField
 from paceline.inference.tile_error import describe_tile_error
 from paceline.inference.tile_runner import Landing, RunnerPool
 from paceline.inference.tiling import (
@@ -75,10 +76,10 @@ class Composition:
 class Composer:
     """Applies an image model to images of any size."""
 
-    def __init__(self, pool: RunnerPool, demands: Demands) -> None:
+    def __init__(self, pool: RunnerPool, demands: Demands, field: ReceptiveField) -> None:
         self.pool, self.demands = pool, demands
         self.image_model, self.device = pool.runners[0].image_model, pool.runners[0].device
-        self.field = pool.runners[0].field
+        self.field = field
         self._measured_error = ""
 
     @property

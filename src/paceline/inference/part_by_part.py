@@ -1,13 +1,15 @@
-"""Computes networks with a small halo in parts, within the tiles of a model whose halo is large.
+"""Computes networks with a small halo in parts, so that a model with a large halo can use large tiles.
 
-DeepLIIF feeds the results of networks with a small halo into networks whose halo is 1,533 pixels wide. Tiles must be
-much larger than this halo. The feature maps of the former networks, which have the full resolution, would limit the
-size of the tiles. Computed in parts with halos of their own, they have the same values and need less memory.
+DeepLIIF, for example, feeds the results of networks with a halo of 84 pixels into networks with a halo of 1,533 pixels.
+Tiles should be much larger than the large halo, but the networks with the small halo would need too much memory for
+that: their feature maps have the full resolution. So they process each tile in parts, which gives the same results.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,44 +23,52 @@ LARGEST_PART_PX = 4096
 HALOS_PER_PART = 8  # smaller parts would mostly compute halos
 MEMORY_SHARE = 0.25  # of the memory that tiles may use
 
-Forward = Callable[[Tensor], Tensor]
 
+class _InParts(nn.Module):
+    """Mixin for a network that computes parts of the images. The results are as large as the images."""
 
-class _InParts:
-    """A network's forward pass on parts of the images. The results are as large as the images."""
+    division: Tiling
 
-    def __init__(self, forward: Forward, tiling: Tiling) -> None:
-        self._forward, self._tiling = forward, tiling
-
-    def __call__(self, images: Tensor) -> Tensor:
+    def forward(self, images: Tensor) -> Tensor:
         height, width = images.shape[-2:]
         with uncounted():
-            if max(height, width) <= self._tiling.side_px:
-                return self._forward(images)
+            if max(height, width) <= self.division.side_px:
+                at_once: Tensor = super().forward(images)
+                return at_once
             whole: Tensor | None = None
-            for tile in plan_tiles(self._tiling, (height, width)):
-                made = self._forward(images[..., *tile.source])
+            for tile in plan_tiles(self.division, (height, width)):
+                made = super().forward(images[..., *tile.source])
                 whole = made.new_empty((*made.shape[:2], height, width)) if whole is None else whole
                 whole[..., *tile.target(1)] = made[..., *tile.inner(1)]
             assert whole is not None
             return whole
 
 
+@cache
+def _class_in_parts(network: type[nn.Module]) -> type[nn.Module]:
+    return type(network.__name__, (_InParts, network), {})
+
+
 def compute_in_parts(image_model: ImageModel, device: torch.device) -> ReceptiveField:
-    """Compute networks with a small halo in parts if the model's halo is large; return the model's receptive field."""
+    """Compute networks with a small halo in parts if the model's halo is large; return the model's receptive field.
+
+    The networks must still be on the CPU.
+    """
     field, channels = image_model.receptive_field, image_model.spec.channels
     if field.obstacles or field.halo_px < LARGE_HALO_PX:
         return field
     for network in _networks(image_model.recipe):
         if any(id(weight) in field.used for weight in network.parameters()):
-            tiling = _parts_of(network, channels, device)
-            if tiling:
-                network.forward = _InParts(network.forward, tiling)
+            division = _parts_of(network, channels, device)
+            if division:
+                kind: Any = type(network)
+                network.__class__ = _class_in_parts(kind)
+                network.division = division  # type: ignore[assignment]
     return receptive_field(image_model.recipe.image_to_image, channels, image_model.output_scale)
 
 
 def _networks(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the networks of a recipe, which may be in containers."""
+    """Yield the networks of a recipe, including those in a ModuleDict or ModuleList."""
     for child in module.children():
         if isinstance(child, nn.ModuleDict | nn.ModuleList):
             yield from _networks(child)

@@ -117,7 +117,7 @@ def _follow(
 
 @contextmanager
 def uncounted() -> Iterator[None]:
-    """Do not count the memory of the operations in this context: it does not grow with the size of the image."""
+    """Leave operations out of the memory estimate, because their memory does not grow with the size of the image."""
     token = _counts.set(False)
     try:
         yield

@@ -246,8 +246,8 @@ class RegionApplier:
         return {name: values[0, side * self.scale // 2, side * self.scale // 2] for name, values in made.items()}
 
     def _describe_difference(self, job: _Job) -> str:
-        """Return how much the precision changes the results at the centre of an image; empty for fp32."""
-        if self.applier.settings.precision == "fp32":
+        """Return how much the precision changes the results at the centre of the first image."""
+        if not self.applier.measures_difference:
             return ""
         side = min(job.tiling.side_px, MEASURED_PX)
         height, width = min(side, job.box.height), min(side, job.box.width)

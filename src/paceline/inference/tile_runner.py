@@ -31,7 +31,6 @@ from paceline.inference.forward import (
 from paceline.inference.graphed_forward import GraphedForward
 from paceline.inference.image_model import ImageModel
 from paceline.inference.levels import LEVELS
-from paceline.inference.part_by_part import compute_in_parts
 from paceline.parallel.precision import Precision, choose_precision
 from paceline.parallel.torch_internals import undo_compile
 from paceline.training.compile import compile_networks
@@ -69,9 +68,6 @@ class TileRunner:
         self._compile_note = ""
         # In full precision, tiles must match the whole image and runs must match each other.
         self.precision.apply(deterministic=precision == "fp32", autotune=False)
-        # A compiler would unroll the parts.
-        in_parts = device.type == "cuda" and not compiled
-        self.field = compute_in_parts(image_model, device) if in_parts else image_model.receptive_field
         image_model.recipe.to(device)
         if device.type == "cuda" and precision != "fp32":
             image_model.recipe.to(memory_format=torch.channels_last)

@@ -99,7 +99,7 @@ def build(config: Config, spec: DataSpec) -> Recipe:
 
 
 def build_for(stored: StoredModel) -> Recipe:
-    """Return a recipe like `build`. If all of its weights are stored, they have no values until they are loaded.
+    """Return a recipe like `build`, whose weights are then loaded. If all of them are stored, none are random.
 
     For large networks, drawing random weights takes much longer than loading the stored ones.
     """
@@ -110,7 +110,7 @@ def build_for(stored: StoredModel) -> Recipe:
 
 
 class _WithoutRandomWeights(TorchFunctionMode):
-    """Leaves out operations that only fill a parameter with random values."""
+    """While this mode is active, parameters are not filled with random values."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

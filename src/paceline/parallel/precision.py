@@ -39,8 +39,8 @@ class Precision:
     def apply(self, *, deterministic: bool, autotune: bool = True) -> None:
         """Set PyTorch's global precision flags for this process.
 
-        With `autotune`, cuDNN tries all kernels for each new shape, unless the results must be deterministic. This
-        takes seconds for large images, and each thread does it again.
+        With `autotune`, cuDNN tries all kernels for each new shape, unless the results must be deterministic. For large
+        images, this takes many seconds.
         """
         torch.set_float32_matmul_precision("highest" if self.name in ("fp32", "fp64") else "high")
         torch.backends.cudnn.allow_tf32 = self.name not in ("fp32", "fp64")

@@ -104,7 +104,7 @@ class PyramidFile:
         return self._order.num_blocks(len(self._file.parts))
 
     def keep_blocks(self, count: int) -> None:
-        """Discard all blocks from this number on, and complete the lower levels of the others."""
+        """Discard all blocks from this number on, and write missing tiles with lower resolutions of the others."""
         if count < len(self._order.starts):
             self._file.truncate(self._order.starts[count])
         if count:
@@ -124,14 +124,14 @@ class PyramidFile:
         ]
 
     def append_block(self, tiles: list[bytes], flag: int = 0) -> None:
-        """Write the tiles of the next block, and those of the lower levels that it completes."""
+        """Write the tiles of the next block, and then the tiles with lower resolutions that can now be computed."""
         block = self.num_blocks_done
         for tile in tiles:
             self._file.append(tile, flag)
         self._append_levels(block)
 
     def _append_levels(self, block: int) -> None:
-        """Compute and write the tiles of the lower levels that follow a block, if they are not written yet."""
+        """Compute and write the tiles with lower resolutions that belong after a block, unless they are written."""
         for places in self._order.following(block):  # a level needs the tiles of the level before it
             todo = [place for place in places if self._order.number(place) >= len(self._file.parts)]
             for tile in ordered_map(self._half_tile, todo, num_cores()) if todo else ():

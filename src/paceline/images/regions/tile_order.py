@@ -1,11 +1,12 @@
 """The order of a pyramid's tiles in its file.
 
-The tiles of the full resolution come block by block. A tile of a lower level follows the block that completes the tiles
-from which it is computed, so that all levels grow together.
+The tiles of the full resolution are written block by block. A tile with a lower resolution is computed from up to four
+tiles of the level before it. It is written after the block that completes them, so that all levels grow together.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 
 class Place(NamedTuple):
-    """The place of a tile in a pyramid."""
+    """The level, row and column of a tile in a pyramid."""
 
     level: int
     row: int
@@ -32,27 +33,22 @@ class TileOrder:
             rows, columns = np.indices(above).reshape(2, -1)
             np.add.at(missing, (rows // 2, columns // 2), 1)
         self.num_tiles = 0
-        starts, ends = [], []
+        self.starts: list[int] = []  # the number of each block's first tile
+        self._ends: list[int] = []  # the number after each block's last tile
         self._following: list[list[list[Place]]] = []
         for rows_of_block, columns_of_block in blocks:
-            starts.append(self.num_tiles)
+            self.starts.append(self.num_tiles)
             fresh = np.mgrid[rows_of_block, columns_of_block].reshape(2, -1)
             self._append(0, fresh)
-            ends.append(self.num_tiles)
+            self._ends.append(self.num_tiles)
             self._following.append(self._completed_by(fresh))
-        self._starts, self._ends = np.array(starts), np.array(ends)
-
-    @property
-    def starts(self) -> list[int]:
-        """The number of each block's first tile."""
-        return [int(start) for start in self._starts]
 
     def num_blocks(self, num_tiles: int) -> int:
-        """Return how many blocks are complete in a file with this number of tiles."""
-        return int(np.searchsorted(self._ends, num_tiles, side="right"))
+        """Return the number of complete blocks in a file that has this number of tiles so far."""
+        return bisect_right(self._ends, num_tiles)
 
     def following(self, block: int) -> list[list[Place]]:
-        """Return the tiles of the lower levels that follow a block, by level."""
+        """Return the tiles with lower resolutions that are written after a block, one list per level."""
         return self._following[block]
 
     def number(self, place: Place) -> int:
