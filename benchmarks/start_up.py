@@ -1,12 +1,17 @@
-"""Measure the time from a `paceline train` command to the end of its first training step.
+r"""Measure the time from a `paceline train` command to the end of its first training step.
 
     PYTHONPATH=src python benchmarks/start_up.py [--recipes classification,dcgan,dual_gan] [--devices 1] [--json FILE]
+    PYTHONPATH=src python benchmarks/start_up.py --recipes classification:cifar100,dcgan:cifar10 -- \
+        --data npz --data-root cifar100.npz
+
+A preset other than `quick` is written after the recipe's name and a colon. Arguments after `--` are passed to
+`paceline train`. The run ends after its first step but starts like a long one, so that `--compile auto` may compile it.
 
 Each measurement starts a new Python process, as a user would. The end of the first step is the time of the first line
 in metrics.jsonl (with `log_every=1 steps`). The recipes take turns with a process that only imports torch, because
 importing torch is the largest part and depends on the state of the disk cache. The first round fills the caches and is
 left out. Other programs on the machine make all times longer, so run this on an idle machine. The CPU time (user and
-system) of the whole command, with its child processes, depends less on them.
+system) of the command up to that step, with its child processes, depends less on them.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ import argparse
 import json
 import os
 import resource
+import signal
 import statistics
 import subprocess
 import sys
@@ -28,17 +34,27 @@ IMPORT_TORCH = "import torch"
 
 
 def seconds_to_first_step(recipe: str, words: list[str], folder: Path) -> float:
-    """Run one step of a recipe in a new process; return the seconds from its start to the end of the step."""
+    """Train a recipe in a new process until its first step ends; return the seconds from the start of the process."""
     out = folder / "run"
-    command = [sys.executable, "-m", "paceline", "train", recipe, "--out", str(out), "--images", "1"]
-    settings = ("log_every=1 steps", "evaluate_every=1000000 steps", "sample_every=1000000 steps")
-    command += [*words, *(word for one in settings for word in ("--set", one))]
+    name, _, preset = recipe.partition(":")
+    command = [sys.executable, "-m", "paceline", "train", name, "--preset", preset or "quick", "--out", str(out)]
+    command += ["--set", "log_every=1 steps", *words]
     started = time.time()
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"{' '.join(command)} failed:\n{done.stderr}")
-    lines = (json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines())
-    return next(float(line["time"]) for line in lines if "time/step_seconds" in line) - started
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        while (ended := time_of_first_step(out / "metrics.jsonl")) is None:
+            if process.poll() is not None:
+                sys.exit(f"{' '.join(command)} failed:\n{(folder / 'log').read_text()}")
+            time.sleep(0.1)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    return ended - started
+
+
+def time_of_first_step(metrics: Path) -> float | None:
+    """Return when a run's first step ended, or None before that."""
+    lines = metrics.read_text().split("\n")[:-1] if metrics.exists() else []  # the last line may be incomplete
+    return next((float(row["time"]) for row in map(json.loads, lines) if "time/step_seconds" in row), None)
 
 
 def seconds_to_import_torch() -> float:
@@ -57,15 +73,14 @@ def cpu_seconds() -> float:
 def main() -> None:
     """Measure, print a table and write the results as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--recipes", default="classification,dcgan,dual_gan")
-    parser.add_argument("--preset", default="quick")
+    parser.add_argument("--recipes", default="classification,dcgan,dual_gan", help="RECIPE or RECIPE:PRESET, …")
     parser.add_argument("--devices", default="1")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", default="", help="JSON file for the results")
     parser.add_argument("rest", nargs="*", help="further arguments for `paceline train`, after --")
     arguments = parser.parse_args()
     load = os.getloadavg()[0]  # before the measurement adds to it
-    words = ["--preset", arguments.preset, "--devices", arguments.devices, *arguments.rest]
+    words = ["--devices", arguments.devices, *arguments.rest]
     recipes = arguments.recipes.split(",")
     seconds: dict[str, list[float]] = {name: [] for name in (IMPORT_TORCH, *recipes)}
     cpu: dict[str, list[float]] = {name: [] for name in seconds}
@@ -82,12 +97,12 @@ def main() -> None:
                 times.append(spent)
                 cpu[name].append(cpu_seconds() - cpu_before)
     print(
-        f"{'':24}{'median':>8}{'lowest':>8}{'highest':>9}{'CPU':>8}{'lowest':>8}   seconds, n = {arguments.repeats}, "
+        f"{'':28}{'median':>8}{'lowest':>8}{'highest':>9}{'CPU':>8}{'lowest':>8}   seconds, n = {arguments.repeats}, "
         f"load average {load:.1f}"
     )
     for name, times in seconds.items():
         spent_cpu = f"{statistics.median(cpu[name]):8.2f}{min(cpu[name]):8.2f}"
-        print(f"{name:24}{statistics.median(times):8.2f}{min(times):8.2f}{max(times):9.2f}{spent_cpu}")
+        print(f"{name:28}{statistics.median(times):8.2f}{min(times):8.2f}{max(times):9.2f}{spent_cpu}")
     if arguments.json:
         result = {"seconds": seconds, "cpu_seconds": cpu, "load_average": load, "provenance": versions_and_hardware()}
         Path(arguments.json).write_text(json.dumps(result, indent=2))
