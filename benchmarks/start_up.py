@@ -20,7 +20,6 @@ import argparse
 import json
 import os
 import resource
-import signal
 import statistics
 import subprocess
 import sys
@@ -41,12 +40,12 @@ def seconds_to_first_step(recipe: str, words: list[str], folder: Path) -> float:
     command += ["--set", "log_every=1 steps", *words]
     started = time.time()
     with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        process = subprocess.Popen(command, stdout=log, stderr=log)
         while (ended := time_of_first_step(out / "metrics.jsonl")) is None:
             if process.poll() is not None:
                 sys.exit(f"{' '.join(command)} failed:\n{(folder / 'log').read_text()}")
             time.sleep(0.1)
-        os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
         process.wait()
     return ended - started
 
@@ -86,7 +85,7 @@ def main() -> None:
     cpu: dict[str, list[float]] = {name: [] for name in seconds}
     for number in range(arguments.repeats + 1):
         for name, times in seconds.items():
-            with tempfile.TemporaryDirectory() as folder:
+            with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
                 cpu_before = cpu_seconds()
                 spent = (
                     seconds_to_import_torch()
@@ -96,6 +95,10 @@ def main() -> None:
             if number:
                 times.append(spent)
                 cpu[name].append(cpu_seconds() - cpu_before)
+            print(f"round {number}: {name}: {spent:.2f} s{'' if number else ' (left out)'}", flush=True)
+        if arguments.json:
+            result = {"seconds": seconds, "cpu_seconds": cpu, "load_average": load}
+            Path(arguments.json).write_text(json.dumps({**result, "provenance": versions_and_hardware()}, indent=2))
     print(
         f"{'':28}{'median':>8}{'lowest':>8}{'highest':>9}{'CPU':>8}{'lowest':>8}   seconds, n = {arguments.repeats}, "
         f"load average {load:.1f}"
@@ -103,9 +106,6 @@ def main() -> None:
     for name, times in seconds.items():
         spent_cpu = f"{statistics.median(cpu[name]):8.2f}{min(cpu[name]):8.2f}"
         print(f"{name:28}{statistics.median(times):8.2f}{min(times):8.2f}{max(times):9.2f}{spent_cpu}")
-    if arguments.json:
-        result = {"seconds": seconds, "cpu_seconds": cpu, "load_average": load, "provenance": versions_and_hardware()}
-        Path(arguments.json).write_text(json.dumps(result, indent=2))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,6 +71,40 @@ def test_measured_gains_and_costs_replace_the_built_in_ones() -> None:
     record_seconds(4.5, "mine")
     assert compile_cost("mine") == CompileCost(0.31, 4.5, "gain and cost measured on this machine")
     assert compile_cost("other") == CompileCost(0.31, before.seconds_per_network, "gain measured on this machine")
+
+
+@pytest.mark.usefixtures("empty_cache")
+def test_the_time_to_compile_with_kernels_of_an_earlier_run_is_kept_separately() -> None:
+    record_seconds(24, "mine")
+    assert compile_cost("mine", known=True).seconds_per_network < compile_cost("other").seconds_per_network
+    record_seconds(3, "mine", known=True)
+    assert compile_cost("mine").seconds_per_network == 24
+    assert compile_cost("mine", known=True).seconds_per_network == 3
+
+
+def test_a_run_is_compiled_more_readily_once_its_networks_were_compiled(
+    tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty_cache: None
+) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "kernels"))
+    monkeypatch.setattr(compile_choice, "time_step", lambda step, batch: 0.01)
+    monkeypatch.setattr(compile_choice, "try_compile", lambda step, data: "compile: on")
+    monkeypatch.setattr(compile_choice, "is_compiled", lambda network: True)
+    monkeypatch.setattr(compile_choice, "record_seconds", lambda seconds, recipe, known: None)
+
+    def choice(batch_size: int) -> compile_choice.Choice:
+        parts = make_parts(tiny, compile="off", batch_size=str(batch_size))
+        monkeypatch.setattr(parts.step, "world", replace(parts.world, device=torch.device("cuda")))
+        found = choose_for(parts.config, parts.step, parts.feed, num_steps=15_000)  # saves 15 s of 150
+        if batch_size == 4:
+            compile_choice.compile_and_record(parts.config, parts.step, next(parts.feed.steps(0, 4)))
+        return found
+
+    assert not choice(4).compiles
+    again = choice(4)
+    assert again.compiles and "kernels of an earlier run" in again.note
+    assert not choice(8).compiles, "another batch size needs other kernels"
+    shutil.rmtree(tmp_path / "kernels")
+    assert not choice(4).compiles, "the kernels were deleted"
 
 
 def test_a_cache_folder_that_cannot_be_written_ends_no_run(

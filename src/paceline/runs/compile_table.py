@@ -14,10 +14,27 @@ from paceline.core.user_cache import user_cache
 from paceline.runs.machine_record import cache_file, identity, read_cached
 
 TABLE = "compile.json"
-GAINS, SECONDS = "gains", "seconds_per_network"
+GAINS = "gains"
+SECONDS = {False: "seconds_per_network", True: "seconds_per_known_network"}  # True: kernels of an earlier run are kept
 ANY_RECIPE = ""  # key of the values for recipes without their own
-# Estimates for one H200. docs/performance.md lists measured gains; the seconds were not measured.
-BUILT_IN_GAIN, BUILT_IN_SECONDS = 0.10, 20.0
+# Measured on one H200 with torch 2.11 (docs/performance.md), at the batch sizes of the presets.
+BUILT_IN_GAINS = {
+    "classification": 0.26,
+    "dcgan": 0.12,
+    "dual_gan": 0.10,
+    "super_resolution": 0.30,
+    "translation": 0.18,
+    ANY_RECIPE: 0.10,  # not measured
+}
+BUILT_IN_SECONDS = {  # per network
+    "classification": 25.0,
+    "dcgan": 6.0,
+    "dual_gan": 6.0,
+    "super_resolution": 25.0,
+    "translation": 3.5,
+    ANY_RECIPE: 20.0,  # not measured
+}
+SHARE_IF_KNOWN = 0.4  # of these seconds, if the kernels are kept: measured once, for ResNet-18
 
 
 @dataclass(frozen=True)
@@ -27,18 +44,26 @@ class CompileCost:
     gain: float
     seconds_per_network: float
     origin: str
+    known: bool = False  # whether kernels of an earlier run are kept
 
 
-def compile_cost(recipe: str) -> CompileCost:
-    """Return what compiling gains and costs for a recipe on this machine; built-in values if nothing was measured."""
+def compile_cost(recipe: str, *, known: bool = False) -> CompileCost:
+    """Return what compiling gains and costs for a recipe on this machine; built-in values if nothing was measured.
+
+    With `known` networks, whose kernels are kept from an earlier run, compiling takes less time.
+    """
     table = _read()
     gain = _value(table, GAINS, recipe)
-    seconds = _value(table, SECONDS, recipe)
+    seconds = _value(table, SECONDS[known], recipe)
     measured = [name for name, value in (("gain", gain), ("cost", seconds)) if value is not None]
     origin = f"{' and '.join(measured)} measured on this machine" if measured else "built-in estimates"
-    return CompileCost(
-        BUILT_IN_GAIN if gain is None else gain, BUILT_IN_SECONDS if seconds is None else seconds, origin
-    )
+    if seconds is None:
+        seconds = _built_in(BUILT_IN_SECONDS, recipe) * (SHARE_IF_KNOWN if known else 1)
+    return CompileCost(_built_in(BUILT_IN_GAINS, recipe) if gain is None else gain, seconds, origin, known)
+
+
+def _built_in(values: dict[str, float], recipe: str) -> float:
+    return values.get(recipe, values[ANY_RECIPE])
 
 
 def record_gain(gain: float, recipe: str = ANY_RECIPE) -> None:
@@ -46,13 +71,13 @@ def record_gain(gain: float, recipe: str = ANY_RECIPE) -> None:
     _record(GAINS, recipe, gain)
 
 
-def record_seconds(seconds_per_network: float, recipe: str) -> None:
-    """Save how long compiling a recipe's networks took. The next run finds the same caches, so it takes as long.
+def record_seconds(seconds_per_network: float, recipe: str, *, known: bool = False) -> None:
+    """Save how long compiling a recipe's networks took, without or with the kernels of an earlier run.
 
     Nothing is saved if the cache folder cannot be written, because a run must not end for this.
     """
     with suppress(OSError):
-        _record(SECONDS, recipe, seconds_per_network)
+        _record(SECONDS[known], recipe, seconds_per_network)
 
 
 def compile_cache() -> Path | None:

@@ -132,7 +132,7 @@ def _compile(config: Config, step: Step, feed: TrainingFeed, total: int) -> tupl
         notes += [choice.note] if choice.note else []
     if config.run.compile == "on":
         activity("compiling the networks, which can take minutes")
-        notes.append(compile_and_record(step, next(feed.steps(0, feed.images_per_step)), config.recipe_name))
+        notes.append(compile_and_record(config, step, next(feed.steps(0, feed.images_per_step))))
     return config, notes
 
 

@@ -22,6 +22,7 @@ from paceline.runs.compile_table import CompileCost, compile_cost, record_second
 from paceline.runs.folder import RunFolder
 from paceline.runs.mirror.session import published_record
 from paceline.training.compile import compilable_networks, compile_obstacle, is_compiled, keeping_buffers, try_compile
+from paceline.training.compiled_before import marker_of, remember
 from paceline.training.step import Step
 
 SYNCHRONIZED = "synchronised BatchNorm layers would divide the networks into parts too small to gain from it"
@@ -43,10 +44,11 @@ def choose(num_steps: int, step_seconds: float, num_networks: int, cost: Compile
     saved, spent = cost.gain * run, cost.seconds_per_network * num_networks
     compiles = saved > spent
     outcome, compared = ("on", "more than") if compiles else ("off", "not more than")
+    known = " with the kernels of an earlier run" if cost.known else ""
     return Choice(
         compiles,
         f"compile: {outcome} (auto), since it would save about {_seconds(saved)} of {_seconds(run)}, {compared} the "
-        f"{_seconds(spent)} that it takes ({cost.origin}; --compile on or off overrides this)",
+        f"{_seconds(spent)} that it takes{known} ({cost.origin}; --compile on or off overrides this)",
     )
 
 
@@ -76,17 +78,23 @@ def _choose_by_time(config: Config, step: Step, feed: TrainingFeed, num_steps: i
             learner.clear_gradients()
         torch.cuda.empty_cache()
         return Choice(False, "compile: off (auto), since the device ran out of memory while a step was timed")
-    num_networks = len(compilable_networks(step.recipe))
-    return choose(num_steps, seconds, num_networks, compile_cost(config.recipe_name))
+    networks = compilable_networks(step.recipe)
+    marker = marker_of(config, networks, data.fetched[0][0])
+    known = marker is not None and marker.exists()
+    return choose(num_steps, seconds, len(networks), compile_cost(config.recipe_name, known=known))
 
 
-def compile_and_record(step: Step, data: StepData, recipe: str) -> str:
+def compile_and_record(config: Config, step: Step, data: StepData) -> str:
     """Compile the networks, and keep how long this took for the next choice; return a note."""
+    networks = compilable_networks(step.recipe)
+    marker = marker_of(config, networks, data.fetched[0][0])  # before the networks are compiled, which renames them
+    known = marker is not None and marker.exists()
     began = time.perf_counter()
     note = try_compile(step, data)
-    compiled = [network for network in compilable_networks(step.recipe) if is_compiled(network)]
+    compiled = [network for network in networks if is_compiled(network)]
     if compiled and step.world.is_first and step.world.device.type == "cuda":
-        record_seconds((time.perf_counter() - began) / len(compiled), recipe)
+        record_seconds((time.perf_counter() - began) / len(compiled), config.recipe_name, known=known)
+        remember(marker)
     return note
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from hashlib import sha256
 from typing import ClassVar, Literal, NamedTuple
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.errors import UserError
+from paceline.core.float32 import float32_products
 from paceline.evaluation.protocol import Protocol
 
 IMAGES_AT_ONCE = 100
@@ -100,14 +100,6 @@ def _images_at_once(images: Tensor) -> int:
     return MANY_AT_ONCE if free > MEMORY_FOR_MANY + 3 * as_floats else IMAGES_AT_ONCE
 
 
-@contextmanager
-def computing_in(arithmetic: Arithmetic) -> Iterator[None]:
-    """Set the float32 precision on GPUs within the context, regardless of the run's precision."""
-    before = torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
-    torch.backends.cudnn.allow_tf32 = arithmetic == "tf32"
-    torch.set_float32_matmul_precision("high" if arithmetic == "tf32" else "highest")
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.allow_tf32 = before[0]
-        torch.set_float32_matmul_precision(before[1])
+def computing_in(arithmetic: Arithmetic) -> AbstractContextManager[None]:
+    """Return a context that sets the float32 precision on GPUs, regardless of the run's precision."""
+    return float32_products(tf32=arithmetic == "tf32")

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import describe_error
+from paceline.core.float32 import float32_products
 from paceline.core.printable import print_line
 from paceline.images.degradation import torch_steps
 from paceline.images.degradation.canvas import Canvas, full_canvas
@@ -66,7 +67,8 @@ def degrade(
     """
     # Triton uses the current GPU, so select the one that holds the images.
     current = torch.cuda.device_of(images)  # type: ignore[no-untyped-call, unused-ignore]
-    with current, torch.no_grad(), torch.autocast(images.device.type, enabled=False):
+    in_float32 = float32_products(tf32=False)  # TF32 has 10 bits, too few for levels that are rounded to 8
+    with current, torch.no_grad(), torch.autocast(images.device.type, enabled=False), in_float32:
         levels = (images.to(torch.promote_types(images.dtype, torch.float32)) + 1) * 127.5
         apply = partial(_apply, levels, uniforms.to(levels.dtype), scale, first, second, orders)
         pixels = apply(steps) if steps else _apply_fastest(levels, apply)

@@ -1,0 +1,38 @@
+"""Remembers for which networks compiled kernels are kept, since compiling takes much less time with them.
+
+For each set of networks, an empty file lies in the folder of the kernels, so that it disappears with them.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+
+from torch import nn
+
+from paceline.config.resolve import Config
+from paceline.contracts.recipe import Batch
+from paceline.runs.machine_record import identity
+from paceline.training.compile import CACHE_VARIABLE
+
+FOLDER = "paceline"  # inside the folder of the kernels
+
+
+def marker_of(config: Config, networks: list[nn.Module], batch: Batch) -> Path | None:
+    """Return the file that exists if such networks were compiled for such batches; None without a folder of kernels."""
+    folder = os.environ.get(CACHE_VARIABLE)
+    if not folder:
+        return None
+    shapes = sorted(f"{name} {tuple(value.shape)} {value.dtype}" for name, value in batch.items())
+    parts = [str(identity()), config.run.precision, config.run.strategy, *map(str, networks), *shapes]
+    return Path(folder) / FOLDER / sha256("\n".join(parts).encode()).hexdigest()
+
+
+def remember(marker: Path | None) -> None:
+    """Create the file. A folder that cannot be written is ignored, because a run must not end for this."""
+    if marker:
+        with suppress(OSError):
+            marker.parent.mkdir(parents=True, exist_ok=True)
+            marker.touch()
