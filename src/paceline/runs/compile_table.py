@@ -27,7 +27,7 @@ BUILT_IN_GAINS = {
     ANY_RECIPE: 0.10,  # not measured
 }
 BUILT_IN_SECONDS = {  # per network
-    "classification": 25.0,
+    "classification": 30.0,
     "dcgan": 6.0,
     "dual_gan": 6.0,
     "super_resolution": 25.0,
