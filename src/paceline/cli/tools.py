@@ -15,8 +15,8 @@ def doctor(
         bool,
         typer.Option(
             "--self-test",
-            help="run a short `paceline verify`, time an all-reduce and, on GPUs, measure the gain of --compile and "
-            "test CUDA graphs",
+            help="run a short `paceline verify` and time an all-reduce; on GPUs, measure the gain of --compile; on "
+            "several GPUs, test a CUDA graph",
         ),
     ] = False,
     loaders: Annotated[bool, typer.Option("--loaders", help="measure the throughput of each loader on --data")] = False,
