@@ -178,7 +178,7 @@ def make_variants(
     settings: dict[str, Any] = {"data": "npz", "data_root": folder / "random.npz", "batch_size": options.batch}
     settings |= {"size": SIDE_PX, "channels": 3, "flip": "off", "smallest": 2}
     settings |= {"ngf": options.width, "ndf": options.width, "loader": "resident"}
-    engine = engine_variant("engine", "dcgan", folder, **settings)
+    engine = engine_variant("engine", "dcgan", folder, compile="off", **settings)
     time_block(engine, engine.warmup, device)
     fits["engine"] = lambda steps: time_block(engine, steps, device)
     return fits

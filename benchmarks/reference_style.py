@@ -215,7 +215,7 @@ def in_epochs(variant: Variant, num_steps: int, batch_size: int) -> Variant:
 
 def engine_variants(recipe: str, folder: Path, options: argparse.Namespace, **settings: object) -> list[Variant]:
     """Return the engine with its defaults and, with `--compile`, also a compiled variant."""
-    variants = [engine_variant("engine", recipe, folder, loader="resident", **settings)]
+    variants = [engine_variant("engine", recipe, folder, loader="resident", compile="off", **settings)]
     if options.compile:
         variants.append(engine_variant("engine, compiled", recipe, folder, loader="resident", compile=True, **settings))
     return variants

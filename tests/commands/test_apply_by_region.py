@@ -174,7 +174,7 @@ def test_a_full_disk_leaves_no_result_and_the_command_resumes(tmp_path: Path, mo
     words = ["twice.safetensors", "slide.tif", "--out", tmp_path, "--tile", 64, "--level", 0, "--preview"]
     monkeypatch.setattr(journal, "_write_at", fill)
     assert apply(*words) == 2
-    assert "No space left on device; the same command resumes" in capsys.readouterr().err
+    assert "No space left on device; run the same command again" in capsys.readouterr().err
     assert not list(tmp_path.glob("*.tif"))
     monkeypatch.setattr(journal, "_write_at", write)
     assert apply(*words) == 0
@@ -200,7 +200,7 @@ def test_files_that_cannot_be_used_are_listed_and_others_are_processed(tmp_path:
     ("words", "line"),
     [
         (["--region", "200,0,101,50"], "--region 200,0,101,50: is outside the image, which has 300×400 pixels"),
-        (["--level", "1"], "--level 1: the image has 1 levels"),
+        (["--level", "1"], "--level 1: the image has no such level; the last one is 0"),
         (["--magnification", "20"], "--magnification 20: the file does not state its magnification"),
         (["--format", "png", "--preview"], "written as TIFF; leave --format out"),
     ],
@@ -240,7 +240,7 @@ def test_a_slide_in_the_format_of_aperio_is_read_with_openslide(tmp_path: Path, 
     made = tifffile.imread(tmp_path / "out/a.tif")
     assert made.shape == (800, 600, 3)
     assert apply("twice.safetensors", tmp_path / "a.svs", "--magnification", 20, "--out", tmp_path / "no") == 1
-    assert "the image has 40, 10; choose one of them" in capsys.readouterr().err
+    assert "the image has magnifications 40, 10; choose one of them" in capsys.readouterr().err
 
 
 def test_a_journal_of_another_command_is_ignored(tmp_path: Path, capsys) -> None:

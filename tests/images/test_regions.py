@@ -163,7 +163,7 @@ def test_damaged_tiles_are_reported(tmp_path: Path) -> None:
     with pytest.raises(BadImage, match="tile 7 cannot be decoded"):
         read(flipped)
     beyond = np.array([len(content) + 5], "<u4").tobytes()
-    with pytest.raises(BadImage, match="tile 2 ends after the end of the file"):
+    with pytest.raises(BadImage, match="tile 2 extends beyond the end of the file"):
         read(content[: offsets_at + 8] + beyond + content[offsets_at + 12 :])
     with pytest.raises(BadImage, match=r"the end of the file|cannot be decoded|cannot be read"):
         read(content[: len(content) // 2])

@@ -85,7 +85,7 @@ def test_a_rank_that_is_three_times_slower_in_a_third_of_the_steps_is_found_afte
     interval = interval_of([10.0] * 30, [30.0 if number % 10 < 3 else 10.0 for number in range(30)])
     lines = [watch.add(interval) for _ in range(5)]
     assert [bool(line) for line in lines] == [False, False, False, True, False]
-    assert "rank 1 is slow in some steps" in lines[3] and "10 ms in the median" in lines[3]
+    assert "rank 1 is slow in some steps" in lines[3] and "(median 10 ms)" in lines[3]
     assert watch.straggler and 0.3 < watch.straggler.slowdown < 0.6
 
 

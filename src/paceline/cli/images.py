@@ -78,18 +78,20 @@ def apply(
     accelerator: Accelerator = "",
     devices: Annotated[int, typer.Option(help="number of devices to split the images and their tiles across")] = 1,
     gpus: Annotated[str, typer.Option(help="IDs of the GPUs to use, e.g. 2,3")] = "",
-    tile: Annotated[int, typer.Option(help="tile size in pixels (default: the largest that fits in memory)")] = 0,
+    tile: Annotated[int, typer.Option(help="tile size in pixels; 0: the largest that fits in memory")] = 0,
     precision: Annotated[
         str, typer.Option(help="fp32, tf32, bf16 or fp16; for the last three, the difference from fp32 is printed")
     ] = "fp32",
     compile_: Annotated[
-        Literal["on", "off"], typer.Option("--compile", help="compile the networks; useful for many images")
+        Literal["on", "off"],
+        typer.Option("--compile", help="compile the networks; useful for many images of the same size"),
     ] = "off",
     format_: Annotated[
         str,
         typer.Option(
             "--format",
-            help="file format: png, jpg, webp, tiff or ome-tiff (default: tiff for TIFF and slides, else png)",
+            help="file format: png, jpg, webp, tiff or ome-tiff (default: ome-tiff for OME-TIFF, tiff for other TIFF "
+            "and slides, else png)",
         ),
     ] = "",
     quality: Annotated[int, typer.Option(help="quality of jpg and webp files, from 1 to 100")] = 95,
@@ -98,7 +100,7 @@ def apply(
     ] = None,
     level: Annotated[int, typer.Option(help="for TIFF pyramids and slides: level to read; 0: full resolution")] = 0,
     magnification: Annotated[
-        float, typer.Option(help="for slides: magnification to read, such as 20, instead of --level")
+        float, typer.Option(help="for slides: magnification to read, such as 20; 0: use --level")
     ] = 0.0,
     region: Annotated[
         str, typer.Option(help="for TIFF files and slides: process only this part", metavar="X,Y,WIDTH,HEIGHT")
@@ -114,7 +116,9 @@ def apply(
     ] = "",
     panel: Annotated[
         int,
-        typer.Option(help="for images that are a row of square panels: which panel to process, counting from 1"),
+        typer.Option(
+            help="for images that are a row of square panels: which panel to process, counting from 1; 0: whole image"
+        ),
     ] = 0,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace existing results")] = False,
     skip_existing: Annotated[
@@ -124,7 +128,7 @@ def apply(
     interpolate_with: InterpolateWith = "",
     trust: Trust = False,
 ) -> None:
-    """Super-resolve, restore or translate images of any size."""
+    """Upscale, restore or translate images of any size."""
     from paceline.commands.apply import Options
     from paceline.commands.apply import apply as job
     from paceline.images.encode import Encoding
@@ -159,7 +163,7 @@ def measure(
     protocol: Annotated[str, typer.Option(help="what to compare: rgb (all channels) or y (luma only)")] = "rgb",
     border: Annotated[
         int,
-        typer.Option(help="number of pixels to ignore at each edge (default: 0); `evaluate` uses the scale factor"),
+        typer.Option(help="number of pixels to ignore at each edge; `evaluate` uses the scale factor"),
     ] = 0,
     masks: Annotated[
         bool, typer.Option("--masks", help="treat the images as segmentation masks: also measure IoU and Dice")

@@ -193,7 +193,7 @@ def _measure_compile_gain() -> str:
         return "compile: the gain could not be measured, so --compile auto uses built-in estimates"
     saved = f"compile: compiled networks save {gain:.0%} of the step time"
     try:
-        record_gain(float(gain))
+        record_gain(float(gain), SELF_TEST_RECIPE)
     except OSError as error:
         return f"{saved}; not saved for --compile auto ({cache_file(TABLE)}: {error.strerror})"
     return f"{saved}; saved for --compile auto"

@@ -140,7 +140,7 @@ class RunSettings:
     )
     profile: int = setting(
         0,
-        "trace N training steps and write a summary of where the time went to profile/ in the run folder; 0: off",
+        "trace N training steps; write the trace and a summary of the time spent to profile/ in the run folder; 0: off",
         flag=True,
         mutable_on_resume=True,
         at_least=0,

@@ -1,7 +1,7 @@
 """The flight recorder: the last collective operations that this process started, readable after it hangs.
 
-The record is a small file in memory that another process can read at any time, even if this process is stopped or has
-been killed. If no launcher has provided a file, the record is only available within this process. Recording an
+The record is a small memory-mapped file that another process can read at any time, even if this process is stopped or
+has been killed. If no launcher has provided a file, the record is only available within this process. Recording an
 operation takes about a microsecond.
 """
 

@@ -1,4 +1,4 @@
-"""The precision of float32 products on GPUs: full, or TF32 with 10 bits."""
+"""The precision of float32 matrix products and convolutions on GPUs: full, or TF32 with a 10-bit mantissa."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The networks' forward pass on batches of tiles: from stored pixels to values in [-1, 1], and back to levels."""
+"""The networks' forward pass on batches of tiles: from stored pixels to values in [-1, 1], and back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds the training images that are most similar to generated images, to see whether a generator only copies."""
+"""Finds the training images that are most similar to generated images, to see whether a generator copies them."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@ A forward pass without data (only shapes are computed) traces every operation, s
 tensor is described by an index mapping: its element i is computed from the input's elements `step·i + before` to
 `step·i + after`. Convolutions, pooling, padding, pixel shuffles and upsampling change the mapping; operations on single
 pixels do not. Operations that read the whole image (instance normalisation, global pooling) and unknown operations
-are recorded as obstacles: with them, tiles do not produce exactly the same result as the whole image. Attention in
-windows cannot be traced in this way; `measured_field` measures its receptive field instead.
+are recorded as obstacles: with them, tiles do not produce exactly the same result as the whole image. Window
+attention cannot be traced in this way; `measured_field` measures its receptive field instead.
 """
 
 from __future__ import annotations

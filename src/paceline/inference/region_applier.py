@@ -86,7 +86,7 @@ class RegionApplier:
         except BadImage as problem:
             return SkippedImage(task.path, str(problem))
         except OSError as error:
-            hint = "; the same command resumes from here"
+            hint = "; run the same command again to resume"
             raise UserError(
                 f"--out: cannot write the results for {printable(task.path)}: {error.strerror or error}{hint}"
             ) from error
@@ -125,7 +125,7 @@ class RegionApplier:
         level, box = choose_part(image, self.options)
         check_channels(image.format.channels, self.image_model.spec.channels)
         if self.image_model.spec.value_range:
-            raise BadImage("networks that were trained on a declared range of values cannot be applied by region")
+            raise BadImage("networks that were trained with a value_range cannot be applied by region")
         targets = {name: Path(_named(task.targets, name)) for name in self.image_model.results}
         for target in targets.values():
             if target.suffix != ".tif":
@@ -286,7 +286,7 @@ class RegionApplier:
 
 
 def _for_each(files: dict[str, PyramidFile], work: Callable[[str, PyramidFile], None]) -> None:
-    """Work on all files at the same time, and wait until it is done."""
+    """Call `work` for all files in parallel, and wait for all calls."""
     for _ in ordered_map(lambda item: work(*item), files.items(), len(files)):
         pass
 

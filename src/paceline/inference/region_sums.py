@@ -1,4 +1,4 @@
-"""Adds up PSNR, SSIM and the overlap of masks over the blocks of an image, with the same result as for all of it."""
+"""Accumulates PSNR, SSIM and mask overlap over the blocks of an image; the result is that for the whole image."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from paceline.runs.machine_record import cache_file, identity, read_cached
 
 TABLE = "compile.json"
 GAINS = "gains"
-SECONDS = {False: "seconds_per_network", True: "seconds_per_known_network"}  # True: kernels of an earlier run are kept
+SECONDS = {False: "seconds_per_network", True: "seconds_per_known_network"}  # True: kernels are cached
 ANY_RECIPE = ""  # key of the values for recipes without their own
 # Measured on one H200 with torch 2.11 (docs/performance.md), at the batch sizes of the presets.
 BUILT_IN_GAINS = {
@@ -34,7 +34,7 @@ BUILT_IN_SECONDS = {  # per network
     "translation": 3.5,
     ANY_RECIPE: 20.0,  # not measured
 }
-SHARE_IF_KNOWN = 0.4  # of these seconds, if the kernels are kept: measured once, for ResNet-18
+SHARE_IF_KNOWN = 0.4  # of these seconds, if the kernels are cached: measured once, for ResNet-18
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,13 @@ class CompileCost:
     gain: float
     seconds_per_network: float
     origin: str
-    known: bool = False  # whether kernels of an earlier run are kept
+    known: bool = False  # whether kernels of an earlier run are cached
 
 
 def compile_cost(recipe: str, *, known: bool = False) -> CompileCost:
     """Return what compiling gains and costs for a recipe on this machine; built-in values if nothing was measured.
 
-    With `known` networks, whose kernels are kept from an earlier run, compiling takes less time.
+    If `known` is true, the kernels of an earlier run are cached, and compiling takes less time.
     """
     table = _read()
     gain = _value(table, GAINS, recipe)
@@ -66,7 +66,7 @@ def _built_in(values: dict[str, float], recipe: str) -> float:
     return values.get(recipe, values[ANY_RECIPE])
 
 
-def record_gain(gain: float, recipe: str = ANY_RECIPE) -> None:
+def record_gain(gain: float, recipe: str) -> None:
     """Save the fraction of the step time that compiled networks save; raise OSError if this is not possible."""
     _record(GAINS, recipe, gain)
 
@@ -74,7 +74,7 @@ def record_gain(gain: float, recipe: str = ANY_RECIPE) -> None:
 def record_seconds(seconds_per_network: float, recipe: str, *, known: bool = False) -> None:
     """Save how long compiling a recipe's networks took, without or with the kernels of an earlier run.
 
-    Nothing is saved if the cache folder cannot be written, because a run must not end for this.
+    Nothing is saved if the cache folder cannot be written, because this must not stop a run.
     """
     with suppress(OSError):
         _record(SECONDS[known], recipe, seconds_per_network)
@@ -100,7 +100,7 @@ def _read() -> dict[str, Any]:
 def _value(table: dict[str, Any], kind: str, recipe: str) -> float | None:
     rows = table.get(kind)
     rows = rows if isinstance(rows, dict) else {}
-    value = rows.get(recipe, rows.get(ANY_RECIPE))
+    value = rows.get(recipe)
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 

@@ -25,7 +25,7 @@ from paceline.training.compile import compilable_networks, compile_obstacle, is_
 from paceline.training.compiled_before import marker_of, remember
 from paceline.training.step import Step
 
-SYNCHRONIZED = "synchronised BatchNorm layers would divide the networks into parts too small to gain from it"
+SYNCHRONIZED = "synchronised BatchNorm would split the networks into parts that are too small to benefit"
 NUM_TIMED = 3  # steps; the fastest counts
 BLOCKER_SIZE, NUM_BLOCKERS = 4096, 64  # matrix products that keep the GPU busy while the host launches a step
 
@@ -85,7 +85,7 @@ def _choose_by_time(config: Config, step: Step, feed: TrainingFeed, num_steps: i
 
 
 def compile_and_record(config: Config, step: Step, data: StepData) -> str:
-    """Compile the networks, and keep how long this took for the next choice; return a note."""
+    """Compile the networks, and record how long this took for later choices; return a note."""
     networks = compilable_networks(step.recipe)
     marker = marker_of(config, networks, data.fetched[0][0])  # before the networks are compiled, which renames them
     known = marker is not None and marker.exists()
@@ -101,8 +101,8 @@ def compile_and_record(config: Config, step: Step, data: StepData) -> str:
 def time_step(step: Step, batch: Batch) -> float:
     """Return how many seconds a GPU needs for the forward and backward passes of one micro-batch in an average step.
 
-    The launches queue up behind other work, so that the GPU's time is measured and not the host's: a
-    captured step does not wait for the host.
+    Kernels are queued behind other work, so that the GPU's time is measured and not the host's: a captured step does
+    not wait for the host.
     """
     device = step.world.device
     matrix = torch.ones(BLOCKER_SIZE, BLOCKER_SIZE, device=device, dtype=torch.bfloat16)
@@ -129,7 +129,7 @@ def _mark(marks: list[torch.cuda.Event]) -> None:
 
 
 def average_seconds(phases: Sequence[Phase], seconds: Sequence[float]) -> float:
-    """Return the time of an average step, given the time of each phase: some run several times, others not always."""
+    """Return the time of an average step, given the time of each phase; phases may repeat, or not run in every step."""
     return sum(one * phase.repeat / phase.every for phase, one in zip(phases, seconds, strict=True))
 
 

@@ -1,6 +1,6 @@
-"""Remembers for which networks compiled kernels are kept, since compiling takes much less time with them.
+"""Remembers which networks have compiled kernels in the cache, because compiling is then much faster.
 
-For each set of networks, an empty file lies in the folder of the kernels, so that it disappears with them.
+For each set of networks, an empty marker file is created in the cache folder, so that it is deleted with the kernels.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from paceline.runs.compile_table import compile_cache
 from paceline.runs.machine_record import identity
 from paceline.training.compile import CACHE_VARIABLE
 
-FOLDER = "paceline"  # inside the folder of the kernels
+FOLDER = "paceline"  # inside the cache folder
 
 
 def marker_of(config: Config, networks: list[nn.Module], batch: Batch) -> Path | None:
-    """Return the file that exists if such networks were compiled for such batches; None without a folder of kernels."""
+    """Return the marker file for networks and the shapes of a batch; None if there is no cache folder."""
     folder = os.environ.get(CACHE_VARIABLE)
     if not folder:
         return None
@@ -38,7 +38,7 @@ def was_compiled(recipe: str) -> bool:
 
 
 def remember(marker: Path | None) -> None:
-    """Create the file. A folder that cannot be written is ignored, because a run must not end for this."""
+    """Create the marker file. A folder that cannot be written is ignored, because this must not stop a run."""
     if marker:
         with suppress(OSError):
             marker.parent.mkdir(parents=True, exist_ok=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from paceline.runs.profile_summary import MAX_REMEDIES, Remedy
+from paceline.runs.profile_summary import MAX_REMEDIES, SECTION_NAMES, Remedy
 from paceline.training.trace import TraceTimes
 
 SMALLEST_GAIN = 0.01
@@ -49,7 +49,7 @@ def _all(times: TraceTimes, situation: Situation, run_shares: Mapping[str, float
     yield _data(waiting, situation)
     gaps, exposed = times.gaps / total, times.exposed_communication / total
     if times.on_gpu and not situation.captured:
-        action = "--graph auto, with a strategy and on a machine that can capture the step"
+        action = "--graph auto, with a strategy and a machine that support CUDA graphs"
         yield Remedy(action, _percent("launch gaps", gaps), gaps)
     if times.on_gpu:
         yield from _arithmetic(times, situation, total)
@@ -67,7 +67,8 @@ def _all(times: TraceTimes, situation: Situation, run_shares: Mapping[str, float
     yield Remedy(action, f"{reason}; half as many steps per epoch", sum(fixed.values()) / 2)
     for name, setting in (("evaluate", "evaluate_every"), ("sample", "sample_every"), ("save", "save_every")):
         share = run_shares.get(name, 0.0)
-        yield Remedy(f"--set {setting}, twice as long", _percent(f"{name} in the whole run", share), share / 2)
+        reason = _percent(f"{SECTION_NAMES[name]}, share of the whole run:", share)
+        yield Remedy(f"an interval twice as long (--set {setting})", reason, share / 2)
 
 
 def _data(waiting: float, situation: Situation) -> Remedy:
@@ -84,7 +85,8 @@ def _arithmetic(times: TraceTimes, situation: Situation, total: float) -> Iterat
     )
     busy = sum(seconds for seconds, _ in times.kernels.values()) - times.communication
     if not situation.compiled and situation.can_compile:
-        reason = f"{_percent('elementwise, normalisation and reduction kernels', elementwise / total)}; half is fused"
+        kernels = _percent("elementwise, normalisation and reduction kernels", elementwise / total)
+        reason = f"{kernels}; fusion is assumed to save half of it"
         yield Remedy("--compile on", reason, elementwise / 2 / total)
     if situation.precision in ("fp32", "tf32"):
         reason = f"{_percent('computation in ' + situation.precision, busy / total)}; bf16 halves the memory traffic"

@@ -60,8 +60,8 @@ class Straggler:
         if self.is_at_times:
             mean, typical, others = 1000 * self.work.mean, 1000 * self.work.work, 1000 * self.others
             return (
-                f"rank {self.rank} is slow in some steps: its own work takes {mean:.4g} ms per step on average and "
-                f"{typical:.4g} ms in the median; the other ranks need {others:.4g} ms on average"
+                f"rank {self.rank} is slow in some steps: its own work takes {mean:.4g} ms per step on average "
+                f"(median {typical:.4g} ms); the other ranks need {others:.4g} ms on average"
             )
         own, others = 1000 * self.work.work, 1000 * self.others
         share = self.work.data / max(self.work.work, 1e-9)

@@ -107,7 +107,7 @@ class JournaledFile:
             os.ftruncate(self._file, self._end)
 
     def finish(self, header: bytes, trailer: bytes, target: Path) -> None:
-        """Write the header and what follows the last part; then give the file its name, and remove the journal."""
+        """Write the header and the trailer, then give the file its final name, and remove the journal."""
         _write_at(self._file, trailer, self._end)
         _write_at(self._file, header, 0)
         os.fsync(self._file)
@@ -121,7 +121,7 @@ class JournaledFile:
         return self._end
 
     def close(self) -> None:
-        """Close the files, unless they are closed; what was written so far remains."""
+        """Close the files, unless they are already closed; what has been written so far is kept."""
         while self._opened:
             os.close(self._opened.pop())
 

@@ -1,8 +1,8 @@
 """Writes a tiled, compressed, pyramidal BigTIFF or OME-TIFF by region; a killed command can resume.
 
-The tiles of the full resolution come block by block, in the order in which blocks are computed. Each further level has
-half the resolution. Its tiles are computed from those of the level before it, which are read back from the file as soon
-as they are there.
+The tiles at full resolution are written block by block, in the order in which blocks are computed. Each further level
+has half the resolution. Its tiles are computed from those of the level before it, which are read back from the file as
+soon as they have been written.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from paceline.images.regions.tile_order import Place, TileOrder
 SMALLEST_LEVEL_PX = 1024  # levels are added until both sides are at most this long
 DEFLATE, HORIZONTAL, CENTIMETRE = 8, 2, 3  # values of TIFF tags
 GREY, RGB = 1, 2
-ORDER = "levels grow together"  # of the tiles; a file that was begun in another order is not resumed
+ORDER = "levels grow together"  # of the tiles; a file that was started with another order is not resumed
 
 Pixels = NDArray[Any]  # uint8 or uint16 [h, w, c]
 
@@ -73,14 +73,14 @@ class PyramidFormat:
         return -(-height // self.tile_px), -(-width // self.tile_px)
 
     def compress(self, pixels: Pixels) -> bytes:
-        """Return a tile, filled up to its full size, as deflate with horizontal differences."""
+        """Return a tile, padded to its full size, compressed with deflate and horizontal differencing."""
         tile = np.zeros((self.tile_px, self.tile_px, self.channels), pixels.dtype)
         tile[: pixels.shape[0], : pixels.shape[1]] = pixels
         tile[:, 1:] = tile[:, 1:] - tile[:, :-1]
         return zlib.compress(tile.astype(tile.dtype.newbyteorder("<"), copy=False).data, self.compression)
 
     def decompress(self, content: bytes) -> Pixels:
-        """Return a tile that `compress` made, in its full size."""
+        """Return a tile that `compress` returned, at its full size."""
         dtype = np.dtype(self.dtype)
         tile = np.frombuffer(zlib.decompress(content), dtype.newbyteorder("<")).astype(dtype)
         tile = tile.reshape(self.tile_px, self.tile_px, self.channels)
@@ -88,7 +88,7 @@ class PyramidFormat:
 
 
 class PyramidFile:
-    """A pyramid that is being written, next to its final place."""
+    """A pyramid that is being written, in a hidden file next to the final one."""
 
     def __init__(self, target: Path, form: PyramidFormat, blocks: Iterable[Box], purpose: JsonObject) -> None:
         """Start or resume a file. The blocks are rectangles of whole tiles, which together cover the image."""
@@ -104,7 +104,7 @@ class PyramidFile:
         return self._order.num_blocks(len(self._file.parts))
 
     def keep_blocks(self, count: int) -> None:
-        """Discard all blocks from this number on, and write missing tiles with lower resolutions of the others."""
+        """Discard all blocks from this number on, and write the missing lower-resolution tiles of the others."""
         if count < len(self._order.starts):
             self._file.truncate(self._order.starts[count])
         if count:
@@ -124,21 +124,21 @@ class PyramidFile:
         ]
 
     def append_block(self, tiles: list[bytes], flag: int = 0) -> None:
-        """Write the tiles of the next block, and then the tiles with lower resolutions that can now be computed."""
+        """Write the tiles of the next block, and then the lower-resolution tiles that can now be computed."""
         block = self.num_blocks_done
         for tile in tiles:
             self._file.append(tile, flag)
         self._append_levels(block)
 
     def _append_levels(self, block: int) -> None:
-        """Compute and write the tiles with lower resolutions that belong after a block, unless they are written."""
+        """Compute and write the lower-resolution tiles that follow a block, unless they have been written."""
         for places in self._order.following(block):  # a level needs the tiles of the level before it
             todo = [place for place in places if self._order.number(place) >= len(self._file.parts)]
             for tile in ordered_map(self._half_tile, todo, num_cores()) if todo else ():
                 self._file.append(tile)
 
     def preview(self) -> Pixels:
-        """Return the lowest resolution, [h, w, c]."""
+        """Return the level with the lowest resolution, [h, w, c]."""
         level = len(self.form.sizes) - 1
         (height, width), side = self.form.sizes[level], self.form.tile_px
         down, across = self.form.grid(level)
@@ -149,7 +149,7 @@ class PyramidFile:
         return whole[:height, :width]
 
     def finish(self, name: str) -> None:
-        """Write the directories and give the file its name."""
+        """Write the directories and give the file its final name."""
         assert len(self._file.parts) == self._order.num_tiles
         start = self._file.end + -self._file.end % 8
         directories = [self._directory(level, name) for level in range(len(self.form.sizes))]
@@ -216,7 +216,7 @@ class PyramidFile:
         return rows, slice(block.left // side, -(-(block.left + block.width) // side))
 
     def tile(self, place: Place) -> Pixels:
-        """Return a finished tile in its full size."""
+        """Return a finished tile at its full size."""
         return self.form.decompress(self._file.read(self._order.number(place)))
 
     def _half_tile(self, place: Place) -> bytes:

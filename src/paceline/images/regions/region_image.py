@@ -69,7 +69,7 @@ def choose_level(image: RegionImage, level: int, magnification: float) -> int:
     """Return the level with the given number or magnification; raise BadImage if there is none."""
     if not magnification:
         if level >= len(image.levels):
-            raise BadImage(f"--level {level}: the image has {len(image.levels)} levels, numbered from 0")
+            raise BadImage(f"--level {level}: the image has no such level; the last one is {len(image.levels) - 1}")
         return level
     objective = image.format.magnification
     if not objective:
@@ -78,7 +78,7 @@ def choose_level(image: RegionImage, level: int, magnification: float) -> int:
     nearest = min(range(len(available)), key=lambda number: abs(available[number] / magnification - 1))
     if abs(available[nearest] / magnification - 1) > 0.05:
         listed = ", ".join(f"{one:.3g}" for one in available)
-        raise BadImage(f"--magnification {magnification:g}: the image has {listed}; choose one of them")
+        raise BadImage(f"--magnification {magnification:g}: the image has magnifications {listed}; choose one of them")
     return nearest
 
 

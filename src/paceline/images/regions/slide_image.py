@@ -36,7 +36,7 @@ class SlideImage(RegionImage):
                 profile.tobytes() if profile is not None else b"",
             )
         except Exception as error:
-            raise BadImage(f"not a slide that openslide can read: {' '.join(str(error).split())}") from error
+            raise BadImage(f"openslide cannot read this slide: {' '.join(str(error).split())}") from error
 
     def read(self, level: int, box: Box) -> Pixels:
         """Return a region of a level, [h, w, 3]."""

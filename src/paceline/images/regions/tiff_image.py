@@ -39,7 +39,7 @@ class TiffImage(RegionImage):
         try:
             self._file = _opened(path)
         except Exception as error:
-            raise BadImage(f"not a TIFF that can be read: {_one_line(error)}") from error
+            raise BadImage(f"cannot be read as a TIFF file: {_one_line(error)}") from error
         try:
             series = self._file.series[0]
             if self._file.is_ome and series.kind != "ome":
@@ -134,7 +134,7 @@ class TiffImage(RegionImage):
         if not length:  # a sparse file leaves out tiles that are black
             return np.zeros(shape, self.format.dtype)
         if offset + length > self._num_bytes or length > LARGEST_SEGMENT_BYTES:
-            raise BadImage(f"damaged: tile {index} ends after the end of the file")
+            raise BadImage(f"damaged: tile {index} extends beyond the end of the file")
         stored = os.pread(self._descriptor, length, offset)
         try:
             if page.compression == NONE or page.compression in DEFLATE:
@@ -191,7 +191,7 @@ def _colours(page: Any, samples: int) -> tuple[int, str]:
     """Return how many samples of a page are used, and a note if some are not."""
     colours = 3 if page.photometric in (RGB, YCBCR) else 1
     if samples > colours and page.extrasamples and page.extrasamples[0] in ALPHA:
-        return colours, "transparency was left out"
+        return colours, "transparency is ignored"
     return samples, ""
 
 
@@ -203,7 +203,7 @@ def _check(page: Any, found: RegionFormat, axes: str) -> None:
         raise BadImage(f"{page.bitspersample}-bit pixels cannot be read by region; save the image with 8 or 16 bits")
     if page.photometric not in (GREY, RGB, YCBCR):
         kind = getattr(page.photometric, "name", page.photometric)
-        raise BadImage(f"colours of kind {kind} cannot be read by region; save the image as RGB or grey")
+        raise BadImage(f"the colour type {kind} cannot be read by region; save the image as RGB or grey")
     if page.tags.valueof(ORIENTATION, 1) not in (0, 1):
         raise BadImage("rotated TIFFs cannot be read by region; save the image upright")
     if not 1 <= found.channels <= LARGEST_CHANNELS:
@@ -236,7 +236,7 @@ def _grid(page: Any) -> tuple[int, int, int, int]:
     else:
         height, width = min(page.rowsperstrip, page.imagelength), page.imagewidth
     if not height or not width:
-        raise BadImage("damaged: the tiles have no size")
+        raise BadImage("damaged: the size of the tiles is 0")
     return height, width, -(-page.imagewidth // width), -(-page.imagelength // height)
 
 

@@ -1,6 +1,6 @@
 """The order of a pyramid's tiles in its file.
 
-The tiles of the full resolution are written block by block. A tile with a lower resolution is computed from up to four
+The tiles at full resolution are written block by block. A lower-resolution tile is computed from up to four
 tiles of the level before it. It is written after the block that completes them, so that all levels grow together.
 """
 
@@ -48,7 +48,7 @@ class TileOrder:
         return bisect_right(self._ends, num_tiles)
 
     def following(self, block: int) -> list[list[Place]]:
-        """Return the tiles with lower resolutions that are written after a block, one list per level."""
+        """Return the lower-resolution tiles that are written after a block, one list per level."""
         return self._following[block]
 
     def number(self, place: Place) -> int:
