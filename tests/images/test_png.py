@@ -46,6 +46,15 @@ def test_photographs_become_smaller_with_a_higher_compression(tmp_path: Path) ->
     assert sizes[0] > 1.5 * sizes[1] > 1.5 * sizes[2]
 
 
+def test_masks_are_much_smaller_than_their_pixels(tmp_path: Path) -> None:
+    mask = np.zeros((400, 500, 3), np.uint8)
+    mask[100:300, 200:350] = 255
+    write_png(tmp_path / "mask.png", mask)
+    assert (tmp_path / "mask.png").stat().st_size < mask.nbytes / 100
+    with Image.open(tmp_path / "mask.png") as image:
+        assert np.array_equal(np.asarray(image), mask)
+
+
 def test_a_profile_and_exif_are_stored(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[315] = "Ann"

@@ -23,6 +23,7 @@ NO_FILTER, AVERAGE, PAETH = 0, 3, 4  # filter types
 ADLER_BASE = 65521
 ZLIB_HEADER = b"\x78\x01"
 FAST = 1  # compression level
+UNIFORM = 0.6  # share of zeros in filtered rows from which runs of equal bytes are worth encoding
 
 Pixels = NDArray[Any]  # uint8 or uint16
 
@@ -87,11 +88,17 @@ def _deflate(rows: NDArray[np.uint8], step: int, start: int, compression: int, *
         rows = np.concatenate([np.zeros_like(rows[:1]), rows])
     kind = NO_FILTER if not compression else AVERAGE if compression == FAST else PAETH
     filtered = _filtered(rows, step, kind)
-    # Filtered photographs have few repeated sequences, so run-length encoding is as small as a search and faster.
-    strategy = zlib.Z_RLE if compression == FAST else zlib.Z_FILTERED
-    compressor = zlib.compressobj(compression, zlib.DEFLATED, -zlib.MAX_WBITS, 9, strategy)
+    compressor = zlib.compressobj(compression, zlib.DEFLATED, -zlib.MAX_WBITS, 9, _strategy(filtered, compression))
     deflated = compressor.compress(filtered.data) + compressor.flush(zlib.Z_FINISH if last else zlib.Z_SYNC_FLUSH)
     return _Block(deflated, zlib.adler32(filtered.data), filtered.nbytes)
+
+
+def _strategy(filtered: NDArray[np.uint8], compression: int) -> int:
+    """Return how to look for repeated bytes: in filtered photographs, a search takes time and finds little."""
+    if compression != FAST:
+        return zlib.Z_FILTERED
+    num_zeros = filtered.size - np.count_nonzero(filtered)
+    return zlib.Z_RLE if num_zeros > UNIFORM * filtered.size else zlib.Z_HUFFMAN_ONLY
 
 
 def _filtered(rows: NDArray[np.uint8], step: int, kind: int) -> NDArray[np.uint8]:
@@ -105,7 +112,7 @@ def _filtered(rows: NDArray[np.uint8], step: int, kind: int) -> NDArray[np.uint8
     left = np.zeros_like(own)
     left[:, step:] = own[:, :-step]
     if kind == AVERAGE:
-        expected = (left >> 1) + (above >> 1) + (left & above & 1)  # does not overflow 8 bits
+        expected = (left & above) + ((left ^ above) >> 1)  # half of the sum, without an overflow of 8 bits
     else:
         corner = np.zeros_like(above)
         corner[:, step:] = above[:, :-step]
