@@ -39,12 +39,15 @@ class Deadline:
         return self.end - monotonic()
 
 
-def run_paceline(*words: str, deadline: Deadline | None = None, on_line: Callable[[str], None] | None = None) -> str:
+def run_paceline(
+    *words: str, deadline: Deadline | None = None, on_line: Callable[[str], None] | None = None, label: str = ""
+) -> str:
     """Run a command and return its output. At the deadline, stop it as with Ctrl-C, and raise Stopped.
 
-    Training saves a checkpoint when it is stopped. `on_line` is called with each line of output.
+    Training saves a checkpoint when it is stopped. `on_line` is called with each line of output. `label` precedes each
+    printed line, if several commands run at the same time.
     """
-    print("$ paceline", *words, flush=True)
+    print(f"{label}$ paceline", *words, flush=True)
     process = subprocess.Popen([sys.executable, "-m", "paceline", *words], stdout=subprocess.PIPE, text=True)
     stopped = threading.Event()
 
@@ -62,7 +65,7 @@ def run_paceline(*words: str, deadline: Deadline | None = None, on_line: Callabl
     assert process.stdout
     try:
         for line in process.stdout:
-            print(line, end="", flush=True)
+            print(f"{label}{line}", end="", flush=True)
             lines.append(line)
             if on_line is not None:
                 on_line(line)

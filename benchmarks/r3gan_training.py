@@ -13,22 +13,28 @@ images of one class with the preset `small`, without augmentation and with adapt
 The number of images is computed from the speed, which a trial of --trial-images measures once per candidate. With
 --part-minutes, the command stops after that time: run it again to resume exactly. OUT/results.json holds the speeds
 and, for each row, the curve of FID during training, the final metrics, versions and hardware. It is written after every
-evaluation. Rows that it lists as complete are not repeated. OUT/ROW.png shows samples. Arguments after `--` are passed
-to every training run.
+evaluation. Rows that it lists as complete are not repeated. OUT/ROW.png shows samples, and OUT/TASK-FID.svg the curves.
+Arguments after `--` are passed to every training run.
 
---data-root is the folder for the source cifar10, or an .npz file with x_train, y_train, x_test and y_test.
+--data-root is the folder for the source cifar10, or an .npz file with x_train, y_train, x_test and y_test. `small`
+needs an .npz file.
 """
 
 from __future__ import annotations
 
 import argparse
 import shutil
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from _gan_runs import Results, copy_samples, curve, data_words, evaluate, train, value_of
-from _timed_training import Deadline, Stopped, sets, split_arguments
+from _gan_plots import Group, draw
+from _gan_runs import Results, copy_samples, curve, data_words, evaluate, points_of, run_rows, train, value_of
+from _timed_training import Deadline, sets, split_arguments
+
+from paceline.report.svg import Axis
 
 SHARE_FOR_TRAINING = 0.95  # fraction of --minutes; the remaining time is for evaluations during training
 NUM_SMALL, SMALL_CLASS = 2000, 7  # images of horses
@@ -90,28 +96,32 @@ class Benchmark:
 
     def run(self, row: Row) -> None:
         """Train a row, evaluate it and generate a grid of samples."""
+        folder = self.options.out / row.name
         if self.results.row(row.name).get("is_complete"):
             print(f"{row.name}: complete")
             return
         self.deadline.check()
-        images = self.num_images(row)
-        folder = self.options.out / row.name
-
-        def save_curve() -> None:
-            self.results.update(row.name, settings=row.settings, extra=self.options.extra, curve=curve(folder))
-
-        trained = train(folder, self.words(row, images), self.deadline, save_curve)
-        save_curve()
-        self.results.update(row.name, training=trained)
+        if not (self.results.row(row.name).get("training") and folder.is_dir()):
+            self.train(row, folder)
         if self.options.task == "candidates":
             metrics = curve(folder)[-1]
         else:
             settings = (f"generated_images={self.options.generated}", "few_images=allow", *self.options.evaluation)
             self.deadline.check(0 if self.options.tiny else EVALUATION_S)
             metrics = evaluate(folder, [*self.inception, *sets(settings)])
-        self.results.update(row.name, metrics=metrics)
+        self.results.update(row.name, metrics=metrics, is_complete=True)
+
+    def train(self, row: Row, folder: Path) -> None:
+        """Train a row to its end, or resume it, and record its curve, time and speed."""
+        words = self.words(row, self.num_images(row))
+
+        def save_curve() -> None:
+            self.results.update(row.name, settings=row.settings, extra=self.options.extra, curve=curve(folder))
+
+        trained = train(folder, [*words, *self.inception], self.deadline, save_curve)
+        save_curve()
         copy_samples(folder, folder.with_suffix(".png"))
-        self.results.update(row.name, is_complete=True)
+        self.results.update(row.name, training=trained)
 
     def num_images(self, row: Row) -> int:
         """Return the length of a run; it is stored, so that a resumed run has the same schedules."""
@@ -125,22 +135,23 @@ class Benchmark:
         return int(planned)
 
     def speed(self, row: Row) -> float:
-        """Return the training speed in images/s, from a short run without evaluations."""
+        """Return the training speed in images/s, from a short run whose only evaluation needs no Inception."""
         speeds: dict[str, float] = self.results.content.setdefault("images_per_second", {})
-        if row.speed_of not in speeds:
+        name = " ".join((row.speed_of, *self.options.extra))
+        if name not in speeds:
             trial = self.options.out / "trial"
             shutil.rmtree(trial, ignore_errors=True)  # an interrupted trial is repeated from the start
             never = tuple(f"{name}=1000 epochs" for name in ("evaluate_every", "sample_every", "save_every"))
             words = self.words(row, self.options.trial_images, *never)
-            speeds[row.speed_of] = train(trial, words, self.deadline)["images_per_second"]
+            speeds[name] = train(trial, words, self.deadline)["images_per_second"]
             shutil.rmtree(trial)
             self.results.write()
-        return speeds[row.speed_of]
+        return speeds[name]
 
     def words(self, row: Row, images: int, *more: str) -> list[str]:
         """Return the arguments of `paceline train` for a row."""
         words = ["r3gan", "--preset", row.preset, *self.data, "--images", str(images)]
-        words += ["--seed", str(self.options.seed), *self.inception]
+        words += ["--seed", str(self.options.seed)]
         generated = min(FEW_GENERATED, self.options.generated)
         # Log rarely enough for speed, but often enough to measure it.
         settings = (*row.settings, f"generated_images={generated}", "few_images=allow", "log_every=50 steps")
@@ -188,6 +199,8 @@ def main() -> None:
     options.extra, options.evaluation = extra, tuple(options.evaluation)
     if not options.data_root and not options.tiny:
         parser.error("--data-root is required")
+    if options.task == "small" and options.data_root and options.data_root.suffix != ".npz":
+        parser.error(f"--data-root {options.data_root}: small needs an .npz file")
     options.out.mkdir(parents=True, exist_ok=True)
     if options.tiny:
         options.generated, options.trial_images, options.trial_seconds = 64, 1200, min(5.0, options.trial_seconds)
@@ -200,20 +213,28 @@ def main() -> None:
     results = Results(options.out / "results.json")
     benchmark = Benchmark(options, data, results)
     rows = rows_of(options)
-    try:
-        for row in rows:
-            benchmark.run(row)
-    except Stopped:
-        print("stopped; run the same command again to resume")
+    failed = run_rows(rows, benchmark.run, after=lambda: draw_curves(options, rows, results))
     for row in rows:
         print_row(row, results)
+    sys.exit(1 if failed else 0)
+
+
+def draw_curves(options: argparse.Namespace, rows: Sequence[Row], results: Results) -> None:
+    """Draw the curves of FID during training."""
+    found = [results.row(row.name).get("curve", []) for row in rows]
+    groups = [
+        Group(row.name, [points_of(curve, "FID")], number)
+        for number, (row, curve) in enumerate(zip(rows, found, strict=True))
+    ]
+    title = f"FID during training, {min(FEW_GENERATED, options.generated):,} generated images"
+    draw(options.out / f"{options.task}-FID.svg", title, Axis("training images", "images"), Axis("FID"), groups)
 
 
 def print_row(row: Row, results: Results) -> None:
     """Print the speed, the curve of FID and the final FID of a row."""
     found = results.row(row.name)
     training = found.get("training", {})
-    fids = " ".join(f"{point['images'] / 1e6:.2f}M:{value_of(point, 'FID'):.2f}" for point in found.get("curve", []))
+    fids = " ".join(f"{images / 1e6:.2f}M:{fid:.2f}" for images, fid in points_of(found.get("curve", []), "FID"))
     final = value_of(found.get("metrics", {}), "FID")
     print(
         f"{row.name}: {training.get('images_per_second', 0):,.0f} images/s, {training.get('images', 0):,} images, "
