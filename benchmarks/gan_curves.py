@@ -1,7 +1,7 @@
 """Train dcgan and dual_gan on CIFAR-10 with several batch sizes, and draw the curves of FID and the Inception Score.
 
-    python benchmarks/gan_curves.py batches --data-root cifar10.npz --inception inception.pt --minutes 9 --out out
-    python benchmarks/gan_curves.py quality --data-root cifar10.npz --inception inception.pt --minutes 9 --out out
+    python benchmarks/gan_curves.py batches --data-root cifar10.npz --inception inception.pt --out out
+    python benchmarks/gan_curves.py quality --data-root cifar10.npz --inception inception.pt --out out
     python benchmarks/gan_curves.py batches --tiny --out out    # on a CPU: checks that everything runs
 
 `batches` trains both recipes at batch 64, 128, 256 and 512, with learning rates scaled by the square root of the batch
@@ -9,10 +9,14 @@ size: once for the same number of images, and once for the same number of update
 `quality` trains dcgan with several settings that may improve FID, at the same batch size. --rows selects rows by name.
 
 The Inception Score needs logits, which the Inception file does not provide: they come from a classifier, which is
-trained on the same data first. OUT/results.json holds the curve of each row, versions and hardware; it is written after
-every evaluation. OUT/TASK-FID.svg and OUT/TASK-IS.svg show the curves. --minutes limits the time: run the same command
-again to resume. A row that was interrupted resumes exactly, and rows that results.json lists as complete are not
-repeated, even if their folders are gone. Arguments after `--` are passed to every training run.
+trained on the same data first and kept as OUT/classifier.safetensors. OUT/results.json holds the curve of each row,
+versions and hardware; it is written after every evaluation. OUT/TASK-FID.svg and OUT/TASK-IS.svg show the curves.
+--part-minutes limits the time: run the same command again to resume. A row that was interrupted resumes exactly, and
+rows that results.json lists as complete are not repeated, even if their folders are gone. Arguments after `--` are
+passed to every training run of a GAN.
+
+--jobs trains several rows at the same time on one GPU. Use it with CUDA MPS only, since processes that share a GPU
+without it slow each other down. The speeds in results.json are then those of rows that share the GPU.
 
 --data-root is the folder for the source cifar10, or an .npz file with x_train, y_train, x_test and y_test.
 """
@@ -20,29 +24,33 @@ repeated, even if their folders are gone. Arguments after `--` are passed to eve
 from __future__ import annotations
 
 import argparse
+import os
+import shutil
+import sys
 from collections.abc import Sequence
-from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from _gan_runs import Results, copy_samples, curve, data_words, train, value_of
+from _gan_plots import Group, draw
+from _gan_runs import Results, copy_samples, curve, data_words, name_in, points_of, run_rows, train, value_of
 from _timed_training import Deadline, Stopped, run_paceline, sets, split_arguments
-from markupsafe import escape
 
-from paceline.core.files import write_file
-from paceline.report.svg import HEIGHT, WIDTH, Axis, Series, group_colour, lines
+from paceline.report.svg import Axis
 
 RECIPES = ("dcgan", "dual_gan")
-BATCHES, SEEDS, SEVERAL_SEEDS_AT = (64, 128, 256, 512), (0, 1, 2), 128
-REFERENCE_BATCH = 64  # of the presets
-METRICS = {"FID": "FID, 10,000 images", "IS": "Inception Score"}
+BATCHES, SEVERAL_SEEDS_AT = (64, 128, 256, 512), 128
+SEEDS = {"batches": (0, 1, 2), "quality": (0,)}
+IMAGES = {"batches": 2_000_000, "quality": 8_000_000}
+METRICS = ("FID", "IS")
 TINY = ("ngf=4", "ndf=4", "nz=8")
 TINY_BATCHES = (8, 16)
+BATCH = "batch_size="
+SIDE_PX, CHANNELS = 32, 3  # of the presets
 
 
 class Row(NamedTuple):
-    """A training run. Rows of the same group are drawn in one colour."""
+    """A training run. Rows of the same group differ in their seeds only."""
 
     name: str
     group: str
@@ -76,23 +84,23 @@ def rows_of(task: str, options: argparse.Namespace) -> list[Row]:
     """Return the rows of a task."""
     if task == "quality":
         return [
-            Row(f"quality-{name}", name, "dcgan", settings, options.images, seed)
+            Row(f"quality-{name}-{seed}", name, "dcgan", settings, options.images, seed)
             for name, settings in QUALITY.items()
-            for seed in options.seeds[:1]
+            for seed in options.seeds
         ]
     rows = []
     for recipe in RECIPES:
         for batch in options.batches:
-            scaled = (f"batch_size={batch}", "scale_lr=sqrt")
+            scaled = (f"{BATCH}{batch}", "scale_lr=sqrt")
             for seed in options.seeds if batch == options.several_seeds_at else options.seeds[:1]:
                 name = f"{recipe}-{batch}-images-{seed}"
                 rows.append(Row(name, f"{recipe}, batch {batch}", recipe, scaled, options.images, seed))
     for recipe in RECIPES:
         for batch in options.batches[1:]:  # at the first batch size, both lengths are the same
-            scaled = (f"batch_size={batch}", "scale_lr=sqrt")
+            scaled = (f"{BATCH}{batch}", "scale_lr=sqrt")
             images = options.images * batch // options.batches[0]
             name = f"{recipe}-{batch}-updates-{options.seeds[0]}"
-            rows.append(Row(name, f"{recipe}, batch {batch}, equal updates", recipe, scaled, images, options.seeds[0]))
+            rows.append(Row(name, f"{recipe}, batch {batch}", recipe, scaled, images, options.seeds[0]))
     return rows
 
 
@@ -101,15 +109,18 @@ class Benchmark:
 
     def __init__(self, options: argparse.Namespace, results: Results) -> None:
         self.options, self.results = options, results
-        self.deadline = Deadline(options.minutes)
+        self.deadline = Deadline(options.part_minutes)
 
     def run(self, row: Row) -> None:
         """Train a row, or resume it."""
-        if self.results.row(row.name).get("is_complete"):
+        found = self.results.row(row.name)
+        if found.get("is_complete"):
+            if (found["images"], tuple(found["settings"])) != (row.images, row.settings):
+                sys.exit("it is complete with another length or other settings: use a new --out")
             print(f"{row.name}: complete")
             return
         self.deadline.check()
-        folder = self.options.out / row.name
+        folder, num_jobs = self.options.out / row.name, self.options.jobs
 
         def save_curve() -> None:
             self.results.update(row.name, **row._asdict(), extra=self.options.extra, curve=curve(folder))
@@ -119,68 +130,39 @@ class Benchmark:
         words += ["--inception", self.options.inception] if self.options.inception else []
         settings = [
             *row.settings,
-            f"features={self.classifier()}",
+            f"features={self.classifier_file}",
             f"generated_images={self.options.generated}",
             f"evaluate_every={100 / self.options.evaluations:g}%",
             *("sample_every=100%", "save_every=50%", "few_images=allow", "compile=off"),
             *(TINY if self.options.tiny else ()),
         ]
-        trained = train(folder, [*words, *sets(settings), *self.options.extra], self.deadline, save_curve)
+        label = f"{row.name}: " if num_jobs > 1 else ""
+        trained = train(folder, [*words, *sets(settings), *self.options.extra], self.deadline, save_curve, label)
         save_curve()
         copy_samples(folder, folder.with_suffix(".png"))
-        self.results.update(row.name, training=trained, is_complete=True)
+        self.results.update(row.name, training=trained, jobs=num_jobs, is_complete=True)
 
-    def classifier(self) -> Path:
-        """Return a classifier for the Inception Score, which is trained if necessary."""
-        folder: Path = self.options.out / "classifier"
+    @property
+    def classifier_file(self) -> Path:
+        """The weights of the classifier for the Inception Score."""
+        path: Path = self.options.out / "classifier.safetensors"
+        return path
+
+    def train_classifier(self) -> None:
+        """Train the classifier, unless its weights exist."""
+        if self.classifier_file.is_file():
+            return
+        folder = self.options.out / "classifier"
         words = ["train", "classification", "--preset", "accurate", *data_words(self.options.data_root)]
         words += ["--epochs", str(self.options.classifier_epochs), "--seed", "0", "--out", str(folder)]
-        settings = ["evaluate_every=50%", "save_every=50%", "compile=off"]
+        settings = ["evaluate_every=50%", "save_every=50%", "compile=off", f"size={SIDE_PX}", f"channels={CHANNELS}"]
         if self.options.tiny:
             settings += ["width=8", "batch_size=16", "warmup=0%", "validation=0"]
-        done = self.options.out / "classifier.done"
-        if not done.is_file():
-            run_paceline(*words, *sets(settings), deadline=self.deadline)
-            done.touch()
-        return folder
-
-
-def draw(path: Path, metric: str, rows: Sequence[dict[str, Any]]) -> None:
-    """Draw the curves of a metric as an SVG file: a line per seed, and a thick line for the mean of several seeds."""
-    groups: dict[str, list[list[tuple[float, float]]]] = {}
-    for row in rows:
-        values = [(point["images"], value_of(point, metric)) for point in row.get("curve", [])]
-        points = [(images, value) for images, value in values if value is not None]
-        if points:
-            groups.setdefault(row["group"], []).append(points)
-    series = []
-    for number, (group, curves) in enumerate(groups.items()):
-        colour, is_mean = group_colour(number), len(curves) > 1
-        series += [Series(group, points, colour, thin=is_mean) for points in curves]
-        if is_mean:
-            means = [
-                (at[0][0], sum(value for _, value in at) / len(at)) for at in zip(*curves, strict=False) if len(at) > 1
-            ]
-            series.append(Series(f"{group}, mean of {len(curves)}", means, colour))
-    if series:
-        plot = lines(f"{metric} over training images", Axis("training images", "images"), Axis(METRICS[metric]), series)
-        write_file(path, standalone(str(plot), list(groups)))
-
-
-def standalone(svg: str, labels: Sequence[str]) -> str:
-    """Return a plot of a report as a file of its own, with its style and a legend below it."""
-    style = files("paceline.report").joinpath("templates/report.css").read_text()
-    legend = ""
-    for number, label in enumerate(labels):
-        x, y = 8 + WIDTH // 2 * (number % 2), HEIGHT + 18 * (number // 2)
-        legend += f'<rect class="bar {group_colour(number)}" x="{x}" y="{y}" width="14" height="4"/>'
-        legend += f'<text class="tick" x="{x + 20}" y="{y + 6}">{escape(label)}</text>'
-    height = HEIGHT + 18 * ((len(labels) + 1) // 2) + 8
-    opening = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{2 * WIDTH}"'
-    _, _, rest = svg.partition(">")
-    paper = f'<rect width="{WIDTH}" height="{height}" style="fill: var(--card)"/>'
-    body = rest.removesuffix("</svg>")
-    return f'{opening} style="font-family: system-ui, sans-serif"><style>{style}</style>{paper}{body}{legend}</svg>\n'
+        run_paceline(*words, *sets(settings), deadline=self.deadline)
+        last = max((folder / "checkpoints").iterdir())
+        partial = self.classifier_file.with_suffix(".partial")
+        shutil.copyfile(last / "weights.safetensors", partial)
+        os.replace(partial, self.classifier_file)
 
 
 def write_random_images(path: Path) -> None:
@@ -197,55 +179,94 @@ def main() -> None:
     parser.add_argument("--data-root", type=Path, help="folder of CIFAR-10, or an .npz file")
     parser.add_argument("--inception", default="", help="file with the 2015 Inception network")
     parser.add_argument("--preset", default="cifar10", help="preset of both recipes: cifar10 or cifar10_reference")
-    parser.add_argument("--images", type=int, help="images of a row: 2,000,000 for batches, 8,000,000 for quality")
+    parser.add_argument("--images", type=int, help="images of a row; 2,000,000 for batches, 8,000,000 for quality")
+    parser.add_argument("--seeds", type=int, nargs="*", help="seeds, for batches at batch 128; 0 1 2, 0 for quality")
     parser.add_argument("--evaluations", type=int, default=5, help="evaluations during a run")
     parser.add_argument("--generated", type=int, default=10_000, help="generated images per evaluation")
     parser.add_argument("--classifier-epochs", type=int, default=20, help="length of the classifier's training")
     parser.add_argument("--rows", nargs="*", default=[], help="names of the rows to train; all if omitted")
     parser.add_argument("--list", action="store_true", help="print the names of the rows, and exit")
-    parser.add_argument("--minutes", type=float, default=0, help="stop after this time; 0: do not stop")
+    parser.add_argument("--jobs", type=int, default=1, help="rows that are trained at the same time")
+    parser.add_argument("--part-minutes", type=float, default=0, help="stop after this time; 0: do not stop")
     parser.add_argument("--tiny", action="store_true", help="tiny networks and random images, to test on a CPU")
     parser.add_argument("--out", type=Path, required=True, help="folder for the runs, results.json and plots")
     own, extra = split_arguments()
     options = parser.parse_args(own)
     options.extra = extra
-    options.batches, options.several_seeds_at, options.seeds = BATCHES, SEVERAL_SEEDS_AT, SEEDS
-    options.images = options.images or {"batches": 2_000_000, "quality": 8_000_000}[options.task]
-    options.out.mkdir(parents=True, exist_ok=True)
+    options.batches, options.several_seeds_at = BATCHES, SEVERAL_SEEDS_AT
+    options.seeds = options.seeds or SEEDS[options.task]
+    options.images = options.images or IMAGES[options.task]
     if options.tiny:
-        options.batches, options.several_seeds_at, options.seeds = TINY_BATCHES, TINY_BATCHES[1], SEEDS[:2]
+        options.batches, options.several_seeds_at = TINY_BATCHES, TINY_BATCHES[1]
         options.images, options.generated, options.classifier_epochs = 160, 40, 1
         options.data_root = options.out / "random.npz"
-        write_random_images(options.data_root)
     elif not options.data_root and not options.list:
         parser.error("--data-root is required")
-    rows = [row for row in rows_of(options.task, options) if not options.rows or row.name in options.rows]
+    rows = rows_of(options.task, options)
+    unknown = set(options.rows) - {row.name for row in rows}
+    if unknown:
+        parser.error(f"--rows {' '.join(sorted(unknown))}: no such row; --list prints the names")
+    chosen = [row for row in rows if not options.rows or row.name in options.rows]
     if options.list:
-        print(*(f"{row.name:32} {row.images:>12,} images  {' '.join(row.settings)}" for row in rows), sep="\n")
+        print(*(f"{row.name:32} {row.images:>12,} images  {' '.join(row.settings)}" for row in chosen), sep="\n")
         return
+    options.out.mkdir(parents=True, exist_ok=True)
+    if options.tiny:
+        write_random_images(options.data_root)
     results = Results(options.out / "results.json")
     benchmark = Benchmark(options, results)
     try:
-        for row in rows:
-            benchmark.run(row)
-            draw_all(options, rows, results)
+        if not all(results.row(row.name).get("is_complete") for row in chosen):
+            benchmark.train_classifier()
     except Stopped:
         print("stopped; run the same command again to resume")
-    draw_all(options, rows, results)
-    for row in rows:
+        return
+    failed = run_rows(chosen, benchmark.run, options.jobs, lambda: draw_all(options, rows, results))
+    for row in chosen:
         print_row(row, results)
+    sys.exit(1 if failed else 0)
 
 
 def draw_all(options: argparse.Namespace, rows: Sequence[Row], results: Results) -> None:
-    """Draw the curves of all metrics; rows with equal updates have their own plot."""
-    kinds = {"images": [], "updates": []} if options.task == "batches" else {"": []}
-    for row in rows:
-        kind = row.name.split("-")[2] if options.task == "batches" else ""
-        kinds[kind].append(results.row(row.name) | {"group": row.group.removesuffix(", equal updates")})
-    for kind, found in kinds.items():
-        name = "-".join(filter(None, (options.task, kind)))
-        for metric in METRICS:
-            draw(options.out / f"{name}-{metric}.svg", metric, found)
+    """Draw the curves of all metrics, over images and, for rows with equal updates, over updates."""
+    if options.task == "quality":
+        draw_metrics(options, "quality", rows, results)
+        return
+    draw_metrics(options, "batches-images", [row for row in rows if "-images-" in row.name], results)
+    # At the first batch size, rows of equal length also have equal updates.
+    equal = [row for row in rows if "-updates-" in row.name or batch_of(row) == options.batches[0]]
+    draw_metrics(options, "batches-updates", equal, results, over_updates=True)
+
+
+def draw_metrics(
+    options: argparse.Namespace, name: str, rows: Sequence[Row], results: Results, *, over_updates: bool = False
+) -> None:
+    """Draw the curves of all metrics of some rows: a colour per batch size or setting, and dashes for dual_gan."""
+    colours = list(dict.fromkeys(batch_of(row) or row.group for row in rows))
+    for metric in METRICS:
+        curves: dict[str, list[list[tuple[float, float]]]] = {}
+        names: set[str] = set()
+        for row in rows:
+            found = results.row(row.name).get("curve", [])
+            images_per_x = batch_of(row) if over_updates else 1
+            points = [(images / images_per_x, value) for images, value in points_of(found, metric)]
+            if points:
+                curves.setdefault(row.group, []).append(points)
+                names.add(name_in(found[0], metric) or metric)
+        groups = [
+            Group(row.group, curves[row.group], colours.index(batch_of(row) or row.group), row.recipe == "dual_gan")
+            for row in {row.group: row for row in rows}.values()
+            if row.group in curves
+        ]
+        unit = "updates" if over_updates else "images"
+        title = f"{metric} during training, {options.generated:,} generated images"
+        axes = Axis(f"training {unit}", unit), Axis(" or ".join(sorted(names)))
+        draw(options.out / f"{name}-{metric}.svg", title, *axes, groups)
+
+
+def batch_of(row: Row) -> int:
+    """Return the batch size that a row sets; 0 if it uses the preset's."""
+    return next((int(text.removeprefix(BATCH)) for text in row.settings if text.startswith(BATCH)), 0)
 
 
 def print_row(row: Row, results: Results) -> None:
