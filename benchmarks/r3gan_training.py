@@ -143,6 +143,7 @@ class Benchmark:
             shutil.rmtree(trial, ignore_errors=True)  # an interrupted trial is repeated from the start
             never = tuple(f"{name}=1000 epochs" for name in ("evaluate_every", "sample_every", "save_every"))
             words = self.words(row, self.options.trial_images, *never)
+            words += sets(("feature_precision=fp32",))  # others need Inception
             speeds[name] = train(trial, words, self.deadline)["images_per_second"]
             shutil.rmtree(trial)
             self.results.write()
