@@ -111,13 +111,6 @@ INTERNALS: dict[str, tuple[Callable[[], bool], str]] = {
         lambda: importlib.import_module("torch._dynamo.config").recompile_limit >= 8,
         "--compile for networks that use one block for many shapes",
     ),
-    "torch_key and CacheBase.get_system of torch._inductor.codecache": (
-        lambda: (
-            importlib.import_module("torch._inductor.codecache").CacheBase.get_system.cache_info is not None
-            and callable(importlib.import_module("torch._inductor.codecache").torch_key)
-        ),
-        "a fast start of compiled runs: hashes are computed while the data is read",
-    ),
     "Optimizer.step, zero_grad, … with __wrapped__": (
         lambda: all(hasattr(getattr(torch.optim.Adam, name), "__wrapped__") for name in torch_internals.DECORATED),
         "a fast start: training imports torch's compiler only if it is used",

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
 from paceline.contracts.recipe import Batch
-from paceline.core.background_import import finish_imports
 from paceline.core.errors import UserError
 from paceline.core.heartbeat import die_with_parent
 from paceline.data.crop import windows
@@ -54,8 +53,6 @@ class WorkerPool:
     def read(self, requests: Iterable[Tickets]) -> Iterator[Batch]:
         """Yield the batch for each request, in order, in host memory, with images [n, h, w, c]."""
         self._current.requests = requests
-        if self._loader.num_workers:
-            finish_imports()  # before torch forks the workers
         try:
             for result in self._loader:
                 if isinstance(result, UserError):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from importlib import import_module
 from typing import Any, TypeVar
 
 import torch
@@ -43,7 +42,6 @@ __all__ = [
     "has_no_result",
     "is_view",
     "lerp_all",
-    "load_compiler",
     "local_address",
     "local_collectives",
     "nccl_trace",
@@ -144,19 +142,6 @@ def allow_recompilations(count: int) -> None:
     from torch._dynamo import config  # imported here because the import takes seconds
 
     config.recompile_limit = max(count, config.recompile_limit)
-
-
-def load_compiler() -> None:
-    """Import torch's compiler and compute the hashes by which it finds kernels; both take seconds.
-
-    torch does this when it compiles the first network. There is no public way to do it earlier.
-    """
-    with suppress(Exception):  # compiling reports what is wrong
-        import_module("torch._inductor.compile_fx")
-        from torch._inductor.codecache import CacheBase, torch_key
-
-        torch_key()
-        CacheBase.get_system()
 
 
 def start_compile_workers() -> None:

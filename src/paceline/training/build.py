@@ -30,7 +30,6 @@ from paceline.parallel.world import World, join
 from paceline.runs.recipe import make_recipe
 from paceline.training.compile import prepare_compiler
 from paceline.training.compile_choice import choose_for, compile_and_record
-from paceline.training.compiled_before import was_compiled
 from paceline.training.graph import RunStep, choose_step
 from paceline.training.learner import Learner
 from paceline.training.schedule import schedule_of
@@ -81,8 +80,7 @@ def _build(config: Config, strategy_type: type[Strategy], world: World) -> Parts
     precision = choose_precision(config.run.precision, world.device)
     precision.apply(deterministic=config.run.deterministic)
     if config.run.compile != "off":
-        is_on = config.run.compile == "on"
-        prepare_compiler(world, loads=is_on or was_compiled(config.recipe_name), starts=is_on)
+        prepare_compiler(world, starts=config.run.compile == "on")
     activity(f"opening the data source {config.run.data} and building the networks")
     sources = open_sources(config)
     for split, source in sources.items():

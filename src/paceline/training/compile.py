@@ -16,7 +16,6 @@ import torch
 from torch import nn
 
 from paceline.contracts.recipe import Recipe
-from paceline.core.background_import import finish_imports, import_in_background
 from paceline.core.errors import describe_error
 from paceline.core.ordered_map import num_cores
 from paceline.data.feed import StepData
@@ -24,7 +23,6 @@ from paceline.parallel.batchnorm import leave_batchnorm_eager
 from paceline.parallel.torch_internals import (
     allow_recompilations,
     compiled_call,
-    load_compiler,
     start_compile_workers,
     undo_compile,
 )
@@ -46,12 +44,12 @@ def compilable_networks(recipe: Recipe) -> list[nn.Module]:
     return [network for name, network in single if name.partition(".")[0] not in eager]
 
 
-def prepare_compiler(world: World, *, loads: bool, starts: bool) -> None:
-    """Choose where kernels are kept and how many processes compile them.
+def prepare_compiler(world: World, *, starts: bool) -> None:
+    """Choose where kernels are kept and how many processes compile them; with `starts`, start these processes.
 
-    With `loads`, the compiler is imported in the background, while the data is read. With `starts`, the processes that
-    compile kernels are also started. torch compiles one network at a time, because it holds a lock while it traces a
-    network and generates code. Only the kernels of a network are compiled in parallel.
+    torch compiles one network at a time, because it holds a lock while it traces a network and generates code. Only the
+    kernels of a network are compiled in parallel. The processes for this take seconds to start, so they start before
+    the data is read.
     """
     if world.device.type != "cuda":
         return
@@ -59,13 +57,8 @@ def prepare_compiler(world: World, *, loads: bool, starts: bool) -> None:
         share = num_cores() // world.place.local_size
         os.environ.setdefault(THREADS_VARIABLE, str(max(1, min(MAX_COMPILE_WORKERS, share))))
     _keep_kernels()
-    if loads or starts:
-        import_in_background(_load_and_start if starts else load_compiler)
-
-
-def _load_and_start() -> None:
-    start_compile_workers()
-    load_compiler()
+    if starts:
+        start_compile_workers()
 
 
 def _keep_kernels() -> None:
@@ -93,7 +86,6 @@ def _size_of(file: Path) -> int:
 
 def compile_networks(recipe: Recipe) -> list[nn.Module]:
     """Compile lazily all networks that can be compiled, and return them."""
-    finish_imports()
     _keep_kernels()
     networks = compilable_networks(recipe)
     if any(parameter.is_cuda for network in networks for parameter in network.parameters()):
