@@ -21,6 +21,8 @@ from test_apply import write_random_weights
 
 from paceline.cli.app import run
 from paceline.images.regions import journal, pyramid_file
+from paceline.images.regions.open_image import open_region_image
+from paceline.images.regions.region_image import Box
 from paceline.images.regions.tiff_image import TiffImage
 from paceline.inference import region_applier
 from paceline.inference.tile_runner import TileRunner
@@ -65,6 +67,19 @@ def test_a_region_equals_that_part_of_the_whole_result(name: str, tmp_path: Path
             assert file.is_bigtiff and file.pages.first.is_tiled and len(file.series[0].levels) > 1
             made = file.asarray().astype(int)
         assert np.abs(made - whole[50 * scale : 351 * scale, 33 * scale : 244 * scale]).max() <= 1
+
+
+@pytest.mark.parametrize("name", ["twice", "stains"])
+@pytest.mark.parametrize("region", ["33,50,211,150", "0,0,299,399"])
+def test_a_region_that_fits_in_one_tile_also_sees_its_surroundings(name: str, region: str, tmp_path: Path) -> None:
+    left, top, width, height = map(int, region.split(","))
+    assert apply(f"{name}.safetensors", "photo.png", "--out", tmp_path / "whole") == 0
+    assert apply(f"{name}.safetensors", "slide.tif", "--out", tmp_path / "part", "--region", region) == 0
+    scale = 2 if name == "twice" else 1
+    rows, columns = (slice(start * scale, (start + size) * scale) for start, size in ((top, height), (left, width)))
+    for part in (tmp_path / "part").iterdir():
+        whole = np.asarray(Image.open(tmp_path / "whole" / part.name.replace("slide", "photo").replace(".tif", ".png")))
+        assert np.abs(tifffile.imread(part).astype(int) - whole[rows, columns]).max() <= 1
 
 
 def test_large_images_are_processed_by_region_without_a_flag(tmp_path: Path, monkeypatch) -> None:
@@ -241,6 +256,21 @@ def test_a_slide_in_the_format_of_aperio_is_read_with_openslide(tmp_path: Path, 
     assert made.shape == (800, 600, 3)
     assert apply("twice.safetensors", tmp_path / "a.svs", "--magnification", 20, "--out", tmp_path / "no") == 1
     assert "the image has 40, 10; choose one of them" in capsys.readouterr().err
+
+
+@pytest.mark.extras
+def test_a_level_between_the_pixels_of_the_slide_is_read_without_interpolation(tmp_path: Path) -> None:
+    pytest.importorskip("openslide")
+    pytest.importorskip("imagecodecs")
+    description = "Aperio Image Library v1\r\n299x399 [0,0 299x399] (64x64) JPEG/RGB Q=95|AppMag = 40|MPP = 0.25"
+    options = {"tile": (64, 64), "photometric": "rgb", "compression": "jpeg", "metadata": None}
+    with tifffile.TiffWriter(tmp_path / "a.svs") as file:
+        file.write(PHOTO[:399, :299], description=description, **options)
+        file.write(PHOTO[::8, ::8], description=description, photometric="rgb", metadata=None)  # the thumbnail
+        file.write(PHOTO[:396:4, :296:4], description=description, **options)  # smaller by a factor of 4.035
+    with tifffile.TiffFile(tmp_path / "a.svs") as file, open_region_image(tmp_path / "a.svs") as slide:
+        stored = file.series[0].levels[1].asarray()
+        assert np.array_equal(slide.read(1, Box(31, 17, 60, 50)), stored[31:91, 17:67])
 
 
 def test_a_journal_of_another_command_is_ignored(tmp_path: Path, capsys) -> None:
