@@ -7,9 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tifffile
+from PIL import Image
 
 from paceline.core.errors import UserError
 from paceline.images.decode import BadImage
+from paceline.images.image_file import read_image
 from paceline.images.regions import tiff_image
 from paceline.images.regions.open_image import open_region_image
 from paceline.images.regions.pyramid_file import PyramidFile, PyramidFormat, halved
@@ -167,6 +169,44 @@ def test_damaged_tiles_are_reported(tmp_path: Path) -> None:
         read(content[: offsets_at + 8] + beyond + content[offsets_at + 12 :])
     with pytest.raises(BadImage, match=r"the end of the file|cannot be decoded|cannot be read"):
         read(content[: len(content) // 2])
+
+
+def test_a_tile_at_the_start_of_the_file_is_reported(tmp_path: Path) -> None:
+    tifffile.imwrite(tmp_path / "a.tif", PIXELS, tile=(64, 64), photometric="rgb")
+    with tifffile.TiffFile(tmp_path / "a.tif", mode="r+") as file:
+        tag = file.pages.first.tags["TileOffsets"]
+        tag.overwrite([*tag.value[:5], 0, *tag.value[6:]])
+    with (
+        open_region_image(tmp_path / "a.tif") as image,
+        pytest.raises(BadImage, match="tile 5 starts inside the header"),
+    ):
+        image.read(0, Box(0, 0, HEIGHT, WIDTH))
+
+
+@pytest.mark.extras
+def test_a_truncated_jpeg_tile_is_reported_instead_of_filled_up(tmp_path: Path) -> None:
+    pytest.importorskip("imagecodecs")
+    tifffile.imwrite(tmp_path / "a.tif", PIXELS, tile=(64, 64), photometric="rgb", compression="jpeg")
+    with tifffile.TiffFile(tmp_path / "a.tif", mode="r+") as file:
+        tag = file.pages.first.tags["TileByteCounts"]
+        tag.overwrite([*tag.value[:5], tag.value[5] // 2, *tag.value[6:]])
+    with open_region_image(tmp_path / "a.tif") as image, pytest.raises(BadImage, match=r"tile 5 .* is truncated"):
+        image.read(0, Box(0, 0, HEIGHT, WIDTH))
+    with pytest.raises(BadImage, match="truncated"):
+        read_image(tmp_path / "a.tif")
+
+
+@pytest.mark.parametrize("compression", ["raw", "tiff_adobe_deflate", "tiff_lzw"])
+def test_ycbcr_that_is_not_jpeg_is_not_taken_for_rgb(compression: str, tmp_path: Path) -> None:
+    Image.fromarray(PIXELS).convert("YCbCr").save(tmp_path / "a.tif", compression=compression)
+    with pytest.raises(BadImage, match="YCbCr colours can be read by region only if they are stored as JPEG"):
+        open_region_image(tmp_path / "a.tif")
+
+
+def test_pixels_with_reversed_bits_are_rejected(tmp_path: Path) -> None:
+    Image.fromarray(PIXELS).save(tmp_path / "a.tif", tiffinfo={266: 2})  # the tag FillOrder
+    with pytest.raises(BadImage, match="bits are in reverse order"):
+        open_region_image(tmp_path / "a.tif")
 
 
 def test_a_tile_that_expands_beyond_its_size_is_rejected(tmp_path: Path, monkeypatch) -> None:

@@ -26,7 +26,9 @@ CACHE_BYTES = 128 << 20  # decoded tiles, since neighbouring regions share tiles
 LARGEST_SEGMENT_BYTES = 256 << 20  # of a decoded tile or strip
 LARGEST_CHANNELS = 64
 NONE, DEFLATE = 1, (8, 32946)  # values of the TIFF tag Compression
+JPEGS, JPEG, END_OF_JPEG = (6, 7), 7, b"\xff\xd9"  # 6 is an older form; the marker cannot occur in compressed pixels
 NO_PREDICTOR, HORIZONTAL = 1, 2
+SMALLEST_HEADER_BYTES = 8  # of a TIFF; the pixels come after it
 GREY, RGB, YCBCR = 1, 2, 6  # values of the TIFF tag PhotometricInterpretation
 ALPHA = (1, 2)  # values of the TIFF tag ExtraSamples
 MICRONS_PER_UNIT = {2: 25_400.0, 3: 10_000.0}  # values of the TIFF tag ResolutionUnit: inch, centimetre
@@ -83,6 +85,10 @@ class TiffImage(RegionImage):
             self._read_page(level, number, page, box, planes)
         return region
 
+    def has_all_tiles(self, level: int) -> bool:
+        """Return whether the file contains all tiles of a level; a sparse file leaves some out."""
+        return all(all(page.databytecounts) for page in self._pages[level])
+
     def close(self) -> None:
         """Close the file."""
         self._file.close()
@@ -135,10 +141,14 @@ class TiffImage(RegionImage):
             return np.zeros(shape, self.format.dtype)
         if offset + length > self._num_bytes or length > LARGEST_SEGMENT_BYTES:
             raise BadImage(f"damaged: tile {index} ends after the end of the file")
+        if offset < SMALLEST_HEADER_BYTES:
+            raise BadImage(f"damaged: tile {index} starts inside the header of the file")
         stored = os.pread(self._descriptor, length, offset)
         try:
             if page.compression == NONE or page.compression in DEFLATE:
                 return _unpack(page, stored, shape)
+            if page.compression == JPEG and END_OF_JPEG not in stored:  # the decoder would fill up the tile with grey
+                raise ValueError("is truncated")
             decoded = page.decode(stored, index, jpegtables=page.jpegtables)[0]
             if decoded is None or decoded.shape[1] < height or decoded.shape[2] < width:
                 raise ValueError("is incomplete")
@@ -204,6 +214,14 @@ def _check(page: Any, found: RegionFormat, axes: str) -> None:
     if page.photometric not in (GREY, RGB, YCBCR):
         kind = getattr(page.photometric, "name", page.photometric)
         raise BadImage(f"colours of kind {kind} cannot be read by region; save the image as RGB or grey")
+    if (
+        page.photometric == YCBCR and page.compression not in JPEGS
+    ):  # the decoder of JPEG converts to RGB, others do not
+        raise BadImage("YCbCr colours can be read by region only if they are stored as JPEG; save the image as RGB")
+    if page.fillorder != 1 and (page.compression == NONE or page.compression in DEFLATE):
+        raise BadImage(
+            "pixels whose bits are in reverse order cannot be read by region; save the image with FillOrder 1"
+        )
     if page.tags.valueof(ORIENTATION, 1) not in (0, 1):
         raise BadImage("rotated TIFFs cannot be read by region; save the image upright")
     if not 1 <= found.channels <= LARGEST_CHANNELS:
