@@ -22,6 +22,7 @@ from test_apply import write_random_weights
 from paceline.cli.app import run
 from paceline.images.regions import journal, pyramid_file
 from paceline.images.regions.open_image import open_region_image
+from paceline.images.regions.pyramid_file import PyramidFile
 from paceline.images.regions.region_image import Box
 from paceline.images.regions.tiff_image import TiffImage
 from paceline.inference import region_applier
@@ -87,6 +88,30 @@ def test_large_images_are_processed_by_region_without_a_flag(tmp_path: Path, mon
     assert apply("twice.safetensors", "slide.tif", "--out", tmp_path) == 0
     with tifffile.TiffFile(tmp_path / "slide.tif") as file:
         assert file.series[0].levels[0].shape == (800, 600, 3)
+
+
+@pytest.mark.extras
+def test_a_small_tiff_that_pillow_cannot_decode_is_processed_by_region(tmp_path: Path) -> None:
+    pytest.importorskip("imagecodecs")
+    tifffile.imwrite(tmp_path / "a.tif", PHOTO, photometric="rgb", tile=(64, 64), compression="jpeg2000")
+    assert apply("twice.safetensors", tmp_path / "a.tif", "--out", tmp_path / "out") == 0
+    assert apply("twice.safetensors", "slide.tif", "--out", tmp_path / "out") == 0
+    made, expected = (tifffile.imread(tmp_path / "out" / name).astype(int) for name in ("a.tif", "slide.tif"))
+    assert np.abs(made - expected).max() <= 1
+
+
+def test_results_get_their_names_only_when_all_of_them_are_complete(tmp_path: Path, monkeypatch) -> None:
+    words = ["stains.safetensors", "slide.tif", "--out", tmp_path, "--region", "0,0,200,200"]
+    names: list[list[str]] = []
+    complete = PyramidFile.complete
+
+    def completing(file: PyramidFile, name: str) -> None:
+        complete(file, name)
+        names.append([path.name for path in tmp_path.glob("*.tif")])
+
+    monkeypatch.setattr(PyramidFile, "complete", completing)
+    assert apply(*words) == 0
+    assert names == [[], []] and len(list(tmp_path.iterdir())) == 2
 
 
 def test_blocks_have_a_largest_size_unless_another_is_chosen(tmp_path: Path, monkeypatch, capsys) -> None:
@@ -239,6 +264,12 @@ def test_networks_without_exact_tiles_print_the_measured_error(tmp_path: Path, m
     printed = capsys.readouterr().out
     assert "normalises using statistics from the whole image: seams may be visible" in printed
     assert "tiles change the centre by at most" in printed
+
+
+def test_a_region_of_a_network_that_reads_the_whole_image_prints_a_warning(tmp_path: Path, capsys) -> None:
+    for region, differs in (("0,0,300,400", False), ("9,9,200,200", True)):
+        assert apply("instance.safetensors", "slide.tif", "--out", tmp_path / region, "--region", region) == 0
+        assert ("differs from the same part of the whole result" in capsys.readouterr().out) == differs
 
 
 @pytest.mark.extras

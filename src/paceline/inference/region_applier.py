@@ -32,6 +32,7 @@ from paceline.inference.region_plan import (
     block_unit,
     centre_of,
     choose_part,
+    note_on_part,
     plan_blocks,
     surroundings,
     tiff_tile_px,
@@ -89,10 +90,8 @@ class RegionApplier:
         except BadImage as problem:
             return SkippedImage(task.path, str(problem))
         except OSError as error:
-            hint = "; the same command resumes from here"
-            raise UserError(
-                f"--out: cannot write the results for {printable(task.path)}: {error.strerror or error}{hint}"
-            ) from error
+            what = f"--out: cannot write the results for {printable(task.path)}: {error.strerror or error}"
+            raise UserError(f"{what}; the same command resumes, with --skip-existing if images are done") from error
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -114,7 +113,8 @@ class RegionApplier:
             flags = next(iter(job.files.values())).flags()
             resumed = f"resumed after {done:,} of {len(job.blocks):,} tiles" if done else ""
             previews = {name: file.preview() for name, file in job.files.items()} if task.previews else {}
-            _for_each(job.files, lambda name, file: file.finish(Path(task.path).stem))
+            _for_each(job.files, lambda name, file: file.complete(Path(task.path).stem))
+            _for_each(job.files, lambda name, file: file.publish())  # after all are complete: this is not resumed
         self._write_previews(task, previews)
         notes = [self._write_mask(task, job, flags), difference, resumed]
         return AppliedImage(task.path, self._summary(task, job, notes))
@@ -232,7 +232,7 @@ class RegionApplier:
         side = block_side(whole.side_px, size, unit, self.scale)
         tiling = replace(whole, side_px=side, multiple_px=field.multiple_px)
         if max(size) <= side or not tiling.note:
-            return tiling
+            return replace(tiling, note=tiling.note or note_on_part(field, box, image.levels[level]))
         error = composer.tile_error(image.read(level, centre_of(box, 3 * side)), tiling)
         return replace(tiling, note=f"{tiling.note}; {error}")
 

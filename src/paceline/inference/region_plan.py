@@ -15,6 +15,7 @@ from paceline.images.regions.open_image import can_be_read_by_region, open_regio
 from paceline.images.regions.region_image import Box, Level, RegionImage, choose_box, choose_level
 from paceline.images.regions.slide_image import is_slide
 from paceline.images.size_limit import PIXEL_LIMIT, memory_limit
+from paceline.inference.receptive_field import ReceptiveField
 from paceline.inference.tiling import Tile, Tiling
 from paceline.models.windows import Window
 
@@ -84,7 +85,7 @@ def region_size(path: Path, options: RegionOptions, *, is_forced: bool = False) 
     try:
         with open_region_image(path) as image:
             _, box = choose_part(image, options)
-            level = image.levels[0]
+            level, is_forced = image.levels[0], is_forced or image.only_by_region
             return (box.height, box.width) if is_forced or level.height * level.width > PIXEL_LIMIT else None
     except BadImage:
         if is_forced:
@@ -137,6 +138,13 @@ def surroundings(box: Box, level: Level, halo_px: int) -> tuple[int, int]:
     """Return the height and width of a part of an image together with its halo, as far as the image reaches."""
     bottom, right = min(level.height, box.top + box.height + halo_px), min(level.width, box.left + box.width + halo_px)
     return bottom - max(0, box.top - halo_px), right - max(0, box.left - halo_px)
+
+
+def note_on_part(field: ReceptiveField, box: Box, level: Level) -> str:
+    """Return a warning if the result for a part of an image differs from that part of the whole result."""
+    if not field.obstacles or (box.height, box.width) == (level.height, level.width):
+        return ""
+    return f"{field.obstacles[0]}: the result differs from the same part of the whole result"
 
 
 def centre_of(box: Box, side_px: int) -> Box:

@@ -6,6 +6,7 @@ Files that an OME-TIFF refers to are not opened.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import threading
@@ -26,6 +27,7 @@ CACHE_BYTES = 128 << 20  # decoded tiles, since neighbouring regions share tiles
 LARGEST_SEGMENT_BYTES = 256 << 20  # of a decoded tile or strip
 LARGEST_CHANNELS = 64
 NONE, DEFLATE = 1, (8, 32946)  # values of the TIFF tag Compression
+PILLOW = (1, 2, 3, 4, 5, 6, 7, 8, 32773, 32946, 34925, 50000)  # compressions that Pillow can decode
 JPEGS, JPEG, END_OF_JPEG = (6, 7), 7, b"\xff\xd9"  # 6 is an older form; the marker cannot occur in compressed pixels
 NO_PREDICTOR, HORIZONTAL = 1, 2
 SMALLEST_HEADER_BYTES = 8  # of a TIFF; the pixels come after it
@@ -55,7 +57,9 @@ class TiffImage(RegionImage):
             )
             samples = first.samplesperpixel
             kept, note = _colours(first, samples)
-            self._kept = kept
+            if len(self._file.series) > 1:
+                note += f"{'; ' * bool(note)}only the first of {len(self._file.series)} images in the file was read"
+            self._kept, self.only_by_region = kept, first.compression not in PILLOW
             self.format = RegionFormat(
                 kept * len(self._pages[0]),
                 first.dtype.newbyteorder("="),
@@ -263,14 +267,20 @@ def _microns_per_px(file: Any, page: Any) -> float:
     if stated:
         return float(stated[1])
     if file.is_ome:
-        physical = re.search(r'PhysicalSizeX="([\d.eE+-]+)"', file.ome_metadata or "")
-        unit = re.search(r'PhysicalSizeXUnit="([^"]*)"', file.ome_metadata or "")
-        return float(physical[1]) if physical and (not unit or unit[1] in ("µm", "um")) else 0.0
+        across, down = (_ome_microns(file.ome_metadata or "", side) for side in "XY")
+        return across if not down or math.isclose(across, down, rel_tol=0.01) else 0.0  # only square pixels
     try:
         numerator, denominator = page.tags.valueof(282, (0, 1))
         return MICRONS_PER_UNIT.get(page.tags.valueof(296, 2), 0.0) * denominator / numerator if numerator else 0.0
     except (TypeError, ValueError, ZeroDivisionError):
         return 0.0
+
+
+def _ome_microns(xml: str, side: str) -> float:
+    """Return the size of a pixel along one side; 0 if it is unknown."""
+    physical = re.search(rf'PhysicalSize{side}="([\d.eE+-]+)"', xml)
+    unit = re.search(rf'PhysicalSize{side}Unit="([^"]*)"', xml)
+    return float(physical[1]) if physical and (not unit or unit[1] in ("µm", "um")) else 0.0
 
 
 def _magnification(page: Any) -> float:
