@@ -138,6 +138,15 @@ def test_results_keep_the_folder_structure_and_are_the_same_in_a_second_run(caps
     shutil.rmtree("photos/made")
 
 
+@pytest.mark.parametrize("name", TINY)
+def test_tiny_images_do_not_keep_other_images_from_being_processed(name: str, tmp_path: Path) -> None:
+    for width, height in [(1, 1), (80, 1), (2, 3), (33, 5), (7, 60)]:
+        Image.fromarray(PHOTO[:height, :width]).save(tmp_path / f"{width}x{height}.png")
+    Image.fromarray(PHOTO).save(tmp_path / "usual.png")
+    assert apply(f"{name}.safetensors", tmp_path, "--out", tmp_path / "out") in (0, 1)
+    assert list((tmp_path / "out").glob("usual*.png"))
+
+
 def test_a_pattern_and_single_files_can_be_combined(tmp_path):
     assert apply("restoration.safetensors", "photos/*.png", "photos/inner/two.png", "--out", tmp_path) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one.png", "two.png"]

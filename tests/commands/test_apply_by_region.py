@@ -21,6 +21,9 @@ from test_apply import write_random_weights
 
 from paceline.cli.app import run
 from paceline.images.regions import journal, pyramid_file
+from paceline.images.regions.open_image import open_region_image
+from paceline.images.regions.pyramid_file import PyramidFile
+from paceline.images.regions.region_image import Box
 from paceline.images.regions.tiff_image import TiffImage
 from paceline.inference import region_applier
 from paceline.inference.tile_runner import TileRunner
@@ -67,11 +70,48 @@ def test_a_region_equals_that_part_of_the_whole_result(name: str, tmp_path: Path
         assert np.abs(made - whole[50 * scale : 351 * scale, 33 * scale : 244 * scale]).max() <= 1
 
 
+@pytest.mark.parametrize("name", ["twice", "stains"])
+@pytest.mark.parametrize("region", ["33,50,211,150", "0,0,299,399"])
+def test_a_region_that_fits_in_one_tile_also_sees_its_surroundings(name: str, region: str, tmp_path: Path) -> None:
+    left, top, width, height = map(int, region.split(","))
+    assert apply(f"{name}.safetensors", "photo.png", "--out", tmp_path / "whole") == 0
+    assert apply(f"{name}.safetensors", "slide.tif", "--out", tmp_path / "part", "--region", region) == 0
+    scale = 2 if name == "twice" else 1
+    rows, columns = (slice(start * scale, (start + size) * scale) for start, size in ((top, height), (left, width)))
+    for part in (tmp_path / "part").iterdir():
+        whole = np.asarray(Image.open(tmp_path / "whole" / part.name.replace("slide", "photo").replace(".tif", ".png")))
+        assert np.abs(tifffile.imread(part).astype(int) - whole[rows, columns]).max() <= 1
+
+
 def test_large_images_are_processed_by_region_without_a_flag(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("paceline.inference.region_plan.PIXEL_LIMIT", 400 * 300 - 1)
     assert apply("twice.safetensors", "slide.tif", "--out", tmp_path) == 0
     with tifffile.TiffFile(tmp_path / "slide.tif") as file:
         assert file.series[0].levels[0].shape == (800, 600, 3)
+
+
+@pytest.mark.extras
+def test_a_small_tiff_that_pillow_cannot_decode_is_processed_by_region(tmp_path: Path) -> None:
+    pytest.importorskip("imagecodecs")
+    tifffile.imwrite(tmp_path / "a.tif", PHOTO, photometric="rgb", tile=(64, 64), compression="jpeg2000")
+    assert apply("twice.safetensors", tmp_path / "a.tif", "--out", tmp_path / "out") == 0
+    assert apply("twice.safetensors", "slide.tif", "--out", tmp_path / "out") == 0
+    made, expected = (tifffile.imread(tmp_path / "out" / name).astype(int) for name in ("a.tif", "slide.tif"))
+    assert np.abs(made - expected).max() <= 1
+
+
+def test_results_get_their_names_only_when_all_of_them_are_complete(tmp_path: Path, monkeypatch) -> None:
+    words = ["stains.safetensors", "slide.tif", "--out", tmp_path, "--region", "0,0,200,200"]
+    names: list[list[str]] = []
+    complete = PyramidFile.complete
+
+    def completing(file: PyramidFile, name: str) -> None:
+        complete(file, name)
+        names.append([path.name for path in tmp_path.glob("*.tif")])
+
+    monkeypatch.setattr(PyramidFile, "complete", completing)
+    assert apply(*words) == 0
+    assert names == [[], []] and len(list(tmp_path.iterdir())) == 2
 
 
 def test_blocks_have_a_largest_size_unless_another_is_chosen(tmp_path: Path, monkeypatch, capsys) -> None:
@@ -226,6 +266,12 @@ def test_networks_without_exact_tiles_print_the_measured_error(tmp_path: Path, m
     assert "tiles change the centre by at most" in printed
 
 
+def test_a_region_of_a_network_that_reads_the_whole_image_prints_a_warning(tmp_path: Path, capsys) -> None:
+    for region, differs in (("0,0,300,400", False), ("9,9,200,200", True)):
+        assert apply("instance.safetensors", "slide.tif", "--out", tmp_path / region, "--region", region) == 0
+        assert ("differs from the same part of the whole result" in capsys.readouterr().out) == differs
+
+
 @pytest.mark.extras
 def test_a_slide_in_the_format_of_aperio_is_read_with_openslide(tmp_path: Path, capsys) -> None:
     pytest.importorskip("openslide")
@@ -241,6 +287,21 @@ def test_a_slide_in_the_format_of_aperio_is_read_with_openslide(tmp_path: Path, 
     assert made.shape == (800, 600, 3)
     assert apply("twice.safetensors", tmp_path / "a.svs", "--magnification", 20, "--out", tmp_path / "no") == 1
     assert "the image has magnifications 40, 10; choose one of them" in capsys.readouterr().err
+
+
+@pytest.mark.extras
+def test_a_level_between_the_pixels_of_the_slide_is_read_without_interpolation(tmp_path: Path) -> None:
+    pytest.importorskip("openslide")
+    pytest.importorskip("imagecodecs")
+    description = "Aperio Image Library v1\r\n299x399 [0,0 299x399] (64x64) JPEG/RGB Q=95|AppMag = 40|MPP = 0.25"
+    options = {"tile": (64, 64), "photometric": "rgb", "compression": "jpeg", "metadata": None}
+    with tifffile.TiffWriter(tmp_path / "a.svs") as file:
+        file.write(PHOTO[:399, :299], description=description, **options)
+        file.write(PHOTO[::8, ::8], description=description, photometric="rgb", metadata=None)  # the thumbnail
+        file.write(PHOTO[:396:4, :296:4], description=description, **options)  # smaller by a factor of 4.035
+    with tifffile.TiffFile(tmp_path / "a.svs") as file, open_region_image(tmp_path / "a.svs") as slide:
+        stored = file.series[0].levels[1].asarray()
+        assert np.array_equal(slide.read(1, Box(31, 17, 60, 50)), stored[31:91, 17:67])
 
 
 def test_a_journal_of_another_command_is_ignored(tmp_path: Path, capsys) -> None:

@@ -235,8 +235,13 @@ def test_a_loaded_restorer_returns_the_same_image_as_apply(tmp_path):
 
 
 def test_a_loaded_restorer_rejects_anything_but_images():
+    model = paceline.load("restorer.safetensors", device="cpu")
+    with pytest.raises(UserError, match=r"expected a Pillow image, not ndarray; convert it with Image.fromarray"):
+        model.apply(np.zeros((8, 8, 3), np.uint8))
+    with pytest.raises(UserError, match=r"it has no pixels \(0×5\)"):
+        model.apply(Image.new("RGB", (0, 5)))
     with pytest.raises(UserError, match=r"expected a Pillow image, not str; open files with Image.open\(FILE\)"):
-        paceline.load("restorer.safetensors", device="cpu").apply("one.png")
+        model.apply("one.png")
 
 
 def test_an_unavailable_device_is_reported():

@@ -7,9 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tifffile
+from PIL import Image
 
 from paceline.core.errors import UserError
 from paceline.images.decode import BadImage
+from paceline.images.image_file import read_image
 from paceline.images.regions import tiff_image
 from paceline.images.regions.open_image import open_region_image
 from paceline.images.regions.pyramid_file import PyramidFile, PyramidFormat, halved
@@ -36,6 +38,11 @@ def write(
     return file
 
 
+def finish(file: PyramidFile, name: str) -> None:
+    file.complete(name)
+    file.publish()
+
+
 def blocks_of(height: int, width: int, side: int) -> list[Box]:
     return [
         Box(top, left, min(side, height - top), min(side, width - left))
@@ -52,7 +59,7 @@ def test_tifffile_reads_the_pyramid_that_was_written(channels, dtype, is_ome, tm
     name = "made.ome.tif" if is_ome else "made.tif"
     file = write(tmp_path / name, pixels, form, blocks_of(HEIGHT, WIDTH, 128))
     assert np.array_equal(file.preview(), halved(pixels))
-    file.finish("a name with <brackets>")
+    finish(file, "a name with <brackets>")
     with tifffile.TiffFile(tmp_path / name) as made:
         levels = made.series[0].levels
         assert made.is_ome == is_ome and len(levels) == 2
@@ -98,10 +105,26 @@ def test_pages_of_a_stack_are_channels(tmp_path: Path) -> None:
         assert np.array_equal(image.read(0, Box(20, 30, 200, 300)), np.moveaxis(pixels, 0, -1)[20:220, 30:330])
 
 
+def test_only_square_pixels_have_a_size(tmp_path: Path) -> None:
+    for height, expected in ((0.5, 0.5), (0.25, 0.0)):  # the result would state the width for both sides
+        metadata = {"axes": "YXS", "PhysicalSizeX": 0.5, "PhysicalSizeY": height}
+        tifffile.imwrite(tmp_path / "a.ome.tif", PIXELS, metadata=metadata, photometric="rgb")
+        with open_region_image(tmp_path / "a.ome.tif") as image:
+            assert image.format.microns_per_px == expected
+
+
+def test_a_file_with_several_images_says_that_only_the_first_is_read(tmp_path: Path) -> None:
+    with tifffile.TiffWriter(tmp_path / "a.ome.tif", ome=True) as file:
+        for pixels in (PIXELS, PIXELS[:100]):
+            file.write(pixels, photometric="rgb", tile=(64, 64))
+    with open_region_image(tmp_path / "a.ome.tif") as image:
+        assert image.format.note == "only the first of 2 images in the file was read"
+
+
 def test_a_file_resumes_after_any_number_of_parts(tmp_path: Path) -> None:
     form, blocks = PyramidFormat(HEIGHT, WIDTH, 3, "uint8", 64), blocks_of(HEIGHT, WIDTH, 128)
     whole = write(tmp_path / "whole.tif", PIXELS, form, blocks)
-    whole.finish("a")
+    finish(whole, "a")
     killed = write(tmp_path / "killed.tif", PIXELS, form, blocks[:4])
     killed.close()
     with (tmp_path / ".killed.tif.partial").open("ab") as file:
@@ -112,13 +135,13 @@ def test_a_file_resumes_after_any_number_of_parts(tmp_path: Path) -> None:
     assert resumed.num_blocks_done == 4
     resumed.close()
     resumed = write(tmp_path / "killed.tif", PIXELS, form, blocks, first=4)
-    resumed.finish("a")
+    finish(resumed, "a")
     assert (tmp_path / "killed.tif").read_bytes() == (tmp_path / "whole.tif").read_bytes()
 
 
 def test_levels_that_are_incomplete_are_completed(tmp_path: Path) -> None:
     form, blocks = PyramidFormat(HEIGHT, WIDTH, 3, "uint8", 32), blocks_of(HEIGHT, WIDTH, 96)
-    write(tmp_path / "whole.tif", PIXELS, form, blocks).finish("a")
+    finish(write(tmp_path / "whole.tif", PIXELS, form, blocks), "a")
     for count, missing in [(2, 1), (7, 3), (len(blocks), 2)]:
         killed = write(tmp_path / "killed.tif", PIXELS, form, blocks, last=count)
         killed._file.truncate(len(killed._file.parts) - missing)
@@ -127,7 +150,7 @@ def test_levels_that_are_incomplete_are_completed(tmp_path: Path) -> None:
         done = resumed.num_blocks_done
         resumed.keep_blocks(done)
         resumed.close()
-        write(tmp_path / "killed.tif", PIXELS, form, blocks, done).finish("a")
+        finish(write(tmp_path / "killed.tif", PIXELS, form, blocks, done), "a")
         assert (tmp_path / "killed.tif").read_bytes() == (tmp_path / "whole.tif").read_bytes()
 
 
@@ -167,6 +190,44 @@ def test_damaged_tiles_are_reported(tmp_path: Path) -> None:
         read(content[: offsets_at + 8] + beyond + content[offsets_at + 12 :])
     with pytest.raises(BadImage, match=r"the end of the file|cannot be decoded|cannot be read"):
         read(content[: len(content) // 2])
+
+
+def test_a_tile_at_the_start_of_the_file_is_reported(tmp_path: Path) -> None:
+    tifffile.imwrite(tmp_path / "a.tif", PIXELS, tile=(64, 64), photometric="rgb")
+    with tifffile.TiffFile(tmp_path / "a.tif", mode="r+") as file:
+        tag = file.pages.first.tags["TileOffsets"]
+        tag.overwrite([*tag.value[:5], 0, *tag.value[6:]])
+    with (
+        open_region_image(tmp_path / "a.tif") as image,
+        pytest.raises(BadImage, match="tile 5 starts inside the header"),
+    ):
+        image.read(0, Box(0, 0, HEIGHT, WIDTH))
+
+
+@pytest.mark.extras
+def test_a_truncated_jpeg_tile_is_reported_instead_of_filled_up(tmp_path: Path) -> None:
+    pytest.importorskip("imagecodecs")
+    tifffile.imwrite(tmp_path / "a.tif", PIXELS, tile=(64, 64), photometric="rgb", compression="jpeg")
+    with tifffile.TiffFile(tmp_path / "a.tif", mode="r+") as file:
+        tag = file.pages.first.tags["TileByteCounts"]
+        tag.overwrite([*tag.value[:5], tag.value[5] // 2, *tag.value[6:]])
+    with open_region_image(tmp_path / "a.tif") as image, pytest.raises(BadImage, match=r"tile 5 .* is truncated"):
+        image.read(0, Box(0, 0, HEIGHT, WIDTH))
+    with pytest.raises(BadImage, match="truncated"):
+        read_image(tmp_path / "a.tif")
+
+
+@pytest.mark.parametrize("compression", ["raw", "tiff_adobe_deflate", "tiff_lzw"])
+def test_ycbcr_that_is_not_jpeg_is_not_taken_for_rgb(compression: str, tmp_path: Path) -> None:
+    Image.fromarray(PIXELS).convert("YCbCr").save(tmp_path / "a.tif", compression=compression)
+    with pytest.raises(BadImage, match="YCbCr colours can be read by region only if they are stored as JPEG"):
+        open_region_image(tmp_path / "a.tif")
+
+
+def test_pixels_with_reversed_bits_are_rejected(tmp_path: Path) -> None:
+    Image.fromarray(PIXELS).save(tmp_path / "a.tif", tiffinfo={266: 2})  # the tag FillOrder
+    with pytest.raises(BadImage, match="bits are in reverse order"):
+        open_region_image(tmp_path / "a.tif")
 
 
 def test_a_tile_that_expands_beyond_its_size_is_rejected(tmp_path: Path, monkeypatch) -> None:
@@ -236,6 +297,6 @@ def test_a_second_command_does_not_write_the_same_file(tmp_path: Path) -> None:
         with pytest.raises(UserError, match="another command is writing this result"):
             PyramidFile(tmp_path / "a.tif", form, blocks, {"weights": purpose})
     file.append_block(file.encode_block(blocks[1], pixels[32:]))
-    file.finish("a")
+    finish(file, "a")
     assert np.array_equal(tifffile.imread(tmp_path / "a.tif"), pixels[..., 0])
     PyramidFile(tmp_path / "a.tif", form, blocks, {"weights": "second"}).close()

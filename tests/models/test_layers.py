@@ -44,6 +44,12 @@ def test_the_to_few_channels_layer_equals_a_convolution(kernel: int, padding: An
     assert_same_gradients(layer(images), expected, images, *layer.parameters())
 
 
+@pytest.mark.parametrize("size", [(1, 1), (3, 20), (8, 5), (20, 2)])
+def test_the_to_few_channels_layer_takes_images_smaller_than_its_kernel(size: tuple[int, int]) -> None:
+    layer, images = ToFewChannels(6, 3, 9, padding=4), torch.randn(2, 6, *size)
+    torch.testing.assert_close(layer(images), F.conv2d(images, layer.weight, layer.bias, padding=4))
+
+
 def test_the_to_few_channels_layer_adds_in_full_precision() -> None:
     layer, images = ToFewChannels(6, 3, 9, padding=4), torch.randn(2, 6, 16, 16)
     with torch.autocast("cpu", torch.bfloat16):

@@ -14,7 +14,8 @@ from PIL import Image, ImageFile
 
 PNG_SIGNATURE_BYTES = 8
 BMP_RUN_LENGTHS = (1, 2)  # compressions of BMP files that may leave out any number of pixels
-COMPRESSION, DEFLATE = 259, (8, 32946)  # TIFF tag, and the values for deflate
+COMPRESSION, DEFLATE, JPEG = 259, (8, 32946), 7  # TIFF tag, and the values for deflate and JPEG
+END_OF_JPEG = b"\xff\xd9"  # cannot occur in compressed pixels
 SEGMENTS = ((273, 279), (324, 325))  # TIFF tags with the offsets and lengths of strips, and of tiles
 BYTES_AT_ONCE = 1 << 20
 MAX_BYTES_PER_PX = 16
@@ -85,16 +86,32 @@ def _check_png(file: IO[bytes]) -> None:
 
 
 def _check_tiff(file: IO[bytes], tags: Any, limit: int) -> None:
-    """Check deflate checksums. At most `limit` bytes are decompressed, since a small file can expand to a huge size."""
-    if tags.get(COMPRESSION) not in DEFLATE:
+    """Check that strips and tiles are complete, and the checksums of deflate; libtiff fills up a JPEG with grey.
+
+    At most `limit` bytes are decompressed, since a small file can expand to a huge size.
+    """
+    compression = tags.get(COMPRESSION)
+    if compression not in (*DEFLATE, JPEG):
         return
     for offset_tag, length_tag in SEGMENTS:
         for offset, length in zip(tags.get(offset_tag, ()), tags.get(length_tag, ()), strict=False):
             file.seek(offset)
-            stream, waiting = zlib.decompressobj(), file.read(length)
-            try:
-                while waiting and not stream.eof and limit > 0:
-                    limit -= len(stream.decompress(waiting, BYTES_AT_ONCE))
-                    waiting = stream.unconsumed_tail
-            except zlib.error:
-                raise ValueError("damaged: the checksum of the compressed pixels does not match") from None
+            stored = file.read(length)
+            if compression in DEFLATE:
+                limit = _check_deflate(stored, limit)
+            elif stored and END_OF_JPEG not in stored:
+                raise ValueError("image file is truncated: the compressed pixels have no end")
+
+
+def _check_deflate(stored: bytes, limit: int) -> int:
+    """Decompress at most `limit` bytes; return what remains of the limit."""
+    stream, waiting = zlib.decompressobj(), stored
+    try:
+        while waiting and not stream.eof and limit > 0:
+            limit -= len(stream.decompress(waiting, BYTES_AT_ONCE))
+            waiting = stream.unconsumed_tail
+    except zlib.error:
+        raise ValueError("damaged: the checksum of the compressed pixels does not match") from None
+    if stored and not stream.eof and limit > 0:
+        raise ValueError("image file is truncated: the compressed pixels have no end")
+    return limit

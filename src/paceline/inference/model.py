@@ -219,7 +219,7 @@ class Model:
         check_use(self._stored, "apply", self._path)
         if self.spec.channels not in (1, 3) or self.spec.value_range:
             raise UserError(f"{self._path}: takes {self._kind}, which Pillow cannot open; use `paceline apply`")
-        if isinstance(image, Iterable) and not isinstance(image, Image.Image | str | bytes):
+        if isinstance(image, Iterable) and not isinstance(image, Image.Image | str | bytes | np.ndarray | Tensor):
             return self._apply_each(image)
         return as_images(self._composed(pixels_of(image)))
 

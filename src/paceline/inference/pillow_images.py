@@ -16,17 +16,20 @@ def type_name(thing: object, in_a_list: bool) -> str:
     return f"{type(thing).__name__}{' in a list' if in_a_list else ''}"
 
 
-def plain(image: Image.Image) -> Image.Image:
+def plain(image: object) -> Image.Image:
     """Return an upright 8-bit grey or RGB image; raise UserError if the image cannot be used."""
     if not isinstance(image, Image.Image):
-        raise UserError(f"expected a Pillow image, not {type_name(image, False)}; open files with Image.open(FILE)")
+        hint = "convert it with Image.fromarray" if hasattr(image, "shape") else "open files with Image.open(FILE)"
+        raise UserError(f"expected a Pillow image, not {type_name(image, False)}; {hint}")
+    if 0 in image.size:
+        raise UserError(f"an image cannot be used: it has no pixels ({image.width}×{image.height})")
     try:
         return plain_image(image)
     except BadImage as problem:
         raise UserError(f"an image cannot be used: {problem}") from None
 
 
-def pixels_of(image: Image.Image) -> npt.NDArray[np.uint8]:
+def pixels_of(image: object) -> npt.NDArray[np.uint8]:
     """Return an image as uint8 [h, w, 1 or 3]."""
     pixels = np.asarray(plain(image))
     return pixels if pixels.ndim == 3 else pixels[..., np.newaxis]

@@ -28,9 +28,13 @@ from paceline.inference.region_plan import (
     Block,
     Blocks,
     RegionOptions,
+    block_side,
     block_unit,
+    centre_of,
     choose_part,
+    note_on_part,
     plan_blocks,
+    surroundings,
     tiff_tile_px,
 )
 from paceline.inference.region_resume import Division, division_in, identity_of, weights_digest
@@ -86,15 +90,14 @@ class RegionApplier:
         except BadImage as problem:
             return SkippedImage(task.path, str(problem))
         except OSError as error:
-            hint = "; run the same command again to resume"
-            raise UserError(
-                f"--out: cannot write the results for {printable(task.path)}: {error.strerror or error}{hint}"
-            ) from error
+            what = f"--out: cannot write the results for {printable(task.path)}: {error.strerror or error}"
+            hint = "run the same command again to resume, with --skip-existing if other images are complete"
+            raise UserError(f"{what}; {hint}") from error
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            what = f"{printable(task.path)}: a tile does not fit in memory"
-            raise UserError(f"{what}; use --tile with a smaller size") from None
+            advice = "a tile does not fit in memory; use --tile with a smaller size"
+            raise UserError(f"{printable(task.path)}: {advice}") from None
 
     def _process(self, task: ImageTask, image: RegionImage, advance: Advance) -> AppliedImage:
         with ExitStack() as stack:
@@ -111,7 +114,8 @@ class RegionApplier:
             flags = next(iter(job.files.values())).flags()
             resumed = f"resumed after {done:,} of {len(job.blocks):,} tiles" if done else ""
             previews = {name: file.preview() for name, file in job.files.items()} if task.previews else {}
-            _for_each(job.files, lambda name, file: file.finish(Path(task.path).stem))
+            _for_each(job.files, lambda name, file: file.complete(Path(task.path).stem))
+            _for_each(job.files, lambda name, file: file.publish())  # after all are complete: this is not resumed
         self._write_previews(task, previews)
         notes = [self._write_mask(task, job, flags), difference, resumed]
         return AppliedImage(task.path, self._summary(task, job, notes))
@@ -192,8 +196,8 @@ class RegionApplier:
                 tiles[name] = file.encode_block(block.target, pixels)
             return computed, tiles
 
-        height, width = job.tiling.side_px + 2 * job.tiling.halo_px, job.tiling.side_px + 2 * job.tiling.halo_px
-        block_bytes = height * width * job.image.format.channels * job.image.format.dtype.itemsize
+        side = job.tiling.side_px + 2 * job.tiling.halo_px
+        block_bytes = side**2 * job.image.format.channels * job.image.format.dtype.itemsize
         opened = ordered_map(read, blocks, num_cores(), num_bytes=lambda _: block_bytes, max_bytes=INPUT_BYTES)
         computed = ordered_map(compute, opened, len(self.pool.runners))
         encoded = ordered_map(
@@ -211,24 +215,27 @@ class RegionApplier:
         composer, recipe = self.composer, self.image_model.recipe
         if composer.field.is_measurable:
             composer.field = self.image_model.tiled_field
-        unit = block_unit(composer.field.multiple_px, self.scale)
+        field, size = composer.field, (box.height, box.width)
+        unit = block_unit(field.multiple_px, self.scale)
         if recipe.window_px and not composer.demands.tile_px:
-            whole = tiles_of_training_size(recipe.window_px, (box.height, box.width))
+            whole = tiles_of_training_size(recipe.window_px, size)
             unit = block_unit(1, self.scale)
         else:
             at_once = 3 if image.format.channels > self.image_model.spec.channels else 1
-            whole = composer.choose_tiling(box.height, box.width, at_once, RESULT_BYTES)
+            halo = inexact_halo(field) if field.obstacles else field.tiled_halo_px
+            seen = size if field.obstacles else surroundings(box, image.levels[level], halo)
+            whole = composer.choose_tiling(*seen, at_once, RESULT_BYTES)
+            whole = replace(whole, halo_px=whole.halo_px or (0 if field.obstacles else halo))  # also for one tile
             usual = composer.demands.tile_px or LARGEST_BLOCK_PX[composer.device.type]
-            most = max(usual, HALOS_PER_BLOCK * composer.field.tiled_halo_px)
-            if whole.side_px > most or (whole.halo_px == 0 and max(box.height, box.width) > most):
-                halo = inexact_halo(composer.field) if composer.field.obstacles else composer.field.tiled_halo_px
-                whole = replace(whole, side_px=most, halo_px=halo, note=whole.note or tiling_warning(composer.field))
-        tiling = replace(whole, side_px=max(unit, whole.side_px // unit * unit), multiple_px=composer.field.multiple_px)
-        if max(box.height, box.width) <= tiling.side_px or not tiling.note:
-            return tiling
-        area = min(3 * tiling.side_px, box.height), min(3 * tiling.side_px, box.width)
-        centre = Box(box.top + (box.height - area[0]) // 2, box.left + (box.width - area[1]) // 2, *area)
-        return replace(tiling, note=f"{tiling.note}; {composer.tile_error(image.read(level, centre), tiling)}")
+            most = max(usual, HALOS_PER_BLOCK * field.tiled_halo_px)
+            if whole.side_px > most or (whole.halo_px == 0 and max(size) > most):
+                whole = replace(whole, side_px=most, halo_px=halo, note=whole.note or tiling_warning(field))
+        side = block_side(whole.side_px, size, unit, self.scale)
+        tiling = replace(whole, side_px=side, multiple_px=field.multiple_px)
+        if max(size) <= side or not tiling.note:
+            return replace(tiling, note=tiling.note or note_on_part(field, box, image.levels[level]))
+        error = composer.tile_error(image.read(level, centre_of(box, 3 * side)), tiling)
+        return replace(tiling, note=f"{tiling.note}; {error}")
 
     def _channels(self, image: RegionImage) -> dict[str, int]:
         """Return the number of channels of each result, by computing a small one."""
@@ -249,11 +256,9 @@ class RegionApplier:
         """Return how much the precision changes the results at the centre of the first image."""
         if not self.applier.measures_difference:
             return ""
-        side = min(job.tiling.side_px, MEASURED_PX)
-        height, width = min(side, job.box.height), min(side, job.box.width)
-        top, left = job.box.top + (job.box.height - height) // 2, job.box.left + (job.box.width - width) // 2
-        pixels = job.image.read(job.level, Box(top, left, height, width))
-        return self.applier.describe_difference(pixels, f"{width}×{height} pixels at the centre")
+        part = centre_of(job.box, min(job.tiling.side_px, MEASURED_PX))
+        where = f"{part.width}×{part.height} pixels at the centre"
+        return self.applier.describe_difference(job.image.read(job.level, part), where)
 
     def _write_previews(self, task: ImageTask, previews: dict[str, Pixels]) -> None:
         for name, pixels in previews.items():
@@ -275,10 +280,8 @@ class RegionApplier:
         tiles = ""
         if len(job.blocks) > 1:
             cost = sum(block.tile.shape[0] * block.tile.shape[1] for block in job.blocks) / (height * width) - 1
-            tiles = (
-                f", {len(job.blocks):,} tiles of {job.tiling.side_px} pixels, "
-                f"halo {job.tiling.halo_px} ({cost:.0%} more pixels)"
-            )
+            halo = f"halo {job.tiling.halo_px} ({cost:.0%} more pixels)"
+            tiles = f", {len(job.blocks):,} tiles of {job.tiling.side_px} pixels, {halo}"
         first, *more = (file.target for file in job.files.values())
         files = printable(first) + (f" and {len(more)} more" if more else "")
         remarks = "".join(f"; {note}" for note in (job.tiling.note, job.image.format.note, *notes) if note)

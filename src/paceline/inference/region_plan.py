@@ -12,13 +12,15 @@ from paceline.core.errors import UserError
 from paceline.images.decode import BadImage, TooLarge
 from paceline.images.readers import image_size
 from paceline.images.regions.open_image import can_be_read_by_region, open_region_image
-from paceline.images.regions.region_image import Box, RegionImage, choose_box, choose_level
+from paceline.images.regions.region_image import Box, Level, RegionImage, choose_box, choose_level
 from paceline.images.regions.slide_image import is_slide
 from paceline.images.size_limit import PIXEL_LIMIT, memory_limit
+from paceline.inference.receptive_field import ReceptiveField
 from paceline.inference.tiling import Tile, Tiling
 from paceline.models.windows import Window
 
 OME_FORMAT = "ome-tiff"
+SINGLE_TILE_PX = 256  # at least, if the image is computed at once
 TIFF_TILES_PX = (512, 256, 128, 64, 32, 16)  # sides of stored tiles; TIFF requires multiples of 16
 
 
@@ -83,7 +85,7 @@ def region_size(path: Path, options: RegionOptions, *, is_forced: bool = False) 
     try:
         with open_region_image(path) as image:
             _, box = choose_part(image, options)
-            level = image.levels[0]
+            level, is_forced = image.levels[0], is_forced or image.only_by_region
             return (box.height, box.width) if is_forced or level.height * level.width > PIXEL_LIMIT else None
     except BadImage:
         if is_forced:
@@ -122,6 +124,33 @@ class Block:
 def block_unit(multiple_px: int, scale: int) -> int:
     """Return the number that divides a block's side, so that its result consists of whole TIFF tiles."""
     return math.lcm(multiple_px, TIFF_TILES_PX[-1] // math.gcd(TIFF_TILES_PX[-1], scale))
+
+
+def block_side(side_px: int, size: tuple[int, int], unit: int, scale: int) -> int:
+    """Return the side of a block, a multiple of `unit` of at most `side_px`; for a single block, at least `size`."""
+    if side_px < max(size):
+        return max(unit, side_px // unit * unit)
+    unit = math.lcm(unit, SINGLE_TILE_PX // math.gcd(SINGLE_TILE_PX, scale))
+    return -(-max(size) // unit) * unit
+
+
+def surroundings(box: Box, level: Level, halo_px: int) -> tuple[int, int]:
+    """Return the height and width of a part of an image together with its halo, as far as the image reaches."""
+    bottom, right = min(level.height, box.top + box.height + halo_px), min(level.width, box.left + box.width + halo_px)
+    return bottom - max(0, box.top - halo_px), right - max(0, box.left - halo_px)
+
+
+def note_on_part(field: ReceptiveField, box: Box, level: Level) -> str:
+    """Return a warning if the result for a part of an image differs from that part of the whole result."""
+    if not field.obstacles or (box.height, box.width) == (level.height, level.width):
+        return ""
+    return f"{field.obstacles[0]}: the result differs from the same part of the whole result"
+
+
+def centre_of(box: Box, side_px: int) -> Box:
+    """Return the centre of a part of an image, with sides of at most `side_px`."""
+    height, width = min(side_px, box.height), min(side_px, box.width)
+    return Box(box.top + (box.height - height) // 2, box.left + (box.width - width) // 2, height, width)
 
 
 def tiff_tile_px(side_px: int, scale: int) -> int:

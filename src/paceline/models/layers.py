@@ -89,6 +89,8 @@ class ToFewChannels(nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         (height, _), (above, beside) = self.kernel_size, (int(pad) for pad in self.padding)
+        if not torch.compiler.is_compiling() and input.shape[-2] < height:  # too few rows to be shifted
+            return in_full_precision(super().forward(input))
         rows = self.weight.permute(2, 0, 1, 3).flatten(0, 1).unsqueeze(2)
         parts = F.conv2d(input, rows, padding=(0, beside)).unflatten(1, (height, self.out_channels)).unbind(1)
         total = parts[0].new_zeros(()) if self.bias is None else self.bias[:, None, None]

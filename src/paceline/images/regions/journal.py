@@ -106,11 +106,14 @@ class JournaledFile:
             os.ftruncate(self._log, os.fstat(self._log).st_size - RECORD.size * removed)
             os.ftruncate(self._file, self._end)
 
-    def finish(self, header: bytes, trailer: bytes, target: Path) -> None:
-        """Write the header and the trailer, then give the file its final name, and remove the journal."""
+    def complete(self, header: bytes, trailer: bytes) -> None:
+        """Write the header and what follows the last part to the disk."""
         _write_at(self._file, trailer, self._end)
         _write_at(self._file, header, 0)
         os.fsync(self._file)
+
+    def publish(self, target: Path) -> None:
+        """Give a complete file its name, and remove the journal."""
         os.replace(self.path, target)
         self._journal.unlink()
         self.close()  # last, since this releases the lock

@@ -148,13 +148,17 @@ class PyramidFile:
             whole[row * side : (row + 1) * side, column * side : (column + 1) * side] = self.tile(place)
         return whole[:height, :width]
 
-    def finish(self, name: str) -> None:
-        """Write the directories and give the file its final name."""
+    def complete(self, name: str) -> None:
+        """Write the directories. The file is then complete, but does not have its final name yet."""
         assert len(self._file.parts) == self._order.num_tiles
         start = self._file.end + -self._file.end % 8
         directories = [self._directory(level, name) for level in range(len(self.form.sizes))]
         trailer = b"\0" * (start - self._file.end)
-        self._file.finish(encode_header(start), trailer + self._encode(directories, start), self.target)
+        self._file.complete(encode_header(start), trailer + self._encode(directories, start))
+
+    def publish(self) -> None:
+        """Give a complete file its name."""
+        self._file.publish(self.target)
 
     def close(self) -> None:
         """Close the file without finishing it."""

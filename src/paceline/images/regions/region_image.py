@@ -49,6 +49,7 @@ class RegionImage(ABC):
 
     levels: tuple[Level, ...]
     format: RegionFormat
+    only_by_region = False  # whether no other reader can decode the file
 
     @abstractmethod
     def read(self, level: int, box: Box) -> Pixels:

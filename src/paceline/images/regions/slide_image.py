@@ -9,12 +9,19 @@ import numpy as np
 
 from paceline.images.decode import BadImage
 from paceline.images.regions.region_image import Box, Level, Pixels, RegionFormat, RegionImage
+from paceline.images.regions.tiff_image import TiffImage
 
 SLIDE_SUFFIXES = (".svs", ".ndpi", ".mrxs", ".scn", ".vms", ".vmu", ".bif", ".svslide")  # only SVS is tested
+COLOURS = 3
 
 
 class SlideImage(RegionImage):
-    """A slide that openslide recognises. Areas that were not scanned are white."""
+    """A slide that openslide recognises. Areas that were not scanned are white.
+
+    openslide takes positions in pixels of the full resolution. If a level's downsampling factor is not an integer, as
+    usual in SVS files, these lie between the pixels of the level, and openslide interpolates. Such levels are therefore
+    read as TIFF, if possible.
+    """
 
     def __init__(self, path: Path) -> None:
         openslide = _load_openslide(path)
@@ -29,7 +36,7 @@ class SlideImage(RegionImage):
             )
             profile = self._slide.color_profile if hasattr(self._slide, "color_profile") else None
             self.format = RegionFormat(
-                3,
+                COLOURS,
                 np.dtype(np.uint8),
                 _number(properties.get("openslide.mpp-x")),
                 _number(properties.get("openslide.objective-power")),
@@ -37,10 +44,13 @@ class SlideImage(RegionImage):
             )
         except Exception as error:
             raise BadImage(f"openslide cannot read this slide: {' '.join(str(error).split())}") from error
+        self._tiff = None if all(one.downsample.is_integer() for one in self.levels) else _as_tiff(path, self.levels)
 
     def read(self, level: int, box: Box) -> Pixels:
         """Return a region of a level, [h, w, 3]."""
         downsample = self.levels[level].downsample
+        if self._tiff and not downsample.is_integer() and self._tiff.has_all_tiles(level):
+            return self._tiff.read(level, box)
         corner = round(box.left * downsample), round(box.top * downsample)
         try:
             region = np.asarray(self._slide.read_region(corner, level, (box.width, box.height)))
@@ -55,11 +65,27 @@ class SlideImage(RegionImage):
     def close(self) -> None:
         """Close the file."""
         self._slide.close()
+        if self._tiff:
+            self._tiff.close()
 
 
 def is_slide(path: Path) -> bool:
     """Return whether a file has the suffix of a whole slide."""
     return path.suffix.lower() in SLIDE_SUFFIXES
+
+
+def _as_tiff(path: Path, levels: tuple[Level, ...]) -> TiffImage | None:
+    """Return the slide as a TIFF; None if it cannot be read as one with the same levels."""
+    try:
+        tiff = TiffImage(path)
+    except (BadImage, OSError):
+        return None
+    sizes = [(one.height, one.width) for one in levels]
+    is_alike = tiff.format.channels == COLOURS and tiff.format.dtype == np.uint8
+    if is_alike and sizes == [(one.height, one.width) for one in tiff.levels]:
+        return tiff
+    tiff.close()
+    return None
 
 
 def _load_openslide(path: Path) -> ModuleType:

@@ -6,6 +6,7 @@ Files that an OME-TIFF refers to are not opened.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import threading
@@ -26,7 +27,10 @@ CACHE_BYTES = 128 << 20  # decoded tiles, since neighbouring regions share tiles
 LARGEST_SEGMENT_BYTES = 256 << 20  # of a decoded tile or strip
 LARGEST_CHANNELS = 64
 NONE, DEFLATE = 1, (8, 32946)  # values of the TIFF tag Compression
+PILLOW = (1, 2, 3, 4, 5, 6, 7, 8, 32773, 32946, 34925, 50000)  # compressions that Pillow can decode
+JPEGS, JPEG, END_OF_JPEG = (6, 7), 7, b"\xff\xd9"  # 6 is an older form; the marker cannot occur in compressed pixels
 NO_PREDICTOR, HORIZONTAL = 1, 2
+SMALLEST_HEADER_BYTES = 8  # of a TIFF; the pixels come after it
 GREY, RGB, YCBCR = 1, 2, 6  # values of the TIFF tag PhotometricInterpretation
 ALPHA = (1, 2)  # values of the TIFF tag ExtraSamples
 MICRONS_PER_UNIT = {2: 25_400.0, 3: 10_000.0}  # values of the TIFF tag ResolutionUnit: inch, centimetre
@@ -53,7 +57,9 @@ class TiffImage(RegionImage):
             )
             samples = first.samplesperpixel
             kept, note = _colours(first, samples)
-            self._kept = kept
+            if len(self._file.series) > 1:
+                note += f"{'; ' * bool(note)}only the first of {len(self._file.series)} images in the file was read"
+            self._kept, self.only_by_region = kept, first.compression not in PILLOW
             self.format = RegionFormat(
                 kept * len(self._pages[0]),
                 first.dtype.newbyteorder("="),
@@ -82,6 +88,10 @@ class TiffImage(RegionImage):
             planes = region[..., number * self._kept : (number + 1) * self._kept]
             self._read_page(level, number, page, box, planes)
         return region
+
+    def has_all_tiles(self, level: int) -> bool:
+        """Return whether the file contains all tiles of a level; a sparse file leaves some out."""
+        return all(all(page.databytecounts) for page in self._pages[level])
 
     def close(self) -> None:
         """Close the file."""
@@ -135,10 +145,14 @@ class TiffImage(RegionImage):
             return np.zeros(shape, self.format.dtype)
         if offset + length > self._num_bytes or length > LARGEST_SEGMENT_BYTES:
             raise BadImage(f"damaged: tile {index} extends beyond the end of the file")
+        if offset < SMALLEST_HEADER_BYTES:
+            raise BadImage(f"damaged: tile {index} starts inside the header of the file")
         stored = os.pread(self._descriptor, length, offset)
         try:
             if page.compression == NONE or page.compression in DEFLATE:
                 return _unpack(page, stored, shape)
+            if page.compression == JPEG and END_OF_JPEG not in stored:  # the decoder would fill up the tile with grey
+                raise ValueError("is truncated")
             decoded = page.decode(stored, index, jpegtables=page.jpegtables)[0]
             if decoded is None or decoded.shape[1] < height or decoded.shape[2] < width:
                 raise ValueError("is incomplete")
@@ -204,6 +218,12 @@ def _check(page: Any, found: RegionFormat, axes: str) -> None:
     if page.photometric not in (GREY, RGB, YCBCR):
         kind = getattr(page.photometric, "name", page.photometric)
         raise BadImage(f"the colour type {kind} cannot be read by region; save the image as RGB or grey")
+    if page.photometric == YCBCR and page.compression not in JPEGS:  # other decoders do not convert to RGB
+        raise BadImage("YCbCr colours can be read by region only if they are stored as JPEG; save the image as RGB")
+    if page.fillorder != 1 and (page.compression == NONE or page.compression in DEFLATE):
+        raise BadImage(
+            "pixels whose bits are in reverse order cannot be read by region; save the image with FillOrder 1"
+        )
     if page.tags.valueof(ORIENTATION, 1) not in (0, 1):
         raise BadImage("rotated TIFFs cannot be read by region; save the image upright")
     if not 1 <= found.channels <= LARGEST_CHANNELS:
@@ -245,14 +265,20 @@ def _microns_per_px(file: Any, page: Any) -> float:
     if stated:
         return float(stated[1])
     if file.is_ome:
-        physical = re.search(r'PhysicalSizeX="([\d.eE+-]+)"', file.ome_metadata or "")
-        unit = re.search(r'PhysicalSizeXUnit="([^"]*)"', file.ome_metadata or "")
-        return float(physical[1]) if physical and (not unit or unit[1] in ("µm", "um")) else 0.0
+        across, down = (_ome_microns(file.ome_metadata or "", side) for side in "XY")
+        return across if not down or math.isclose(across, down, rel_tol=0.01) else 0.0  # only square pixels
     try:
         numerator, denominator = page.tags.valueof(282, (0, 1))
         return MICRONS_PER_UNIT.get(page.tags.valueof(296, 2), 0.0) * denominator / numerator if numerator else 0.0
     except (TypeError, ValueError, ZeroDivisionError):
         return 0.0
+
+
+def _ome_microns(xml: str, side: str) -> float:
+    """Return the size of a pixel along one side; 0 if it is unknown."""
+    physical = re.search(rf'PhysicalSize{side}="([\d.eE+-]+)"', xml)
+    unit = re.search(rf'PhysicalSize{side}Unit="([^"]*)"', xml)
+    return float(physical[1]) if physical and (not unit or unit[1] in ("µm", "um")) else 0.0
 
 
 def _magnification(page: Any) -> float:
