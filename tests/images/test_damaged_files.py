@@ -79,6 +79,17 @@ def test_a_truncated_file_is_rejected_in_every_format(name: str, reader: str, tm
             READERS[reader](file)
 
 
+@pytest.mark.parametrize("reader", READERS)
+def test_a_tiff_whose_pixels_start_inside_its_header_is_rejected(reader: str, tmp_path: Path) -> None:
+    tifffile.imwrite(tmp_path / "a.tif", np.asarray(PHOTO), tile=(32, 32), photometric="rgb")
+    with tifffile.TiffFile(tmp_path / "a.tif") as tiff:
+        at = tiff.pages.first.tags["TileOffsets"].valueoffset
+    content = (tmp_path / "a.tif").read_bytes()
+    (tmp_path / "a.tif").write_bytes(content[: at + 8] + bytes(4) + content[at + 12 :])  # the third tile
+    with pytest.raises(BadImage, match="inside the header"):
+        READERS[reader](tmp_path / "a.tif")
+
+
 @pytest.mark.parametrize("compression", [None, "zlib"])
 def test_truncated_16_bit_colour_images_are_rejected(compression: str | None, tmp_path: Path) -> None:
     file = tmp_path / "deep.tif"

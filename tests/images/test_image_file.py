@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import shutil
 import struct
 import tracemalloc
 import zlib
@@ -12,6 +14,7 @@ import pytest
 import tifffile
 from PIL import ExifTags, Image, ImageCms
 
+from paceline.images import encode
 from paceline.images.decode import BadImage, decode, upright_size
 from paceline.images.encode import Attachments, write_image
 from paceline.images.image_file import read_image
@@ -192,3 +195,16 @@ def test_exif_is_kept_except_for_fields_that_no_longer_apply(mode: str, suffix: 
 def test_an_image_with_damaged_exif_is_read_without_it(tmp_path: Path) -> None:
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png", exif=b"Exif\0\0II*\0\xff\xff\xff\xff")
     assert read_image(tmp_path / "a.png").exif == b""
+
+
+def test_an_encoder_that_fails_on_a_full_disk_is_reported_as_such(tmp_path: Path, monkeypatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("encoder error -2 when writing image file")
+
+    monkeypatch.setitem(encode.WRITERS, ".tif", fail)
+    with pytest.raises(OSError, match="encoder error"):
+        write_image(tmp_path / "a.tif", np.zeros((8, 8, 3), np.uint8))
+    monkeypatch.setattr(encode.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(100, 100, 0))
+    with pytest.raises(OSError) as full:
+        write_image(tmp_path / "a.tif", np.zeros((8, 8, 3), np.uint8))
+    assert full.value.errno == errno.ENOSPC and not list(tmp_path.iterdir())

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,7 +91,12 @@ def write_image(
         limit = f"a {path.suffix} file has at most {largest:,} per side"
         raise BadImage(f"the result has {width}×{height} pixels, but {limit}; use --format png")
     with replacing(path, durable=False) as temporary:
-        WRITERS[path.suffix](temporary, pixels, encoding, attached)
+        try:
+            WRITERS[path.suffix](temporary, pixels, encoding, attached)
+        except OSError as error:  # encoders do not say that the disk is full
+            if error.errno is None and shutil.disk_usage(path.parent).free < pixels.nbytes:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
+            raise
 
 
 def lost_in(suffix: str, pixels: Pixels, attached: Attachments) -> str:

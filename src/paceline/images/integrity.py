@@ -16,6 +16,7 @@ PNG_SIGNATURE_BYTES = 8
 BMP_RUN_LENGTHS = (1, 2)  # compressions of BMP files that may leave out any number of pixels
 COMPRESSION, DEFLATE, JPEG = 259, (8, 32946), 7  # TIFF tag, and the values for deflate and JPEG
 END_OF_JPEG = b"\xff\xd9"  # cannot occur in compressed pixels
+TIFF_HEADER_BYTES = 8
 SEGMENTS = ((273, 279), (324, 325))  # TIFF tags with the offsets and lengths of strips, and of tiles
 BYTES_AT_ONCE = 1 << 20
 MAX_BYTES_PER_PX = 16
@@ -91,10 +92,12 @@ def _check_tiff(file: IO[bytes], tags: Any, limit: int) -> None:
     At most `limit` bytes are decompressed, since a small file can expand to a huge size.
     """
     compression = tags.get(COMPRESSION)
-    if compression not in (*DEFLATE, JPEG):
-        return
     for offset_tag, length_tag in SEGMENTS:
         for offset, length in zip(tags.get(offset_tag, ()), tags.get(length_tag, ()), strict=False):
+            if length and offset < TIFF_HEADER_BYTES:
+                raise ValueError("damaged: the pixels start inside the header of the file")
+            if compression not in (*DEFLATE, JPEG):
+                continue
             file.seek(offset)
             stored = file.read(length)
             if compression in DEFLATE:

@@ -19,6 +19,7 @@ import numpy as np
 import tifffile
 
 from paceline.images.decode import ORIENTATION, BadImage
+from paceline.images.integrity import TIFF_HEADER_BYTES
 from paceline.images.planes import PLANES_ELSEWHERE
 from paceline.images.regions.region_image import Box, Level, Pixels, RegionFormat, RegionImage
 from paceline.images.tiff_structure import check_directories, is_tiff
@@ -30,7 +31,6 @@ NONE, DEFLATE = 1, (8, 32946)  # values of the TIFF tag Compression
 PILLOW = (1, 2, 3, 4, 5, 6, 7, 8, 32773, 32946, 34925, 50000)  # compressions that Pillow can decode
 JPEGS, JPEG, END_OF_JPEG = (6, 7), 7, b"\xff\xd9"  # 6 is an older form; the marker cannot occur in compressed pixels
 NO_PREDICTOR, HORIZONTAL = 1, 2
-SMALLEST_HEADER_BYTES = 8  # of a TIFF; the pixels come after it
 GREY, RGB, YCBCR = 1, 2, 6  # values of the TIFF tag PhotometricInterpretation
 ALPHA = (1, 2)  # values of the TIFF tag ExtraSamples
 MICRONS_PER_UNIT = {2: 25_400.0, 3: 10_000.0}  # values of the TIFF tag ResolutionUnit: inch, centimetre
@@ -145,7 +145,7 @@ class TiffImage(RegionImage):
             return np.zeros(shape, self.format.dtype)
         if offset + length > self._num_bytes or length > LARGEST_SEGMENT_BYTES:
             raise BadImage(f"damaged: tile {index} extends beyond the end of the file")
-        if offset < SMALLEST_HEADER_BYTES:
+        if offset < TIFF_HEADER_BYTES:
             raise BadImage(f"damaged: tile {index} starts inside the header of the file")
         stored = os.pread(self._descriptor, length, offset)
         try:
