@@ -197,12 +197,13 @@ def test_an_image_with_damaged_exif_is_read_without_it(tmp_path: Path) -> None:
     assert read_image(tmp_path / "a.png").exif == b""
 
 
-def test_an_encoder_that_fails_on_a_full_disk_is_reported_as_such(tmp_path: Path, monkeypatch) -> None:
+@pytest.mark.parametrize("kind", [OSError, RuntimeError])
+def test_an_encoder_that_fails_on_a_full_disk_is_reported_as_such(kind, tmp_path: Path, monkeypatch) -> None:
     def fail(*_: object) -> None:
-        raise OSError("encoder error -2 when writing image file")
+        raise kind("encoder error -2 when writing image file")
 
     monkeypatch.setitem(encode.WRITERS, ".tif", fail)
-    with pytest.raises(OSError, match="encoder error"):
+    with pytest.raises(kind, match="encoder error"):
         write_image(tmp_path / "a.tif", np.zeros((8, 8, 3), np.uint8))
     monkeypatch.setattr(encode.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(100, 100, 0))
     with pytest.raises(OSError) as full:

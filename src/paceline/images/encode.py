@@ -93,8 +93,8 @@ def write_image(
     with replacing(path, durable=False) as temporary:
         try:
             WRITERS[path.suffix](temporary, pixels, encoding, attached)
-        except OSError as error:  # encoders do not say that the disk is full
-            if error.errno is None and shutil.disk_usage(path.parent).free < pixels.nbytes:
+        except (OSError, RuntimeError) as error:  # libtiff does not say that the disk is full
+            if getattr(error, "errno", None) is None and shutil.disk_usage(path.parent).free < pixels.nbytes:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
             raise
 
