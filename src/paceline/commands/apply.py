@@ -80,7 +80,7 @@ def apply(path: str, arguments: list[str], out: str, options: Options) -> int:
     try:
         with show_progress(sum(size.num_pixels for size in sizes.values())) as progress:
             applier = Applier(settings, image_model, devices)
-            for outcome in apply_all(applier, sizes, options.regions, progress.advance):
+            for outcome in apply_all(applier, sizes, options.regions, progress):
                 for note in applier.new_notes():
                     progress.line(note)
                 if isinstance(outcome, AppliedImage):

@@ -22,21 +22,32 @@ class ApplyProgress:
     """Counts the pixels processed, and prints lines above the progress bar."""
 
     def __init__(self, total: int, bar: Progress | None) -> None:
-        self._total, self._done, self._bar, self._patience = total, 0, bar, Patience()
+        self._total, self._done, self._earlier, self._bar, self._patience = total, 0, 0, bar, Patience()
         self._start, self._lock = time.monotonic(), threading.Lock()
         self._task = bar.add_task("applying", total=total, speed="") if bar else None
+
+    def resume(self, pixels: int) -> None:
+        """Count pixels that an earlier command has processed, which do not count for the speed."""
+        with self._lock:
+            self._earlier += pixels
+            self._done += pixels
+            self._show("")
 
     def advance(self, pixels: int) -> None:
         """Count this many more pixels as processed. May be called by several threads."""
         with self._lock:
             self._done += pixels
-            speed = f"{self._done / 1e6 / max(time.monotonic() - self._start, 1e-9):.3g} megapixels/s"
-            if self._bar and self._task is not None:
-                self._bar.update(self._task, completed=self._done, speed=speed)
-            elif self._patience.is_over():
-                in_full = self._total < PIXELS_IN_FULL
-                total = f"{self._total:,} pixels" if in_full else f"{self._total / 1e6:,.1f} megapixels"
-                self.line(f"{self._done / max(self._total, 1):.0%} of {total}, {speed}")
+            seconds = max(time.monotonic() - self._start, 1e-9)
+            self._show(f"{(self._done - self._earlier) / 1e6 / seconds:.3g} megapixels/s")
+
+    def _show(self, speed: str) -> None:
+        if self._bar and self._task is not None:
+            self._bar.update(self._task, completed=self._done, speed=speed)
+        elif self._patience.is_over():
+            in_full = self._total < PIXELS_IN_FULL
+            total = f"{self._total:,} pixels" if in_full else f"{self._total / 1e6:,.1f} megapixels"
+            done = f"{self._done / max(self._total, 1):.0%} of {total}"
+            self.line(f"{done}, {speed}" if speed else done)
 
     def complete(self) -> None:
         """Fill the bar at the end, even if some images could not be used."""

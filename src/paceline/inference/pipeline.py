@@ -12,6 +12,7 @@ from paceline.core.ordered_map import ByteBudget, num_cores, ordered_map
 from paceline.data.memory import free_bytes
 from paceline.inference.applier import AppliedImage, Applier, ComputedImage, ImageTask, OpenedImage
 from paceline.inference.apply_plan import TaskSize
+from paceline.inference.apply_progress import ApplyProgress
 from paceline.inference.composer import BATCH_PX, Advance
 from paceline.inference.region_applier import RegionApplier
 from paceline.inference.region_plan import RegionOptions
@@ -26,15 +27,15 @@ Outcome: TypeAlias = AppliedImage | SkippedImage
 
 
 def apply_all(
-    applier: Applier, sizes: Mapping[ImageTask, TaskSize], options: RegionOptions, advance: Advance
+    applier: Applier, sizes: Mapping[ImageTask, TaskSize], options: RegionOptions, progress: ApplyProgress
 ) -> Iterator[Outcome]:
     """Yield the outcome of each image, in order. Images that are processed by region are processed one at a time."""
     by_region = RegionApplier(applier, options)
     for is_region, tasks in groupby(sizes, key=lambda task: sizes[task].by_region):
         if is_region:
-            yield from (by_region.process(task, advance) for task in tasks)
+            yield from (by_region.process(task, progress) for task in tasks)
         else:
-            yield from _apply_whole(applier, {task: sizes[task].num_pixels for task in tasks}, advance)
+            yield from _apply_whole(applier, {task: sizes[task].num_pixels for task in tasks}, progress.advance)
 
 
 def _apply_whole(applier: Applier, num_pixels: Mapping[ImageTask, int], advance: Advance) -> Iterator[Outcome]:

@@ -23,7 +23,8 @@ from paceline.images.regions.open_image import open_region_image
 from paceline.images.regions.pyramid_file import PyramidFile, PyramidFormat, partial_files
 from paceline.images.regions.region_image import Box, Pixels, RegionImage
 from paceline.inference.applier import AppliedImage, Applier, ImageTask
-from paceline.inference.composer import Advance, is_out_of_memory
+from paceline.inference.apply_progress import ApplyProgress
+from paceline.inference.composer import is_out_of_memory
 from paceline.inference.region_plan import (
     Block,
     Blocks,
@@ -82,11 +83,11 @@ class RegionApplier:
         self.scale = self.image_model.output_scale
         self._digest = ""
 
-    def process(self, task: ImageTask, advance: Advance) -> AppliedImage | SkippedImage:
+    def process(self, task: ImageTask, progress: ApplyProgress) -> AppliedImage | SkippedImage:
         """Compute and write all results for an image. A file that cannot be used is skipped."""
         try:
             with open_region_image(Path(task.path)) as image:
-                return self._process(task, image, advance)
+                return self._process(task, image, progress)
         except BadImage as problem:
             return SkippedImage(task.path, str(problem))
         except OSError as error:
@@ -99,18 +100,18 @@ class RegionApplier:
             advice = "a tile does not fit in memory; use --tile with a smaller size"
             raise UserError(f"{printable(task.path)}: {advice}") from None
 
-    def _process(self, task: ImageTask, image: RegionImage, advance: Advance) -> AppliedImage:
+    def _process(self, task: ImageTask, image: RegionImage, progress: ApplyProgress) -> AppliedImage:
         with ExitStack() as stack:
             job = self._start(task, image, stack)
             done = min(file.num_blocks_done for file in job.files.values())
             for file in job.files.values():
                 file.keep_blocks(done)
             difference = self._describe_difference(job)
-            advance(sum(block.tile.num_pixels for block in islice(job.blocks, done)))
+            progress.resume(sum(block.tile.num_pixels for block in islice(job.blocks, done)))
             for computed, tiles in self._computed(job, islice(job.blocks, done, None)):
                 flag = SKIPPED if computed.landing is None else WHOLE
                 _for_each(job.files, lambda name, file: file.append_block(tiles[name], flag))  # noqa: B023
-                advance(computed.block.tile.num_pixels)
+                progress.advance(computed.block.tile.num_pixels)
             flags = next(iter(job.files.values())).flags()
             resumed = f"resumed after {done:,} of {len(job.blocks):,} tiles" if done else ""
             previews = {name: file.preview() for name, file in job.files.items()} if task.previews else {}
