@@ -8,14 +8,26 @@ from contextlib import contextmanager
 import torch
 
 
+def allow_tf32(allowed: bool) -> None:
+    """Allow or forbid TF32 in matrix products and convolutions in this process."""
+    torch.backends.cudnn.allow_tf32 = allowed
+    torch.set_float32_matmul_precision("high" if allowed else "highest")
+
+
 @contextmanager
-def float32_products(*, tf32: bool) -> Iterator[None]:
-    """Allow or forbid TF32 in matrix products and convolutions inside the context, whatever the run's precision is."""
-    before = torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
-    torch.backends.cudnn.allow_tf32 = tf32
-    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+def keeping_tf32() -> Iterator[None]:
+    """Restore at the end whether TF32 is allowed."""
+    convolutions, products = torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
     try:
         yield
     finally:
-        torch.backends.cudnn.allow_tf32 = before[0]
-        torch.set_float32_matmul_precision(before[1])
+        torch.backends.cudnn.allow_tf32 = convolutions
+        torch.set_float32_matmul_precision(products)
+
+
+@contextmanager
+def float32_products(*, tf32: bool) -> Iterator[None]:
+    """Allow or forbid TF32 inside the context, whatever the run's precision is."""
+    with keeping_tf32():
+        allow_tf32(tf32)
+        yield

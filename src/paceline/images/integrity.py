@@ -107,7 +107,7 @@ def _check_tiff(file: IO[bytes], tags: Any, limit: int) -> None:
 
 
 def _check_deflate(stored: bytes, limit: int) -> int:
-    """Decompress at most `limit` bytes; return what remains of the limit."""
+    """Decompress at most `limit` bytes; return how much of the limit is left."""
     stream, waiting = zlib.decompressobj(), stored
     try:
         while waiting and not stream.eof and limit > 0:

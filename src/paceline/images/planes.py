@@ -20,6 +20,7 @@ from PIL import Image, ImageSequence
 
 from paceline.contracts.pixel_format import MAX_CHANNELS
 from paceline.images.decode import BadImage, open_file
+from paceline.images.integrity import DEFLATE
 from paceline.images.orientation import turn
 from paceline.images.size_limit import PIXEL_LIMIT
 from paceline.images.tiff_structure import check_directories, check_expansion, is_tiff
@@ -27,7 +28,6 @@ from paceline.images.tiff_structure import check_directories, check_expansion, i
 MAX_BYTES = 2**31  # maximum size of a decoded image
 # The data types of channels. Others have too many bits for float32, which is the widest type of a batch.
 PLANE_TYPES = ("uint8", "uint16", "int8", "int16", "float16", "float32", "float64")
-DEFLATE = (8, 32946)
 BUILT_IN = (1, 32773, *DEFLATE)  # compressions that tifffile decodes itself; 1 is none and 32773 is PackBits
 SLACK_BYTES = 2**16
 COLOURS, PREMULTIPLIED, ALPHA = 3, 1, (1, 2)  # number of colours, and the kinds of extra samples that are transparency

@@ -214,11 +214,11 @@ class Applier:
 
     @property
     def measures_difference(self) -> bool:
-        """Whether the difference from fp32 is still to be measured: for the first image, in another precision."""
+        """Whether to measure the difference from fp32: once, for the first image, unless the precision is fp32."""
         return self.settings.precision != "fp32" and not self._is_difference_known
 
     def describe_difference(self, pixels: Pixels, where: str) -> str:
-        """Return how much the precision changes the results for some pixels."""
+        """Describe how much the precision changes the results for these pixels."""
         self._is_difference_known = True
         levels = self.pool.runners[0].difference_from_fp32(pixels)
         return f"{self.settings.precision} changes {where} by at most {in_levels(levels)} of 255 levels"

@@ -1,4 +1,4 @@
-"""Accumulates PSNR, SSIM and mask overlap over the blocks of an image; the result is that for the whole image."""
+"""Accumulates PSNR, SSIM and mask overlap over the blocks of an image; the results equal those for the whole image."""
 
 from __future__ import annotations
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from paceline.core.float32 import allow_tf32, keeping_tf32
+
 DETERMINISM: Any = torch.utils.deterministic  # flags that its type annotations lack
 
 
@@ -42,8 +44,7 @@ class Precision:
         With `autotune`, cuDNN tries all kernels for each new shape, unless the results must be deterministic. For large
         images, this takes many seconds.
         """
-        torch.set_float32_matmul_precision("highest" if self.name in ("fp32", "fp64") else "high")
-        torch.backends.cudnn.allow_tf32 = self.name not in ("fp32", "fp64")
+        allow_tf32(self.name not in ("fp32", "fp64"))
         torch.backends.cudnn.benchmark = autotune and not deterministic
         if deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads this when it starts
@@ -55,16 +56,16 @@ class Precision:
     @contextmanager
     def applied(self, *, deterministic: bool, autotune: bool = True) -> Iterator[None]:
         """Set PyTorch's precision flags inside the context, and restore them afterwards for the calling program."""
-        matmul, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn
-        tf32, benchmark, was = cudnn.allow_tf32, cudnn.benchmark, torch.are_deterministic_algorithms_enabled()
+        cudnn = torch.backends.cudnn
+        benchmark, was = cudnn.benchmark, torch.are_deterministic_algorithms_enabled()
         only_warned = torch.is_deterministic_algorithms_warn_only_enabled()
         fills = DETERMINISM.fill_uninitialized_memory
-        self.apply(deterministic=deterministic, autotune=autotune)
         try:
-            yield
+            with keeping_tf32():
+                self.apply(deterministic=deterministic, autotune=autotune)
+                yield
         finally:
-            torch.set_float32_matmul_precision(matmul)
-            cudnn.allow_tf32, cudnn.benchmark = tf32, benchmark
+            cudnn.benchmark = benchmark
             DETERMINISM.fill_uninitialized_memory = fills
             if deterministic != was:
                 torch.use_deterministic_algorithms(was, warn_only=only_warned)

@@ -22,7 +22,7 @@ from paceline.runs.compile_table import CompileCost, compile_cost, record_second
 from paceline.runs.folder import RunFolder
 from paceline.runs.mirror.session import published_record
 from paceline.training.compile import compilable_networks, compile_obstacle, is_compiled, keeping_buffers, try_compile
-from paceline.training.compiled_before import marker_of, remember
+from paceline.training.compiled_before import marker_of, remember, was_compiled
 from paceline.training.step import Step
 
 SYNCHRONIZED = "synchronised BatchNorm would split the networks into parts that are too small to benefit"
@@ -80,15 +80,15 @@ def _choose_by_time(config: Config, step: Step, feed: TrainingFeed, num_steps: i
         return Choice(False, "compile: off (auto), since the device ran out of memory while a step was timed")
     networks = compilable_networks(step.recipe)
     marker = marker_of(config, networks, data.fetched[0][0])
-    known = marker is not None and marker.exists()
+    known = was_compiled(marker)
     return choose(num_steps, seconds, len(networks), compile_cost(config.recipe_name, known=known))
 
 
 def compile_and_record(config: Config, step: Step, data: StepData) -> str:
     """Compile the networks, and record how long this took for later choices; return a note."""
     networks = compilable_networks(step.recipe)
-    marker = marker_of(config, networks, data.fetched[0][0])  # before the networks are compiled, which renames them
-    known = marker is not None and marker.exists()
+    marker = marker_of(config, networks, data.fetched[0][0])  # before compiling changes layers
+    known = was_compiled(marker)
     began = time.perf_counter()
     note = try_compile(step, data)
     compiled = [network for network in networks if is_compiled(network)]

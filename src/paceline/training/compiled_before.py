@@ -1,4 +1,4 @@
-"""Remembers which networks have compiled kernels in the cache, because compiling is then much faster.
+"""Records which networks already have compiled kernels in the cache, since compiling them again is much faster.
 
 For each set of networks, an empty marker file is created in the cache folder, so that it is deleted with the kernels.
 """
@@ -28,6 +28,11 @@ def marker_of(config: Config, networks: list[nn.Module], batch: Batch) -> Path |
     shapes = sorted(f"{name} {tuple(value.shape)} {value.dtype}" for name, value in batch.items())
     parts = [str(identity()), config.run.precision, config.run.strategy, *map(str, networks), *shapes]
     return Path(folder) / FOLDER / sha256("\n".join(parts).encode()).hexdigest()
+
+
+def was_compiled(marker: Path | None) -> bool:
+    """Return whether the marker file exists."""
+    return marker is not None and marker.exists()
 
 
 def remember(marker: Path | None) -> None:

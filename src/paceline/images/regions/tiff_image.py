@@ -19,7 +19,7 @@ import numpy as np
 import tifffile
 
 from paceline.images.decode import ORIENTATION, BadImage
-from paceline.images.integrity import TIFF_HEADER_BYTES
+from paceline.images.integrity import DEFLATE, END_OF_JPEG, JPEG, TIFF_HEADER_BYTES
 from paceline.images.planes import PLANES_ELSEWHERE
 from paceline.images.regions.region_image import Box, Level, Pixels, RegionFormat, RegionImage
 from paceline.images.tiff_structure import check_directories, is_tiff
@@ -27,9 +27,9 @@ from paceline.images.tiff_structure import check_directories, is_tiff
 CACHE_BYTES = 128 << 20  # decoded tiles, since neighbouring regions share tiles
 LARGEST_SEGMENT_BYTES = 256 << 20  # of a decoded tile or strip
 LARGEST_CHANNELS = 64
-NONE, DEFLATE = 1, (8, 32946)  # values of the TIFF tag Compression
+NONE = 1  # value of the TIFF tag Compression
 PILLOW = (1, 2, 3, 4, 5, 6, 7, 8, 32773, 32946, 34925, 50000)  # compressions that Pillow can decode
-JPEGS, JPEG, END_OF_JPEG = (6, 7), 7, b"\xff\xd9"  # 6 is an older form; the marker cannot occur in compressed pixels
+JPEGS = (6, JPEG)  # 6 is an older form
 NO_PREDICTOR, HORIZONTAL = 1, 2
 GREY, RGB, YCBCR = 1, 2, 6  # values of the TIFF tag PhotometricInterpretation
 ALPHA = (1, 2)  # values of the TIFF tag ExtraSamples
