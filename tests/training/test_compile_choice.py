@@ -87,7 +87,7 @@ def test_a_run_is_compiled_more_readily_once_its_networks_were_compiled(
 ) -> None:
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "kernels"))
     monkeypatch.setattr(compile_choice, "time_step", lambda step, batch: 0.01)
-    monkeypatch.setattr(compile_choice, "try_compile", lambda step, data: "compile: on")
+    monkeypatch.setattr(compile_choice, "try_compile", lambda step, data, known: "compile: on")
     monkeypatch.setattr(compile_choice, "is_compiled", lambda network: True)
     monkeypatch.setattr(compile_choice, "record_seconds", lambda seconds, recipe, known: None)
 
@@ -102,6 +102,8 @@ def test_a_run_is_compiled_more_readily_once_its_networks_were_compiled(
     assert not choice(4).compiles
     again = choice(4)
     assert again.compiles and "kernels of an earlier run" in again.note
+    monkeypatch.setattr(compile_choice, "time_step", lambda step, batch: 0.005)
+    assert choice(4).note == again.note, "the step of these networks is timed only once"
     assert not choice(8).compiles, "another batch size needs other kernels"
     shutil.rmtree(tmp_path / "kernels")
     assert not choice(4).compiles, "the kernels were deleted"
@@ -222,9 +224,9 @@ def test_ranks_on_one_machine_share_its_cores_for_compiling(
         monkeypatch.setenv(name, "")  # restored at the end
         monkeypatch.delenv(name)
     monkeypatch.setattr(compiling, "num_cores", lambda: 16)
-    prepare_compiler(World(Place(), torch.device("cpu")), starts=True)
+    prepare_compiler(World(Place(), torch.device("cpu")))
     assert CACHE_VARIABLE not in os.environ, "a run on a CPU does not compile unless the user requests it"
-    prepare_compiler(World(Place(size=4, local_size=4), torch.device("cuda", 0)), starts=False)
+    prepare_compiler(World(Place(size=4, local_size=4), torch.device("cuda", 0)))
     assert os.environ[THREADS_VARIABLE] == "4"
     assert os.environ[CACHE_VARIABLE] == str(tmp_path / "cache" / "paceline" / "compile")
 

@@ -41,7 +41,9 @@ from paceline.cli.launch import launch
 from paceline.cli.tools import board, doctor, new, pack, settings
 from paceline.config.command_settings import SETTINGS_NOT_IN_PLAN, SETTINGS_NOT_IN_VERIFY
 from paceline.core.activity import end_activity, show_activities
+from paceline.core.bytecode_cache import keep_bytecode
 from paceline.core.errors import UserError
+from paceline.core.garbage import collecting_rarely
 from paceline.core.machine_load import record_load
 from paceline.core.printable import print_any_text, print_line
 from paceline.core.trust import set_trust, trusts_files
@@ -72,8 +74,9 @@ def train(
     Recipes and presets may override the defaults shown here. Use --set for settings that have no flag.
     """
     flags = with_name(flags, name)
-    from paceline.commands.configure import configure
-    from paceline.commands.train import train_and_advise as job
+    with collecting_rarely():
+        from paceline.commands.configure import configure
+        from paceline.commands.train import train_and_advise as job
 
     raise typer.Exit(job(configure(recipe, flags, config_file=config, assignments=with_vgg(set_, vgg))))
 
@@ -280,6 +283,7 @@ def run(arguments: list[str] | None = None) -> int:
 
 def main() -> None:
     """Run the `paceline` command and exit."""
+    keep_bytecode()
     record_load()
     print_any_text()
     show_activities()

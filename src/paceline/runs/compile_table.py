@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from paceline.core.files import write_json
-from paceline.core.user_cache import user_cache
+from paceline.core.user_cache import writable_cache
 from paceline.runs.machine_record import cache_file, identity, read_cached
 
 TABLE = "compile.json"
@@ -82,13 +81,7 @@ def record_seconds(seconds_per_network: float, recipe: str, *, known: bool = Fal
 
 def compile_cache() -> Path | None:
     """Return the folder in which compiled kernels are kept; None if it cannot be written."""
-    folder = user_cache() / "compile"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError:
-        return None
-    return folder
+    return writable_cache("compile")
 
 
 def _read() -> dict[str, Any]:

@@ -80,7 +80,7 @@ def _build(config: Config, strategy_type: type[Strategy], world: World) -> Parts
     precision = choose_precision(config.run.precision, world.device)
     precision.apply(deterministic=config.run.deterministic)
     if config.run.compile != "off":
-        prepare_compiler(world, starts=config.run.compile == "on")
+        prepare_compiler(world)
     activity(f"opening the data source {config.run.data} and building the networks")
     sources = open_sources(config)
     for split, source in sources.items():

@@ -44,21 +44,14 @@ def compilable_networks(recipe: Recipe) -> list[nn.Module]:
     return [network for name, network in single if name.partition(".")[0] not in eager]
 
 
-def prepare_compiler(world: World, *, starts: bool) -> None:
-    """Choose where kernels are kept and how many processes compile them; with `starts`, start these processes.
-
-    torch compiles one network at a time, because it holds a lock while it traces a network and generates code. Only the
-    kernels of a network are compiled in parallel. The processes for this take seconds to start, so they start before
-    the data is read.
-    """
+def prepare_compiler(world: World) -> None:
+    """Choose where kernels are kept and how many processes compile them."""
     if world.device.type != "cuda":
         return
     if world.place.local_size > 1:  # otherwise, each process would start a worker per core
         share = num_cores() // world.place.local_size
         os.environ.setdefault(THREADS_VARIABLE, str(max(1, min(MAX_COMPILE_WORKERS, share))))
     _keep_kernels()
-    if starts:
-        start_compile_workers()
 
 
 def _keep_kernels() -> None:
@@ -84,11 +77,14 @@ def _size_of(file: Path) -> int:
         return 0
 
 
-def compile_networks(recipe: Recipe) -> list[nn.Module]:
-    """Compile lazily all networks that can be compiled, and return them."""
+def compile_networks(recipe: Recipe, *, known: bool = False) -> list[nn.Module]:
+    """Compile lazily all networks that can be compiled, and return them.
+
+    If `known` is true, their kernels are probably in the cache, so no processes that compile kernels are started.
+    """
     _keep_kernels()
     networks = compilable_networks(recipe)
-    if any(parameter.is_cuda for network in networks for parameter in network.parameters()):
+    if not known and any(parameter.is_cuda for network in networks for parameter in network.parameters()):
         start_compile_workers()
     allow_recompilations(MAX_SHAPES)
     for network in networks:
@@ -118,11 +114,14 @@ def keeping_buffers(recipe: Recipe) -> Iterator[None]:
                 buffer.copy_(buffers[name])
 
 
-def try_compile(step: Step, data: StepData) -> str:
-    """Compile the networks and test every phase on one step's data, leaving the weights unchanged; return a note."""
+def try_compile(step: Step, data: StepData, *, known: bool = False) -> str:
+    """Compile the networks and test every phase on one step's data, leaving the weights unchanged; return a note.
+
+    If `known` is true, they were compiled before.
+    """
     if obstacle := compile_obstacle(step):
         return f"compile: off, since {obstacle}"
-    networks = compile_networks(step.recipe)
+    networks = compile_networks(step.recipe, known=known)
     with keeping_buffers(step.recipe):
         try:
             step.dry_run(data.fetched[0][0])

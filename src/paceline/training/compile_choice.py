@@ -15,6 +15,7 @@ import torch
 
 from paceline.config.resolve import Config
 from paceline.contracts.recipe import Batch, Phase
+from paceline.core.garbage import collecting_rarely
 from paceline.data.feed import StepData, TrainingFeed
 from paceline.parallel.batchnorm import is_synchronized
 from paceline.parallel.world import World
@@ -22,7 +23,7 @@ from paceline.runs.compile_table import CompileCost, compile_cost, record_second
 from paceline.runs.folder import RunFolder
 from paceline.runs.mirror.session import published_record
 from paceline.training.compile import compilable_networks, compile_obstacle, is_compiled, keeping_buffers, try_compile
-from paceline.training.compiled_before import marker_of, remember, was_compiled
+from paceline.training.compiled_before import marker_of, recorded_time, remember, remember_time, was_compiled
 from paceline.training.step import Step
 
 SYNCHRONIZED = "synchronised BatchNorm would split the networks into parts that are too small to benefit"
@@ -69,8 +70,11 @@ def choose_for(config: Config, step: Step, feed: TrainingFeed, num_steps: int) -
 
 def _choose_by_time(config: Config, step: Step, feed: TrainingFeed, num_steps: int) -> Choice:
     data = next(feed.steps(0, feed.images_per_step))
+    networks = compilable_networks(step.recipe)
+    marker = marker_of(config, networks, data.fetched[0][0])
+    recorded = step.world.broadcast(recorded_time(marker))  # all ranks measure, or none
     try:
-        seconds = config.run.accumulate * time_step(step, data.fetched[0][0])
+        seconds = recorded if isinstance(recorded, float) and recorded else time_step(step, data.fetched[0][0])
     except torch.OutOfMemoryError:
         seconds = None
     if seconds is None:  # outside the handler, which keeps the activations; the first step explains such an error
@@ -78,10 +82,9 @@ def _choose_by_time(config: Config, step: Step, feed: TrainingFeed, num_steps: i
             learner.clear_gradients()
         torch.cuda.empty_cache()
         return Choice(False, "compile: off (auto), since the device ran out of memory while a step was timed")
-    networks = compilable_networks(step.recipe)
-    marker = marker_of(config, networks, data.fetched[0][0])
-    known = was_compiled(marker)
-    return choose(num_steps, seconds, len(networks), compile_cost(config.recipe_name, known=known))
+    remember_time(marker, seconds)
+    cost = compile_cost(config.recipe_name, known=was_compiled(marker))
+    return choose(num_steps, config.run.accumulate * seconds, len(networks), cost)
 
 
 def compile_and_record(config: Config, step: Step, data: StepData) -> str:
@@ -90,7 +93,8 @@ def compile_and_record(config: Config, step: Step, data: StepData) -> str:
     marker = marker_of(config, networks, data.fetched[0][0])  # before compiling changes layers
     known = was_compiled(marker)
     began = time.perf_counter()
-    note = try_compile(step, data)
+    with collecting_rarely():
+        note = try_compile(step, data, known=known)
     compiled = [network for network in networks if is_compiled(network)]
     if compiled and step.world.is_first and step.world.device.type == "cuda":
         record_seconds((time.perf_counter() - began) / len(compiled), config.recipe_name, known=known)

@@ -1,10 +1,12 @@
 """Records which networks already have compiled kernels in the cache, since compiling them again is much faster.
 
 For each set of networks, an empty marker file is created in the cache folder, so that it is deleted with the kernels.
+Another file beside it stores how long their step takes, so that it is measured only once.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from contextlib import suppress
 from hashlib import sha256
@@ -41,3 +43,24 @@ def remember(marker: Path | None) -> None:
         with suppress(OSError):
             marker.parent.mkdir(parents=True, exist_ok=True)
             marker.touch()
+
+
+def recorded_time(marker: Path | None) -> float:
+    """Return how many seconds a step of these networks takes without compiling; 0 if this was never measured."""
+    if marker:
+        with suppress(OSError, ValueError):
+            seconds = float(_time_file(marker).read_text())
+            return seconds if math.isfinite(seconds) else 0.0
+    return 0.0
+
+
+def remember_time(marker: Path | None, seconds: float) -> None:
+    """Store how many seconds a step takes. A folder that cannot be written is ignored."""
+    if marker:
+        with suppress(OSError):
+            marker.parent.mkdir(parents=True, exist_ok=True)
+            _time_file(marker).write_text(str(seconds))
+
+
+def _time_file(marker: Path) -> Path:
+    return marker.with_suffix(".seconds")

@@ -1,0 +1,53 @@
+"""Keeps the bytecode of imported modules in the user's cache, if Python cannot keep it beside their source code.
+
+In many containers, packages are installed without bytecode and cannot be written, or PYTHONDONTWRITEBYTECODE is set.
+Python then compiles thousands of source files again whenever torch and its compiler are imported, which takes seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.util import MAGIC_NUMBER, cache_from_source, find_spec
+from pathlib import Path
+
+from paceline.core.user_cache import writable_cache
+
+# In some images, only those modules have bytecode that were imported when the image was built.
+SAMPLES = ("__init__.py", "_dynamo/symbolic_convert.py")  # of torch
+CHECKS_SOURCE_HASH = 1  # flag in a bytecode file that stores a hash of the source code instead of its time and size
+HEADER = 16  # bytes: magic number, flags, time and size of the source code
+WRITES_NONE, PREFIX = "PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"
+
+
+def keep_bytecode() -> None:
+    """Make this process and its child processes use a cache of bytecode, if Python would compile torch every time."""
+    spec = find_spec("torch") if sys.pycache_prefix is None else None
+    if spec is None or spec.origin is None:
+        return
+    sources = [Path(spec.origin).parent / sample for sample in SAMPLES]
+    if all(map(_is_kept, sources)) or (folder := writable_cache("bytecode")) is None:
+        return
+    sys.pycache_prefix, sys.dont_write_bytecode = str(folder), False
+    os.environ[PREFIX] = str(folder)
+    os.environ.pop(WRITES_NONE, None)
+
+
+def _is_kept(source: Path) -> bool:
+    """Return whether a module has valid bytecode beside its source code, or will have it after the next import."""
+    try:
+        return _has_bytecode(source) or (not sys.dont_write_bytecode and os.access(source.parent, os.W_OK))
+    except OSError:  # this version of torch has no such module, or bytecode only
+        return True
+
+
+def _has_bytecode(source: Path) -> bool:
+    stat = source.stat()
+    file = Path(cache_from_source(str(source)))
+    if not file.exists():
+        return False
+    with file.open("rb") as opened:
+        header = opened.read(HEADER)
+    flags, time, size = (int.from_bytes(header[start : start + 4], "little") for start in (4, 8, 12))
+    is_current = flags & CHECKS_SOURCE_HASH or (time, size) == (int(stat.st_mtime) & 0xFFFFFFFF, stat.st_size)
+    return header[:4] == MAGIC_NUMBER and bool(is_current)
