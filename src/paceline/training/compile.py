@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
@@ -103,6 +104,26 @@ def compile_obstacle(step: Step) -> str:
 
 
 @contextmanager
+def loading_cudnn(device: torch.device) -> Iterator[None]:
+    """Load cuDNN and cuBLAS in a thread, while this thread imports the compiler; both take seconds."""
+    if device.type != "cuda":
+        yield
+        return
+    with ThreadPoolExecutor(1) as thread:
+        loaded = thread.submit(_run_a_convolution, device)
+        yield
+        loaded.exception()  # the first step will report it
+
+
+def _run_a_convolution(device: torch.device) -> None:
+    weight = torch.zeros(64, 64, 3, 3, device=device, dtype=torch.bfloat16, requires_grad=True)
+    image = torch.zeros(1, 64, 8, 8, device=device, dtype=torch.bfloat16, requires_grad=True)
+    layout = torch.channels_last
+    out = torch.nn.functional.conv2d(image.contiguous(memory_format=layout), weight.contiguous(memory_format=layout))
+    torch.nn.functional.linear(out.flatten(0, 2), torch.zeros(6, 6, device=device, dtype=out.dtype)).sum().backward()
+
+
+@contextmanager
 def keeping_buffers(recipe: Recipe) -> Iterator[None]:
     """Restore the networks' buffers, such as BatchNorm statistics, at the end."""
     buffers = {name: buffer.clone() for name, buffer in recipe.named_buffers()}
@@ -121,7 +142,8 @@ def try_compile(step: Step, data: StepData, *, known: bool = False) -> str:
     """
     if obstacle := compile_obstacle(step):
         return f"compile: off, since {obstacle}"
-    networks = compile_networks(step.recipe, known=known)
+    with loading_cudnn(step.world.device):
+        networks = compile_networks(step.recipe, known=known)
     with keeping_buffers(step.recipe):
         try:
             step.dry_run(data.fetched[0][0])
