@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import shutil
 import statistics
 import subprocess
@@ -129,7 +130,7 @@ def run_plain(weights: str, images: str, out: str, device: str) -> None:
 
 
 def measure_here(arguments: argparse.Namespace) -> None:
-    """Apply the network to a few images, then to the folder; print the seconds and the GPU's busy share."""
+    """Apply the network to a few images, then to the folder; print the seconds, CPU time and GPU's busy share."""
     side, folder = arguments.side, Path(arguments.work)
     # Each version writes its own file, since settings differ between versions.
     weights = folder / ("baseline.safetensors" if side == BASELINE else "weights.safetensors")
@@ -143,10 +144,16 @@ def measure_here(arguments: argparse.Namespace) -> None:
             run_paceline(str(weights), images, out, arguments.device, "" if side == BASELINE else side)
 
     work(str(folder / "warmup"), str(folder / "warm"))
-    busy, start = BusyShare(), time.perf_counter()
+    busy, start, cpu = BusyShare(), time.perf_counter(), cpu_seconds()
     work(str(folder / arguments.folder), str(folder / "out"))
-    seconds = time.perf_counter() - start
-    print("MEASURED " + json.dumps({"seconds": seconds, "gpu_busy": busy.stop()}))
+    seconds, cpu = time.perf_counter() - start, cpu_seconds() - cpu
+    print("MEASURED " + json.dumps({"seconds": seconds, "cpu_seconds": cpu, "gpu_busy": busy.stop()}))
+
+
+def cpu_seconds() -> float:
+    """Return the CPU time of this process and of its child processes that have ended."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 def main() -> None:
@@ -193,10 +200,11 @@ def main() -> None:
             found[side].append({"images": count, **json.loads(lines[0].removeprefix("MEASURED "))})
             per_image = [one["seconds"] / count for one in found[side]]
             shares = [one["gpu_busy"] for one in found[side] if one["gpu_busy"] is not None]
+            cpu = f", CPU {statistics.median(one['cpu_seconds'] / count for one in found[side]):.2f} s per image"
             busy = f", GPU busy {statistics.median(shares):.0%}" if shares else ""
             spread = f"{min(per_image):.3f}–{max(per_image):.3f}"
             median = f"{statistics.median(per_image):.3f} s per image ({spread}, n = {len(per_image)})"
-            print(f"turn {turn + 1}: {side}: {median}{busy}", flush=True)
+            print(f"turn {turn + 1}: {side}: {median}{cpu}{busy}", flush=True)
             if arguments.json:
                 content = {"size": arguments.size, "sides": found}
                 Path(arguments.json).write_text(json.dumps(content, indent=1))
