@@ -78,6 +78,11 @@ class Saver:
             error, self._error = self._error, None
             raise error
 
+    def describe_cost(self, in_loop: float) -> str:
+        """Return a line about the seconds spent on checkpoints, in the training loop and in the thread."""
+        checkpoints = "1 checkpoint" if self.num_saves == 1 else f"{self.num_saves} checkpoints"
+        return f"saved {checkpoints}: {in_loop:.2f} s in the loop, {self.seconds:.2f} s in the background"
+
     def __enter__(self) -> Saver:
         return self
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
-from paceline.config.spans import Span
 from paceline.core.errors import UserError
 from paceline.core.flight_recorder import recorder
 from paceline.core.heartbeat import beat
@@ -22,8 +22,9 @@ from paceline.runs.metrics import EVALUATION_SECONDS, REAL_IMAGES, MetricsWriter
 from paceline.runs.saver import Saver
 from paceline.runs.snapshot import Best, Snapshot
 from paceline.training.build import Parts
+from paceline.training.cadence import Cadence
 from paceline.training.evaluate import SplitEvaluator, evaluated_weights, is_better
-from paceline.training.loss_log import LossLog
+from paceline.training.loss_log import LossLog, Request
 from paceline.training.pace import Pace
 from paceline.training.previews import Previews
 from paceline.training.profiler import StepProfiler
@@ -66,13 +67,16 @@ class Loop:
         self.gpu = GpuReadings(self.world.device.index if self.world.device.type == "cuda" else None)
         self.host = HostReadings(outputs.folder.path)
         self.previews = self._make_previews() if outputs.writer else None
-        self.every = self._cadences()
+        lengths = {"epoch": parts.epoch_images, "step": parts.feed.images_per_step, "total": parts.total_images}
+        self.cadence = Cadence(run, **lengths)
         self.check_every = run.check_replicas if self.world.size > 1 else 0
+        self.defers_log = self.world.device.type == "cuda"
         self.stopped = False
         self.images = 0
         self.best: Best | None = None
         self._missed_best = False  # whether the user has been told that the metric for the best checkpoint is missing
         self._logged_at = self._evaluated_at = self._sampled_at = self._saved_at = -1
+        self._requested: tuple[int, Request] | None = None  # losses that are not logged yet, and the images seen
         if snapshot:
             self.images = self._saved_at = self._logged_at = snapshot.images
             self.best = snapshot.numbers.best
@@ -99,14 +103,6 @@ class Loop:
         parts = self.parts
         shown = parts.loaders.get(self.recipe.evaluated_on, parts.loaders["train"]).source
         return Previews(self.recipe, parts.feed.drawer, shown, parts.precision, parts.config.run.preview_channels)
-
-    def _cadences(self) -> dict[str, int]:
-        """Return the number of images between logs, evaluations, samples and checkpoints, by setting name."""
-        parts, run = self.parts, self.parts.config.run
-        lengths = {"epoch": parts.epoch_images, "step": parts.feed.images_per_step, "total": parts.total_images}
-        texts = {"log_every": run.log_every, "evaluate_every": run.evaluate_every}
-        texts |= {"sample_every": run.sample_every, "save_every": run.save_every}
-        return {name: max(1, Span.parse(text, name).to_images(**lengths)) for name, text in texts.items()}
 
     def run(self) -> None:
         """Train to the end, or until a stop is requested."""
@@ -152,15 +148,17 @@ class Loop:
         if self.profiler:
             self.profiler.after_step()
         self.recorder.where = BETWEEN_STEPS
+        self._finish_log()
         before, self.images = data.images, data.images + self.parts.feed.images_per_step
         self.outputs.display.tick(self.images)
-        if self._due("log_every", before):
-            self._log()
-        if self._due("sample_every", before):  # before the evaluation, which may save: a checkpoint follows its samples
+        due = partial(self.cadence.is_due, before=before, after=self.images)
+        if due("log_every"):
+            self._request_log()
+        if due("sample_every"):  # before the evaluation, which may save: a checkpoint follows its samples
             self._sample()
-        if self._due("evaluate_every", before):
+        if due("evaluate_every"):
             self._evaluate()
-        if self._due("save_every", before):
+        if due("save_every"):
             self._save()
         if self.check_every and (self.images // self.parts.feed.images_per_step) % self.check_every == 0:
             check_replicas(self.recipe, self.world)
@@ -168,30 +166,41 @@ class Loop:
             self._save()
             self.stopped = True
 
-    def _due(self, name: str, before: int) -> bool:
-        return self.images // self.every[name] > before // self.every[name]
-
     def _seed_dropout(self, images: int) -> None:
         for number, generator in enumerate(self.parts.strategy.generators()):
             seed = number_from(self.parts.config.run.seed, images, "dropout", self.world.rank, number)
             generator.manual_seed(seed)
 
     def _log(self) -> None:
-        """Read the losses from all ranks and log them; raise UserError if one is not finite."""
-        if self._logged_at == self.images:
-            return
+        """Log the losses of all ranks now; raise UserError if one is not finite."""
+        self._finish_log()
+        if self._logged_at != self.images:
+            self._request_log()
+            self._finish_log()
+
+    def _request_log(self) -> None:
+        """Collect the losses and log them; on a GPU, while the next step runs, so that the GPU does not wait."""
         with self.stopwatch("log"):
-            reading = self.loss_log.read(self.pace.own_work())
+            self._requested = self.images, self.loss_log.request(self.pace.own_work())
         self._logged_at = self.images
-        if problem := reading.problem(self.recipe.must_vary, self.images):
+        if not self.defers_log:
+            self._finish_log()
+
+    def _finish_log(self) -> None:
+        if self._requested is None:
+            return
+        (images, request), self._requested = self._requested, None
+        with self.stopwatch("log"):
+            reading = request.wait()
+        if problem := reading.problem(self.recipe.must_vary, images):
             self.saver.wait()
             self.world.wait_for_all()  # so that every rank reports the same checkpoints
             self._fail(*problem)
-        values = reading.values | self.pace.take(self.images, [Work(*one) for one in reading.ranks])
-        rates = {f"lr/{name}": learner.learning_rate(self.images) for name, learner in self.step.learners.items()}
+        values = reading.values | self.pace.take(images, [Work(*one) for one in reading.ranks])
+        rates = {f"lr/{name}": learner.learning_rate(images) for name, learner in self.step.learners.items()}
         if self.outputs.writer:
-            self._write(values | rates | self.gpu.read() | self.host.read())
-        self.outputs.display.update(self.images, values)
+            self.outputs.writer.write(images, values | rates | self.gpu.read() | self.host.read())
+        self.outputs.display.update(images, values)
 
     def _fail(self, what: str, at: int) -> None:
         number = at // self.parts.feed.images_per_step
@@ -215,7 +224,8 @@ class Loop:
         for note in self.evaluator.notes[known:]:
             self.outputs.display.line(note)
         values = {f"{self.evaluator.split}/{name}": value for name, value in results.items()}
-        self._write(values | {EVALUATION_SECONDS: section.seconds - before})
+        if self.outputs.writer:
+            self.outputs.writer.write(self.images, values | {EVALUATION_SECONDS: section.seconds - before})
         best_metric, mode = self.recipe.best
         name = next((name for name in values if name.partition("[")[0] == best_metric), "")
         is_best = bool(name) and is_better(values[name], name, self.best, mode)
@@ -287,14 +297,3 @@ class Loop:
         assert self.outputs.writer
         self.outputs.folder.check_present()
         self.outputs.writer.flush()  # so that a checkpoint is never newer than its metrics
-
-    def cost_of_saving(self) -> str:
-        """Return a line about the time spent on checkpoints, in the loop and in the saving thread."""
-        number, background = self.saver.num_saves, self.saver.seconds
-        checkpoints = "1 checkpoint" if number == 1 else f"{number} checkpoints"
-        seconds = self.stopwatch("save").seconds
-        return f"saved {checkpoints}: {seconds:.2f} s in the loop, {background:.2f} s in the background"
-
-    def _write(self, values: Mapping[str, float]) -> None:
-        if self.outputs.writer:
-            self.outputs.writer.write(self.images, values)

@@ -7,7 +7,8 @@ before every save. Reading also finds the first value that is not finite, with i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,7 +16,9 @@ from torch import Tensor
 from paceline.contracts.recipe import Loss
 from paceline.core.errors import UserError
 from paceline.parallel.world import World
+from paceline.runs.host_copy import HostCopy
 
+VALUES = "values"
 CAPACITY = 1024  # rows per page; when a page is full, its rows are added to running sums on the device
 
 
@@ -32,7 +35,7 @@ class Reading(NamedTuple):
 
     values: dict[str, float]  # means over all samples on all ranks; `spread/NAME`: max minus min across ranks
     not_finite: NotFinite | None
-    ranks: list[list[float]]  # the numbers that each rank passed to `read`
+    ranks: list[list[float]]  # the numbers that each rank passed to `request`
 
     def problem(self, must_vary: Sequence[str], images: int) -> tuple[str, int] | None:
         """Return what is wrong and after how many images, if a value is not finite or a network has collapsed.
@@ -88,12 +91,17 @@ class _Page:
         if not self.at:
             return
         rows = self.rows[: len(self.at)]
-        # A single host-to-device copy. Nothing waits for the device until the values are read.
-        images, weights = torch.tensor(self.at, dtype=torch.float64).to(rows.device).unbind(1)
+        images, weights = _upload(self.at, rows.device).unbind(1)
         bad = torch.where(rows.isfinite(), torch.inf, images.unsqueeze(1))
         self.first_bad = torch.minimum(self.first_bad, bad.amin(0))
         self.sums += torch.cat([(rows * weights.unsqueeze(1)).sum(0), weights.sum().reshape(1)])
         self.at.clear()
+
+
+def _upload(numbers: list[Any], device: torch.device) -> Tensor:
+    """Copy numbers to a device. Pinned memory makes this asynchronous: nothing waits for the device."""
+    tensor = torch.tensor(numbers, dtype=torch.float64, pin_memory=device.type == "cuda")
+    return tensor.to(device, non_blocking=True)
 
 
 class LossLog:
@@ -119,40 +127,56 @@ class LossLog:
             page.slots[len(page.at)].copy_(values)
             page.at.append((images, samples))
 
-    def read(self, extra: Sequence[float] = ()) -> Reading:
-        """Return the means across all ranks since the last call. Waits for the device and the other ranks.
+    def request(self, extra: Sequence[float] = ()) -> Request:
+        """Collect the values since the last call from all ranks, without waiting for the device.
 
         `extra` are numbers of this rank that all ranks receive with the losses, without another exchange.
         """
-        pages = list(self.pages.items())
-        for _, page in pages:
+        own: list[Tensor] = []
+        for page in self.pages.values():
             page.fold()
-        if not pages:
-            return Reading({}, None, [list(extra)])
-        own = [torch.cat([page.sums, page.first_bad]).to(self.world.device) for _, page in pages]
-        own.append(torch.tensor(extra, dtype=torch.float64, device=self.world.device))
-        ranks = self.world.gather(torch.cat(own)).cpu()
+            own += [page.sums.to(self.world.device), page.first_bad.to(self.world.device)]
+        vector = torch.cat([*own, _upload(list(extra), self.world.device)])
+        copy = HostCopy({VALUES: self.world.gather(vector)})
+        for page in self.pages.values():
+            page.sums.zero_()
+            page.first_bad.fill_(torch.inf)
+        return Request({phase: page.names for phase, page in self.pages.items()}, copy)
+
+    def read(self, extra: Sequence[float] = ()) -> Reading:
+        """Return the means across all ranks since the last call. Waits for the device and the other ranks."""
+        return self.request(extra).wait()
+
+
+@dataclass(frozen=True)
+class Request:
+    """The values of all ranks since the last reading, which are still being copied from the device."""
+
+    names: dict[str, tuple[str, ...]]  # by phase
+    copy: HostCopy
+
+    def wait(self) -> Reading:
+        """Wait for the values and return their means."""
+        ranks = self.copy.wait()[VALUES]
         values: dict[str, float] = {}
         bad: list[NotFinite] = []
         start = 0
-        for phase, page in pages:
-            count = len(page.names)
+        for phase, names in self.names.items():
+            count = len(names)
             sums, weight, first = ranks[:, start : start + 2 * count + 1].tensor_split([count, count + 1], dim=1)
             start += 2 * count + 1
-            page.sums.zero_()
-            page.first_bad.fill_(float("inf"))
             bad += [
                 NotFinite(int(at), phase, name)
-                for at, name in zip(first.amin(0).tolist(), page.names, strict=True)
+                for at, name in zip(first.amin(0).tolist(), names, strict=True)
                 if at < torch.inf
             ]
             if weight.sum() == 0:
                 continue
             means, by_rank = sums.sum(0) / weight.sum(), sums / weight
             spreads = by_rank.amax(0) - by_rank.amin(0)
-            for name, mean, spread in zip(page.names, means.tolist(), spreads.tolist(), strict=True):
+            for name, mean, spread in zip(names, means.tolist(), spreads.tolist(), strict=True):
                 values[f"{phase}/{name}"] = mean
-                if self.world.size > 1:
+                if len(ranks) > 1:
                     values[f"spread/{phase}/{name}"] = spread
         # Within one step, report the first phase: later phases only inherit its non-finite values.
         first_bad = min(bad, key=lambda one: one.images, default=None)

@@ -163,7 +163,7 @@ class Session:
         self.folder.end(state)
         if loop.saver.num_saves and self.parts.world.is_first:
             print_line(loop.pace.describe_shares())
-            print_line(loop.cost_of_saving())
+            print_line(loop.saver.describe_cost(loop.stopwatch("save").seconds))
         if loop.stopped:
             print_line(f"stopped at {loop.images:,} images and saved; run the same command again to resume")
         else:
