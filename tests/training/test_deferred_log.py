@@ -19,7 +19,9 @@ BATCH, STEPS = 4, 10
 def make_loop(recipe: str, folder: Path, *, defers: bool, **settings: str) -> Loop:
     every = {"log_every": "2 steps", "save_every": "5 steps", "sample_every": "1000 steps"}
     parts = make_parts(recipe, batch_size=str(BATCH), images=str(BATCH * STEPS), **every, **settings)
-    outputs = Outputs(RunFolder(folder), MetricsWriter(folder), Display(parts.total_images, 0, "", enabled=False))
+    run = RunFolder(folder)
+    run.claim()
+    outputs = Outputs(run, MetricsWriter(folder), Display(parts.total_images, 0, "", enabled=False))
     loop = Loop(parts, outputs)
     loop.defers_log = defers
     return loop
