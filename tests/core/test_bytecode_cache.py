@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from paceline.core.bytecode_cache import PREFIX, SAMPLES, WRITES_NONE
+from paceline.core.user_cache import writable_cache
 
 IMPORTS = "from paceline.core.bytecode_cache import keep_bytecode; keep_bytecode(); import torch._dynamo"
 PRINTS = "import os, sys; print(sys.pycache_prefix, os.environ.get('PYTHONPYCACHEPREFIX'))"
@@ -43,6 +44,7 @@ def test_bytecode_that_python_must_not_write_beside_the_source_is_kept_in_the_ca
     assert prefix_of(site, **{WRITES_NONE: "1"}) == str(folder)
     assert list(folder.rglob("torch/__init__.*.pyc"))
     assert not list(site.rglob("*.pyc"))
+    assert folder.stat().st_mode & 0o077 == 0, "other users must not add code"
 
 
 def test_an_ordinary_installation_keeps_its_bytecode_where_it_is(site: Path) -> None:
@@ -64,3 +66,21 @@ def test_the_users_own_folder_is_kept(site: Path, tmp_path: Path) -> None:
 def test_a_cache_that_cannot_be_written_changes_nothing(site: Path, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file where the folder should be")
     assert prefix_of(site, **{WRITES_NONE: "1"}) == "None"
+
+
+def test_a_folder_of_another_user_is_not_trusted(site: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "cache" / "paceline" / "bytecode"
+    folder.mkdir(parents=True)
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a folder to another user")
+    os.chown(folder, 12345, 12345)
+    assert prefix_of(site, **{WRITES_NONE: "1"}) == "None"
+
+
+def test_a_user_without_a_home_folder_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", no_home)  # Python raises this if the user has no entry in /etc/passwd
+    assert writable_cache("bytecode") is None

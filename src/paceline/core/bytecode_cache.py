@@ -26,11 +26,19 @@ def keep_bytecode() -> None:
     if spec is None or spec.origin is None:
         return
     sources = [Path(spec.origin).parent / sample for sample in SAMPLES]
-    if all(map(_is_kept, sources)) or (folder := writable_cache("bytecode")) is None:
+    if all(map(_is_kept, sources)) or not (folder := writable_cache("bytecode")) or not _make_private(folder):
         return
     sys.pycache_prefix, sys.dont_write_bytecode = str(folder), False
     os.environ[PREFIX] = str(folder)
     os.environ.pop(WRITES_NONE, None)
+
+
+def _make_private(folder: Path) -> bool:
+    """Deny other users access to a folder, because its bytecode will be executed; return whether this worked."""
+    if folder.stat().st_uid != os.geteuid():
+        return False
+    folder.chmod(0o700)
+    return True
 
 
 def _is_kept(source: Path) -> bool:

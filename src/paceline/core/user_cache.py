@@ -14,10 +14,10 @@ def user_cache() -> Path:
 
 def writable_cache(name: str) -> Path | None:
     """Create a folder inside Paceline's cache folder and return it; None if it cannot be written."""
-    folder = user_cache() / name
     try:
+        folder = user_cache() / name
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
-    except OSError:
+    except (OSError, RuntimeError):  # RuntimeError: the user has no home folder
         return None
     return folder
