@@ -32,6 +32,9 @@ BUILT_IN = (1, 32773, *DEFLATE)  # compressions that tifffile decodes itself; 1 
 SLACK_BYTES = 2**16
 COLOURS, PREMULTIPLIED, ALPHA = 3, 1, (1, 2)  # number of colours, and the kinds of extra samples that are transparency
 PLANES_ELSEWHERE = "its OME metadata describes planes that are not in the file; save all planes in one file"
+FIRST_IMAGE_LATER = (
+    "its metadata names an image on a later page as the first; save a file that contains only the image to be read"
+)
 READ_FIRST_PAGE = "use --set channels=1 or channels=3 to read only the first page"
 BLACK_OR_WHITE_IS_ZERO = (tifffile.PHOTOMETRIC.MINISWHITE, tifffile.PHOTOMETRIC.MINISBLACK)
 
@@ -107,10 +110,21 @@ def _opened(path: Path | bytes) -> Iterator[tuple[IO[bytes], tifffile.TiffFile |
         raise BadImage(" ".join(str(error).split()) or type(error).__name__) from error
 
 
-def _header(tiff: tifffile.TiffFile) -> PlanesHeader | None:
+def first_series(tiff: tifffile.TiffFile) -> tifffile.TiffPageSeries:
+    """Return the first image of a file; raise UnusablePlanes unless it is stored in the file and has the first page.
+
+    Other programs, and readers that ignore OME metadata, show the first page.
+    """
     series = tiff.series[0]
     if tiff.is_ome and series.kind != "ome":
         raise UnusablePlanes(PLANES_ELSEWHERE)
+    if all(page is None or page.index != 0 for page in series.pages):
+        raise UnusablePlanes(FIRST_IMAGE_LATER)
+    return series
+
+
+def _header(tiff: tifffile.TiffFile) -> PlanesHeader | None:
+    series = first_series(tiff)
     page, (axes, shape) = series.keyframe, _squeezed(series)
     samples = int(shape[axes.index("S")]) if "S" in axes else 1
     is_colour = page.photometric == tifffile.PHOTOMETRIC.RGB

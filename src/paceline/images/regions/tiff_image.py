@@ -20,7 +20,7 @@ import tifffile
 
 from paceline.images.decode import ORIENTATION, BadImage
 from paceline.images.integrity import DEFLATE, END_OF_JPEG, JPEG, TIFF_HEADER_BYTES
-from paceline.images.planes import PLANES_ELSEWHERE
+from paceline.images.planes import PLANES_ELSEWHERE, first_series
 from paceline.images.regions.region_image import Box, Level, Pixels, RegionFormat, RegionImage
 from paceline.images.tiff_structure import check_directories, is_tiff
 
@@ -45,9 +45,7 @@ class TiffImage(RegionImage):
         except Exception as error:
             raise BadImage(f"cannot be read as a TIFF file: {_one_line(error)}") from error
         try:
-            series = self._file.series[0]
-            if self._file.is_ome and series.kind != "ome":
-                raise BadImage(PLANES_ELSEWHERE)
+            series = first_series(self._file)
             self._pages = [_planes(level) for level in series.levels]
             first = self._pages[0][0]
             heights = [pages[0].imagelength for pages in self._pages]
