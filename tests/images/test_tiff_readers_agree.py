@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tifffile
+from PIL import Image
 
 from paceline.images.decode import BadImage
 from paceline.images.deep_image import read_deep
@@ -33,3 +36,37 @@ def test_an_ome_tiff_that_starts_with_another_page_is_never_read_as_two_differen
     for read in (open_region_image, read_deep):
         with pytest.raises(BadImage, match="an image on a later page as the first"):
             read(path)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16"])
+@pytest.mark.parametrize("place", ["flagged pages", "pages", "SubIFDs"])
+def test_lower_resolutions_are_not_reported_as_pages_that_were_not_read(place: str, dtype: str, tmp_path: Path) -> None:
+    path, pixels = tmp_path / "a.tif", PIXELS.astype(dtype)
+    inside, flag = int(place == "SubIFDs") * 2, int(place != "pages")
+    with tifffile.TiffWriter(path) as file:
+        file.write(pixels, photometric="rgb", tile=(32, 32), subifds=inside)
+        for step in (2, 4):
+            file.write(pixels[::step, ::step], photometric="rgb", tile=(32, 32), subfiletype=flag, metadata=None)
+    found = read_image(path)
+    assert np.array_equal(found.pixels, pixels) and found.note == ""
+    with open_region_image(path) as image:
+        assert len(image.levels) == 3 and image.format.note == ""
+
+
+@pytest.mark.skipif(not shutil.which("vips"), reason="needs the program vips")
+@pytest.mark.parametrize("options", [[], ["--subifd"]])
+def test_pyramids_of_another_program_are_read_without_a_note(options: list[str], tmp_path: Path) -> None:
+    Image.fromarray(PIXELS).save(tmp_path / "a.png")
+    words = ["vips", "tiffsave", "a.png", "a.tif", "--tile", "--pyramid", "--tile-width", "16", "--tile-height", "16"]
+    subprocess.run([*words, *options], cwd=tmp_path, check=True)
+    assert read_image(tmp_path / "a.tif").note == ""
+    with open_region_image(tmp_path / "a.tif") as image:
+        assert len(image.levels) > 1 and image.format.note == ""
+
+
+def test_pages_that_were_not_read_are_reported(tmp_path: Path) -> None:
+    for other in (PIXELS, PIXELS[:50]):
+        with tifffile.TiffWriter(tmp_path / "a.tif") as file:
+            for pixels in (PIXELS, other):
+                file.write(pixels, photometric="rgb", metadata=None)
+        assert read_image(tmp_path / "a.tif").note == "only the first page was read"

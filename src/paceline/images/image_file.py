@@ -32,7 +32,7 @@ from paceline.images.exif import portable_exif
 from paceline.images.integrity import check_checksums, load_undamaged
 from paceline.images.ome import Ome
 from paceline.images.pillow_file import to_array
-from paceline.images.planes import read_planes, read_planes_header
+from paceline.images.planes import has_other_pages, read_planes, read_planes_header
 from paceline.images.size_limit import memory_limit
 
 TIFF_SUFFIXES = (".tif", ".tiff")
@@ -120,8 +120,8 @@ def _read_grey_or_colour(path: Path) -> ImageData:
     suffix = result_suffix(path)
     with opened(path, memory_limit) as (image, file):
         profile = b"" if image.mode in OTHER_COLOUR_MODES else image.info.get("icc_profile") or b""
-        more_pages = image.format == "TIFF" and getattr(image, "is_animated", False)
-        notes = ["only the first page was read"] if more_pages else []
+        has_pages = image.format == "TIFF" and getattr(image, "is_animated", False)
+        notes = ["only the first page was read"] if has_pages and has_other_pages(path) else []
         grey = image.mode in GREY_MODES
         if has_deep_colours(image):
             check_checksums(image, file)

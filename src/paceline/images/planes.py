@@ -93,6 +93,18 @@ def read_planes(path: Path | bytes) -> tuple[PlanesHeader, NDArray[Any]] | None:
         return header, np.ascontiguousarray(turn(array, _orientation(page)))
 
 
+def has_other_pages(path: Path) -> bool:
+    """Return whether a TIFF has pages other than its first one and lower-resolution copies of it."""
+    try:
+        with _opened(path) as (_, tiff):
+            if tiff is None:
+                return False
+            own = len(first_series(tiff).pages)
+            return own > 1 or any(not other.keyframe.is_reduced for other in tiff.series[1:])
+    except BadImage:
+        return True  # some pages cannot be read
+
+
 @contextmanager
 def _opened(path: Path | bytes) -> Iterator[tuple[IO[bytes], tifffile.TiffFile | None]]:
     """Yield a file, and its content if it is a TIFF; raise BadImage for any error."""
