@@ -123,12 +123,13 @@ def measure(results: str, targets: str, options: Options) -> int:
     for_fid = [pair for pair in used if pair in decodable]
     metrics |= _fid(for_fid, network) if network else {}
     metrics |= {"count": float(len(rows))}
-    protocol = _protocol(options, distance, network, formats)
+    protocol = _protocol(options, metrics, network, formats)
     if network and (note := network.few_images_note(len(for_fid), f"{len(for_fid):,} images")):
         notes = (*notes, note)
     if network and len(for_fid) < len(used):
         left_out = f"{len(used) - len(for_fid)} of {len(used)} images"
         notes = (*notes, f"FID: left out {left_out}, which have more than {PIXEL_LIMIT // 10**6} megapixels")
+    notes = (*notes, *_notes_on_missing_means(rows, options, distance))
     print_line(f"{results} compared with {targets}: {len(rows):,} image{'s' * (len(rows) != 1)}")
     print_metrics(metrics, protocol, notes)
     identical = [name for name, row in rows.items() if np.isclose(row[f"psnr[{options.protocol}]"], PSNR_OF_IDENTICAL)]
@@ -228,6 +229,17 @@ def _measured(made: Tensor, real: Tensor, options: Options, distance: Distance |
     return {f"{name}[{options.protocol}]": value for name, value in row.items()}
 
 
+def _notes_on_missing_means(rows: Mapping[str, Row], options: Options, distance: Distance | None) -> list[str]:
+    """Return why there is no mean of a metric that was not measured for all images."""
+    found = []
+    for name, is_wanted in (("lpips", distance is not None), ("niqe", options.niqe)):
+        missing = [image for image, row in rows.items() if f"{name}[{options.protocol}]" not in row]
+        if is_wanted and missing:
+            reason = "compared by region, or neither 1 nor 3 channels"
+            found.append(f"{name.upper()}: no mean, because {len(missing)} of {len(rows)} images have none ({reason})")
+    return found
+
+
 def _inception(num_images: int, options: Options) -> FeatureNetwork:
     """Load the network for FID; raise UserError if there are too few images."""
     if num_images < 2:
@@ -252,13 +264,13 @@ def _fid(pairs: Sequence[tuple[Path, Path]], network: FeatureNetwork) -> Row:
 
 
 def _protocol(
-    options: Options, distance: Distance | None, network: FeatureNetwork | None, formats: set[PixelFormat]
+    options: Options, metrics: Mapping[str, float], network: FeatureNetwork | None, formats: set[PixelFormat]
 ) -> Protocol:
     found: dict[str, str | int | float] = {"protocol": options.protocol, "border": options.border}
     found |= describe_rounding(*formats) if len(formats) == 1 else {"rounded": "differs between images"}
     found |= {"ssim": f"gaussian window {WINDOW}, sigma {SIGMA}"}
-    found |= {"lpips": "alex" if distance else "not measured"}
-    found |= {"niqe": NIQE_PROTOCOL} if options.niqe else {}
+    found |= {"lpips": "alex" if f"lpips[{options.protocol}]" in metrics else "not measured"}
+    found |= {"niqe": NIQE_PROTOCOL} if f"niqe[{options.protocol}]" in metrics else {}
     found |= {"segmentation": f"brightest channel above {MIDDLE}"} if options.masks else {}
     return {**found, **(network.protocol() if network else {})}
 
