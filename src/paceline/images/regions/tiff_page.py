@@ -1,0 +1,122 @@
+"""What the tags of a TIFF page say about its pixels, and whether they can be read by region."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import numpy as np
+
+from paceline.images.decode import ORIENTATION, BadImage
+from paceline.images.integrity import DEFLATE, JPEG
+from paceline.images.planes import PLANES_ELSEWHERE
+from paceline.images.regions.region_image import RegionFormat
+
+LARGEST_SEGMENT_BYTES = 256 << 20  # of a decoded tile or strip
+LARGEST_CHANNELS = 64
+NONE = 1  # value of the TIFF tag Compression
+JPEGS = (6, JPEG)  # 6 is an older form
+NO_PREDICTOR, HORIZONTAL = 1, 2
+GREY, RGB, YCBCR = 1, 2, 6  # values of the TIFF tag PhotometricInterpretation
+ALPHA = (1, 2)  # values of the TIFF tag ExtraSamples
+MICRONS_PER_UNIT = {2: 25_400.0, 3: 10_000.0}  # values of the TIFF tag ResolutionUnit: inch, centimetre
+
+
+def planes_of(level: Any) -> list[Any]:
+    """Return the pages that store the channels of a level."""
+    axes, pages = level.axes, list(level.pages)
+    if any(page is None for page in pages):
+        raise BadImage(PLANES_ELSEWHERE)
+    if axes in ("YX", "YXS", "SYX"):
+        return [pages[0].keyframe if hasattr(pages[0], "keyframe") else pages[0]][:1]
+    if axes in ("CYX", "QYX", "IYX") and len(pages) == level.shape[0]:
+        return [page.aspage() for page in pages]
+    raise BadImage(f"axes {axes} {tuple(level.shape)}: only images with rows, columns and channels are supported")
+
+
+def colours_of(page: Any, samples: int) -> tuple[int, str]:
+    """Return how many samples of a page are used, and a note if some are not."""
+    colours = 3 if page.photometric in (RGB, YCBCR) else 1
+    if samples > colours and page.extrasamples and page.extrasamples[0] in ALPHA:
+        return colours, "transparency is ignored"
+    return samples, ""
+
+
+def check_page(page: Any, found: RegionFormat) -> None:
+    """Raise BadImage for pixels that are not supported."""
+    if found.dtype not in (np.uint8, np.uint16):
+        raise BadImage(f"{found.dtype} pixels cannot be read by region; save the image with 8 or 16 bits per channel")
+    if page.bitspersample not in (8, 16):
+        raise BadImage(f"{page.bitspersample}-bit pixels cannot be read by region; save the image with 8 or 16 bits")
+    if page.photometric not in (GREY, RGB, YCBCR):
+        kind = getattr(page.photometric, "name", page.photometric)
+        raise BadImage(f"the colour type {kind} cannot be read by region; save the image as RGB or grey")
+    if page.photometric == YCBCR and page.compression not in JPEGS:  # other decoders do not convert to RGB
+        raise BadImage("YCbCr colours can be read by region only if they are stored as JPEG; save the image as RGB")
+    if page.fillorder != 1 and (page.compression == NONE or page.compression in DEFLATE):
+        raise BadImage(
+            "pixels whose bits are in reverse order cannot be read by region; save the image with FillOrder 1"
+        )
+    if page.tags.valueof(ORIENTATION, 1) not in (0, 1):
+        raise BadImage("rotated TIFFs cannot be read by region; save the image upright")
+    if not 1 <= found.channels <= LARGEST_CHANNELS:
+        raise BadImage(f"{found.channels} channels; at most {LARGEST_CHANNELS} are supported")
+    height, width, _, _ = grid_of(page)
+    segment = height * width * page.samplesperpixel * found.dtype.itemsize
+    if segment > LARGEST_SEGMENT_BYTES:
+        what = "tiles" if page.is_tiled else "strips"
+        raise BadImage(f"{what} of {segment / 1e6:,.0f} MB cannot be read by region; save the image with smaller tiles")
+    if page.compression != NONE and page.compression not in DEFLATE and page.predictor not in (1, 2, 3):
+        raise BadImage(f"predictor {page.predictor} is not supported")
+    if page.compression != NONE and page.compression not in DEFLATE:
+        _check_codec(page)
+    elif page.predictor not in (NO_PREDICTOR, HORIZONTAL):
+        raise BadImage(f"predictor {page.predictor} is not supported; save the image with deflate and predictor 2")
+
+
+def _check_codec(page: Any) -> None:
+    try:
+        import imagecodecs  # noqa: F401
+    except ImportError:
+        name = getattr(page.compression, "name", page.compression)
+        raise BadImage(f"{name} compression needs the package imagecodecs: pip install 'paceline[slides]'") from None
+
+
+def grid_of(page: Any) -> tuple[int, int, int, int]:
+    """Return the height and width of a page's tiles or strips, and their number across and down."""
+    if page.is_tiled:
+        height, width = page.tilelength, page.tilewidth
+    else:
+        height, width = min(page.rowsperstrip, page.imagelength), page.imagewidth
+    if not height or not width:
+        raise BadImage("damaged: the size of the tiles is 0")
+    return height, width, -(-page.imagewidth // width), -(-page.imagelength // height)
+
+
+def microns_per_px(file: Any, page: Any) -> float:
+    """Return the size of a square pixel at full resolution; 0 if it is unknown."""
+    stated = re.search(r"MPP\s*=\s*([\d.]+)", page.description) if page.is_svs else None
+    if stated:
+        return float(stated[1])
+    if file.is_ome:
+        across, down = (_ome_microns(file.ome_metadata or "", side) for side in "XY")
+        return across if not down or math.isclose(across, down, rel_tol=0.01) else 0.0  # only square pixels
+    try:
+        numerator, denominator = page.tags.valueof(282, (0, 1))
+        return MICRONS_PER_UNIT.get(page.tags.valueof(296, 2), 0.0) * denominator / numerator if numerator else 0.0
+    except (TypeError, ValueError, ZeroDivisionError):
+        return 0.0
+
+
+def _ome_microns(xml: str, side: str) -> float:
+    """Return the size of a pixel along one side; 0 if it is unknown."""
+    physical = re.search(rf'PhysicalSize{side}="([\d.eE+-]+)"', xml)
+    unit = re.search(rf'PhysicalSize{side}Unit="([^"]*)"', xml)
+    return float(physical[1]) if physical and (not unit or unit[1] in ("µm", "um")) else 0.0
+
+
+def magnification(page: Any) -> float:
+    """Return the magnification of the objective; 0 if it is unknown."""
+    stated = re.search(r"AppMag\s*=\s*([\d.]+)", page.description) if page.is_svs else None
+    return float(stated[1]) if stated else 0.0
