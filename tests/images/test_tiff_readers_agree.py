@@ -15,6 +15,7 @@ from paceline.images.decode import BadImage
 from paceline.images.deep_image import read_deep
 from paceline.images.image_file import read_image
 from paceline.images.regions.open_image import open_region_image
+from paceline.images.regions.region_image import Box
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (96, 64, 3), dtype=np.uint8)
 
@@ -70,3 +71,17 @@ def test_pages_that_were_not_read_are_reported(tmp_path: Path) -> None:
             for pixels in (PIXELS, other):
                 file.write(pixels, photometric="rgb", metadata=None)
         assert read_image(tmp_path / "a.tif").note == "only the first page was read"
+
+
+@pytest.mark.parametrize(("extra", "dtype"), [(1, "uint8"), (2, "uint8"), (1, "uint16")])
+def test_samples_that_are_neither_colours_nor_transparency_are_read_only_for_networks_with_as_many_channels(
+    extra: int, dtype: str, tmp_path: Path
+) -> None:
+    path, stored = tmp_path / "a.tif", np.concatenate([PIXELS, PIXELS[..., :extra]], axis=-1).astype(dtype)
+    tifffile.imwrite(path, stored, photometric="rgb", extrasamples=["unspecified"] * extra, tile=(32, 32))
+    for channels, expected in ((1, stored[..., :3]), (3, stored[..., :3]), (3 + extra, stored)):
+        whole = read_image(path, channels)
+        with open_region_image(path, channels) as image:
+            assert np.array_equal(image.read(0, Box(0, 0, 96, 64)), expected)
+            assert np.array_equal(whole.pixels, expected) and whole.note == image.format.note
+            assert ("channels other than colours" in whole.note) == (channels <= 3)

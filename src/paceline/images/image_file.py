@@ -27,7 +27,12 @@ from paceline.images.decode import (
     turn_upright,
 )
 from paceline.images.deep_image import GREY_AND_RGB, to_format
-from paceline.images.deep_tiff import has_deep_colours, read_deep_colours
+from paceline.images.deep_tiff import (
+    EXTRA_CHANNELS_IGNORED,
+    has_deep_colours,
+    has_extra_channels,
+    read_deep_colours,
+)
 from paceline.images.exif import portable_exif
 from paceline.images.integrity import check_checksums, load_undamaged
 from paceline.images.ome import Ome
@@ -129,6 +134,8 @@ def _read_grey_or_colour(path: Path) -> ImageData:
             if deep is not None:
                 return ImageData(deep.pixels, deep.alpha, profile, suffix, "; ".join(filter(None, (*notes, deep.note))))
             notes.append("16-bit colours were read as 8-bit: this kind of TIFF is not supported")
+        elif has_extra_channels(image):
+            notes.append(EXTRA_CHANNELS_IGNORED)
         elif image.format == "PNG":
             kind, lost = _png_pixels(path)
             grey = grey or kind == PNG_GREY_AND_ALPHA  # Pillow reads 16-bit grey with alpha as colour

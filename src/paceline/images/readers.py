@@ -121,7 +121,7 @@ class DeepReader:
 
 
 def _check_region(found: RegionFormat) -> None:
-    if found.note:
+    if found.has_alpha:
         raise BadImage("has an alpha channel, which is not supported by region; save the image without it")
 
 

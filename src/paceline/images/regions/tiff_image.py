@@ -25,11 +25,11 @@ from paceline.images.regions.tiff_page import (
     LARGEST_SEGMENT_BYTES,
     NONE,
     check_page,
-    colours_of,
     grid_of,
     magnification,
     microns_per_px,
     planes_of,
+    samples_of,
 )
 from paceline.images.tiff_structure import check_directories, is_tiff
 
@@ -40,7 +40,8 @@ PILLOW = (1, 2, 3, 4, 5, 6, 7, 8, 32773, 32946, 34925, 50000)  # compressions th
 class TiffImage(RegionImage):
     """A TIFF file. Its pages are its channels if it stores one channel per page."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, channels: int = 0) -> None:
+        """Open a file for networks with a number of channels; 0 for all channels of the file."""
         try:
             self._file = _opened(path)
         except Exception as error:
@@ -54,8 +55,7 @@ class TiffImage(RegionImage):
                 Level(pages[0].imagelength, pages[0].imagewidth, heights[0] / pages[0].imagelength)
                 for pages in self._pages
             )
-            samples = first.samplesperpixel
-            kept, note = colours_of(first, samples)
+            kept, note, has_alpha = samples_of(first, channels)
             if len(self._file.series) > 1:
                 note += f"{'; ' * bool(note)}only the first of {len(self._file.series)} images in the file was read"
             self._kept, self.only_by_region = kept, first.compression not in PILLOW
@@ -66,6 +66,7 @@ class TiffImage(RegionImage):
                 magnification(first),
                 bytes(first.iccprofile or b""),
                 note,
+                has_alpha,
             )
             check_page(first, self.format)
         except BadImage:

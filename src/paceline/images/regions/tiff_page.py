@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from paceline.images.decode import ORIENTATION, BadImage
+from paceline.images.deep_image import GREY_AND_RGB
+from paceline.images.deep_tiff import EXTRA_CHANNELS_IGNORED
 from paceline.images.integrity import DEFLATE, JPEG
 from paceline.images.planes import PLANES_ELSEWHERE
 from paceline.images.regions.region_image import RegionFormat
@@ -35,12 +37,25 @@ def planes_of(level: Any) -> list[Any]:
     raise BadImage(f"axes {axes} {tuple(level.shape)}: only images with rows, columns and channels are supported")
 
 
-def colours_of(page: Any, samples: int) -> tuple[int, str]:
-    """Return how many samples of a page are used, and a note if some are not."""
+class Samples(NamedTuple):
+    """Which samples of a page are used."""
+
+    num_used: int  # the first ones
+    note: str = ""  # about the others
+    has_alpha: bool = False
+
+
+def samples_of(page: Any, channels: int) -> Samples:
+    """Return the samples that are channels, for networks with a number of channels; 0 for all channels.
+
+    Networks for grey and RGB images read only the colours of an RGB image.
+    """
     colours = 3 if page.photometric in (RGB, YCBCR) else 1
-    if samples > colours and page.extrasamples and page.extrasamples[0] in ALPHA:
-        return colours, "transparency is ignored"
-    return samples, ""
+    if page.samplesperpixel > colours and page.extrasamples and page.extrasamples[0] in ALPHA:
+        return Samples(colours, "transparency is ignored", has_alpha=True)
+    if page.samplesperpixel > colours > 1 and channels in GREY_AND_RGB:
+        return Samples(colours, EXTRA_CHANNELS_IGNORED)
+    return Samples(page.samplesperpixel)
 
 
 def check_page(page: Any, found: RegionFormat) -> None:
