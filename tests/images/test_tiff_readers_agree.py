@@ -5,15 +5,20 @@ from __future__ import annotations
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import tifffile
 from PIL import Image
 
+from paceline.config.source_flags import SeparateTestFolder
+from paceline.contracts.pixel_format import PixelFormat
+from paceline.core.errors import UserError
 from paceline.images.decode import BadImage
 from paceline.images.deep_image import read_deep
 from paceline.images.image_file import read_image
+from paceline.images.reader_choice import choose_reader
 from paceline.images.regions.open_image import open_region_image
 from paceline.images.regions.region_image import Box
 
@@ -85,3 +90,34 @@ def test_samples_that_are_neither_colours_nor_transparency_are_read_only_for_net
             assert np.array_equal(image.read(0, Box(0, 0, 96, 64)), expected)
             assert np.array_equal(whole.pixels, expected) and whole.note == image.format.note
             assert ("channels other than colours" in whole.note) == (channels <= 3)
+
+
+@pytest.mark.parametrize("num_planes", [3, 4])
+@pytest.mark.parametrize("options", [{"imagej": True}, {"ome": True, "photometric": "minisblack"}])
+@pytest.mark.parametrize("axis", ["Z", "T"])
+def test_depths_and_times_are_not_colours(axis: str, options: dict[str, Any], num_planes: int, tmp_path: Path) -> None:
+    path, planes = tmp_path / "a.tif", np.moveaxis(np.concatenate([PIXELS, PIXELS], axis=-1), -1, 0)[:num_planes]
+    tifffile.imwrite(path, planes, metadata={"axes": f"{axis}YX"}, **options)
+    found = read_image(path, 3)
+    assert np.array_equal(found.pixels[..., 0], PIXELS[..., 0]) and found.pixels.shape[-1] == 1
+    assert found.note == "only the first page was read"
+    with pytest.raises(BadImage, match="save one file per time point, depth or position"):
+        open_region_image(path)
+    reader = choose_reader([path], SeparateTestFolder(channels=3)).reader
+    assert np.array_equal(reader.arrange(reader.decode(path), 0), PIXELS[..., :1].repeat(3, axis=-1))
+
+
+def test_training_rejects_three_depths_unless_only_the_first_is_read(tmp_path: Path) -> None:
+    paths = [tmp_path / "colours.tif", tmp_path / "depths.tif"]
+    for path, axis in zip(paths, "CZ", strict=True):
+        planes = np.moveaxis(PIXELS, -1, 0).astype(np.uint16)
+        tifffile.imwrite(path, planes, imagej=True, metadata={"axes": f"{axis}YX"})
+    for settings in (SeparateTestFolder(), SeparateTestFolder(channels=3), SeparateTestFolder(channels=1)):
+        with pytest.raises(UserError, match=r"depths\.tif: its 3 planes are depths, times or positions, not colours"):
+            choose_reader(paths[1:], settings)
+    reader = choose_reader(paths, SeparateTestFolder()).reader
+    assert reader.size(paths[0]) == (96, 64)
+    with pytest.raises(BadImage, match="not colours"):
+        reader.size(paths[1])
+    with pytest.raises(BadImage, match="not colours"):
+        read_image(paths[1], 3, PixelFormat("uint16", 0.0, 4095.0))

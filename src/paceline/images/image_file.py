@@ -37,7 +37,7 @@ from paceline.images.exif import portable_exif
 from paceline.images.integrity import check_checksums, load_undamaged
 from paceline.images.ome import Ome
 from paceline.images.pillow_file import to_array
-from paceline.images.planes import has_other_pages, read_planes, read_planes_header
+from paceline.images.planes import NOT_COLOURS, has_other_pages, read_planes, read_planes_header
 from paceline.images.size_limit import memory_limit
 
 TIFF_SUFFIXES = (".tif", ".tiff")
@@ -96,7 +96,7 @@ def _is_stack_of(channels: int, path: Path) -> bool:
         if channels in GREY_AND_RGB:
             return False
         raise
-    if header is None or not header.is_stack:
+    if header is None or not header.is_stack or header.are_positions:
         return False
     return header.channels == channels or channels not in GREY_AND_RGB
 
@@ -107,6 +107,8 @@ def _read_planes(path: Path, channels: int, pixels: PixelFormat) -> ImageData:
     if found is None and not pixels.is_integer:
         raise BadImage(f"the networks were trained on {pixels} pixels, which only TIFF files can contain")
     header, array = found or (None, decode_full_depth(path))
+    if header and header.are_positions:
+        raise BadImage(NOT_COLOURS)
     check_channels(array.shape[-1], channels)
     own = PixelFormat.full(array.dtype.name) if array.dtype.name in WHITE else pixels
     array = to_format(array, own if pixels.is_full_range and own.is_full_range else pixels)

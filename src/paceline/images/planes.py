@@ -35,6 +35,8 @@ PLANES_ELSEWHERE = "its OME metadata describes planes that are not in the file; 
 FIRST_IMAGE_LATER = (
     "its metadata names an image on a later page as the first; save a file that contains only the image to be read"
 )
+NOT_COLOURS = "its 3 planes are depths, times or positions, not colours; save one file per plane"
+CHANNEL_AXES = {"C", "S", "I", "Q"}  # tifffile's names for channels, samples, and undeclared pages
 READ_FIRST_PAGE = "use --set channels=1 or channels=3 to read only the first page"
 BLACK_OR_WHITE_IS_ZERO = (tifffile.PHOTOMETRIC.MINISWHITE, tifffile.PHOTOMETRIC.MINISBLACK)
 
@@ -59,6 +61,11 @@ class PlanesHeader:
     def has_pages(self) -> bool:
         """Whether the channels are pages that the file does not declare to be channels, as in a scan."""
         return self.is_stack and not {"C", "S"} & set(self.axes)
+
+    @property
+    def are_positions(self) -> bool:
+        """Whether the channels are three planes that the file declares to be something else, such as depths."""
+        return self.is_stack and self.channels == COLOURS and not CHANNEL_AXES & set(self.axes)
 
 
 def read_planes_header(path: Path | bytes, *, is_limited: bool = True) -> PlanesHeader | None:

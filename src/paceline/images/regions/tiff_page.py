@@ -34,7 +34,8 @@ def planes_of(level: Any) -> list[Any]:
         return [pages[0].keyframe if hasattr(pages[0], "keyframe") else pages[0]][:1]
     if axes in ("CYX", "QYX", "IYX") and len(pages) == level.shape[0]:
         return [page.aspage() for page in pages]
-    raise BadImage(f"axes {axes} {tuple(level.shape)}: only images with rows, columns and channels are supported")
+    what = f"axes {axes} {tuple(level.shape)}: only rows, columns and channels can be read by region"
+    raise BadImage(f"{what}; save one file per time point, depth or position")
 
 
 class Samples(NamedTuple):
