@@ -1,6 +1,7 @@
 """Reads TIFF, BigTIFF and OME-TIFF files by region, at any level of a pyramid.
 
 Uncompressed and deflate tiles are decoded here, within a fixed size. Other compressions need the package imagecodecs.
+Large uncompressed strips are read row by row.
 Files that an OME-TIFF refers to are not opened.
 """
 
@@ -26,10 +27,12 @@ from paceline.images.regions.tiff_page import (
     NONE,
     check_page,
     grid_of,
+    is_read_by_row,
     magnification,
     microns_per_px,
     planes_of,
     samples_of,
+    samples_per_segment,
 )
 from paceline.images.tiff_structure import check_directories, is_tiff
 
@@ -103,18 +106,35 @@ class TiffImage(RegionImage):
         separate = page.planarconfig == 2 and page.samplesperpixel > 1
         for row in range(box.top // height, (box.top + box.height - 1) // height + 1):
             for column in range(box.left // width, (box.left + box.width - 1) // width + 1):
+                top, left = row * height, column * width
+                rows = slice(max(box.top, top), min(box.top + box.height, top + height))
+                columns = slice(max(box.left, left), min(box.left + box.width, left + width))
+                inside = slice(rows.start - top, rows.stop - top), slice(columns.start - left, columns.stop - left)
                 for plane in range(self._kept if separate else 1):
-                    segment = self._segment(level, number, page, plane * across * down + row * across + column)
-                    top, left = row * height, column * width
-                    rows = slice(max(box.top, top), min(box.top + box.height, top + segment.shape[0]))
-                    columns = slice(max(box.left, left), min(box.left + box.width, left + segment.shape[1]))
-                    part = segment[rows.start - top : rows.stop - top, columns.start - left : columns.stop - left]
-                    channels = slice(plane, plane + 1) if separate else slice(0, self._kept)
+                    index = plane * across * down + row * across + column
+                    if is_read_by_row(page):
+                        part = self._read_rows(page, index, *inside)
+                    else:
+                        part = self._segment(level, number, page, index)[inside]
                     region[
                         rows.start - box.top : rows.stop - box.top,
                         columns.start - box.left : columns.stop - box.left,
-                        channels,
+                        slice(plane, plane + 1) if separate else slice(0, self._kept),
                     ] = part if separate else part[..., : self._kept]
+
+    def _read_rows(self, page: Any, index: int, rows: slice, columns: slice) -> Pixels:
+        """Return a part of an uncompressed strip, [h, w, samples]; only these pixels are read."""
+        shape = (rows.stop - rows.start, columns.stop - columns.start, samples_per_segment(page))
+        offset, length = self._place(page, index)
+        if not length:
+            return np.zeros(shape, self.format.dtype)
+        dtype = page.dtype.newbyteorder(page.parent.byteorder)
+        pixel_bytes, width = shape[2] * dtype.itemsize, page.imagewidth
+        if rows.stop * width * pixel_bytes > length:
+            raise BadImage(f"damaged: tile {index} cannot be decoded: is truncated")
+        starts = (offset + (row * width + columns.start) * pixel_bytes for row in range(rows.start, rows.stop))
+        stored = b"".join(os.pread(self._descriptor, shape[1] * pixel_bytes, start) for start in starts)
+        return np.frombuffer(stored, dtype).reshape(shape).astype(self.format.dtype)
 
     def _segment(self, level: int, number: int, page: Any, index: int) -> Pixels:
         """Return a decoded tile or strip, [h, w, samples]."""
@@ -132,21 +152,27 @@ class TiffImage(RegionImage):
                 self._cached_bytes -= self._cache.popitem(last=False)[1].nbytes
         return segment
 
-    def _decode(self, page: Any, index: int) -> Pixels:
+    def _place(self, page: Any, index: int) -> tuple[int, int]:
+        """Return the offset and length of a stored tile or strip; the length is 0 if a sparse file leaves it out."""
         if index >= len(page.dataoffsets) or index >= len(page.databytecounts):
             raise BadImage(f"damaged: tile {index} is missing")
         offset, length = page.dataoffsets[index], page.databytecounts[index]
+        if offset + length > self._num_bytes:
+            raise BadImage(f"damaged: tile {index} extends beyond the end of the file")
+        if length and offset < TIFF_HEADER_BYTES:
+            raise BadImage(f"damaged: tile {index} starts inside the header of the file")
+        return offset, length
+
+    def _decode(self, page: Any, index: int) -> Pixels:
+        offset, length = self._place(page, index)
         height, width, _, down = grid_of(page)
         if not page.is_tiled:
             height = min(height, page.imagelength - index % down * height)
-        samples = 1 if page.planarconfig == 2 else page.samplesperpixel
-        shape = (height, width, samples)
-        if not length:  # a sparse file leaves out tiles that are black
+        shape = (height, width, samples_per_segment(page))
+        if not length:  # the missing pixels are black
             return np.zeros(shape, self.format.dtype)
-        if offset + length > self._num_bytes or length > LARGEST_SEGMENT_BYTES:
-            raise BadImage(f"damaged: tile {index} extends beyond the end of the file")
-        if offset < TIFF_HEADER_BYTES:
-            raise BadImage(f"damaged: tile {index} starts inside the header of the file")
+        if length > LARGEST_SEGMENT_BYTES:
+            raise BadImage(f"damaged: tile {index} has {length:,} bytes")
         stored = os.pread(self._descriptor, length, offset)
         try:
             if page.compression == NONE or page.compression in DEFLATE:

@@ -16,6 +16,7 @@ from paceline.images.planes import PLANES_ELSEWHERE
 from paceline.images.regions.region_image import RegionFormat
 
 LARGEST_SEGMENT_BYTES = 256 << 20  # of a decoded tile or strip
+LARGEST_WHOLE_STRIP_BYTES = 16 << 20  # of an uncompressed strip; from larger ones, only the requested rows are read
 LARGEST_CHANNELS = 64
 NONE = 1  # value of the TIFF tag Compression
 JPEGS = (6, JPEG)  # 6 is an older form
@@ -78,9 +79,8 @@ def check_page(page: Any, found: RegionFormat) -> None:
         raise BadImage("rotated TIFFs cannot be read by region; save the image upright")
     if not 1 <= found.channels <= LARGEST_CHANNELS:
         raise BadImage(f"{found.channels} channels; at most {LARGEST_CHANNELS} are supported")
-    height, width, _, _ = grid_of(page)
-    segment = height * width * page.samplesperpixel * found.dtype.itemsize
-    if segment > LARGEST_SEGMENT_BYTES:
+    segment = _segment_bytes(page)
+    if segment > LARGEST_SEGMENT_BYTES and not is_read_by_row(page):
         what = "tiles" if page.is_tiled else "strips"
         raise BadImage(f"{what} of {segment / 1e6:,.0f} MB cannot be read by region; save the image with smaller tiles")
     if page.compression != NONE and page.compression not in DEFLATE and page.predictor not in (1, 2, 3):
@@ -97,6 +97,23 @@ def _check_codec(page: Any) -> None:
     except ImportError:
         name = getattr(page.compression, "name", page.compression)
         raise BadImage(f"{name} compression needs the package imagecodecs: pip install 'paceline[slides]'") from None
+
+
+def is_read_by_row(page: Any) -> bool:
+    """Return whether a page has uncompressed strips that are too large to be read as a whole."""
+    is_raw = page.compression == NONE and page.predictor == NO_PREDICTOR
+    return is_raw and not page.is_tiled and _segment_bytes(page) > LARGEST_WHOLE_STRIP_BYTES
+
+
+def _segment_bytes(page: Any) -> int:
+    """Return the size of a decoded tile or strip."""
+    height, width, _, _ = grid_of(page)
+    return int(height * width * samples_per_segment(page) * page.dtype.itemsize)
+
+
+def samples_per_segment(page: Any) -> int:
+    """Return the number of samples of a pixel that are stored in the same tile or strip."""
+    return 1 if page.planarconfig == 2 else int(page.samplesperpixel)
 
 
 def grid_of(page: Any) -> tuple[int, int, int, int]:
