@@ -19,6 +19,7 @@ from paceline.images.decode import BadImage
 from paceline.images.deep_image import read_deep
 from paceline.images.image_file import read_image
 from paceline.images.reader_choice import choose_reader
+from paceline.images.readers import image_size
 from paceline.images.regions.open_image import open_region_image
 from paceline.images.regions.region_image import Box
 
@@ -121,3 +122,29 @@ def test_training_rejects_three_depths_unless_only_the_first_is_read(tmp_path: P
         reader.size(paths[1])
     with pytest.raises(BadImage, match="not colours"):
         read_image(paths[1], 3, PixelFormat("uint16", 0.0, 4095.0))
+
+
+@pytest.mark.extras
+def test_jpeg_2000_colours_that_may_be_rgb_or_ycbcr_are_rejected(tmp_path: Path) -> None:
+    pytest.importorskip("imagecodecs")
+    path, options = tmp_path / "a.tif", {"tile": (32, 32), "compression": 33004}
+    tifffile.imwrite(path, PIXELS, photometric="rgb", **options)
+    for read in (open_region_image, read_deep, image_size):
+        with pytest.raises(BadImage, match="33004 may be RGB or YCbCr, and the file does not state which"):
+            read(path)
+    tifffile.imwrite(path, PIXELS[..., 0], photometric="minisblack", **options)
+    with open_region_image(path) as image:
+        assert image.read(0, Box(0, 0, 96, 64)).shape == (96, 64, 1)
+
+
+@pytest.mark.extras
+@pytest.mark.skipif(not shutil.which("vips"), reason="needs the program vips")
+@pytest.mark.parametrize("options", [[], ["--rgbjpeg"]])
+def test_the_colours_of_vips_that_no_tag_describes_are_rejected(options: list[str], tmp_path: Path) -> None:
+    pytest.importorskip("imagecodecs")
+    Image.fromarray(PIXELS).save(tmp_path / "a.png")
+    words = ["vips", "tiffsave", "a.png", "a.tif", "--tile", "--compression", "jp2k", *options]
+    if subprocess.run(words, cwd=tmp_path, check=False, capture_output=True).returncode:
+        pytest.skip("this version of vips cannot write JPEG 2000")
+    with pytest.raises(BadImage, match="33004 may be RGB or YCbCr"):
+        open_region_image(tmp_path / "a.tif")

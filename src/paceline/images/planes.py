@@ -29,6 +29,7 @@ MAX_BYTES = 2**31  # maximum size of a decoded image
 # The data types of channels. Others have too many bits for float32, which is the widest type of a batch.
 PLANE_TYPES = ("uint8", "uint16", "int8", "int16", "float16", "float32", "float64")
 BUILT_IN = (1, 32773, *DEFLATE)  # compressions that tifffile decodes itself; 1 is none and 32773 is PackBits
+UNKNOWN_COLOURS = 33004  # a compression, JPEG 2000, for which libvips labels YCbCr as RGB, and other programs do not
 SLACK_BYTES = 2**16
 COLOURS, PREMULTIPLIED, ALPHA = 3, 1, (1, 2)  # number of colours, and the kinds of extra samples that are transparency
 PLANES_ELSEWHERE = "its OME metadata describes planes that are not in the file; save all planes in one file"
@@ -142,9 +143,20 @@ def first_series(tiff: tifffile.TiffFile) -> tifffile.TiffPageSeries:
     return series
 
 
+def check_colours(page: Any) -> None:
+    """Raise UnusablePlanes if a page has three colours and the file does not state whether they are RGB or YCbCr."""
+    is_grey = page.photometric in BLACK_OR_WHITE_IS_ZERO
+    if page.compression == UNKNOWN_COLOURS and page.samplesperpixel == COLOURS and not is_grey:
+        raise UnusablePlanes(
+            "colours with JPEG 2000 compression 33004 may be RGB or YCbCr, and the file does not state which; "
+            "save the image with another compression"
+        )
+
+
 def _header(tiff: tifffile.TiffFile) -> PlanesHeader | None:
     series = first_series(tiff)
     page, (axes, shape) = series.keyframe, _squeezed(series)
+    check_colours(page)
     samples = int(shape[axes.index("S")]) if "S" in axes else 1
     is_colour = page.photometric == tifffile.PHOTOMETRIC.RGB
     if page.photometric not in (*BLACK_OR_WHITE_IS_ZERO, tifffile.PHOTOMETRIC.RGB) or page.dtype is None:

@@ -12,7 +12,7 @@ from paceline.images.decode import ORIENTATION, BadImage
 from paceline.images.deep_image import GREY_AND_RGB
 from paceline.images.deep_tiff import EXTRA_CHANNELS_IGNORED
 from paceline.images.integrity import DEFLATE, JPEG
-from paceline.images.planes import PLANES_ELSEWHERE
+from paceline.images.planes import PLANES_ELSEWHERE, check_colours
 from paceline.images.regions.region_image import RegionFormat
 
 LARGEST_SEGMENT_BYTES = 256 << 20  # of a decoded tile or strip
@@ -71,6 +71,7 @@ def check_page(page: Any, found: RegionFormat) -> None:
         raise BadImage(f"the colour type {kind} cannot be read by region; save the image as RGB or grey")
     if page.photometric == YCBCR and page.compression not in JPEGS:  # other decoders do not convert to RGB
         raise BadImage("YCbCr colours can be read by region only if they are stored as JPEG; save the image as RGB")
+    check_colours(page)
     if page.fillorder != 1 and (page.compression == NONE or page.compression in DEFLATE):
         raise BadImage(
             "pixels whose bits are in reverse order cannot be read by region; save the image with FillOrder 1"
