@@ -37,6 +37,7 @@ from paceline.images.regions.tiff_page import (
 from paceline.images.tiff_structure import check_directories, is_tiff
 
 CACHE_BYTES = 128 << 20  # decoded tiles, since neighbouring regions share tiles
+LAST_BYTES = 64  # of a JPEG tile, in which its end is expected
 PILLOW = (1, 2, 3, 4, 5, 6, 7, 8, 32773, 32946, 34925, 50000)  # compressions that Pillow can decode
 
 
@@ -95,6 +96,14 @@ class TiffImage(RegionImage):
     def has_all_tiles(self, level: int) -> bool:
         """Return whether the file contains all tiles of a level; a sparse file leaves some out."""
         return all(all(page.databytecounts) for page in self._pages[level])
+
+    def check_ends(self, level: int, box: Box) -> None:
+        """Raise BadImage if a JPEG tile of a region has no end, without decoding it; other decoders may accept it."""
+        for page in self._pages[level]:
+            height, width, across, _ = grid_of(page)
+            for row in range(box.top // height, (box.top + box.height - 1) // height + 1):
+                for column in range(box.left // width, (box.left + box.width - 1) // width + 1):
+                    self._check_end(page, row * across + column)
 
     def close(self) -> None:
         """Close the file."""
@@ -162,6 +171,16 @@ class TiffImage(RegionImage):
         if length and offset < TIFF_HEADER_BYTES:
             raise BadImage(f"damaged: tile {index} starts inside the header of the file")
         return offset, length
+
+    def _check_end(self, page: Any, index: int) -> None:
+        offset, length = self._place(page, index)
+        if page.compression != JPEG or not length:
+            return
+        last = min(length, LAST_BYTES)
+        if END_OF_JPEG in os.pread(self._descriptor, last, offset + length - last):
+            return
+        if END_OF_JPEG not in os.pread(self._descriptor, min(length, LARGEST_SEGMENT_BYTES), offset):
+            raise BadImage(f"damaged: tile {index} is truncated")
 
     def _decode(self, page: Any, index: int) -> Pixels:
         offset, length = self._place(page, index)
