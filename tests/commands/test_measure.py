@@ -220,7 +220,7 @@ def test_metrics_that_are_not_measured_by_region_are_reported(
     monkeypatch.setattr("paceline.images.regions.open_image.PIXEL_LIMIT", 192 * 192)
     assert run(["measure", "made", "targets", "--niqe", "--per-image", "each.csv"]) == 0
     printed = capsys.readouterr().out
-    assert "NIQE: no mean, because 1 of 2 images have none (compared by region, or " in printed
+    assert "NIQE: no mean, because it was not measured for 1 of 2 images (compared by region, or " in printed
     assert "niqe[rgb]" not in printed and ", niqe " not in printed
     with open("each.csv", newline="", encoding="utf-8") as file:
         assert [bool(row["niqe[rgb]"]) for row in csv.DictReader(file)] == [False, True]

@@ -120,6 +120,8 @@ def test_training_rejects_three_depths_unless_only_the_first_is_read(tmp_path: P
     assert reader.size(paths[0]) == (96, 64)
     with pytest.raises(BadImage, match="not colours"):
         reader.size(paths[1])
+    with pytest.raises(BadImage, match="it has 3 channels, but the networks take 4"):
+        read_image(paths[1], 4)
     with pytest.raises(BadImage, match="not colours"):
         read_image(paths[1], 3, PixelFormat("uint16", 0.0, 4095.0))
 

@@ -236,7 +236,8 @@ def _notes_on_missing_means(rows: Mapping[str, Row], options: Options, distance:
         missing = [image for image, row in rows.items() if f"{name}[{options.protocol}]" not in row]
         if is_wanted and missing:
             reason = "compared by region, or neither 1 nor 3 channels"
-            found.append(f"{name.upper()}: no mean, because {len(missing)} of {len(rows)} images have none ({reason})")
+            count = f"{len(missing)} of {len(rows)} images ({reason})"
+            found.append(f"{name.upper()}: no mean, because it was not measured for {count}")
     return found
 
 

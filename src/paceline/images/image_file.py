@@ -96,9 +96,9 @@ def _is_stack_of(channels: int, path: Path) -> bool:
         if channels in GREY_AND_RGB:
             return False
         raise
-    if header is None or not header.is_stack or header.are_positions:
+    if header is None or not header.is_stack:
         return False
-    return header.channels == channels or channels not in GREY_AND_RGB
+    return channels not in GREY_AND_RGB or (header.channels == channels and not header.are_positions)
 
 
 def _read_planes(path: Path, channels: int, pixels: PixelFormat) -> ImageData:
@@ -107,9 +107,9 @@ def _read_planes(path: Path, channels: int, pixels: PixelFormat) -> ImageData:
     if found is None and not pixels.is_integer:
         raise BadImage(f"the networks were trained on {pixels} pixels, which only TIFF files can contain")
     header, array = found or (None, decode_full_depth(path))
+    check_channels(array.shape[-1], channels)
     if header and header.are_positions:
         raise BadImage(NOT_COLOURS)
-    check_channels(array.shape[-1], channels)
     own = PixelFormat.full(array.dtype.name) if array.dtype.name in WHITE else pixels
     array = to_format(array, own if pixels.is_full_range and own.is_full_range else pixels)
     ome = Ome.parse(header.ome) if header and header.ome else None

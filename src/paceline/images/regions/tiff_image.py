@@ -166,7 +166,7 @@ class TiffImage(RegionImage):
         if index >= len(page.dataoffsets) or index >= len(page.databytecounts):
             raise BadImage(f"damaged: tile {index} is missing")
         offset, length = page.dataoffsets[index], page.databytecounts[index]
-        if offset + length > self._num_bytes:
+        if length and offset + length > self._num_bytes:
             raise BadImage(f"damaged: tile {index} extends beyond the end of the file")
         if length and offset < TIFF_HEADER_BYTES:
             raise BadImage(f"damaged: tile {index} starts inside the header of the file")
