@@ -227,3 +227,17 @@ def test_metrics_that_are_not_measured_by_region_are_reported(
     assert run(["measure", "made/small.tif", "targets/small.tif", "--niqe"]) == 0
     printed = capsys.readouterr().out
     assert "niqe[rgb]" in printed and ", niqe " in printed and "NIQE" not in printed
+
+
+def test_three_depths_are_not_measured_as_colours(capsys: pytest.CaptureFixture[str]) -> None:
+    rng = np.random.default_rng(0)
+    for axis in "CZ":
+        for name in ("made", "target"):
+            planes = rng.integers(0, 256, (3, 192, 192), dtype=np.uint8)
+            tifffile.imwrite(f"{name}_{axis}.tif", planes, imagej=True, metadata={"axes": f"{axis}YX"})
+        words = ["measure", f"made_{axis}.tif", f"target_{axis}.tif"]
+        assert run([*words, "--niqe"]) == 0
+        assert ("niqe[rgb]" in capsys.readouterr().out) == (axis == "C")
+        assert run([*words, "--protocol", "y"]) == (0 if axis == "C" else 2)
+    printed = capsys.readouterr().err
+    assert "it has 3 channels that are not colours, but --protocol y needs grey or RGB images" in printed
