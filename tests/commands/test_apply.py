@@ -399,7 +399,7 @@ def test_several_devices_share_the_images_and_their_tiles(tile, place, tmp_path)
     words = ["apply", "super_resolution.safetensors", str(tmp_path / "in"), "--out", str(tmp_path / "out")]
     shared = run_fork(place, *words, "--accelerator", "cpu", "--devices", "2", "--tile", str(tile))
     assert shared.wait() == 1
-    assert "3 images on 2 devices (cpu, cpu)" in shared.stdout and "broken.png: " in shared.stderr
+    assert "3 images on 2 × cpu\n" in shared.stdout and "broken.png: " in shared.stderr
     assert apply("super_resolution.safetensors", "photos", "--out", tmp_path / "alone", "--tile", tile) == 0
     for name in ("one.png", "inner/two.png"):
         assert np.abs(pixels(tmp_path / "out" / name).astype(int) - pixels(tmp_path / "alone" / name)).max() <= 1

@@ -100,6 +100,17 @@ def test_a_small_tiff_that_pillow_cannot_decode_is_processed_by_region(tmp_path:
     assert np.abs(made - expected).max() <= 1
 
 
+def test_extra_samples_are_ignored_as_in_whole_images(tmp_path: Path, capsys) -> None:
+    pixels = np.concatenate([PHOTO, PHOTO[..., :1]], axis=-1)
+    tifffile.imwrite(tmp_path / "a.tif", pixels, photometric="rgb", extrasamples=["unspecified"], tile=(64, 64))
+    made = []
+    for name, words in (("whole", []), ("part", ["--region", "0,0,300,400"])):
+        assert apply("twice.safetensors", tmp_path / "a.tif", "--out", tmp_path / name, *words) == 0
+        assert "channels other than colours and transparency were ignored" in capsys.readouterr().out
+        made.append(tifffile.imread(tmp_path / name / "a.tif").astype(int))
+    assert np.abs(made[0] - made[1]).max() <= 1
+
+
 def test_results_get_their_names_only_when_all_of_them_are_complete(tmp_path: Path, monkeypatch) -> None:
     words = ["stains.safetensors", "slide.tif", "--out", tmp_path, "--region", "0,0,200,200"]
     names: list[list[str]] = []

@@ -208,3 +208,36 @@ def test_huge_files_are_compared_by_region_with_the_same_metrics(words, tmp_path
     for name in regions:
         assert regions[name] == pytest.approx(whole[name], rel=1e-9), name
     assert len(regions) >= 3
+
+
+def test_metrics_that_are_not_measured_by_region_are_reported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = np.random.default_rng(0)
+    for name, height in (("huge", 384), ("small", 192)):
+        for folder in ("made", "targets"):
+            save(f"{folder}/{name}.tif", rng.integers(0, 256, (height, 192, 3), dtype=np.uint8))
+    monkeypatch.setattr("paceline.images.regions.open_image.PIXEL_LIMIT", 192 * 192)
+    assert run(["measure", "made", "targets", "--niqe", "--per-image", "each.csv"]) == 0
+    printed = capsys.readouterr().out
+    assert "NIQE: no mean, because it was not measured for 1 of 2 images (compared by region, or " in printed
+    assert "niqe[rgb]" not in printed and ", niqe " not in printed
+    with open("each.csv", newline="", encoding="utf-8") as file:
+        assert [bool(row["niqe[rgb]"]) for row in csv.DictReader(file)] == [False, True]
+    assert run(["measure", "made/small.tif", "targets/small.tif", "--niqe"]) == 0
+    printed = capsys.readouterr().out
+    assert "niqe[rgb]" in printed and ", niqe " in printed and "NIQE" not in printed
+
+
+def test_three_depths_are_not_measured_as_colours(capsys: pytest.CaptureFixture[str]) -> None:
+    rng = np.random.default_rng(0)
+    for axis in "CZ":
+        for name in ("made", "target"):
+            planes = rng.integers(0, 256, (3, 192, 192), dtype=np.uint8)
+            tifffile.imwrite(f"{name}_{axis}.tif", planes, imagej=True, metadata={"axes": f"{axis}YX"})
+        words = ["measure", f"made_{axis}.tif", f"target_{axis}.tif"]
+        assert run([*words, "--niqe"]) == 0
+        assert ("niqe[rgb]" in capsys.readouterr().out) == (axis == "C")
+        assert run([*words, "--protocol", "y"]) == (0 if axis == "C" else 2)
+    printed = capsys.readouterr().err
+    assert "it has 3 channels that are not colours, but --protocol y needs grey or RGB images" in printed

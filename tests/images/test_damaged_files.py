@@ -16,6 +16,8 @@ from PIL import Image, ImageFile
 from paceline.core.errors import UserError
 from paceline.images.decode import BadImage, decode
 from paceline.images.image_file import read_image
+from paceline.images.regions.open_image import open_region_image
+from paceline.images.regions.region_image import Box
 from paceline.inference.animation import animation_frames
 
 PHOTO = Image.fromarray(photograph("astronaut")).resize((96, 80))
@@ -161,3 +163,29 @@ def test_a_tiff_with_an_unsupported_compression_is_reported_with_a_remedy(tmp_pa
         file.pages[0].tags["Compression"].overwrite(50001)  # WebP, which the content is not
     with pytest.raises(BadImage, match=r"compression is not supported .*; save the image"):
         decode(path)
+
+
+@pytest.mark.extras
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.97])
+def test_a_tile_of_a_slide_that_ends_in_zeros_is_reported_instead_of_grey(share: float, tmp_path: Path) -> None:
+    """openslide decodes the zeros of a dense tile as pixels, and reports nothing."""
+    pytest.importorskip("openslide")
+    pytest.importorskip("imagecodecs")
+    path, noise = tmp_path / "a.svs", np.random.default_rng(0).integers(0, 256, (256, 256, 3), dtype=np.uint8)
+    description = "Aperio Image Library v1\r\n256x256 [0,0 256x256] (128x128) JPEG/RGB Q=95|AppMag = 40|MPP = 0.25"
+    tifffile.imwrite(
+        path, noise, description=description, tile=(128, 128), photometric="rgb", compression="jpeg", metadata=None
+    )
+    with tifffile.TiffFile(path) as file:
+        page = file.pages.first
+        (_, first, *_), (_, length, *_) = page.dataoffsets, page.databytecounts
+    content = path.read_bytes()
+    lost = int(length * (1 - share))
+    path.write_bytes(content[: first + length - lost] + bytes(lost) + content[first + length :])
+    with open_region_image(path) as slide:
+        assert slide.read(0, Box(128, 0, 128, 256)).std() > 50
+        with pytest.raises(BadImage, match="damaged: tile 1 is truncated"):
+            slide.read(0, Box(100, 100, 50, 50))
+    path.write_bytes(content)
+    with open_region_image(path) as slide:
+        assert slide.read(0, Box(0, 0, 256, 256)).std() > 50

@@ -61,7 +61,7 @@ def test_the_fourth_channel_of_a_16_bit_tiff_is_read_as_the_file_declares(tmp_pa
     tifffile.imwrite(file, DEEP, photometric="rgb", extrasamples=["unspecified"])
     found = read_image(file)
     assert np.array_equal(found.pixels, DEEP[..., :3]) and found.alpha is None
-    assert "other than transparency was ignored" in found.note
+    assert "other than colours and transparency were ignored" in found.note
 
     half = np.full_like(DEEP, 32768)
     half[..., :3] //= 2  # colours premultiplied by an alpha of 0.5

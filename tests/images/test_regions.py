@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from PIL import Image
 from paceline.core.errors import UserError
 from paceline.images.decode import BadImage
 from paceline.images.image_file import read_image
-from paceline.images.regions import tiff_image
+from paceline.images.regions import tiff_image, tiff_page
 from paceline.images.regions.open_image import open_region_image
 from paceline.images.regions.pyramid_file import PyramidFile, PyramidFormat, halved
 from paceline.images.regions.region_image import Box
@@ -94,6 +95,48 @@ def test_regions_of_files_written_by_tifffile_equal_the_image(options, dtype, tm
         for top, left, height, width in [(0, 0, HEIGHT, WIDTH), (60, 77, 213, 301), (302, 400, 1, 1)]:
             found = image.read(0, Box(top, left, height, width))
             assert np.array_equal(found, pixels[top : top + height, left : left + width])
+
+
+@pytest.mark.parametrize(
+    "options", [{"rowsperstrip": HEIGHT}, {"rowsperstrip": 100, "byteorder": ">"}, {"planarconfig": "separate"}]
+)
+@pytest.mark.parametrize("dtype", ["uint8", "uint16"])
+def test_large_uncompressed_strips_are_read_row_by_row(options, dtype, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(tiff_page, "LARGEST_WHOLE_STRIP_BYTES", 1000)
+    monkeypatch.setattr(tiff_page, "LARGEST_SEGMENT_BYTES", 1000)
+    path, pixels = tmp_path / "a.tif", PIXELS.astype(dtype)
+    stored = np.moveaxis(pixels, -1, 0) if "planarconfig" in options else pixels
+    tifffile.imwrite(path, stored, photometric="rgb", **options)
+    with open_region_image(path) as image:
+        for top, left, height, width in [(0, 0, HEIGHT, WIDTH), (60, 77, 213, 301), (302, 400, 1, 1)]:
+            found = image.read(0, Box(top, left, height, width))
+            assert np.array_equal(found, pixels[top : top + height, left : left + width])
+    with tifffile.TiffFile(path, mode="r+") as file:
+        tag = file.pages.first.tags["StripByteCounts"]
+        tag.overwrite([count // 2 for count in np.atleast_1d(tag.value).tolist()])
+    with open_region_image(path) as image:
+        assert np.array_equal(image.read(0, Box(0, 0, 40, 50)), pixels[:40, :50])
+        with pytest.raises(BadImage, match="is truncated"):
+            image.read(0, Box(290, 0, 10, 50))
+
+
+def test_a_strip_larger_than_the_limit_of_a_tile_is_read_with_little_memory(tmp_path: Path) -> None:
+    path, side = tmp_path / "a.tif", 10_000  # 300 MB, most of which are a hole in the file
+    place = tifffile.imwrite(
+        path, shape=(side, side, 3), dtype=np.uint8, rowsperstrip=side, photometric="rgb", returnoffset=True
+    )
+    assert place is not None and place[1] > tiff_page.LARGEST_SEGMENT_BYTES
+    with path.open("r+b") as file:
+        for row in range(HEIGHT):
+            file.seek(place[0] + ((side - HEIGHT + row) * side + 5000) * 3)
+            file.write(PIXELS[row].tobytes())
+    tracemalloc.start()
+    with open_region_image(path) as image:
+        found = image.read(0, Box(side - HEIGHT, 5000, HEIGHT, WIDTH))
+        black = image.read(0, Box(0, 0, 500, 500))
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert np.array_equal(found, PIXELS) and not black.any() and peak_bytes < 8 << 20
 
 
 def test_pages_of_a_stack_are_channels(tmp_path: Path) -> None:

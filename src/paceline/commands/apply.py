@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -154,7 +155,8 @@ def _describe(image_model: ImageModel, count: int, devices: Sequence[torch.devic
         kind = f"upscales {image_model.output_scale}×"
     else:
         kind = f"predicts {', '.join(image_model.results)}" if len(image_model.results) > 1 else "keeps the image size"
-    where = str(devices[0]) if len(devices) == 1 else f"{len(devices)} devices ({', '.join(map(str, devices))})"
+    counts = Counter(map(str, devices))
+    where = ", ".join(f"{number} × {name}" if number > 1 else name for name, number in counts.items())
     return f"{image_model.config.recipe_name} from {image_model.origin}: {kind}; {count_images(count)} on {where}"
 
 

@@ -44,7 +44,7 @@ from paceline.images.decode import BadImage, decode
 from paceline.images.reader_choice import parse_range
 from paceline.images.regions.open_image import is_huge
 from paceline.images.size_limit import PIXEL_LIMIT
-from paceline.inference.image_pair import read_pair
+from paceline.inference.image_pair import Pair, read_pair
 from paceline.inference.matching import match_files
 from paceline.inference.region_pair import compare_regions
 from paceline.runs.weights_file import is_weights_file
@@ -115,7 +115,7 @@ def measure(results: str, targets: str, options: Options) -> int:
         name: sum(row[name] for row in rows.values()) / len(rows)
         for name in next(iter(rows.values()))
         if name.startswith(("psnr", "ssim", "lpips", "niqe"))
-        and all(name in row for row in rows.values())  # LPIPS and NIQE need 1 or 3 channels
+        and all(name in row for row in rows.values())  # LPIPS and NIQE need grey or RGB images
     }
     metrics |= overlaps(counts) if options.masks else {}
     if network and formats != {EIGHT_BITS}:
@@ -123,12 +123,13 @@ def measure(results: str, targets: str, options: Options) -> int:
     for_fid = [pair for pair in used if pair in decodable]
     metrics |= _fid(for_fid, network) if network else {}
     metrics |= {"count": float(len(rows))}
-    protocol = _protocol(options, distance, network, formats)
+    protocol = _protocol(options, metrics, network, formats)
     if network and (note := network.few_images_note(len(for_fid), f"{len(for_fid):,} images")):
         notes = (*notes, note)
     if network and len(for_fid) < len(used):
         left_out = f"{len(used) - len(for_fid)} of {len(used)} images"
         notes = (*notes, f"FID: left out {left_out}, which have more than {PIXEL_LIMIT // 10**6} megapixels")
+    notes = (*notes, *_notes_on_missing_means(rows, options, distance))
     print_line(f"{results} compared with {targets}: {len(rows):,} image{'s' * (len(rows) != 1)}")
     print_metrics(metrics, protocol, notes)
     identical = [name for name, row in rows.items() if np.isclose(row[f"psnr[{options.protocol}]"], PSNR_OF_IDENTICAL)]
@@ -203,29 +204,41 @@ def _compare(
             found.pixels,
             found.counts,
         )
-    made, real, pixels = read_pair(result, target, limits)
-    row = _measured(made, real, options, distance, pixels)
-    shown = [levels * (PEAK / pixels.span) for levels in (made, real)] if options.masks else []
-    return row, pixels, pixel_counts(shown[0], shown[1]) if shown else torch.zeros(0)
+    pair = read_pair(result, target, limits)
+    row = _measured(pair, options, distance)
+    shown = [levels * (PEAK / pair.pixels.span) for levels in (pair.made, pair.real)] if options.masks else []
+    return row, pair.pixels, pixel_counts(shown[0], shown[1]) if shown else torch.zeros(0)
 
 
-def _measured(made: Tensor, real: Tensor, options: Options, distance: Distance | None, pixels: PixelFormat) -> Row:
+def _measured(pair: Pair, options: Options, distance: Distance | None) -> Row:
+    made, real, pixels, are_colours = pair
     border, (height, width) = options.border, made.shape[-2:]
     if min(height, width) - 2 * border < WINDOW:
         raise UserError(
             f"{width}×{height} pixels is too small to compare; SSIM needs at least {WINDOW}×{WINDOW} inside the border"
         )
     cut = [levels[..., border : height - border, border : width - border] for levels in (made, real)]
-    is_colour = made.shape[1] in (1, 3)
-    if not is_colour and (options.masks or options.protocol == "y"):
+    if not are_colours and (options.masks or options.protocol == "y"):
         flag = "--masks" if options.masks else "--protocol y"
-        raise UserError(f"it has {made.shape[1]} channels, but {flag} needs 1 or 3")
+        raise UserError(f"it has {made.shape[1]} channels that are not colours, but {flag} needs grey or RGB images")
     one, other = (luma(levels, pixels.span) for levels in cut) if options.protocol == "y" else cut
     row = {"psnr": psnr(one, other, pixels.span).item(), "ssim": ssim(one, other, pixels.span).item()}
     shown = [levels * (PEAK / pixels.span) for levels in (made, real)]
-    row |= {"lpips": distance(shown[0], shown[1]).item()} if distance and is_colour else {}
-    row |= {"niqe": niqe(shown[0]).item()} if options.niqe and is_colour else {}
+    row |= {"lpips": distance(shown[0], shown[1]).item()} if distance and are_colours else {}
+    row |= {"niqe": niqe(shown[0]).item()} if options.niqe and are_colours else {}
     return {f"{name}[{options.protocol}]": value for name, value in row.items()}
+
+
+def _notes_on_missing_means(rows: Mapping[str, Row], options: Options, distance: Distance | None) -> list[str]:
+    """Return why there is no mean of a metric that was not measured for all images."""
+    found = []
+    for name, is_wanted in (("lpips", distance is not None), ("niqe", options.niqe)):
+        missing = [image for image, row in rows.items() if f"{name}[{options.protocol}]" not in row]
+        if is_wanted and missing:
+            reason = "compared by region, or neither grey nor RGB"
+            count = f"{len(missing)} of {len(rows)} images ({reason})"
+            found.append(f"{name.upper()}: no mean, because it was not measured for {count}")
+    return found
 
 
 def _inception(num_images: int, options: Options) -> FeatureNetwork:
@@ -252,13 +265,13 @@ def _fid(pairs: Sequence[tuple[Path, Path]], network: FeatureNetwork) -> Row:
 
 
 def _protocol(
-    options: Options, distance: Distance | None, network: FeatureNetwork | None, formats: set[PixelFormat]
+    options: Options, metrics: Mapping[str, float], network: FeatureNetwork | None, formats: set[PixelFormat]
 ) -> Protocol:
     found: dict[str, str | int | float] = {"protocol": options.protocol, "border": options.border}
     found |= describe_rounding(*formats) if len(formats) == 1 else {"rounded": "differs between images"}
     found |= {"ssim": f"gaussian window {WINDOW}, sigma {SIGMA}"}
-    found |= {"lpips": "alex" if distance else "not measured"}
-    found |= {"niqe": NIQE_PROTOCOL} if options.niqe else {}
+    found |= {"lpips": "alex" if f"lpips[{options.protocol}]" in metrics else "not measured"}
+    found |= {"niqe": NIQE_PROTOCOL} if f"niqe[{options.protocol}]" in metrics else {}
     found |= {"segmentation": f"brightest channel above {MIDDLE}"} if options.masks else {}
     return {**found, **(network.protocol() if network else {})}
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
+from paceline.contracts.pixel_format import EIGHT_BITS
 from paceline.data.crop import Window
 from paceline.data.file_lists import unreadable
 from paceline.data.source import Sample
@@ -37,12 +38,14 @@ class SampleRegions:
         self._fields, self._reader, self._stack = fields, reader, ExitStack()
         self._images: dict[Path, RegionImage] = {}
         self._arrays: dict[Path, NDArray[Any]] = {}  # images that are not huge
+        channels = reader.channels if reader.pixel_format == EIGHT_BITS else 0  # as for whole images
         for field in fields.values():
             if field.path in self._images or field.path in self._arrays:
                 continue
             try:
                 if field.size[0] * field.size[1] > PIXEL_LIMIT:
-                    self._images[field.path] = self._stack.enter_context(open_any_image(field.path, num_sharing))
+                    image = open_any_image(field.path, num_sharing, channels)
+                    self._images[field.path] = self._stack.enter_context(image)
                 else:
                     self._arrays[field.path] = reader.arrange(reader.decode(field.path), 0)
             except BadImage as error:

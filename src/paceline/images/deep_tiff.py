@@ -21,6 +21,7 @@ from paceline.images.orientation import turn
 SAMPLES_PER_PIXEL, COLOURS = 277, 3  # TIFF tag, and the number of colour channels
 PREMULTIPLIED, STRAIGHT = 1, 2  # kinds of alpha channel: colours are already multiplied by alpha, or not
 ROWS_AT_ONCE = 64  # rows that are divided by alpha, and alpha rows that are upscaled, at a time
+EXTRA_CHANNELS_IGNORED = "channels other than colours and transparency were ignored"
 REACH_PX = 4  # neighbouring rows that bicubic upscaling needs
 
 
@@ -38,6 +39,12 @@ def has_deep_colours(image: Image.Image) -> bool:
         return False
     tags = image.tag_v2  # type: ignore[attr-defined]
     return tags.get(SAMPLES_PER_PIXEL, 1) >= COLOURS and set(tags.get(BITS_PER_SAMPLE, ())) == {16}
+
+
+def has_extra_channels(image: Image.Image) -> bool:
+    """Return whether a file is an RGB TIFF with channels other than transparency, which Pillow ignores."""
+    is_rgb = image.format == "TIFF" and image.mode == "RGB"
+    return is_rgb and image.tag_v2.get(SAMPLES_PER_PIXEL, 1) > COLOURS  # type: ignore[attr-defined]
 
 
 def read_deep_colours(path: Path, image: Image.Image) -> DeepColours | None:
@@ -59,7 +66,7 @@ def read_deep_colours(path: Path, image: Image.Image) -> DeepColours | None:
     if array.shape[-1] == COLOURS:
         return DeepColours(pixels, None, "")
     if not extra or extra[0] not in (PREMULTIPLIED, STRAIGHT):
-        return DeepColours(pixels, None, "an extra channel other than transparency was ignored")
+        return DeepColours(pixels, None, EXTRA_CHANNELS_IGNORED)
     alpha = array[..., COLOURS]
     if extra[0] == PREMULTIPLIED:
         _divide(pixels, alpha)

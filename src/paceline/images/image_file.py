@@ -27,12 +27,17 @@ from paceline.images.decode import (
     turn_upright,
 )
 from paceline.images.deep_image import GREY_AND_RGB, to_format
-from paceline.images.deep_tiff import has_deep_colours, read_deep_colours
+from paceline.images.deep_tiff import (
+    EXTRA_CHANNELS_IGNORED,
+    has_deep_colours,
+    has_extra_channels,
+    read_deep_colours,
+)
 from paceline.images.exif import portable_exif
 from paceline.images.integrity import check_checksums, load_undamaged
 from paceline.images.ome import Ome
 from paceline.images.pillow_file import to_array
-from paceline.images.planes import read_planes, read_planes_header
+from paceline.images.planes import NOT_COLOURS, has_other_pages, read_planes, read_planes_header
 from paceline.images.size_limit import memory_limit
 
 TIFF_SUFFIXES = (".tif", ".tiff")
@@ -93,7 +98,7 @@ def _is_stack_of(channels: int, path: Path) -> bool:
         raise
     if header is None or not header.is_stack:
         return False
-    return header.channels == channels or channels not in GREY_AND_RGB
+    return channels not in GREY_AND_RGB or (header.channels == channels and not header.are_positions)
 
 
 def _read_planes(path: Path, channels: int, pixels: PixelFormat) -> ImageData:
@@ -103,6 +108,8 @@ def _read_planes(path: Path, channels: int, pixels: PixelFormat) -> ImageData:
         raise BadImage(f"the networks were trained on {pixels} pixels, which only TIFF files can contain")
     header, array = found or (None, decode_full_depth(path))
     check_channels(array.shape[-1], channels)
+    if header and header.are_positions:
+        raise BadImage(NOT_COLOURS)
     own = PixelFormat.full(array.dtype.name) if array.dtype.name in WHITE else pixels
     array = to_format(array, own if pixels.is_full_range and own.is_full_range else pixels)
     ome = Ome.parse(header.ome) if header and header.ome else None
@@ -120,8 +127,8 @@ def _read_grey_or_colour(path: Path) -> ImageData:
     suffix = result_suffix(path)
     with opened(path, memory_limit) as (image, file):
         profile = b"" if image.mode in OTHER_COLOUR_MODES else image.info.get("icc_profile") or b""
-        more_pages = image.format == "TIFF" and getattr(image, "is_animated", False)
-        notes = ["only the first page was read"] if more_pages else []
+        has_pages = image.format == "TIFF" and getattr(image, "is_animated", False)
+        notes = ["only the first page was read"] if has_pages and has_other_pages(path) else []
         grey = image.mode in GREY_MODES
         if has_deep_colours(image):
             check_checksums(image, file)
@@ -129,6 +136,8 @@ def _read_grey_or_colour(path: Path) -> ImageData:
             if deep is not None:
                 return ImageData(deep.pixels, deep.alpha, profile, suffix, "; ".join(filter(None, (*notes, deep.note))))
             notes.append("16-bit colours were read as 8-bit: this kind of TIFF is not supported")
+        elif has_extra_channels(image):
+            notes.append(EXTRA_CHANNELS_IGNORED)
         elif image.format == "PNG":
             kind, lost = _png_pixels(path)
             grey = grey or kind == PNG_GREY_AND_ALPHA  # Pillow reads 16-bit grey with alpha as colour

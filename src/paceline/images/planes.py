@@ -29,9 +29,15 @@ MAX_BYTES = 2**31  # maximum size of a decoded image
 # The data types of channels. Others have too many bits for float32, which is the widest type of a batch.
 PLANE_TYPES = ("uint8", "uint16", "int8", "int16", "float16", "float32", "float64")
 BUILT_IN = (1, 32773, *DEFLATE)  # compressions that tifffile decodes itself; 1 is none and 32773 is PackBits
+UNKNOWN_COLOURS = 33004  # a compression, JPEG 2000, for which libvips labels YCbCr as RGB, and other programs do not
 SLACK_BYTES = 2**16
 COLOURS, PREMULTIPLIED, ALPHA = 3, 1, (1, 2)  # number of colours, and the kinds of extra samples that are transparency
 PLANES_ELSEWHERE = "its OME metadata describes planes that are not in the file; save all planes in one file"
+FIRST_IMAGE_LATER = (
+    "its metadata names an image on a later page as the first; save a file that contains only the image to be read"
+)
+NOT_COLOURS = "its 3 planes are depths, times or positions, not colours; save one file per plane"
+CHANNEL_AXES = {"C", "S", "I", "Q"}  # tifffile's names for channels, samples, and undeclared pages
 READ_FIRST_PAGE = "use --set channels=1 or channels=3 to read only the first page"
 BLACK_OR_WHITE_IS_ZERO = (tifffile.PHOTOMETRIC.MINISWHITE, tifffile.PHOTOMETRIC.MINISBLACK)
 
@@ -56,6 +62,11 @@ class PlanesHeader:
     def has_pages(self) -> bool:
         """Whether the channels are pages that the file does not declare to be channels, as in a scan."""
         return self.is_stack and not {"C", "S"} & set(self.axes)
+
+    @property
+    def are_positions(self) -> bool:
+        """Whether the channels are three planes that the file declares to be something else, such as depths."""
+        return self.is_stack and self.channels == COLOURS and not CHANNEL_AXES & set(self.axes)
 
 
 def read_planes_header(path: Path | bytes, *, is_limited: bool = True) -> PlanesHeader | None:
@@ -90,6 +101,18 @@ def read_planes(path: Path | bytes) -> tuple[PlanesHeader, NDArray[Any]] | None:
         return header, np.ascontiguousarray(turn(array, _orientation(page)))
 
 
+def has_other_pages(path: Path) -> bool:
+    """Return whether a TIFF has pages other than its first one and lower-resolution copies of it."""
+    try:
+        with _opened(path) as (_, tiff):
+            if tiff is None:
+                return False
+            own = len(first_series(tiff).pages)
+            return own > 1 or any(not other.keyframe.is_reduced for other in tiff.series[1:])
+    except BadImage:
+        return True  # some pages cannot be read
+
+
 @contextmanager
 def _opened(path: Path | bytes) -> Iterator[tuple[IO[bytes], tifffile.TiffFile | None]]:
     """Yield a file, and its content if it is a TIFF; raise BadImage for any error."""
@@ -107,11 +130,33 @@ def _opened(path: Path | bytes) -> Iterator[tuple[IO[bytes], tifffile.TiffFile |
         raise BadImage(" ".join(str(error).split()) or type(error).__name__) from error
 
 
-def _header(tiff: tifffile.TiffFile) -> PlanesHeader | None:
+def first_series(tiff: tifffile.TiffFile) -> tifffile.TiffPageSeries:
+    """Return the first image of a file; raise UnusablePlanes unless it is stored in the file and has the first page.
+
+    Other programs, and readers that ignore OME metadata, show the first page.
+    """
     series = tiff.series[0]
     if tiff.is_ome and series.kind != "ome":
         raise UnusablePlanes(PLANES_ELSEWHERE)
+    if all(page is None or page.index != 0 for page in series.pages):
+        raise UnusablePlanes(FIRST_IMAGE_LATER)
+    return series
+
+
+def check_colours(page: Any) -> None:
+    """Raise UnusablePlanes if a page has three colours and the file does not state whether they are RGB or YCbCr."""
+    is_grey = page.photometric in BLACK_OR_WHITE_IS_ZERO
+    if page.compression == UNKNOWN_COLOURS and page.samplesperpixel == COLOURS and not is_grey:
+        raise UnusablePlanes(
+            "colours with JPEG 2000 compression 33004 may be RGB or YCbCr, and the file does not state which; "
+            "save the image with another compression"
+        )
+
+
+def _header(tiff: tifffile.TiffFile) -> PlanesHeader | None:
+    series = first_series(tiff)
     page, (axes, shape) = series.keyframe, _squeezed(series)
+    check_colours(page)
     samples = int(shape[axes.index("S")]) if "S" in axes else 1
     is_colour = page.photometric == tifffile.PHOTOMETRIC.RGB
     if page.photometric not in (*BLACK_OR_WHITE_IS_ZERO, tifffile.PHOTOMETRIC.RGB) or page.dtype is None:

@@ -17,7 +17,7 @@ from paceline.core.errors import UserError
 from paceline.core.printable import printable
 from paceline.images.decode import BadImage, check_image_settings, stored_pixels
 from paceline.images.deep_image import GREY_AND_RGB, read_deep
-from paceline.images.planes import READ_FIRST_PAGE, UnusablePlanes, read_planes_header
+from paceline.images.planes import NOT_COLOURS, READ_FIRST_PAGE, UnusablePlanes, read_planes_header
 from paceline.images.readers import EightBitReader, ImageReader, reader_of
 
 FILES_TRIED = 20  # number of files that are tried until one can be read
@@ -41,6 +41,7 @@ class _Held(NamedTuple):
     dtype: str
     is_stack: bool = False
     has_pages: bool = False
+    are_positions: bool = False
     is_always_reduced: bool = False  # whether it has 16 bits of which only 8 can be read
 
 
@@ -56,10 +57,13 @@ def choose_reader(files: Iterable[Path | bytes], settings: RunSettings) -> Reade
     if held is None:  # the reasons are reported when all headers are read
         return ReaderChoice(EightBitReader(settings.channels or RGB))
     dtype = _choose_type(held, kind, limits)
-    reads_first_page = held.is_stack and settings.channels in GREY_AND_RGB - {held.channels}
+    first_page_channels = GREY_AND_RGB if held.are_positions else GREY_AND_RGB - {held.channels}
+    reads_first_page = held.is_stack and settings.channels in first_page_channels
     if dtype == "uint8" and (reads_first_page or (not held.is_stack and settings.channels in GREY_AND_RGB | {0})):
         deepest = _deepest(held, files) if kind == "auto" else held
         return ReaderChoice(EightBitReader(settings.channels or RGB), _notes_on_lost_bits(deepest, kind))
+    if held.are_positions:
+        raise UserError(f"{_name(held.file)}: {NOT_COLOURS}")
     channels = settings.channels or held.channels
     if channels != held.channels and not {channels, held.channels} <= GREY_AND_RGB:
         own = f"{held.channels} channel{'s' * (held.channels > 1)}"
@@ -127,7 +131,7 @@ def _first_held(files: Iterable[Path | bytes], may_skip: bool) -> _Held | None:
 def _held(file: Path | bytes) -> _Held:
     header = read_planes_header(file, is_limited=False)
     if header is not None:
-        return _Held(file, header.channels, header.dtype.name, header.is_stack, header.has_pages)
+        return _Held(file, header.channels, header.dtype.name, header.is_stack, header.has_pages, header.are_positions)
     channels, dtype = stored_pixels(file)
     return _Held(file, channels, dtype, is_always_reduced=channels == RGB and dtype == "uint16")
 

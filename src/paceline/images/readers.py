@@ -18,7 +18,7 @@ from paceline.contracts.data_spec import DataSpec
 from paceline.contracts.pixel_format import EIGHT_BITS, PixelFormat
 from paceline.images.decode import BadImage, TooLarge, arrange_image, decode, decode_unless_tiff, upright_size
 from paceline.images.deep_image import GREY_AND_RGB, DeepImage, read_deep, to_format
-from paceline.images.planes import COLOURS, read_planes_header
+from paceline.images.planes import COLOURS, NOT_COLOURS, read_planes_header
 from paceline.images.regions.region_image import RegionFormat
 from paceline.images.size_limit import SizeLimit, pixel_limit
 
@@ -99,6 +99,8 @@ class DeepReader:
         if header is None:
             return upright_size(path, full_depth=True)
         self._check(header.channels)
+        if header.are_positions:
+            raise BadImage(NOT_COLOURS)
         return header.height, header.width
 
     def decode(self, path: Path | bytes) -> DeepImage:
@@ -121,7 +123,7 @@ class DeepReader:
 
 
 def _check_region(found: RegionFormat) -> None:
-    if found.note:
+    if found.has_alpha:
         raise BadImage("has an alpha channel, which is not supported by region; save the image without it")
 
 
@@ -138,12 +140,12 @@ def reader_of(channels: int, pixels: PixelFormat) -> ImageReader:
 
 
 def _has_planes_for_colours(path: Path | bytes) -> bool:
-    """Return whether a file is a stack of three planes."""
+    """Return whether a file is a stack of three planes that may be colours."""
     try:
         header = read_planes_header(path)
     except BadImage:
         return False  # Pillow may be able to read the first page
-    return header is not None and header.is_stack and header.channels == COLOURS
+    return header is not None and header.is_stack and header.channels == COLOURS and not header.are_positions
 
 
 def image_size(path: Path | bytes, limit: SizeLimit = pixel_limit) -> tuple[int, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,24 +14,34 @@ from torch import Tensor
 from paceline.contracts.pixel_format import EIGHT_BITS, PixelFormat
 from paceline.core.errors import UserError
 from paceline.images.decode import BadImage, decode
-from paceline.images.deep_image import read_deep, to_format
-from paceline.images.planes import UnusablePlanes, read_planes_header
+from paceline.images.deep_image import GREY_AND_RGB, read_deep, to_format
+from paceline.images.planes import PlanesHeader, UnusablePlanes, read_planes_header
 
 Limits = tuple[float, float] | None
 
 
-def read_pair(result: Path, target: Path, limits: Limits) -> tuple[Tensor, Tensor, PixelFormat]:
-    """Return both images as levels [1, c, h, w] from 0 to the peak, and their pixel format.
+class Pair(NamedTuple):
+    """A result and its target, as levels [1, c, h, w] from 0 to the peak."""
+
+    made: Tensor
+    real: Tensor
+    pixels: PixelFormat
+    are_colours: bool  # whether both are grey or RGB images
+
+
+def read_pair(result: Path, target: Path, limits: Limits) -> Pair:
+    """Return both images.
 
     Grey and RGB images are compared in 8 bits, stacks of planes in the depth of the deeper file, and floating-point
     images in the range `limits`. Raise UserError if the images cannot be compared.
     """
     try:
-        is_deep = _is_deep(target)
+        headers = [_header(target)]
     except BadImage as error:
         raise UserError(f"its target {target} cannot be used: {error}") from None
-    if not is_deep and not _is_deep(result):
-        return *_read_plain(result, target), EIGHT_BITS
+    headers.append(_header(result))
+    if not any(header and (header.is_stack or header.dtype.kind == "f") for header in headers):
+        return Pair(*_read_plain(result, target), EIGHT_BITS, are_colours=True)
     one = read_deep(result).pixels
     try:
         other = read_deep(target).pixels
@@ -41,16 +51,15 @@ def read_pair(result: Path, target: Path, limits: Limits) -> tuple[Tensor, Tenso
         raise UserError(f"is {_described(one)}, but {target} is {_described(other)}")
     pixels = _common_format(one, other, limits)
     made, real = (_levels(to_format(array, pixels), pixels) for array in (one, other))
-    return made, real, pixels
+    have_positions = any(header and header.are_positions for header in headers)
+    return Pair(made, real, pixels, one.shape[-1] in GREY_AND_RGB and not have_positions)
 
 
-def _is_deep(path: Path) -> bool:
-    """Return whether an image has neither 1 nor 3 channels, has planes, or has floating-point pixels."""
+def _header(path: Path) -> PlanesHeader | None:
     try:
-        header = read_planes_header(path)
+        return read_planes_header(path)
     except UnusablePlanes:
-        return False  # the first page may be a grey or RGB image
-    return header is not None and (header.is_stack or header.dtype.kind == "f")
+        return None  # the first page may be a grey or RGB image
 
 
 def _read_plain(result: Path, target: Path) -> tuple[Tensor, Tensor]:

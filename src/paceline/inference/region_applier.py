@@ -86,7 +86,7 @@ class RegionApplier:
     def process(self, task: ImageTask, progress: ApplyProgress) -> AppliedImage | SkippedImage:
         """Compute and write all results for an image. A file that cannot be used is skipped."""
         try:
-            with open_region_image(Path(task.path)) as image:
+            with open_region_image(Path(task.path), self.image_model.spec.channels) as image:
                 return self._process(task, image, progress)
         except BadImage as problem:
             return SkippedImage(task.path, str(problem))

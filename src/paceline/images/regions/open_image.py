@@ -20,20 +20,23 @@ def can_be_read_by_region(path: Path) -> bool:
     return is_slide(path) or path.suffix.lower() in TIFF_SUFFIXES
 
 
-def open_region_image(path: Path) -> RegionImage:
-    """Open a TIFF or a whole slide; raise BadImage if it cannot be read by region."""
+def open_region_image(path: Path, channels: int = 0) -> RegionImage:
+    """Open a TIFF or a whole slide; raise BadImage if it cannot be read by region.
+
+    For networks with 1 or 3 `channels`, only the colours of an RGB image are read.
+    """
     try:
-        return SlideImage(path) if is_slide(path) else TiffImage(path)
+        return SlideImage(path) if is_slide(path) else TiffImage(path, channels)
     except OSError as error:
         raise BadImage(error.strerror or str(error)) from error
 
 
-def open_any_image(path: Path, num_sharing: int = 1) -> RegionImage:
+def open_any_image(path: Path, num_sharing: int = 1, channels: int = 0) -> RegionImage:
     """Open an image of any format; one that cannot be read by region is decoded, if it fits in memory.
 
     The free memory is divided among `num_sharing` processes.
     """
-    return open_region_image(path) if can_be_read_by_region(path) else WholeImage(path, num_sharing)
+    return open_region_image(path, channels) if can_be_read_by_region(path) else WholeImage(path, num_sharing)
 
 
 def is_huge(path: Path) -> bool:

@@ -42,6 +42,7 @@ class RegionFormat:
     magnification: float = 0.0  # of the objective; 0 if unknown
     profile: bytes = b""
     note: str = ""
+    has_alpha: bool = False  # whether the file has an alpha channel, which is not one of the channels
 
 
 class RegionImage(ABC):

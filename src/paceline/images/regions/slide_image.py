@@ -20,7 +20,8 @@ class SlideImage(RegionImage):
 
     openslide takes positions in pixels of the full resolution. If a level's downsampling factor is not an integer, as
     usual in SVS files, these lie between the pixels of the level, and openslide interpolates. Such levels are therefore
-    read as TIFF, if possible.
+    read as TIFF, if possible. openslide also accepts some truncated tiles whose rest is filled with zeros, and returns
+    grey, so the end of each tile is checked in the TIFF.
     """
 
     def __init__(self, path: Path) -> None:
@@ -44,13 +45,15 @@ class SlideImage(RegionImage):
             )
         except Exception as error:
             raise BadImage(f"openslide cannot read this slide: {' '.join(str(error).split())}") from error
-        self._tiff = None if all(one.downsample.is_integer() for one in self.levels) else _as_tiff(path, self.levels)
+        self._tiff = _as_tiff(path, self.levels)
 
     def read(self, level: int, box: Box) -> Pixels:
         """Return a region of a level, [h, w, 3]."""
         downsample = self.levels[level].downsample
         if self._tiff and not downsample.is_integer() and self._tiff.has_all_tiles(level):
             return self._tiff.read(level, box)
+        if self._tiff:
+            self._tiff.check_ends(level, box)
         corner = round(box.left * downsample), round(box.top * downsample)
         try:
             region = np.asarray(self._slide.read_region(corner, level, (box.width, box.height)))

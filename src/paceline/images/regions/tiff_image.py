@@ -1,14 +1,13 @@
 """Reads TIFF, BigTIFF and OME-TIFF files by region, at any level of a pyramid.
 
 Uncompressed and deflate tiles are decoded here, within a fixed size. Other compressions need the package imagecodecs.
+Large uncompressed strips are read row by row.
 Files that an OME-TIFF refers to are not opened.
 """
 
 from __future__ import annotations
 
-import math
 import os
-import re
 import threading
 import zlib
 from collections import OrderedDict
@@ -18,57 +17,62 @@ from typing import Any
 import numpy as np
 import tifffile
 
-from paceline.images.decode import ORIENTATION, BadImage
+from paceline.images.decode import BadImage
 from paceline.images.integrity import DEFLATE, END_OF_JPEG, JPEG, TIFF_HEADER_BYTES
-from paceline.images.planes import PLANES_ELSEWHERE
+from paceline.images.planes import first_series
 from paceline.images.regions.region_image import Box, Level, Pixels, RegionFormat, RegionImage
+from paceline.images.regions.tiff_page import (
+    HORIZONTAL,
+    LARGEST_SEGMENT_BYTES,
+    NONE,
+    check_page,
+    grid_of,
+    is_read_by_row,
+    magnification,
+    microns_per_px,
+    planes_of,
+    samples_of,
+    samples_per_segment,
+)
 from paceline.images.tiff_structure import check_directories, is_tiff
 
 CACHE_BYTES = 128 << 20  # decoded tiles, since neighbouring regions share tiles
-LARGEST_SEGMENT_BYTES = 256 << 20  # of a decoded tile or strip
-LARGEST_CHANNELS = 64
-NONE = 1  # value of the TIFF tag Compression
+LAST_BYTES = 64  # of a JPEG tile, in which its end is expected
 PILLOW = (1, 2, 3, 4, 5, 6, 7, 8, 32773, 32946, 34925, 50000)  # compressions that Pillow can decode
-JPEGS = (6, JPEG)  # 6 is an older form
-NO_PREDICTOR, HORIZONTAL = 1, 2
-GREY, RGB, YCBCR = 1, 2, 6  # values of the TIFF tag PhotometricInterpretation
-ALPHA = (1, 2)  # values of the TIFF tag ExtraSamples
-MICRONS_PER_UNIT = {2: 25_400.0, 3: 10_000.0}  # values of the TIFF tag ResolutionUnit: inch, centimetre
 
 
 class TiffImage(RegionImage):
     """A TIFF file. Its pages are its channels if it stores one channel per page."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, channels: int = 0) -> None:
+        """Open a file for networks with a number of channels; 0 for all channels of the file."""
         try:
             self._file = _opened(path)
         except Exception as error:
             raise BadImage(f"cannot be read as a TIFF file: {_one_line(error)}") from error
         try:
-            series = self._file.series[0]
-            if self._file.is_ome and series.kind != "ome":
-                raise BadImage(PLANES_ELSEWHERE)
-            self._pages = [_planes(level) for level in series.levels]
+            series = first_series(self._file)
+            self._pages = [planes_of(level) for level in series.levels]
             first = self._pages[0][0]
             heights = [pages[0].imagelength for pages in self._pages]
             self.levels = tuple(
                 Level(pages[0].imagelength, pages[0].imagewidth, heights[0] / pages[0].imagelength)
                 for pages in self._pages
             )
-            samples = first.samplesperpixel
-            kept, note = _colours(first, samples)
+            kept, note, has_alpha = samples_of(first, channels)
             if len(self._file.series) > 1:
                 note += f"{'; ' * bool(note)}only the first of {len(self._file.series)} images in the file was read"
             self._kept, self.only_by_region = kept, first.compression not in PILLOW
             self.format = RegionFormat(
                 kept * len(self._pages[0]),
                 first.dtype.newbyteorder("="),
-                _microns_per_px(self._file, first),
-                _magnification(first),
+                microns_per_px(self._file, first),
+                magnification(first),
                 bytes(first.iccprofile or b""),
                 note,
+                has_alpha,
             )
-            _check(first, self.format, series.axes)
+            check_page(first, self.format)
         except BadImage:
             self._file.close()
             raise
@@ -93,28 +97,53 @@ class TiffImage(RegionImage):
         """Return whether the file contains all tiles of a level; a sparse file leaves some out."""
         return all(all(page.databytecounts) for page in self._pages[level])
 
+    def check_ends(self, level: int, box: Box) -> None:
+        """Raise BadImage if a JPEG tile of a region has no end, without decoding it; other decoders may accept it."""
+        for page in self._pages[level]:
+            height, width, across, _ = grid_of(page)
+            for row in range(box.top // height, (box.top + box.height - 1) // height + 1):
+                for column in range(box.left // width, (box.left + box.width - 1) // width + 1):
+                    self._check_end(page, row * across + column)
+
     def close(self) -> None:
         """Close the file."""
         self._file.close()
         os.close(self._descriptor)
 
     def _read_page(self, level: int, number: int, page: Any, box: Box, region: Pixels) -> None:
-        height, width, across, down = _grid(page)
+        height, width, across, down = grid_of(page)
         separate = page.planarconfig == 2 and page.samplesperpixel > 1
         for row in range(box.top // height, (box.top + box.height - 1) // height + 1):
             for column in range(box.left // width, (box.left + box.width - 1) // width + 1):
+                top, left = row * height, column * width
+                rows = slice(max(box.top, top), min(box.top + box.height, top + height))
+                columns = slice(max(box.left, left), min(box.left + box.width, left + width))
+                inside = slice(rows.start - top, rows.stop - top), slice(columns.start - left, columns.stop - left)
                 for plane in range(self._kept if separate else 1):
-                    segment = self._segment(level, number, page, plane * across * down + row * across + column)
-                    top, left = row * height, column * width
-                    rows = slice(max(box.top, top), min(box.top + box.height, top + segment.shape[0]))
-                    columns = slice(max(box.left, left), min(box.left + box.width, left + segment.shape[1]))
-                    part = segment[rows.start - top : rows.stop - top, columns.start - left : columns.stop - left]
-                    channels = slice(plane, plane + 1) if separate else slice(0, self._kept)
+                    index = plane * across * down + row * across + column
+                    if is_read_by_row(page):
+                        part = self._read_rows(page, index, *inside)
+                    else:
+                        part = self._segment(level, number, page, index)[inside]
                     region[
                         rows.start - box.top : rows.stop - box.top,
                         columns.start - box.left : columns.stop - box.left,
-                        channels,
+                        slice(plane, plane + 1) if separate else slice(0, self._kept),
                     ] = part if separate else part[..., : self._kept]
+
+    def _read_rows(self, page: Any, index: int, rows: slice, columns: slice) -> Pixels:
+        """Return a part of an uncompressed strip, [h, w, samples]; only these pixels are read."""
+        shape = (rows.stop - rows.start, columns.stop - columns.start, samples_per_segment(page))
+        offset, length = self._place(page, index)
+        if not length:
+            return np.zeros(shape, self.format.dtype)
+        dtype = page.dtype.newbyteorder(page.parent.byteorder)
+        pixel_bytes, width = shape[2] * dtype.itemsize, page.imagewidth
+        if rows.stop * width * pixel_bytes > length:
+            raise BadImage(f"damaged: tile {index} cannot be decoded: is truncated")
+        starts = (offset + (row * width + columns.start) * pixel_bytes for row in range(rows.start, rows.stop))
+        stored = b"".join(os.pread(self._descriptor, shape[1] * pixel_bytes, start) for start in starts)
+        return np.frombuffer(stored, dtype).reshape(shape).astype(self.format.dtype)
 
     def _segment(self, level: int, number: int, page: Any, index: int) -> Pixels:
         """Return a decoded tile or strip, [h, w, samples]."""
@@ -132,21 +161,37 @@ class TiffImage(RegionImage):
                 self._cached_bytes -= self._cache.popitem(last=False)[1].nbytes
         return segment
 
-    def _decode(self, page: Any, index: int) -> Pixels:
+    def _place(self, page: Any, index: int) -> tuple[int, int]:
+        """Return the offset and length of a stored tile or strip; the length is 0 if a sparse file leaves it out."""
         if index >= len(page.dataoffsets) or index >= len(page.databytecounts):
             raise BadImage(f"damaged: tile {index} is missing")
         offset, length = page.dataoffsets[index], page.databytecounts[index]
-        height, width, _, down = _grid(page)
+        if length and offset + length > self._num_bytes:
+            raise BadImage(f"damaged: tile {index} extends beyond the end of the file")
+        if length and offset < TIFF_HEADER_BYTES:
+            raise BadImage(f"damaged: tile {index} starts inside the header of the file")
+        return offset, length
+
+    def _check_end(self, page: Any, index: int) -> None:
+        offset, length = self._place(page, index)
+        if page.compression != JPEG or not length:
+            return
+        last = min(length, LAST_BYTES)
+        if END_OF_JPEG in os.pread(self._descriptor, last, offset + length - last):
+            return
+        if END_OF_JPEG not in os.pread(self._descriptor, min(length, LARGEST_SEGMENT_BYTES), offset):
+            raise BadImage(f"damaged: tile {index} is truncated")
+
+    def _decode(self, page: Any, index: int) -> Pixels:
+        offset, length = self._place(page, index)
+        height, width, _, down = grid_of(page)
         if not page.is_tiled:
             height = min(height, page.imagelength - index % down * height)
-        samples = 1 if page.planarconfig == 2 else page.samplesperpixel
-        shape = (height, width, samples)
-        if not length:  # a sparse file leaves out tiles that are black
+        shape = (height, width, samples_per_segment(page))
+        if not length:  # the missing pixels are black
             return np.zeros(shape, self.format.dtype)
-        if offset + length > self._num_bytes or length > LARGEST_SEGMENT_BYTES:
-            raise BadImage(f"damaged: tile {index} extends beyond the end of the file")
-        if offset < TIFF_HEADER_BYTES:
-            raise BadImage(f"damaged: tile {index} starts inside the header of the file")
+        if length > LARGEST_SEGMENT_BYTES:
+            raise BadImage(f"damaged: tile {index} has {length:,} bytes")
         stored = os.pread(self._descriptor, length, offset)
         try:
             if page.compression == NONE or page.compression in DEFLATE:
@@ -187,103 +232,6 @@ def _unpack(page: Any, stored: bytes, shape: tuple[int, int, int]) -> Pixels:
     if page.predictor == HORIZONTAL:
         np.cumsum(pixels, axis=1, dtype=pixels.dtype, out=pixels)
     return pixels
-
-
-def _planes(level: Any) -> list[Any]:
-    """Return the pages that store the channels of a level."""
-    axes, pages = level.axes, list(level.pages)
-    if any(page is None for page in pages):
-        raise BadImage(PLANES_ELSEWHERE)
-    if axes in ("YX", "YXS", "SYX"):
-        return [pages[0].keyframe if hasattr(pages[0], "keyframe") else pages[0]][:1]
-    if axes in ("CYX", "QYX", "IYX") and len(pages) == level.shape[0]:
-        return [page.aspage() for page in pages]
-    raise BadImage(f"axes {axes} {tuple(level.shape)}: only images with rows, columns and channels are supported")
-
-
-def _colours(page: Any, samples: int) -> tuple[int, str]:
-    """Return how many samples of a page are used, and a note if some are not."""
-    colours = 3 if page.photometric in (RGB, YCBCR) else 1
-    if samples > colours and page.extrasamples and page.extrasamples[0] in ALPHA:
-        return colours, "transparency is ignored"
-    return samples, ""
-
-
-def _check(page: Any, found: RegionFormat, axes: str) -> None:
-    """Raise BadImage for pixels that are not supported."""
-    if found.dtype not in (np.uint8, np.uint16):
-        raise BadImage(f"{found.dtype} pixels cannot be read by region; save the image with 8 or 16 bits per channel")
-    if page.bitspersample not in (8, 16):
-        raise BadImage(f"{page.bitspersample}-bit pixels cannot be read by region; save the image with 8 or 16 bits")
-    if page.photometric not in (GREY, RGB, YCBCR):
-        kind = getattr(page.photometric, "name", page.photometric)
-        raise BadImage(f"the colour type {kind} cannot be read by region; save the image as RGB or grey")
-    if page.photometric == YCBCR and page.compression not in JPEGS:  # other decoders do not convert to RGB
-        raise BadImage("YCbCr colours can be read by region only if they are stored as JPEG; save the image as RGB")
-    if page.fillorder != 1 and (page.compression == NONE or page.compression in DEFLATE):
-        raise BadImage(
-            "pixels whose bits are in reverse order cannot be read by region; save the image with FillOrder 1"
-        )
-    if page.tags.valueof(ORIENTATION, 1) not in (0, 1):
-        raise BadImage("rotated TIFFs cannot be read by region; save the image upright")
-    if not 1 <= found.channels <= LARGEST_CHANNELS:
-        raise BadImage(f"{found.channels} channels; at most {LARGEST_CHANNELS} are supported")
-    height, width, _, _ = _grid(page)
-    segment = height * width * page.samplesperpixel * found.dtype.itemsize
-    if segment > LARGEST_SEGMENT_BYTES:
-        what = "tiles" if page.is_tiled else "strips"
-        raise BadImage(f"{what} of {segment / 1e6:,.0f} MB cannot be read by region; save the image with smaller tiles")
-    if page.compression != NONE and page.compression not in DEFLATE and page.predictor not in (1, 2, 3):
-        raise BadImage(f"predictor {page.predictor} is not supported")
-    if page.compression != NONE and page.compression not in DEFLATE:
-        _check_codec(page)
-    elif page.predictor not in (NO_PREDICTOR, HORIZONTAL):
-        raise BadImage(f"predictor {page.predictor} is not supported; save the image with deflate and predictor 2")
-
-
-def _check_codec(page: Any) -> None:
-    try:
-        import imagecodecs  # noqa: F401
-    except ImportError:
-        name = getattr(page.compression, "name", page.compression)
-        raise BadImage(f"{name} compression needs the package imagecodecs: pip install 'paceline[slides]'") from None
-
-
-def _grid(page: Any) -> tuple[int, int, int, int]:
-    """Return the height and width of a page's tiles or strips, and their number across and down."""
-    if page.is_tiled:
-        height, width = page.tilelength, page.tilewidth
-    else:
-        height, width = min(page.rowsperstrip, page.imagelength), page.imagewidth
-    if not height or not width:
-        raise BadImage("damaged: the size of the tiles is 0")
-    return height, width, -(-page.imagewidth // width), -(-page.imagelength // height)
-
-
-def _microns_per_px(file: Any, page: Any) -> float:
-    stated = re.search(r"MPP\s*=\s*([\d.]+)", page.description) if page.is_svs else None
-    if stated:
-        return float(stated[1])
-    if file.is_ome:
-        across, down = (_ome_microns(file.ome_metadata or "", side) for side in "XY")
-        return across if not down or math.isclose(across, down, rel_tol=0.01) else 0.0  # only square pixels
-    try:
-        numerator, denominator = page.tags.valueof(282, (0, 1))
-        return MICRONS_PER_UNIT.get(page.tags.valueof(296, 2), 0.0) * denominator / numerator if numerator else 0.0
-    except (TypeError, ValueError, ZeroDivisionError):
-        return 0.0
-
-
-def _ome_microns(xml: str, side: str) -> float:
-    """Return the size of a pixel along one side; 0 if it is unknown."""
-    physical = re.search(rf'PhysicalSize{side}="([\d.eE+-]+)"', xml)
-    unit = re.search(rf'PhysicalSize{side}Unit="([^"]*)"', xml)
-    return float(physical[1]) if physical and (not unit or unit[1] in ("µm", "um")) else 0.0
-
-
-def _magnification(page: Any) -> float:
-    stated = re.search(r"AppMag\s*=\s*([\d.]+)", page.description) if page.is_svs else None
-    return float(stated[1]) if stated else 0.0
 
 
 def _one_line(error: Exception) -> str:
