@@ -31,6 +31,7 @@ class Npz(ArraySource):
     """
 
     Settings = PixelSettings
+    reads_any_data = True
 
     def __init__(self, split: str, settings: PixelSettings) -> None:
         file, key = _find(named_root(settings)), f"x_{split}"

@@ -7,7 +7,6 @@ network's name (`FID[resnet18-digits]`), since metrics computed from different f
 from __future__ import annotations
 
 from functools import lru_cache
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
+from paceline.data.data_name import data_name
 from paceline.evaluation.contract import OpenedRun, OpenRun, is_classifier
 from paceline.evaluation.features.inception import load_inception
 from paceline.evaluation.features.network import Arithmetic, FeatureNetwork, Features, hash_of
@@ -54,7 +54,7 @@ class Classifier(FeatureNetwork):
         network = next(iter(run.recipe.networks.values()))
         own_kind = f"{type(network).__name__.lower()}{getattr(run.config.recipe, 'depth', '')}"
         kind = getattr(run.config.recipe, "network", "") or own_kind
-        self.label = f"{kind}-{Path(run.config.run.data).stem}"
+        self.label = f"{kind}-{data_name(run.config.run)}"
         self.weights = hash_of(run.recipe)
 
     def extract(self, images: Tensor, arithmetic: Arithmetic = "fp32") -> Features:

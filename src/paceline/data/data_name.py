@@ -1,0 +1,26 @@
+"""The name of a run's data, for the names of metrics."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from paceline.config.settings import RunSettings
+from paceline.core.registry import is_path, load_class
+from paceline.data.source import Source
+
+
+def data_name(settings: RunSettings) -> str:
+    """Return the name of the data: of its source or, if the source reads any data, of the file or folder that it reads.
+
+    For example, `cifar10` for the source `cifar10`, and for the source `npz` with the file `cifar10.npz`. A source in a
+    user's own file is not loaded, because the name of a run's data must not require trust in its code.
+    """
+    name = Path(settings.data).stem
+    is_default = settings.data_root == RunSettings.data_root
+    if is_default or is_path(settings.data) or not load_class("source", settings.data, Source).reads_any_data:
+        return name
+    root = settings.data_root
+    place = urlsplit(root).path if "://" in root else root  # host and query may contain credentials
+    return re.sub(r"[^\w.-]+", "-", Path(place).name.removesuffix(".npz")).strip("-") or name
