@@ -30,6 +30,7 @@ from paceline.evaluation.image_metrics import (
     WINDOW,
     describe_rounding,
     luma,
+    protocol_label,
     psnr,
     ssim,
 )
@@ -111,19 +112,14 @@ def measure(results: str, targets: str, options: Options) -> int:
             row |= overlaps(own)
     if not rows:
         raise UserError(f"{results}: no images could be compared with {targets}: {_listed(problems)}")
-    metrics = {
-        name: sum(row[name] for row in rows.values()) / len(rows)
-        for name in next(iter(rows.values()))
-        if name.startswith(("psnr", "ssim", "lpips", "niqe"))
-        and all(name in row for row in rows.values())  # LPIPS and NIQE need 1 or 3 channels
-    }
+    metrics, labels = _means(list(rows.values()))
     metrics |= overlaps(counts) if options.masks else {}
     if network and formats != {EIGHT_BITS}:
         raise UserError("--inception: FID needs 8-bit images with 1 or 3 channels; omit --inception")
     for_fid = [pair for pair in used if pair in decodable]
     metrics |= _fid(for_fid, network) if network else {}
     metrics |= {"count": float(len(rows))}
-    protocol = _protocol(options, distance, network, formats)
+    protocol = {"protocol": " and ".join(labels), **_protocol(options, distance, network, formats)}
     if network and (note := network.few_images_note(len(for_fid), f"{len(for_fid):,} images")):
         notes = (*notes, note)
     if network and len(for_fid) < len(used):
@@ -131,7 +127,7 @@ def measure(results: str, targets: str, options: Options) -> int:
         notes = (*notes, f"FID: left out {left_out}, which have more than {PIXEL_LIMIT // 10**6} megapixels")
     print_line(f"{results} compared with {targets}: {len(rows):,} image{'s' * (len(rows) != 1)}")
     print_metrics(metrics, protocol, notes)
-    identical = [name for name, row in rows.items() if np.isclose(row[f"psnr[{options.protocol}]"], PSNR_OF_IDENTICAL)]
+    identical = [name for name, row in rows.items() if np.isclose(row[f"psnr[{_label(row)}]"], PSNR_OF_IDENTICAL)]
     if identical:
         print_line(f"images identical to their targets ({len(identical)} of {len(rows)}): {_listed(identical)}")
     content = {"results": results, "targets": targets, "metrics": metrics, "protocol": dict(protocol)}
@@ -198,11 +194,8 @@ def _compare(
     """Return an image's metrics, its pixel format, and the pixel counts of masks. Huge files are read by region."""
     if is_huge(result):
         found = compare_regions(result, target, options.protocol, options.border, masks=options.masks)
-        return (
-            {f"psnr[{options.protocol}]": found.psnr, f"ssim[{options.protocol}]": found.ssim},
-            found.pixels,
-            found.counts,
-        )
+        label = protocol_label(options.protocol, found.channels)
+        return {f"psnr[{label}]": found.psnr, f"ssim[{label}]": found.ssim}, found.pixels, found.counts
     made, real, pixels = read_pair(result, target, limits)
     row = _measured(made, real, options, distance, pixels)
     shown = [levels * (PEAK / pixels.span) for levels in (made, real)] if options.masks else []
@@ -225,7 +218,25 @@ def _measured(made: Tensor, real: Tensor, options: Options, distance: Distance |
     shown = [levels * (PEAK / pixels.span) for levels in (made, real)]
     row |= {"lpips": distance(shown[0], shown[1]).item()} if distance and is_colour else {}
     row |= {"niqe": niqe(shown[0]).item()} if options.niqe and is_colour else {}
-    return {f"{name}[{options.protocol}]": value for name, value in row.items()}
+    label = protocol_label(options.protocol, made.shape[1])
+    return {f"{name}[{label}]": value for name, value in row.items()}
+
+
+def _label(row: Row) -> str:
+    """Return the protocol in the names of an image's metrics."""
+    return next(name[len("psnr[") : -1] for name in row if name.startswith("psnr["))
+
+
+def _means(rows: Sequence[Row]) -> tuple[Row, list[str]]:
+    """Return the means over the images of each protocol, and the protocols; LPIPS and NIQE if all of them have it."""
+    means: Row = {}
+    by_label: dict[str, list[Row]] = {}
+    for row in rows:
+        by_label.setdefault(_label(row), []).append(row)
+    for label, own in by_label.items():
+        names = [name for name in own[0] if name.endswith(f"[{label}]") and all(name in row for row in own)]
+        means |= {name: sum(row[name] for row in own) / len(own) for name in names}
+    return means, list(by_label)
 
 
 def _inception(num_images: int, options: Options) -> FeatureNetwork:
@@ -254,7 +265,7 @@ def _fid(pairs: Sequence[tuple[Path, Path]], network: FeatureNetwork) -> Row:
 def _protocol(
     options: Options, distance: Distance | None, network: FeatureNetwork | None, formats: set[PixelFormat]
 ) -> Protocol:
-    found: dict[str, str | int | float] = {"protocol": options.protocol, "border": options.border}
+    found: dict[str, str | int | float] = {"border": options.border}
     found |= describe_rounding(*formats) if len(formats) == 1 else {"rounded": "differs between images"}
     found |= {"ssim": f"gaussian window {WINDOW}, sigma {SIGMA}"}
     found |= {"lpips": "alex" if distance else "not measured"}
