@@ -24,4 +24,4 @@ from paceline.data.data_name import data_name
     ],
 )
 def test_data_is_named_after_its_source_or_its_root(source: str, root: str, name: str) -> None:
-    assert data_name(RunSettings(data=source, data_root=root)) == name
+    assert data_name(source, root) == name

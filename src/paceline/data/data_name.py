@@ -10,17 +10,23 @@ from paceline.config.settings import RunSettings
 from paceline.core.registry import is_path, load_class
 from paceline.data.source import Source
 
+MAX_LENGTH = 80
 
-def data_name(settings: RunSettings) -> str:
+
+def data_name(source: str, root: str) -> str:
     """Return the name of the data: of its source or, if the source reads any data, of the file or folder that it reads.
 
     For example, `cifar10` for the source `cifar10`, and for the source `npz` with the file `cifar10.npz`. A source in a
     user's own file is not loaded, because the name of a run's data must not require trust in its code.
     """
-    name = Path(settings.data).stem
-    is_default = settings.data_root == RunSettings.data_root
-    if is_default or is_path(settings.data) or not load_class("source", settings.data, Source).reads_any_data:
+    name = clean_name(Path(source).stem)
+    is_default = root in ("", RunSettings.data_root)
+    if is_default or is_path(source) or not load_class("source", source, Source).reads_any_data:
         return name
-    root = settings.data_root
     place = urlsplit(root).path if "://" in root else root  # host and query may contain credentials
-    return re.sub(r"[^\w.-]+", "-", Path(place).name.removesuffix(".npz")).strip("-") or name
+    return clean_name(Path(place).name.removesuffix(".npz")) or name
+
+
+def clean_name(text: str) -> str:
+    """Return text that can be part of a metric's name."""
+    return re.sub(r"[^\w.-]+", "-", text)[:MAX_LENGTH].strip("-")

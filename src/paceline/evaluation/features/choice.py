@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
-from paceline.data.data_name import data_name
 from paceline.evaluation.contract import OpenedRun, OpenRun, is_classifier
 from paceline.evaluation.features.inception import load_inception
 from paceline.evaluation.features.network import Arithmetic, FeatureNetwork, Features, hash_of
@@ -54,7 +53,7 @@ class Classifier(FeatureNetwork):
         network = next(iter(run.recipe.networks.values()))
         own_kind = f"{type(network).__name__.lower()}{getattr(run.config.recipe, 'depth', '')}"
         kind = getattr(run.config.recipe, "network", "") or own_kind
-        self.label = f"{kind}-{data_name(run.config.run)}"
+        self.label = f"{kind}-{run.data_name}"
         self.weights = hash_of(run.recipe)
 
     def extract(self, images: Tensor, arithmetic: Arithmetic = "fp32") -> Features:
