@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -65,6 +66,7 @@ def engine_variant(name: str, recipe: str, folder: Path, **settings: Any) -> Var
             print(f"    {name}: {note}")
 
     def close() -> None:
+        writer.close()  # otherwise, TensorBoard's thread writes to a folder that the benchmark has removed
         for loader in parts.loaders.values():
             loader.close()
 
@@ -72,6 +74,14 @@ def engine_variant(name: str, recipe: str, folder: Path, **settings: Any) -> Var
         parts.precision.apply(deterministic=False)
 
     return Variant(name, lambda: loop.advance(next(steps)), apply, close, WARMUP_STEPS)
+
+
+def engine_fit(name: str, recipe: str, folder: Path, device: torch.device, closing: ExitStack, **settings: Any) -> Fit:
+    """Return a function that trains as in `engine_variant`; `closing` must close before the folder is removed."""
+    variant = engine_variant(name, recipe, folder, **settings)
+    closing.callback(variant.after)
+    time_block(variant, variant.warmup, device)
+    return lambda steps: time_block(variant, steps, device)
 
 
 def synchronize(device: torch.device) -> None:
