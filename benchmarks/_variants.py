@@ -20,7 +20,6 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import MetricsWriter
 from paceline.runs.provenance import versions_and_hardware
 from paceline.training.build import assemble
-from paceline.training.evaluate import training_evaluator
 from paceline.training.loop import Loop, Outputs
 
 WARMUP_STEPS = 14  # enough for the engine, which captures its CUDA graph after at most 11 eager steps
@@ -54,11 +53,10 @@ def engine_variant(name: str, recipe: str, folder: Path, **settings: Any) -> Var
     fixed = {"epochs": 100_000, "save_every": "100000 epochs", "sample_every": "100000 epochs", "validation": 0}
     assignments = [f"{key}={value}" for key, value in (fixed | settings).items()]
     parts = assemble(configure(recipe, {}, assignments=assignments))
-    parts.recipe.evaluator = ""
     run = folder / f"run-{name}"
     writer = MetricsWriter(run, loggers=parts.config.run.loggers)
     outputs = Outputs(RunFolder(run), writer, Display(parts.total_images, 0, name, enabled=False))
-    loop = Loop(parts, outputs, evaluator=training_evaluator(parts))
+    loop = Loop(parts, outputs)
     parts.recipe.train()
     steps = parts.feed.steps(0, parts.total_images)
     for note in parts.notes:

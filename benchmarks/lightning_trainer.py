@@ -48,7 +48,7 @@ SIDE_PX, NOISE = 32, 100
 WARMUP_BATCHES = 20  # number of batches before timing starts in each fit
 
 
-class Images(Dataset):
+class Images(Dataset[Tensor]):
     """A dataset of small images in one tensor; pixels are scaled to [-1, 1] when read."""
 
     def __init__(self, images: np.ndarray) -> None:
@@ -91,7 +91,8 @@ class Gan(lightning.LightningModule):
         return [torch.optim.Adam(network.parameters(), lr=2e-4, betas=(0.5, 0.999)) for network in networks]
 
     def training_step(self, real: Tensor, number: int) -> None:
-        generator_optimizer, discriminator_optimizer = self.optimizers()
+        optimizers: Any = self.optimizers()
+        generator_optimizer, discriminator_optimizer = optimizers
         fake = self.generator(torch.randn(len(real), NOISE, device=self.device))
         self.toggle_optimizer(generator_optimizer)
         logits = self.discriminator(fake)

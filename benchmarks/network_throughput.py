@@ -133,18 +133,21 @@ class Side:
         torch.manual_seed(0)
         self.network = workload.make().to(device).train()
         format_ = torch.channels_last if channels_last else torch.contiguous_format
-        self.network.to(memory_format=format_)  # type: ignore[call-overload]
+        self.network.to(memory_format=format_)
         if compiled:
             self.network.compile()
-        optimizer = torch.optim.AdamW if workload.optimizer == "adamw" else torch.optim.Adam
-        self.make_optimizer = lambda: optimizer(
-            [parameter for parameter in self.network.parameters() if parameter.requires_grad], lr=2e-4, weight_decay=0
-        )
+        self.decouples_decay = workload.optimizer == "adamw"
         low_px = workload.crop_px // workload.scale
         self.low, self.high = (
             (torch.rand(workload.batch, 3, side, side, device=device) * 2 - 1).to(memory_format=format_)
             for side in (low_px, workload.crop_px)
         )
+
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        """Return a new optimizer for the network."""
+        kind = torch.optim.AdamW if self.decouples_decay else torch.optim.Adam
+        parameters = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
+        return kind(parameters, lr=2e-4, weight_decay=0)
 
 
 def plain_fit(side: Side, device: torch.device) -> Fit:
