@@ -156,7 +156,7 @@ def trainer_fit(losses: Losses, folder: Path) -> Fit:
         )
         trainer.fit(module, Repeated(torch.zeros(1, device=losses.device)))
         module.to(losses.device)  # the Trainer moves the module to the CPU at the end
-        return clock.seconds
+        return float(clock.seconds)
 
     return fit
 

@@ -12,10 +12,9 @@ from threading import RLock
 from time import perf_counter
 from typing import Any, Protocol, TypeVar
 
-from _timed_training import Deadline, Stopped, printed_metrics, run_paceline, summarise
+from _timed_training import Deadline, Stopped, printed_metrics, read_numbers, run_paceline, summarise
 
 from paceline.core.files import write_json
-from paceline.runs.metrics import read_metrics
 from paceline.runs.provenance import versions_and_hardware
 
 
@@ -83,7 +82,7 @@ def curve(folder: Path) -> list[dict[str, float]]:
     return [
         {short_name(name): value for name, value in row.items() if name.startswith("train/")}
         | {"images": row["images"], "seconds": row["seconds"]}
-        for row in read_metrics(folder)
+        for row in read_numbers(folder)
         if any(name.startswith("train/FID") for name in row)
     ]
 

@@ -52,5 +52,5 @@ def _reset_peak(device: torch.device) -> None:
 
 def _peak(device: torch.device, before: float) -> float:
     if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / MEBIBYTE
+        return float(torch.cuda.max_memory_allocated(device) / MEBIBYTE)
     return peak_resident_bytes() / MEBIBYTE - before

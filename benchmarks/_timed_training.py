@@ -97,9 +97,14 @@ def split_arguments() -> tuple[list[str], list[str]]:
     return sys.argv[1:end], sys.argv[end + 1 :]
 
 
+def read_numbers(folder: Path) -> list[dict[str, float]]:
+    """Return the lines of a run's metrics.jsonl, without values that are not finite."""
+    return [{name: value for name, value in row.items() if value is not None} for row in read_metrics(folder)]
+
+
 def summarise(folder: Path, process_seconds: float) -> dict[str, float]:
     """Return the number of images of a run, its training time and its median speed."""
-    rows = read_metrics(folder)
+    rows = read_numbers(folder)
     speeds = [row["time/images_per_second"] for row in rows if "time/images_per_second" in row]
     return {
         "images": max(row["images"] for row in rows),
@@ -123,7 +128,8 @@ def make_plan(
     """
     path = out / "plan.json"
     if path.is_file():
-        return json.loads(path.read_text())
+        stored: dict[str, float] = json.loads(path.read_text())
+        return stored
     speed = 0.0
     if not images:
         trial = out / "trial"

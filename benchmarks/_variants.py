@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -19,7 +20,6 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import MetricsWriter
 from paceline.runs.provenance import versions_and_hardware
 from paceline.training.build import assemble
-from paceline.training.evaluate import training_evaluator
 from paceline.training.loop import Loop, Outputs
 
 WARMUP_STEPS = 14  # enough for the engine, which captures its CUDA graph after at most 11 eager steps
@@ -53,11 +53,10 @@ def engine_variant(name: str, recipe: str, folder: Path, **settings: Any) -> Var
     fixed = {"epochs": 100_000, "save_every": "100000 epochs", "sample_every": "100000 epochs", "validation": 0}
     assignments = [f"{key}={value}" for key, value in (fixed | settings).items()]
     parts = assemble(configure(recipe, {}, assignments=assignments))
-    parts.recipe.evaluator = ""
     run = folder / f"run-{name}"
     writer = MetricsWriter(run, loggers=parts.config.run.loggers)
     outputs = Outputs(RunFolder(run), writer, Display(parts.total_images, 0, name, enabled=False))
-    loop = Loop(parts, outputs, evaluator=training_evaluator(parts))
+    loop = Loop(parts, outputs)
     parts.recipe.train()
     steps = parts.feed.steps(0, parts.total_images)
     for note in parts.notes:
@@ -65,6 +64,7 @@ def engine_variant(name: str, recipe: str, folder: Path, **settings: Any) -> Var
             print(f"    {name}: {note}")
 
     def close() -> None:
+        writer.close()  # otherwise, TensorBoard's thread writes to a folder that the benchmark has removed
         for loader in parts.loaders.values():
             loader.close()
 
@@ -72,6 +72,14 @@ def engine_variant(name: str, recipe: str, folder: Path, **settings: Any) -> Var
         parts.precision.apply(deterministic=False)
 
     return Variant(name, lambda: loop.advance(next(steps)), apply, close, WARMUP_STEPS)
+
+
+def engine_fit(name: str, recipe: str, folder: Path, device: torch.device, closing: ExitStack, **settings: Any) -> Fit:
+    """Return a function that trains as in `engine_variant`; `closing` must close before the folder is removed."""
+    variant = engine_variant(name, recipe, folder, **settings)
+    closing.callback(variant.after)
+    time_block(variant, variant.warmup, device)
+    return lambda steps: time_block(variant, steps, device)
 
 
 def synchronize(device: torch.device) -> None:

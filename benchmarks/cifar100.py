@@ -20,7 +20,8 @@ from statistics import mean, stdev
 from time import perf_counter
 from typing import Any
 
-from paceline.runs.metrics import read_metrics
+from _timed_training import read_numbers
+
 from paceline.runs.provenance import versions_and_hardware
 
 METRICS = ("test/top1", "test/top5", "test/loss", "seconds")
@@ -40,7 +41,7 @@ def train(preset: str, seed: int, data_root: Path, folder: Path, extra: list[str
 
 def test_metrics(folder: Path) -> dict[str, float]:
     """Return the metrics from a run's last evaluation on the test split."""
-    rows = read_metrics(folder)
+    rows = read_numbers(folder)
     tested = [row for row in rows if "test/top1" in row]
     if not tested:
         sys.exit(f"{folder}: metrics.jsonl has no test/top1")

@@ -22,6 +22,7 @@ from typing import Any
 os.environ["OMP_NUM_THREADS"] = "1"  # must be set before torch is imported, including in child processes
 
 import numpy as np
+from _timed_training import read_numbers
 from _variants import write_results
 
 from paceline.benchmarking.step_ladder import measure_ladder
@@ -31,13 +32,13 @@ from paceline.contracts.recipe import Recipe
 from paceline.contracts.step_ladder import StepLadder
 from paceline.core.registry import load_class, names
 from paceline.core.small_files import read_json
+from paceline.core.types import SettingValues
 from paceline.launch.tasks import Task, run_in_processes
-from paceline.runs.metrics import read_metrics
 
 
 def scaling(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     """Return a row per measurement, with its throughput as a fraction of twice the throughput of one process."""
-    settings = {"strategy": "ddp", "devices": 2, "accelerator": "cpu", "batch_size": str(options.batch)}
+    settings: SettingValues = {"strategy": "ddp", "devices": 2, "accelerator": "cpu", "batch_size": str(options.batch)}
     assignments = [f"width={options.width}", "validation=0", "size=32", "channels=3"]
     config = configure("classification", settings, assignments=assignments)
     result = folder / "step_ladder.json"
@@ -87,7 +88,7 @@ def waiting(recipe: str, options: argparse.Namespace, folder: Path) -> dict[str,
     ]
     with redirect_stdout(StringIO()):
         train_here(configure(recipe, settings, assignments=assignments, small=True))
-    lines = read_metrics(folder / recipe)
+    lines = read_numbers(folder / recipe)
     shares = [line["time/data_wait"] for line in lines if "time/data_wait" in line][1:]
     return {"recipe": recipe, "data_wait": float(np.median(shares)), "high": max(shares), "n": len(shares)}
 

@@ -57,7 +57,13 @@ REPORT_SECONDS = 30
 
 def make_parts(data_root: Path, small: bool, assignments: list[str], **settings: Any) -> Parts:
     """Assemble the engine for a DeepLIIF run."""
-    given = {"preset": "deepliif", "data_root": str(data_root), "validation": 0, "loader": "resident", "compile": False}
+    given: dict[str, Any] = {
+        "preset": "deepliif",
+        "data_root": str(data_root),
+        "validation": 0,
+        "loader": "resident",
+        "compile": False,
+    }
     return assemble(configure("translation", given | (SMALL if small else {}) | settings, assignments=assignments))
 
 

@@ -28,6 +28,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -35,7 +36,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from _variants import Fit, engine_variant, print_rows, summarise_rates, time_block, write_results
+from _variants import Fit, engine_fit, print_rows, summarise_rates, write_results
 
 from paceline.core.installed import is_installed
 
@@ -127,16 +128,16 @@ def write_data(row: Row, folder: Path, tiny: bool) -> dict[str, Any]:
     return {"data_root": folder / "rows"}
 
 
-def make_fit(variant: str, row: Row, settings: dict[str, Any], folder: Path, device: torch.device) -> Fit:
-    """Build one variant of a workload."""
+def make_fit(
+    variant: str, row: Row, settings: dict[str, Any], folder: Path, device: torch.device, closing: ExitStack
+) -> Fit:
+    """Build one variant of a workload; `closing` closes its files."""
     from _frameworks import Losses, accelerate_fit, plain_fit, trainer_fit
 
     name, _, detail = variant.partition(", ")
     if name == "engine":
         choice = detail.removeprefix("compile ") or "auto"
-        engine = engine_variant(variant, row.recipe, folder, **settings, compile=choice)
-        time_block(engine, engine.warmup, device)
-        return lambda steps: time_block(engine, steps, device)
+        return engine_fit(variant, row.recipe, folder, device, closing, **settings, compile=choice)
     assignments = [f"{key}={value}" for key, value in settings.items()]
     losses = Losses(row.recipe, assignments, compiled=detail == "compiled")
     if name == "Trainer":
@@ -144,8 +145,10 @@ def make_fit(variant: str, row: Row, settings: dict[str, Any], folder: Path, dev
     return accelerate_fit(losses) if name == "Accelerate" else plain_fit(losses, captured=True)
 
 
-def build(row: Row, options: argparse.Namespace, folder: Path, device: torch.device, began: float) -> dict[str, Fit]:
-    """Return the chosen variants that can be built in time; report the others."""
+def build(
+    row: Row, options: argparse.Namespace, folder: Path, device: torch.device, began: float, closing: ExitStack
+) -> dict[str, Fit]:
+    """Return the chosen variants that can be built in time; report the others. `closing` closes their files."""
     settings = write_data(row, folder, options.tiny) | row.settings | (row.tiny if options.tiny else {})
     settings |= {
         "batch_size": options.batch or (4 if options.tiny and row.batch > 1 else row.batch),
@@ -165,7 +168,7 @@ def build(row: Row, options: argparse.Namespace, folder: Path, device: torch.dev
         if name in COMPILED and device.type == "cpu" and not options.compile_on_cpu:
             continue
         try:
-            fit = make_fit(name, row, settings, folder, device)
+            fit = make_fit(name, row, settings, folder, device, closing)
             fit(TRIAL_STEPS)
         except Exception as error:  # a compiler may raise any exception; the other variants are still measured
             reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
@@ -185,8 +188,8 @@ def measure(
     """Measure the variants of one row in turns."""
     row, began = ROWS[name], perf_counter()
     batch = options.batch or (4 if options.tiny and row.batch > 1 else row.batch)
-    with tempfile.TemporaryDirectory() as folder:
-        fits = build(row, options, Path(folder), device, began)
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as closing:
+        fits = build(row, options, Path(folder), device, began, closing)
         lengths = {one: max(2, round(options.seconds / (fit(TRIAL_STEPS) / TRIAL_STEPS))) for one, fit in fits.items()}
         rates: dict[str, list[float]] = {one: [] for one in fits}
         rows: list[dict[str, Any]] = []

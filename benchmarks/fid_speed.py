@@ -69,7 +69,8 @@ class ScriptModule(nn.Module):
         self.network = load_script(path, device)
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.network(enlarged(images))
+        features: Tensor = self.network(enlarged(images))
+        return features
 
 
 def statistics(network: FeatureNetwork, images: Tensor, arithmetic: Arithmetic) -> Statistics:

@@ -20,6 +20,7 @@ import os
 import tempfile
 import warnings
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from itertools import repeat
 from pathlib import Path
 from time import perf_counter
@@ -31,12 +32,11 @@ import torch
 import torch.nn.functional as F
 from _variants import (
     Fit,
-    engine_variant,
+    engine_fit,
     print_rows,
     set_torch_defaults,
     summarise_rates,
     synchronize,
-    time_block,
     write_results,
 )
 from torch import Tensor
@@ -48,7 +48,7 @@ SIDE_PX, NOISE = 32, 100
 WARMUP_BATCHES = 20  # number of batches before timing starts in each fit
 
 
-class Images(Dataset):
+class Images(Dataset[Tensor]):
     """A dataset of small images in one tensor; pixels are scaled to [-1, 1] when read."""
 
     def __init__(self, images: np.ndarray) -> None:
@@ -91,7 +91,8 @@ class Gan(lightning.LightningModule):
         return [torch.optim.Adam(network.parameters(), lr=2e-4, betas=(0.5, 0.999)) for network in networks]
 
     def training_step(self, real: Tensor, number: int) -> None:
-        generator_optimizer, discriminator_optimizer = self.optimizers()
+        optimizers: Any = self.optimizers()
+        generator_optimizer, discriminator_optimizer = optimizers
         fake = self.generator(torch.randn(len(real), NOISE, device=self.device))
         self.toggle_optimizer(generator_optimizer)
         logits = self.discriminator(fake)
@@ -149,9 +150,9 @@ def make_fit(data: Iterable[Any], width: int, device: torch.device, folder: Path
 
 
 def make_variants(
-    options: argparse.Namespace, folder: Path, device: torch.device, images: np.ndarray
+    options: argparse.Namespace, folder: Path, device: torch.device, images: np.ndarray, closing: ExitStack
 ) -> dict[str, Fit]:
-    """Return all variants."""
+    """Return all variants; `closing` closes their files."""
     np.savez(
         folder / "random.npz",
         x_train=images,
@@ -178,9 +179,7 @@ def make_variants(
     settings: dict[str, Any] = {"data": "npz", "data_root": folder / "random.npz", "batch_size": options.batch}
     settings |= {"size": SIDE_PX, "channels": 3, "flip": "off", "smallest": 2}
     settings |= {"ngf": options.width, "ndf": options.width, "loader": "resident"}
-    engine = engine_variant("engine", "dcgan", folder, compile="off", **settings)
-    time_block(engine, engine.warmup, device)
-    fits["engine"] = lambda steps: time_block(engine, steps, device)
+    fits["engine"] = engine_fit("engine", "dcgan", folder, device, closing, compile="off", **settings)
     return fits
 
 
@@ -202,8 +201,8 @@ def main() -> None:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     images = np.random.default_rng(0).integers(256, size=(options.samples, SIDE_PX, SIDE_PX, 3), dtype=np.uint8)
-    with tempfile.TemporaryDirectory() as folder:
-        fits = make_variants(options, Path(folder), device, images)
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as closing:
+        fits = make_variants(options, Path(folder), device, images, closing)
         lengths = {name: max(2, round(options.seconds / (fit(10) / 10))) for name, fit in fits.items()}
         rates: dict[str, list[float]] = {name: [] for name in fits}
         for turn in range(options.repeats):

@@ -82,7 +82,6 @@ def make_side(name: str, folder: Path, arguments: argparse.Namespace, loggers: s
     }
     assignments = [f"{key}={value}" for key, value in settings.items()]
     parts = assemble(configure(arguments.recipe, {"preset": arguments.preset}, assignments=assignments))
-    parts.recipe.evaluator = ""
     writer = MetricsWriter(folder / name, loggers=loggers)
     outputs = Outputs(RunFolder(folder / name), writer, Display(parts.total_images, 0, name, enabled=False))
     return Side(name, parts, Loop(parts, outputs), writer)

@@ -16,6 +16,7 @@ import logging
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
@@ -26,12 +27,11 @@ import torch
 import torch.nn.functional as F
 from _variants import (
     Fit,
-    engine_variant,
+    engine_fit,
     print_rows,
     set_torch_defaults,
     summarise_rates,
     synchronize,
-    time_block,
     write_results,
 )
 from PIL import Image
@@ -133,18 +133,21 @@ class Side:
         torch.manual_seed(0)
         self.network = workload.make().to(device).train()
         format_ = torch.channels_last if channels_last else torch.contiguous_format
-        self.network.to(memory_format=format_)  # type: ignore[call-overload]
+        self.network.to(memory_format=format_)
         if compiled:
             self.network.compile()
-        optimizer = torch.optim.AdamW if workload.optimizer == "adamw" else torch.optim.Adam
-        self.make_optimizer = lambda: optimizer(
-            [parameter for parameter in self.network.parameters() if parameter.requires_grad], lr=2e-4, weight_decay=0
-        )
+        self.decouples_decay = workload.optimizer == "adamw"
         low_px = workload.crop_px // workload.scale
         self.low, self.high = (
             (torch.rand(workload.batch, 3, side, side, device=device) * 2 - 1).to(memory_format=format_)
             for side in (low_px, workload.crop_px)
         )
+
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        """Return a new optimizer for the network."""
+        kind = torch.optim.AdamW if self.decouples_decay else torch.optim.Adam
+        parameters = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
+        return kind(parameters, lr=2e-4, weight_decay=0)
 
 
 def plain_fit(side: Side, device: torch.device) -> Fit:
@@ -214,23 +217,24 @@ def trainer_fit(side: Side, device: torch.device, folder: Path) -> Fit:
     return fit
 
 
-def engine_fit(name: str, workload: Workload, folder: Path, device: torch.device, *, compiled: bool) -> Fit:
-    """Return a function that trains as `paceline train` does."""
-    settings = workload.settings() | {"data_root": folder / "photos", "compile": "on" if compiled else "off"}
-    variant = engine_variant(name, workload.recipe, folder, **settings)
-    time_block(variant, variant.warmup, device)
-    return lambda steps: time_block(variant, steps, device)
+def make_fits(
+    workload: Workload, options: argparse.Namespace, folder: Path, device: torch.device, closing: ExitStack
+) -> dict[str, Fit]:
+    """Return the chosen variants; a variant that cannot be built or run is reported and left out.
 
-
-def make_fits(workload: Workload, options: argparse.Namespace, folder: Path, device: torch.device) -> dict[str, Fit]:
-    """Return the chosen variants; a variant that cannot be built or run is reported and left out."""
+    `closing` closes their files.
+    """
     fits: dict[str, Fit] = {}
     for name in options.variants.split(","):
         compiled = name.endswith("compiled")
         start = perf_counter()
         try:
             if name.startswith("engine"):
-                fit = engine_fit(name, workload, folder, device, compiled=compiled)
+                settings = workload.settings() | {
+                    "data_root": folder / "photos",
+                    "compile": "on" if compiled else "off",
+                }
+                fit = engine_fit(name, workload.recipe, folder, device, closing, **settings)
             else:
                 side = Side(workload, device, compiled=compiled, channels_last=options.channels_last)
                 fit = trainer_fit(side, device, folder) if name.startswith("trainer") else plain_fit(side, device)
@@ -248,9 +252,9 @@ def measure(
     workload: Workload, options: argparse.Namespace, device: torch.device, on_turn: Callable[[Any], None]
 ) -> list[dict[str, Any]]:
     """Return one row per variant, measured in turns."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as closing:
         write_photographs(Path(folder) / "photos", max(2 * workload.crop_px, 96))
-        fits = make_fits(workload, options, Path(folder), device)
+        fits = make_fits(workload, options, Path(folder), device, closing)
         lengths = {
             name: max(2, round(options.seconds / (fit(TRIAL_STEPS) / TRIAL_STEPS))) for name, fit in fits.items()
         }

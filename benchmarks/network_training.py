@@ -149,8 +149,8 @@ def ensemble_psnr(folder: Path, test: Path) -> dict[str, float]:
         low, high = (_read(file, device) for file in (test / "LRx4" / path.name, path))
         high = high[..., : low.shape[-2] * 4, : low.shape[-1] * 4]
         for name, made in zip(found, (upscale(low), self_ensemble(upscale, low)), strict=True):
-            levels = [luma(to_levels(one))[..., BORDER_PX:-BORDER_PX, BORDER_PX:-BORDER_PX] for one in (made, high)]
-            found[name].append(float(psnr(*levels)))
+            inside = [luma(to_levels(one))[..., BORDER_PX:-BORDER_PX, BORDER_PX:-BORDER_PX] for one in (made, high)]
+            found[name].append(float(psnr(inside[0], inside[1])))
     return {name: mean(values) for name, values in found.items()}
 
 
@@ -196,7 +196,7 @@ def main() -> None:
     save(test=tested[-1] if tested else {})
     for test in options.tests:
         if options.task == "rcan291":
-            found = {**evaluate(run, test, "fp32"), "ensemble": ensemble_psnr(run, test)}
+            found: dict[str, Any] = {**evaluate(run, test, "fp32"), "ensemble": ensemble_psnr(run, test)}
         else:
             found = evaluate_photographs(run, test)
         save(tests={**results.get("tests", {}), str(test): found})

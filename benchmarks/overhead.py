@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -80,12 +80,8 @@ def hand_written_step_factory(
     if kind.compiled:
         network.compile(dynamic=False)
     rate = torch.tensor(LEARNER["lr"], device=device)
-    optimizer = torch.optim.SGD(
-        network.parameters(),
-        **LEARNER | {"lr": rate},
-        nesterov=True,
-        fused=device.type == "cuda",  # type: ignore[arg-type]
-    )
+    settings: dict[str, Any] = {**LEARNER, "lr": rate}
+    optimizer = torch.optim.SGD(network.parameters(), **settings, nesterov=True, fused=device.type == "cuda")
     images = torch.from_numpy(data["x_train"]).to(device)
     padded = F.pad(images, (0, 0, *[PADDING_PX] * 4))
     labels = torch.from_numpy(data["y_train"]).to(device)
@@ -195,7 +191,7 @@ def images_per_second(step: Step, num_steps: int, batch_size: int, device: torch
 
 def measure(
     variants: dict[str, Step], batch_size: int, num_steps: int, repeats: int, device: torch.device
-) -> list[dict]:
+) -> list[dict[str, Any]]:
     """Return one row per variant: the median rate over interleaved blocks, and the step time relative to the first.
 
     The ratio is the median over neighbouring blocks, so that gradual changes in the machine's speed cancel out.

@@ -78,7 +78,7 @@ def make_image(number: int, folder: Path, width: int, height: int) -> None:
     temporary.rename(file)
 
 
-class DecodeEachTime(Dataset):
+class DecodeEachTime(Dataset[torch.Tensor]):
     """The dataset of a plain script: open, crop at random, convert to float."""
 
     def __init__(self, files: list[Path], crop: int) -> None:
@@ -91,7 +91,8 @@ class DecodeEachTime(Dataset):
         return len(self.files)
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        return self.transform(Image.open(self.files[index]).convert("RGB")) * 2 - 1
+        image: torch.Tensor = self.transform(Image.open(self.files[index]).convert("RGB"))
+        return image * 2 - 1
 
 
 def plain_epoch(files: list[Path], crop: int, batch_size: int, workers: int, device: torch.device) -> Epoch:
@@ -158,8 +159,8 @@ def variants(options: argparse.Namespace, device: torch.device) -> Iterator[tupl
     start = perf_counter()
     pack(str(folder), str(packed), {"workers": options.our_workers}, {"test_root": str(folder / "test")})
     seconds = perf_counter() - start
-    settings = RunSettings(data_root=str(packed), crop=options.crop, workers=options.our_workers)
-    loader = Workers(Packed("train", settings), device, settings, options.crop)
+    of_packed = RunSettings(data_root=str(packed), crop=options.crop, workers=options.our_workers)
+    loader = Workers(Packed("train", of_packed), device, of_packed, options.crop)
     yield (
         f"packed, {options.our_workers} workers",
         our_epoch(loader, options.batch_size),

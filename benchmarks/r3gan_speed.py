@@ -60,11 +60,12 @@ class PlainLoop:
         )
         self.generator, self.discriminator = Generator(sizes).to(device), Discriminator(sizes).to(device)
         if not smooth:
+            plain: Any = nn.Conv2d
             for module in self.discriminator.modules():
                 if isinstance(module, SmoothConv2d):
-                    module.__class__ = nn.Conv2d
+                    module.__class__ = plain
         for network in (self.generator, self.discriminator):
-            network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            network.to(memory_format=torch.channels_last)
             if compiled:
                 network.compile(dynamic=False)
         self.ema = [parameter.detach().clone() for parameter in self.generator.parameters()]
@@ -119,11 +120,11 @@ def count_flops(loop: PlainLoop) -> float:
     def forward(network: nn.Module, *inputs: Tensor) -> int:
         with FlopCounterMode(display=False) as counter:
             network(*inputs)
-        return counter.get_total_flops()
+        return int(counter.get_total_flops())
 
     of_generator = forward(loop.generator, torch.randn(loop.batch, NOISE, device=loop.device))
     of_discriminator = forward(loop.discriminator, loop.real)
-    return (3 * of_generator + 15 * of_discriminator) / loop.batch
+    return (3 * of_generator + 15 * of_discriminator) / int(loop.batch)
 
 
 def make_variant(name: str, options: argparse.Namespace, folder: Path, device: torch.device) -> Variant:

@@ -66,14 +66,14 @@ class Row(NamedTuple):
 def rows_of(options: argparse.Namespace) -> list[Row]:
     """Return the runs of a task."""
     if options.task == "small":
-        settings = ("size=32", "channels=3", "conditional=off", "r_gamma=0.01", "burn_in_r_gamma=0.1")
+        settings: tuple[str, ...] = ("size=32", "channels=3", "conditional=off", "r_gamma=0.01", "burn_in_r_gamma=0.1")
         settings += ("evaluate_every=10%", "sample_every=10%")  # often, to show when the discriminator overfits
         ada = ("ada=blit,geometry,color", "ada_images=100000")
         return [
             Row("small-plain", "small", (*settings, "ada="), "small"),
             Row("small-adaptive", "small", (*settings, *ada), "small"),
         ]
-    cadence = ("evaluate_every=20%", "sample_every=20%", "save_every=10%")
+    cadence: tuple[str, ...] = ("evaluate_every=20%", "sample_every=20%", "save_every=10%")
     if options.task == "candidates":
         cadence = ("evaluate_every=50%", "sample_every=100%", "save_every=100%", "conditional=off")
         return [Row(f"candidate-{name}", "cifar10", (*CANDIDATES[name], *cadence), name) for name in options.tried]

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -52,7 +53,7 @@ Batches = Iterator[list[Tensor]]
 MakeStep = Callable[[Batches, torch.device, argparse.Namespace], Callable[[], None]]
 
 
-class Images(Dataset):
+class Images(Dataset[tuple[Tensor, int]]):
     """Small images in memory, read through Pillow and torchvision's transforms, like torchvision's CIFAR."""
 
     def __init__(self, images: np.ndarray, labels: np.ndarray, augmented: bool) -> None:
@@ -69,7 +70,7 @@ class Images(Dataset):
         return self.transform(Image.fromarray(self.images[index])), int(self.labels[index])
 
 
-class Photographs(Dataset):
+class Photographs(Dataset[tuple[Tensor, Tensor]]):
     """Crops of photographs, decoded each time and downscaled by Pillow to low-resolution images."""
 
     def __init__(self, files: list[Path], crop: int, length: int) -> None:
@@ -99,9 +100,9 @@ def gan_step(
     """Return the step for DCGAN or the dual GAN, whose losses select the discriminator that trains the generator."""
     generator, *discriminators = gan_networks(options, device, num_discriminators)
     bce = nn.BCELoss()
-    rate = {"lr": 2e-4, "betas": (0.5, 0.999)}
-    optimizer = torch.optim.Adam(generator.parameters(), **rate)
-    optimizers = [torch.optim.Adam(network.parameters(), **rate) for network in discriminators]
+    optimizer, *optimizers = (
+        torch.optim.Adam(network.parameters(), lr=2e-4, betas=(0.5, 0.999)) for network in (generator, *discriminators)
+    )
     logged: list[float] = []
 
     def step() -> None:
@@ -183,7 +184,7 @@ def photo_step(batches: Batches, device: torch.device, options: argparse.Namespa
 
 
 def reference_variants(
-    data: Dataset,
+    data: Dataset[Any],
     batch_size: int,
     make: MakeStep,
     device: torch.device,
@@ -192,7 +193,7 @@ def reference_variants(
 ) -> list[Variant]:
     """Return a plain loop for each number of workers, and one that reuses a batch on the device."""
     variants = []
-    for workers in map(int, options.workers.split(",")):
+    for workers in dict.fromkeys(map(int, options.workers.split(","))):
         loader = DataLoader(data, batch_size, shuffle=True, num_workers=workers, drop_last=True)
         step = make(endless(loader), device, options)
         variant = Variant(f"reference style, {workers} workers", step, set_torch_defaults)

@@ -38,6 +38,7 @@ from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import safetensors.numpy
@@ -334,8 +335,8 @@ def measure(options: argparse.Namespace, images: Path, shards: Path, url: str, c
     """Print and return the speed of every variant, and the sizes of the cache and the memory."""
 
     def open_shards(root: str, **more: float) -> Shards:
-        chosen = {"size": options.side, "shard_cache": str(cache), "workers": options.workers, **more}
-        return Shards("train", Shards.Settings(data_root=root, **chosen))  # type: ignore[arg-type]
+        chosen: dict[str, Any] = {"size": options.side, "shard_cache": str(cache), "workers": options.workers, **more}
+        return Shards("train", Shards.Settings(data_root=root, **chosen))
 
     def cold() -> Source:
         shutil.rmtree(cache / "blocks", ignore_errors=True)

@@ -16,9 +16,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from _timed_training import printed_metrics, run_paceline, sets
+from _timed_training import printed_metrics, read_numbers, run_paceline, sets
 
-from paceline.runs.metrics import read_metrics
 from paceline.runs.provenance import versions_and_hardware
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
@@ -47,7 +46,7 @@ def train(folder: Path, images: int, arguments: argparse.Namespace, *more: str) 
     start = perf_counter()
     run_paceline(*words, *sets(CADENCE + test_data), *more, *arguments.extra)
     seconds = perf_counter() - start
-    rows = read_metrics(folder)
+    rows = read_numbers(folder)
     speeds = [row["time/images_per_second"] for row in rows if "time/images_per_second" in row]
     waits = [row["time/data_wait"] for row in rows if "time/data_wait" in row]
     middle = sorted(speeds)[len(speeds) // 2] if speeds else 0.0

@@ -114,9 +114,10 @@ def open_result(work: Path, out: str, side: int) -> Iterator[tuple[Callable[[int
 def check_regions(work: Path, out: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Compare random regions of the result with a forward pass on each region and its halo."""
     from paceline.contracts.pixel_format import EIGHT_BITS
+    from paceline.data.stored_pixels import to_pixels
     from paceline.images.regions.open_image import open_region_image
     from paceline.images.regions.region_image import Box
-    from paceline.inference.forward import tensor_of, to_stored, to_unit_range, transform
+    from paceline.inference.forward import tensor_of, to_unit_range, transform
     from paceline.inference.image_model import open_image_model
 
     side, px = arguments.side, arguments.region_px
@@ -136,7 +137,7 @@ def check_regions(work: Path, out: str, arguments: argparse.Namespace) -> dict[s
             with torch.no_grad():
                 images = to_unit_range(tensor_of(pixels).to(arguments.device), EIGHT_BITS)
                 values = transform(model, images).by_name["image"]
-                whole = to_stored(values, EIGHT_BITS)[0].cpu().numpy()
+                whole = to_pixels(values, EIGHT_BITS)[0].cpu().numpy()
             expected = whole[top - first[0] :, left - first[1] :][:px, :px].astype(int)
             off = np.abs(read(top, left, px).astype(int) - expected)
             largest, differing = max(largest, int(off.max())), differing + int((off > 0).sum())

@@ -112,8 +112,8 @@ def test_apply_writes_every_channel_and_measure_compares_them(place: Path, tmp_p
         )
         for number in range(2)
     ]
-    assert found["metrics"]["psnr[rgb]"] == pytest.approx(np.mean(expected), abs=1e-6)
-    assert found["protocol"]["data_range"] == 65535
+    assert found["metrics"]["psnr[all]"] == pytest.approx(np.mean(expected), abs=1e-6)
+    assert found["protocol"]["data_range"] == 65535 and found["protocol"]["protocol"] == "all"
 
 
 def test_images_that_do_not_fit_the_model_are_skipped_with_the_reason(place: Path, tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_floating_point_images_are_trained_evaluated_and_restored_in_their_range
     report = tmp_path / "report.json"
     measure(str(tmp_path / "out"), str(file.parent), MeasureOptions(json_file=str(report), value_range="-1,2"))
     expected = peak_signal_noise_ratio(real, made, data_range=3)
-    assert json.loads(report.read_text())["metrics"]["psnr[rgb]"] == pytest.approx(expected, abs=1e-4)
+    assert json.loads(report.read_text())["metrics"]["psnr[all]"] == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.slow

@@ -55,6 +55,23 @@ def test_metrics_follow_their_definitions_and_are_written_to_files(capsys: pytes
     assert [float(row["psnr[rgb]"]) for row in rows] == pytest.approx(values)
 
 
+def test_multi_channel_images_have_their_own_protocol_and_mean(capsys: pytest.CaptureFixture[str]) -> None:
+    for folder, value in (("made", 110), ("targets", 100)):
+        for number in range(2):
+            save(f"{folder}/{number}.png", np.full((SIDE, SIDE, 3), value, dtype=np.uint8))
+        planes = np.full((5, SIDE, SIDE), value + (value > 100) * 10, dtype=np.uint8)
+        tifffile.imwrite(f"{folder}/planes.tif", planes, photometric="minisblack")
+    assert run(["measure", "made/planes.tif", "targets/planes.tif", "--json", "planes.json"]) == 0
+    assert "psnr[rgb]" not in capsys.readouterr().out
+    planes_only, mixed = Path("planes.json"), Path("mixed.json")
+    assert json.loads(planes_only.read_text())["protocol"]["protocol"] == "all"
+    assert run(["measure", "made", "targets", "--json", str(mixed)]) == 0
+    found = json.loads(mixed.read_text())
+    assert found["metrics"]["psnr[rgb]"] == pytest.approx(20 * np.log10(255 / 10))
+    assert found["metrics"]["psnr[all]"] == pytest.approx(20 * np.log10(255 / 20))
+    assert found["protocol"]["protocol"] == "rgb and all" and found["metrics"]["count"] == 3
+
+
 def test_two_files_are_compared_even_if_their_names_differ(capsys: pytest.CaptureFixture[str]) -> None:
     save("a.png", noise(0))
     save("b.png", noise(0))

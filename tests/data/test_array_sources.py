@@ -51,6 +51,12 @@ def test_npz_accepts_grey_and_colour_images_and_labels_in_a_column(tmp_path: Pat
     assert training.arrays["label"].tolist() == [0, 1, 2, 3, 4, 5]
 
 
+def test_npz_images_need_no_labels(tmp_path: Path) -> None:
+    source = Npz("train", npz(tmp_path, y_train=None, y_test=None))
+    assert set(source.read(0)) == {"image"} and source.spec.num_classes == 0
+    assert source.notes == (f"{tmp_path / 'own.npz'}: has no y_train and y_test, so the images have no labels",)
+
+
 def test_npz_finds_the_only_file_in_a_folder(tmp_path: Path) -> None:
     npz(tmp_path)
     assert len(Npz("train", PixelSettings(data_root=str(tmp_path)))) == 6

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
+import lzma
 import subprocess
 import tarfile
 from pathlib import Path
@@ -90,7 +93,10 @@ def _cut(content: bytes, kind: str) -> bytes:
         "after a member": content[:end],
         "garbage": content[:end] + b"x" * 2048,
         "concatenated": content + content,
-        "compressed": b"\x1f\x8b\x08" + content,
+        "gzip": gzip.compress(content),
+        "bzip2": bz2.compress(content),
+        "xz": lzma.compress(content),
+        "not tar": b"hello" * 1024,
         "empty": b"",
     }[kind]
 
@@ -103,7 +109,10 @@ def _cut(content: bytes, kind: str) -> bytes:
         ("after a member", "no end marker"),
         ("garbage", "damaged at byte"),
         ("concatenated", "data after the end marker"),
-        ("compressed", "not an uncompressed tar file"),
+        ("gzip", r"compressed with gzip, although its name ends in \.tar; decompress it"),
+        ("bzip2", "compressed with bzip2"),
+        ("xz", "compressed with xz"),
+        ("not tar", "not an uncompressed tar file"),
         ("empty", "truncated"),
     ],
 )

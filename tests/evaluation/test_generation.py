@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import shutil
 from hashlib import sha256
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from running import run_fork, run_ranks
 from torch import Tensor, nn
 from torchmetrics.image.fid import FrechetInceptionDistance
 
+from paceline.cli.app import run
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
 from paceline.data.source import ArraySource
+from paceline.data.sources.digits import Digits
 from paceline.data.tickets import NUM_UNIFORMS
 from paceline.data.transforms import to_eight_bits, transform
 from paceline.evaluation.contract import Case
@@ -330,6 +334,23 @@ def test_two_processes_compute_the_same_metrics_as_one(runs):
         found.append(values_in("".join(file.read_text() for file in set(runs.glob("stdout-*")) - before)))
     assert found[0].keys() == found[1].keys() and "IS[resnet18-digits]" in found[0]
     assert found[1] == pytest.approx(found[0], rel=1e-6)
+
+
+def test_a_metric_is_named_after_the_file_that_its_classifier_was_trained_on(runs, capsys):
+    splits = {split: Digits(split, RunSettings(size=8)).arrays for split in ("train", "test")}
+    images = {f"x_{split}": fields["image"] for split, fields in splits.items()}
+    labels = {f"y_{split}": fields["label"] for split, fields in splits.items()}
+    np.savez(runs / "my digits.npz", **images, **labels)
+    words = ["classification", "--data", "npz", "--data-root", str(runs / "my digits.npz"), "--images", "64"]
+    sets = ["--set", "width=2", "--set", "pad_crop=1"]
+    trained = run_fork(runs, "train", *words, *sets, "--accelerator", "cpu", "--out", "from_npz")
+    assert trained.wait() == 0, trained.stderr
+    weights = next((runs / "from_npz" / "checkpoints").glob("*/weights.safetensors"))
+    shutil.copy(weights, runs / "classifier.safetensors")  # stores no paths, but the name of the data
+    for features in ("from_npz", "classifier.safetensors"):
+        words = ["evaluate", str(runs / "gan"), "--trust", "--accelerator", "cpu"]
+        assert run([*words, "--set", f"features={runs / features}"]) == 0
+        assert {"FID[resnet18-my-digits]", "IS[resnet18-my-digits]"} < values_in(capsys.readouterr().out).keys()
 
 
 def test_a_run_resumes_only_with_the_same_evaluation_protocol(runs):

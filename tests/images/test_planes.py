@@ -19,6 +19,7 @@ from paceline.config.source_flags import SeparateTestFolder
 from paceline.contracts.data_spec import DataSpec
 from paceline.contracts.pixel_format import PixelFormat
 from paceline.core.errors import UserError
+from paceline.data.stored_pixels import to_pixels
 from paceline.images.decode import BadImage
 from paceline.images.deep_image import DeepImage, read_deep, to_format
 from paceline.images.encode import Attachments, write_image
@@ -26,7 +27,6 @@ from paceline.images.image_file import read_image
 from paceline.images.planes import read_planes_header
 from paceline.images.reader_choice import choose_reader
 from paceline.images.readers import EightBitReader, make_reader
-from paceline.inference.forward import to_stored
 
 PLANES = np.random.default_rng(0).integers(0, 65536, (5, 12, 9), dtype=np.uint16)
 SIXTEEN_BITS = PixelFormat.full("uint16")
@@ -234,7 +234,7 @@ def test_floating_point_results_are_not_rounded(tmp_path: Path) -> None:
     tifffile.imwrite(tmp_path / "a.tif", values, photometric="minisblack")
     image = read_image(tmp_path / "a.tif", 5, FLOATS)
     assert image.pixel_format == FLOATS
-    stored = to_stored(torch.from_numpy((image.pixels - 1) / 2), image.pixel_format)
+    stored = to_pixels(torch.from_numpy((image.pixels - 1) / 2), image.pixel_format)
     write_image(tmp_path / "made.tif", stored.numpy())
     made = tifffile.imread(tmp_path / "made.tif")
     assert made.dtype == np.float32 and np.abs(made - values).max() < 1e-6
@@ -267,7 +267,7 @@ def test_resizing_many_channels_equals_resizing_each_channel() -> None:
 
 @pytest.mark.parametrize("pixels", [PixelFormat(), SIXTEEN_BITS, FLOATS, PixelFormat("uint16", 100.0, 4095.0)])
 def test_stored_pixels_cover_the_range_of_the_format(pixels: PixelFormat) -> None:
-    made = to_stored(torch.tensor([-2.0, -1.0, 0.0, 1.0, 2.0]), pixels).numpy()
+    made = to_pixels(torch.tensor([-2.0, -1.0, 0.0, 1.0, 2.0]), pixels).numpy()
     assert made.dtype == pixels.dtype
     assert made[[0, 1, 3, 4]].tolist() == [pixels.low, pixels.low, pixels.high, pixels.high]
     assert abs(float(made[2]) - pixels.middle) <= 0.5

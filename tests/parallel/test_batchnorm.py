@@ -10,7 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from paceline.models.resnet import ResNet
 from paceline.parallel.batchnorm import SynchronizedBatchNorm, leave_batchnorm_eager, synchronize
+from paceline.parallel.torch_internals import local_collectives
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -52,6 +54,14 @@ def test_batchnorm_gradients_match_those_from_torch(affine: bool, layout: str) -
     weights = torch.randn(images.shape, dtype=torch.float64)
     for our, their in zip(gradients(ours, images, weights), gradients(theirs, images, weights), strict=True):
         torch.testing.assert_close(our, their, rtol=1e-10, atol=1e-12)
+
+
+def test_each_layer_needs_one_collective_forward_and_one_backward() -> None:
+    network = synchronize(ResNet(18, num_classes=2, stem="small", width=2), ours=True)
+    num_layers = sum(isinstance(layer, SynchronizedBatchNorm) for layer in network.modules())
+    with local_collectives() as collectives:
+        network(torch.randn(2, 3, 32, 32)).sum().backward()
+    assert (num_layers, len(collectives)) == (20, 40)
 
 
 def gradients(norm: nn.Module, images: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -1,14 +1,21 @@
 import dataclasses
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+import paceline
 from paceline.commands.configure import configure
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
+from paceline.data.open_sources import open_sources
 from paceline.models.losses import OBJECTIVES
 from paceline.recipes.dcgan import Dcgan, DcganSettings
+from paceline.runs.checkpoint import Checkpoints, choose_checkpoint
+from paceline.runs.finished_run import config_of
+from paceline.runs.recipe import make_recipe
+from paceline.runs.weights import EMA
 
 NUM_SAMPLES = 6
 
@@ -185,3 +192,15 @@ def test_the_cifar10_presets_of_dcgan_and_dual_gan_have_equal_settings():
     shared = dataclasses.asdict(one.recipe)
     assert shared == {name: value for name, value in dataclasses.asdict(two.recipe).items() if name in shared}
     assert (one.run.data, one.run.size, one.run.channels, one.run.batch_size) == ("cifar10", 32, 3, "64")
+
+
+def test_the_ema_of_the_preset_cifar10_follows_the_weights_in_a_short_run(tmp_path: Path) -> None:
+    settings = {"data": "digits", "channels": 1, "ngf": 4, "ndf": 4, "evaluate_every": "100%", "few_images": "allow"}
+    paceline.train("dcgan", preset="cifar10", accelerator="cpu", images=3200, out=tmp_path / "run", **settings)
+    config = config_of(str(tmp_path / "run"))
+    initial = make_recipe(config, open_sources(config)).generator.state_dict()
+    weights = choose_checkpoint(Checkpoints(tmp_path / "run" / "checkpoints"), "last").weights
+    ema = {name.removeprefix(EMA): tensor for name, tensor in weights.items() if name.startswith(EMA)}
+    from_initial = sum(float((ema[name] - initial[name.removeprefix("generator.")]).square().sum()) for name in ema)
+    from_last = sum(float((ema[name] - weights[name]).square().sum()) for name in ema)
+    assert ema and from_last < from_initial / 10

@@ -12,8 +12,10 @@ import tifffile
 import torch
 
 import paceline
+from paceline.cli.app import run
 from paceline.commands.predict import predict
 from paceline.core.errors import UserError
+from paceline.images.decode import decode_full_depth
 
 CHANNELS, SIDE = 5, 32
 COMMON = {"batch_size": 4, "accelerator": "cpu", "workers": 0, "images": 8, "loggers": ""}
@@ -72,7 +74,32 @@ def test_a_recipe_trains_on_images_with_five_channels_of_16_bits(recipe: str, ro
         found = [json.loads(line) for line in (tmp_path / "found.jsonl").read_text().splitlines()]
         assert [row["classes"][0]["probability"] for row in found] == model.predict(images).amax(dim=1).tolist()
     if recipe in ("dcgan", "r3gan"):
-        assert model.sample(2).shape == (2, CHANNELS, 32, 32)
+        assert model.sample(2).shape == (2, CHANNELS, 32, 32) and model.sample(2).dtype == torch.uint16
+
+
+@pytest.mark.parametrize(
+    ("dtype", "limits", "channels", "suffix"),
+    [("uint16", None, 1, "png"), ("uint16", (0, 4095), 3, "tif"), ("float32", (-2, 2), 1, "tif")],
+)
+def test_generated_images_are_written_with_the_depth_of_the_training_images(
+    dtype: str, limits: tuple[float, float] | None, channels: int, suffix: str, tmp_path: Path
+) -> None:
+    low, high = limits or (0, 65535)
+    images = np.random.default_rng(0).uniform(low, high, (8, SIDE, SIDE, channels)).astype(dtype)
+    np.savez(tmp_path / "own.npz", x_train=images, x_test=images)
+    values = {"value_range": f"{low},{high}"} if limits else {}
+    settings = COMMON | RECIPES["dcgan"] | values | {"data": "npz", "data_root": tmp_path / "own.npz"}
+    paceline.train("dcgan", out=tmp_path / "run", **settings)
+    words = ["sample", str(tmp_path / "run"), "--accelerator", "cpu", "--count", "3", "--to", str(tmp_path / "made")]
+    assert run(words) == 0
+    files = sorted((tmp_path / "made").iterdir())
+    assert [file.name for file in files] == [f"0000{number}.{suffix}" for number in range(3)]
+    written = np.stack([decode_full_depth(file) if suffix == "png" else tifffile.imread(file) for file in files])
+    assert written.dtype == dtype and low <= written.min() and written.max() <= high
+    eight_bit_levels = (written.astype(np.float64) - low) / (high - low) * 255
+    assert np.abs(eight_bit_levels - eight_bit_levels.round()).max() > 0.1  # not rounded to 8 bits
+    expected = paceline.load(tmp_path / "run", device="cpu").sample(3).permute(0, 2, 3, 1).numpy()
+    assert np.array_equal(written.reshape(expected.shape), expected)
 
 
 @pytest.mark.parametrize(

@@ -24,12 +24,14 @@ from paceline.data.file_lists import images_under
 from paceline.evaluation.features.inception import load_inception
 from paceline.evaluation.features.network import FeatureNetwork
 from paceline.evaluation.image_metrics import (
+    ALL_CHANNELS,
     PEAK,
     PSNR_OF_IDENTICAL,
     SIGMA,
     WINDOW,
     describe_rounding,
     luma,
+    protocol_label,
     psnr,
     ssim,
 )
@@ -111,19 +113,14 @@ def measure(results: str, targets: str, options: Options) -> int:
             row |= overlaps(own)
     if not rows:
         raise UserError(f"{results}: no images could be compared with {targets}: {_listed(problems)}")
-    metrics = {
-        name: sum(row[name] for row in rows.values()) / len(rows)
-        for name in next(iter(rows.values()))
-        if name.startswith(("psnr", "ssim", "lpips", "niqe"))
-        and all(name in row for row in rows.values())  # LPIPS and NIQE need grey or RGB images
-    }
+    metrics, labels = _means(list(rows.values()))
     metrics |= overlaps(counts) if options.masks else {}
     if network and formats != {EIGHT_BITS}:
         raise UserError("--inception: FID needs 8-bit images with 1 or 3 channels; omit --inception")
     for_fid = [pair for pair in used if pair in decodable]
     metrics |= _fid(for_fid, network) if network else {}
     metrics |= {"count": float(len(rows))}
-    protocol = _protocol(options, metrics, network, formats)
+    protocol = {"protocol": " and ".join(labels), **_protocol(options, metrics, network, formats)}
     if network and (note := network.few_images_note(len(for_fid), f"{len(for_fid):,} images")):
         notes = (*notes, note)
     if network and len(for_fid) < len(used):
@@ -132,7 +129,7 @@ def measure(results: str, targets: str, options: Options) -> int:
     notes = (*notes, *_notes_on_missing_means(rows, options, distance))
     print_line(f"{results} compared with {targets}: {len(rows):,} image{'s' * (len(rows) != 1)}")
     print_metrics(metrics, protocol, notes)
-    identical = [name for name, row in rows.items() if np.isclose(row[f"psnr[{options.protocol}]"], PSNR_OF_IDENTICAL)]
+    identical = [name for name, row in rows.items() if np.isclose(row[f"psnr[{_label(row)}]"], PSNR_OF_IDENTICAL)]
     if identical:
         print_line(f"images identical to their targets ({len(identical)} of {len(rows)}): {_listed(identical)}")
     content = {"results": results, "targets": targets, "metrics": metrics, "protocol": dict(protocol)}
@@ -199,11 +196,8 @@ def _compare(
     """Return an image's metrics, its pixel format, and the pixel counts of masks. Huge files are read by region."""
     if is_huge(result):
         found = compare_regions(result, target, options.protocol, options.border, masks=options.masks)
-        return (
-            {f"psnr[{options.protocol}]": found.psnr, f"ssim[{options.protocol}]": found.ssim},
-            found.pixels,
-            found.counts,
-        )
+        label = protocol_label(options.protocol, found.channels)
+        return {f"psnr[{label}]": found.psnr, f"ssim[{label}]": found.ssim}, found.pixels, found.counts
     pair = read_pair(result, target, limits)
     row = _measured(pair, options, distance)
     shown = [levels * (PEAK / pair.pixels.span) for levels in (pair.made, pair.real)] if options.masks else []
@@ -226,14 +220,32 @@ def _measured(pair: Pair, options: Options, distance: Distance | None) -> Row:
     shown = [levels * (PEAK / pixels.span) for levels in (made, real)]
     row |= {"lpips": distance(shown[0], shown[1]).item()} if distance and are_colours else {}
     row |= {"niqe": niqe(shown[0]).item()} if options.niqe and are_colours else {}
-    return {f"{name}[{options.protocol}]": value for name, value in row.items()}
+    label = options.protocol if are_colours else ALL_CHANNELS
+    return {f"{name}[{label}]": value for name, value in row.items()}
+
+
+def _label(row: Row) -> str:
+    """Return the protocol in the names of an image's metrics."""
+    return next(name[len("psnr[") : -1] for name in row if name.startswith("psnr["))
+
+
+def _means(rows: Sequence[Row]) -> tuple[Row, list[str]]:
+    """Return the means over the images of each protocol, and the protocols; LPIPS and NIQE if all of them have it."""
+    means: Row = {}
+    by_label: dict[str, list[Row]] = {}
+    for row in rows:
+        by_label.setdefault(_label(row), []).append(row)
+    for label, own in by_label.items():
+        names = [name for name in own[0] if name.endswith(f"[{label}]") and all(name in row for row in own)]
+        means |= {name: sum(row[name] for row in own) / len(own) for name in names}
+    return means, list(by_label)
 
 
 def _notes_on_missing_means(rows: Mapping[str, Row], options: Options, distance: Distance | None) -> list[str]:
     """Return why there is no mean of a metric that was not measured for all images."""
     found = []
     for name, is_wanted in (("lpips", distance is not None), ("niqe", options.niqe)):
-        missing = [image for image, row in rows.items() if f"{name}[{options.protocol}]" not in row]
+        missing = [image for image, row in rows.items() if not any(key.startswith(f"{name}[") for key in row)]
         if is_wanted and missing:
             reason = "compared by region, or neither grey nor RGB"
             count = f"{len(missing)} of {len(rows)} images ({reason})"
@@ -267,7 +279,7 @@ def _fid(pairs: Sequence[tuple[Path, Path]], network: FeatureNetwork) -> Row:
 def _protocol(
     options: Options, metrics: Mapping[str, float], network: FeatureNetwork | None, formats: set[PixelFormat]
 ) -> Protocol:
-    found: dict[str, str | int | float] = {"protocol": options.protocol, "border": options.border}
+    found: dict[str, str | int | float] = {"border": options.border}
     found |= describe_rounding(*formats) if len(formats) == 1 else {"rounded": "differs between images"}
     found |= {"ssim": f"gaussian window {WINDOW}, sigma {SIGMA}"}
     found |= {"lpips": "alex" if f"lpips[{options.protocol}]" in metrics else "not measured"}

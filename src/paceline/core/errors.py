@@ -23,6 +23,10 @@ class UserError(ValueError):
     """
 
 
+class NoClasses(UserError):
+    """The data has no classes, or too few for the recipe. The command adds the notes of the data source."""
+
+
 def install_extra(name: str) -> str:
     """Return the pip command that installs one of Paceline's extras."""
     return f"pip install 'paceline[{name}]'"

@@ -73,6 +73,8 @@ class Source(HasSettings):
     """The available splits, unless `splits_of` is overridden."""
     decodes: ClassVar[bool] = True
     """Whether reading a sample is much slower than copying it, for example because it must be decoded."""
+    reads_any_data: ClassVar[bool] = False
+    """Whether `data_root` chooses the data set, as for `folder`. If so, its name is used in the names of metrics."""
     lookahead: int = 0
     """How many batches ahead `prefetch` is called; 0 if the source does not prefetch."""
     shuffle: Shuffle = FULL

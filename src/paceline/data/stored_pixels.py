@@ -1,4 +1,4 @@
-"""How images are stored in tensors, and how stored pixels become values in [-1, 1].
+"""How images are stored in tensors, and how pixels become values in [-1, 1] and back.
 
 8-bit pixels are stored as uint8 and floating-point pixels as float32. torch has few operations for uint16, so 16-bit
 pixels are stored as int16, with 32,768 subtracted. torch can gather int16 on every device, also in a CUDA graph.
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from paceline.contracts.pixel_format import PixelFormat
 
+TORCH_TYPES = {"uint8": torch.uint8, "uint16": torch.uint16, "float32": torch.float32}  # by pixel type
 SHIFT = 32768  # subtracted from 16-bit pixels
 IMAGE_TYPES = (torch.uint8, torch.uint16, torch.int16, torch.float32)  # uint16 only until `stored` is called
 
@@ -32,6 +33,13 @@ def to_unit_range(images: Tensor, pixels: PixelFormat, dtype: torch.dtype) -> Te
         images = images.to(wide)
     # The subtraction also converts from integers, which saves a separate pass.
     return ((images - _middle(pixels, wide)) * (1 / pixels.half)).to(dtype)
+
+
+def to_pixels(images: Tensor, pixels: PixelFormat) -> Tensor:
+    """Convert images in [-1, 1] to pixels as in image files, rounded for integers."""
+    levels = (images.float() + 1) * pixels.half
+    levels = (levels.round_() if pixels.is_integer else levels).clamp_(0, pixels.span)
+    return (levels + pixels.low if pixels.low else levels).to(TORCH_TYPES[pixels.dtype])
 
 
 def lowest(pixels: PixelFormat) -> float:

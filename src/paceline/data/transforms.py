@@ -17,7 +17,7 @@ from paceline.config.settings import RunSettings
 from paceline.contracts.pixel_format import EIGHT_BITS, PixelFormat
 from paceline.contracts.recipe import Batch, DataSpec
 from paceline.core.errors import UserError
-from paceline.data.stored_pixels import lowest, stored, to_unit_range
+from paceline.data.stored_pixels import lowest, stored, to_pixels, to_unit_range
 from paceline.data.tickets import COLOURS, CROP_COLUMN, CROP_ROW, CUTOUT_COLUMN, CUTOUT_ROW, FLIP, NUM_UNIFORMS, ROT90
 from paceline.data.transfer import are_images
 
@@ -147,7 +147,7 @@ def _frame(
 
 def to_eight_bits(images: Tensor) -> Tensor:
     """Convert images in [-1, 1] to uint8, the format in which sample images are saved."""
-    return ((images.float() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
+    return to_pixels(images, EIGHT_BITS)
 
 
 def _cutout_mask(images: Tensor, uniforms: Tensor, side: int) -> Tensor:

@@ -30,6 +30,7 @@ class OpenedRun:
     config: Config
     spec: DataSpec  # data spec of the training data
     recipe: Recipe  # recipe with the weights from the best checkpoint
+    data_name: str  # name of the training data
 
 
 OpenRun = Callable[[str], OpenedRun]  # opens the run folder at a path

@@ -18,8 +18,14 @@ from paceline.evaluation.contract import Case
 LUMA, LUMA_SHIFT = (65.481 / 255, 128.553 / 255, 24.966 / 255), 16.0
 PEAK = 255.0
 PSNR_OF_IDENTICAL = 100.0  # dB for identical images, instead of infinity
+ALL_CHANNELS = "all"  # the protocol of images that are neither grey nor RGB, compared in all channels
 WINDOW, SIGMA = 11, 1.5
 K1, K2 = 0.01, 0.03
+
+
+def protocol_label(protocol: str, channels: int) -> str:
+    """Return the protocol in the names of metrics: `all` for images that are neither grey nor RGB."""
+    return protocol if channels in (1, 3) else ALL_CHANNELS
 
 
 def check_sizes(case: Case, border: int = 0) -> None:

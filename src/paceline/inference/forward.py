@@ -14,7 +14,6 @@ from paceline.images.decode import BadImage
 from paceline.inference.image_model import ImageModel
 
 LUMA = (0.299, 0.587, 0.114)  # ITU-R 601 weights, as in Pillow's greyscale conversion
-TYPES = {"uint8": torch.uint8, "uint16": torch.uint16, "float32": torch.float32}  # of pixels, by name
 
 Pixels = npt.NDArray[Any]  # [h, w, c]; uint8, uint16 or float32
 
@@ -38,13 +37,6 @@ def to_unit_range(tiles: Tensor, stored: PixelFormat) -> Tensor:
     if len(images) == 1:
         images = images[0][None]  # otherwise, its strides would select other kernels, which round differently
     return (images - stored.low if stored.low else images) / stored.half - 1
-
-
-def to_stored(values: Tensor, stored: PixelFormat) -> Tensor:
-    """Convert values in [-1, 1] to pixels, rounded for integers."""
-    levels = (values + 1) * stored.half
-    levels = (levels.round_() if stored.is_integer else levels).clamp_(0, stored.span)
-    return (levels + stored.low if stored.low else levels).to(TYPES[stored.dtype])
 
 
 @torch.no_grad()

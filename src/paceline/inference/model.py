@@ -168,7 +168,8 @@ class Model:
             truncation: A factor that scales the noise. Below 1, the images are more alike and often look better.
 
         Returns:
-            The images as a uint8 [n, c, h, w] tensor on the CPU.
+            The images as an [n, c, h, w] tensor on the CPU, of the same data type as the training images: uint8, uint16
+            or float32.
 
         Raises:
             UserError: If the model is not a generator, or an argument is invalid.
@@ -185,7 +186,7 @@ class Model:
         drawer = self._drawer(self._run.seed if seed is None else seed)
         draws = sample_draws(self.recipe, drawer, range(first, first + count), self.classes, label, truncation)
         with self._run_precision():
-            images = make_images(self.recipe, draws, self._precision)
+            images = make_images(self.recipe, draws, self._precision, self.spec.pixel_format)
         return torch.from_numpy(images).permute(0, 3, 1, 2)
 
     @overload

@@ -31,6 +31,7 @@ class RegionComparison:
     ssim: float
     counts: Tensor  # pixels per class, as in `evaluation.overlap`; zero unless masks are compared
     pixels: PixelFormat
+    channels: int
 
 
 def compare_regions(result: Path, target: Path, protocol: str, border: int, *, masks: bool) -> RegionComparison:
@@ -66,7 +67,7 @@ def compare_regions(result: Path, target: Path, protocol: str, border: int, *, m
         for sums, found in ordered_map(measure, blocks, min(num_cores(), 4)):
             total = Sums.total([total, sums])
             counts += 0 if found is None else found
-    return RegionComparison(total.psnr(pixels.span), total.ssim(), counts, pixels)
+    return RegionComparison(total.psnr(pixels.span), total.ssim(), counts, pixels, made.format.channels)
 
 
 def _check(made: RegionImage, real: RegionImage, target: Path, protocol: str, masks: bool) -> None:

@@ -5,29 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.ordered_map import num_cores, ordered_map
-from paceline.images.deep_image import GREY_AND_RGB
 from paceline.images.encode import Encoding, write_image
 from paceline.inference.model import Model
 
 IMAGES_AT_ONCE = 256
+# Channels and pixel types of PNG files that can be read without loss; 16-bit colours are read as 8-bit.
+PNG_PIXELS = ((1, "uint8"), (3, "uint8"), (1, "uint16"))
 
 
 class _Generated(NamedTuple):
     path: Path
-    pixels: NDArray[np.uint8]
+    pixels: NDArray[Any]
 
 
 def write_samples(
     model: Model, folder: Path, count: int, encoding: Encoding, label: str | None = None, truncation: float = 1
 ) -> Iterator[Path]:
     """Write images 0 … count - 1 and yield the path of each, in order; for `label` and `truncation`, see Model."""
-    if model.spec.channels not in GREY_AND_RGB:
+    if (model.spec.channels, model.spec.dtype) not in PNG_PIXELS:
         encoding = replace(encoding, format="tiff")
     digits, suffix = max(5, len(str(count - 1))), encoding.suffix(Path())
 

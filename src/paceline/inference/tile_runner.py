@@ -18,13 +18,12 @@ from torch import Tensor
 from paceline.contracts.pixel_format import PixelFormat
 from paceline.core.errors import describe_error
 from paceline.core.ordered_map import ordered_map
+from paceline.data.stored_pixels import TORCH_TYPES, to_pixels
 from paceline.inference.forward import (
-    TYPES,
     Pixels,
     Values,
     check_finite,
     pixel_format,
-    to_stored,
     to_unit_range,
     transform,
 )
@@ -109,7 +108,7 @@ class TileRunner:
         if self._copies is None:
             return torch.from_numpy(np.stack(tiles))
         height, width, channels = tiles[0].shape
-        kind = TYPES[tiles[0].dtype.name]
+        kind = TORCH_TYPES[tiles[0].dtype.name]
         pinned = torch.empty((len(tiles), height, width, channels), dtype=kind, pin_memory=True)
         np.stack(tiles, out=pinned.numpy())
         return pinned.to(self.device, non_blocking=True)
@@ -124,7 +123,7 @@ class TileRunner:
     def _forward(self, batch: Tensor, stored: PixelFormat) -> Values:
         """Return pixels instead of values in [-1, 1]."""
         values = self._values(batch, stored, self.precision)
-        return Values({name: to_stored(made, stored) for name, made in values.by_name.items()}, values.finite)
+        return Values({name: to_pixels(made, stored) for name, made in values.by_name.items()}, values.finite)
 
     def _land(self, results: Values, inner: Inner) -> Landing:
         rows, columns = inner

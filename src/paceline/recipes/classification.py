@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from paceline.config.arguments import Arguments
 from paceline.config.settings import setting
 from paceline.contracts.recipe import Batch, Best, DataSpec, Draw, Loss, Phase, Recipe
-from paceline.core.errors import UserError
+from paceline.core.errors import NoClasses
 from paceline.models import mixing, trivial_augment
 from paceline.models.resnet import ResNet
 from paceline.recipes.parts.classification_presets import PRESETS
@@ -88,7 +88,7 @@ class Classification(Recipe):
     def __init__(self, settings: ClassificationSettings, spec: DataSpec) -> None:
         super().__init__(settings, spec)
         if spec.num_classes < 2:
-            raise UserError("classification needs data with at least two classes: choose a different --data")
+            raise NoClasses("classification needs data with at least two classes: choose a different --data")
         self.settings = settings
         self.selected = SelectedClassifier(settings.network, settings.network_args, spec) if settings.network else None
         self.normalise = self.selected.make_input_scaling() if self.selected else nn.Identity()

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from paceline.config.settings import setting
 from paceline.contracts.recipe import Batch, DataSpec, Draw, Loss, Phase
-from paceline.core.errors import UserError
+from paceline.core.errors import NoClasses
 from paceline.core.types import SettingValues
 from paceline.models.losses import gradient_penalty
 from paceline.models.r3gan import SIZES_PX, Discriminator, Generator, Sizes
@@ -239,7 +239,7 @@ def _sizes(settings: R3ganSettings, spec: DataSpec, num_classes: int) -> Sizes:
 def _num_classes(settings: R3ganSettings, spec: DataSpec) -> int:
     """Return the number of classes to condition on; 0 if the model is unconditional."""
     if settings.conditional == "on" and spec.num_classes < 2:
-        raise UserError(
+        raise NoClasses(
             f"conditional=on: the data has {spec.num_classes or 'no'} class{'es' * (spec.num_classes != 1)}; "
             "use data with labels, or conditional=off"
         )

@@ -12,6 +12,7 @@ from paceline.contracts.recipe import Recipe
 from paceline.core.errors import UserError
 from paceline.core.trust import check_may_run, may_run
 from paceline.data.crop import cropped
+from paceline.data.data_name import data_name
 from paceline.data.open_sources import open_sources
 from paceline.data.source_settings import RegisteredSources
 from paceline.evaluation.contract import OpenedRun
@@ -81,9 +82,10 @@ def open_run(run: str) -> OpenedRun:
         file = read_weights(Path(run).expanduser())
         recipe = file.config.recipe_class(file.config.recipe, file.spec)
         load_weights(recipe, file.weights, ema=True)
-        return OpenedRun(file.config, file.spec, recipe)
+        return OpenedRun(file.config, file.spec, recipe, file.data_name)
     config = config_of(run)
     sources = open_sources(config)
     recipe = make_recipe(config, sources)
     load_weights(recipe, choose_checkpoint(RunFolder(Path(run)).checkpoints, "best").weights, ema=True)
-    return OpenedRun(config, cropped(sources["train"].spec, config.run.crop), recipe)
+    spec = cropped(sources["train"].spec, config.run.crop)
+    return OpenedRun(config, spec, recipe, data_name(config.run.data, config.run.data_root))

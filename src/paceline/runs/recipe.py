@@ -9,7 +9,7 @@ import torch
 
 from paceline.config.resolve import Config
 from paceline.contracts.recipe import DataSpec, Recipe
-from paceline.core.errors import UserError, unknown
+from paceline.core.errors import NoClasses, UserError, unknown
 from paceline.data.crop import cropped
 from paceline.data.image_files import fields_of
 from paceline.data.source import Source
@@ -21,10 +21,14 @@ def make_recipe(config: Config, sources: Mapping[str, Source], size: tuple[int, 
     `size` is the height and width of the training images, if the sources have different ones.
     """
     torch.manual_seed(config.run.seed)
-    spec = cropped(sources.get("train", next(iter(sources.values()))).spec, config.run.crop)
+    first = sources.get("train", next(iter(sources.values())))
+    spec = cropped(first.spec, config.run.crop)
     if size:
         spec = dataclasses.replace(spec, height=size[0], width=size[1])
-    recipe = config.recipe_class(config.recipe, spec)
+    try:
+        recipe = config.recipe_class(config.recipe, spec)
+    except NoClasses as error:
+        raise UserError("; ".join([str(error), *first.notes])) from None
     recipe.check_phases(config.recipe_name)
     for network in config.networks:
         if network not in recipe.networks:

@@ -27,6 +27,7 @@ from paceline.core.registry import is_path
 from paceline.core.small_files import parse_json, why
 from paceline.core.trust import check_may_run
 from paceline.core.types import SettingValue, SettingValues
+from paceline.data.data_name import clean_name, data_name
 from paceline.runs.config import Layers, load_recipe, resolve_config
 from paceline.runs.data_spec_file import from_json, to_json
 from paceline.runs.tensors import add_aliases, pack
@@ -35,6 +36,7 @@ FORMAT = "paceline.format"
 RECIPE, SETTINGS = "paceline.recipe", "paceline.settings"
 PROTOCOL, DATA_SPEC = "paceline.protocol", "paceline.data_spec"
 DATA = "paceline.data"  # metadata key for the data source and its settings, excluding folder paths
+DATA_NAME = "paceline.data_name"  # for the names of metrics that use the weights
 DATA_SETTINGS = ("data", "crop", "size", "channels")  # settings that are stored along with the source's own settings
 UNREADABLE = (OSError, safetensors.SafetensorError, ValueError)
 
@@ -46,6 +48,7 @@ class WeightsFile:
     config: Config
     spec: DataSpec
     weights: dict[str, Tensor]
+    data_name: str  # name of the training data, without the path
 
 
 def is_weights_file(path: str) -> bool:
@@ -78,6 +81,7 @@ def weights_metadata(recipe: str, settings: SettingValues, spec: DataSpec) -> di
         SETTINGS: json.dumps(of_recipe),
         PROTOCOL: str(plain.get("protocol", "")),
         DATA: json.dumps({name: value for name, value in plain.items() if name in names}),
+        DATA_NAME: data_name(str(plain.get("data", "")), str(plain.get("data_root", ""))),
         DATA_SPEC: to_json(spec),
     }
 
@@ -98,7 +102,8 @@ def read_weights(path: Path, *, trust: bool = False) -> WeightsFile:
         raise UserError(f"{path}: cannot be read ({why(error)})") from None
     config = _config(path, metadata, (), load_source=False, trust=trust)
     try:
-        return WeightsFile(config, from_json(metadata[DATA_SPEC]), weights)
+        name = clean_name(metadata.get(DATA_NAME, "")) or clean_name(Path(config.run.data).stem)
+        return WeightsFile(config, from_json(metadata[DATA_SPEC]), weights, name)
     except (KeyError, ValueError, TypeError) as error:
         raise UserError(f"{path}: its metadata cannot be read ({type(error).__name__}: {error})") from None
 

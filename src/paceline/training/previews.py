@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from paceline.contracts.pixel_format import EIGHT_BITS, PixelFormat
 from paceline.contracts.recipe import Batch, Recipe
 from paceline.core.errors import UserError
 from paceline.data.crop import Window
 from paceline.data.draws import Drawer
 from paceline.data.source import Source, sizes_of
+from paceline.data.stored_pixels import to_pixels
 from paceline.data.transforms import to_eight_bits, transform
 from paceline.images.deep_image import to_eight_bit_array
 from paceline.images.grids import captioned, grid, side_by_side, stack_vertically, to_image
@@ -75,20 +79,20 @@ class Previews:
         return lambda: grid(channels.of(crops))
 
 
-def make_images(recipe: Recipe, draws: Batch, precision: Precision) -> Pixels:
-    """Return one generated image per row of random inputs, as a uint8 [n, h, w, c] array."""
-    return _generate(recipe, draws, precision).cpu().numpy()
+def make_images(recipe: Recipe, draws: Batch, precision: Precision, pixels: PixelFormat = EIGHT_BITS) -> NDArray[Any]:
+    """Return one generated image per row of random inputs, as an [n, h, w, c] array of pixels."""
+    return _generate(recipe, draws, precision, pixels).cpu().numpy()
 
 
 @torch.no_grad()
-def _generate(recipe: Recipe, draws: Batch, precision: Precision) -> Tensor:
+def _generate(recipe: Recipe, draws: Batch, precision: Precision, pixels: PixelFormat = EIGHT_BITS) -> Tensor:
     was_training = recipe.training
     recipe.eval()
     images = []
     for start in range(0, len(next(iter(draws.values()))), IMAGES_AT_ONCE):
         with eager(), precision.autocast():
             rows = {name: values[start : start + IMAGES_AT_ONCE] for name, values in draws.items()}
-            images.append(to_eight_bits(recipe.predict(rows)["image"]))
+            images.append(to_pixels(recipe.predict(rows)["image"], pixels))
     recipe.train(was_training)
     return torch.cat(images).permute(0, 2, 3, 1)
 

@@ -22,6 +22,8 @@ LABEL_SUFFIX = ".cls"
 MAX_LABEL_DIGITS = 32  # Python parses long integers in quadratic time
 # Reading these formats can execute code that the file contains.
 PICKLES = {".pyd", ".pickle", ".pkl", ".pth", ".pt"}
+# The first bytes of compressed files.
+COMPRESSIONS = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 END = bytes(tarfile.BLOCKSIZE)  # a tar file ends with two such blocks
 
 
@@ -41,7 +43,8 @@ def scan(reader: Reader, file: StoredFile) -> ShardIndex:
         raise
     # tarfile recurses for every header that describes the next one, so a long chain exceeds the recursion limit
     except (tarfile.TarError, EOFError, ValueError, ArithmeticError, LookupError, RecursionError) as error:
-        problem = f"truncated, or not an uncompressed tar file ({' '.join(str(error).split())})"
+        problem = "" if members else _compression_problem(opened)
+        problem = problem or f"truncated, or not an uncompressed tar file ({' '.join(str(error).split())})"
     return ShardIndex(file.size, tuple(members), problem)
 
 
@@ -85,6 +88,14 @@ def _described(member: Member, content: bytes) -> Member:
     except BadImage as error:
         return member._replace(problem=f"unreadable image ({error})")
     return member._replace(height=height, width=width)
+
+
+def _compression_problem(opened: _RemoteFile) -> str:
+    """Return the problem if a file is compressed, whatever its name; "" if it is not."""
+    opened.seek(0)
+    start = opened.read(max(map(len, COMPRESSIONS)))
+    found = next((name for marker, name in COMPRESSIONS.items() if start.startswith(marker)), "")
+    return f"compressed with {found}, although its name ends in .tar; decompress it" if found else ""
 
 
 def _problem_at_end(opened: _RemoteFile) -> str:

@@ -52,6 +52,7 @@ class Folder(Source):
     """Image files, decoded when read and centre-cropped to squares of one size; by default, RGB."""
 
     Settings = SeparateTestFolder
+    reads_any_data = True
 
     @classmethod
     def measure_whole(cls, settings: RunSettings) -> RunSettings:

@@ -1,4 +1,4 @@
-"""Your own arrays: one .npz file with x_train, y_train, x_test and y_test."""
+"""Your own arrays: one .npz file with x_train, y_train, x_test and y_test, or without both y_train and y_test."""
 
 from __future__ import annotations
 
@@ -21,29 +21,34 @@ from paceline.images.deep_image import GREY_AND_RGB, DeepImage, to_format
 from paceline.images.reader_choice import make_format, read_pixel_settings
 
 DTYPES = ("uint8", "uint16", "float16", "float32", "float64")
+LABELS = ("y_train", "y_test")  # the number of classes is that of both splits
 
 
 class Npz(ArraySource):
-    """Images [n, h, w] or [n, h, w, channels] (uint8, uint16 or floats) and integer labels [n].
+    """Images [n, h, w] or [n, h, w, channels] (uint8, uint16 or floats) and, optionally, integer labels [n].
 
     `--data-root` is the path to the file.
     """
 
     Settings = PixelSettings
+    reads_any_data = True
 
     def __init__(self, split: str, settings: PixelSettings) -> None:
-        file = _find(named_root(settings))
-        arrays = _read(file, (f"x_{split}", "y_train", "y_test"))
-        labels = {key: _labels(file, key, array) for key, array in arrays.items() if key.startswith("y_")}
-        images = _images(file, f"x_{split}", arrays[f"x_{split}"])
-        own_labels = labels[f"y_{split}"]
-        if len(images) != len(own_labels):
-            raise UserError(f"{file}: x_{split} has {len(images)} rows but y_{split} has {len(own_labels)}")
-        images, pixels = _arranged(images, settings, f"{file}: x_{split}")
+        file, key = _find(named_root(settings)), f"x_{split}"
+        arrays = _read(file, key)
+        labels = {name: _labels(file, name, arrays[name]) for name in LABELS if name in arrays}
+        images, pixels = _arranged(_images(file, key, arrays[key]), settings, f"{file}: {key}")
+        fields = {"image": images}
+        if labels:
+            fields["label"] = labels[f"y_{split}"]
+            if len(images) != len(fields["label"]):
+                raise UserError(f"{file}: {key} has {len(images)} rows but y_{split} has {len(fields['label'])}")
+        else:
+            self.notes = (f"{file}: has no {' and '.join(LABELS)}, so the images have no labels",)
+        num_classes = max((1 + int(array.max(initial=0)) for array in labels.values()), default=0)
         _, height, width, channels = images.shape
-        num_classes = 1 + max(int(array.max(initial=0)) for array in labels.values())
         spec = DataSpec(channels, height, width, num_classes, dtype=pixels.dtype, value_range=pixels.declared_range)
-        super().__init__({"image": images, "label": own_labels}, spec)
+        super().__init__(fields, spec)
 
 
 def _find(root: Path) -> Path:
@@ -56,7 +61,8 @@ def _find(root: Path) -> Path:
     raise UserError(f"--data-root {root}: {found}; expected the path to a single .npz file")
 
 
-def _read(file: Path, keys: tuple[str, ...]) -> dict[str, NDArray[Any]]:
+def _read(file: Path, images: str) -> dict[str, NDArray[Any]]:
+    """Return the array of images, and the labels of both splits if the file has any, by name."""
     try:
         archive = np.load(file, allow_pickle=False)
         if not isinstance(archive, np.lib.npyio.NpzFile):
@@ -65,7 +71,8 @@ def _read(file: Path, keys: tuple[str, ...]) -> dict[str, NDArray[Any]]:
         raise UserError(f"{file}: not a readable .npz file ({_one_line(error)})") from error
     arrays = {}
     with archive:
-        for key in keys:
+        labels = LABELS if any(name in archive for name in LABELS) else ()
+        for key in (images, *labels):
             if key not in archive:
                 raise UserError(f"{file}: has no {key}; expected x_train, y_train, x_test and y_test")
             try:

@@ -21,6 +21,7 @@ class Packed(Source):
     """Samples from a packed folder, with the original data spec. `read_window` reads only the pixels in the window."""
 
     decodes = False
+    reads_any_data = True
 
     def __init__(self, split: str, settings: RunSettings) -> None:
         check_image_settings(settings)

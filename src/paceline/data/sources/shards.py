@@ -48,6 +48,7 @@ class Shards(Source):
     """Samples in tar files. Labelled images become squares, as in `folder`; others keep their size if `crop` is set."""
 
     lookahead = 4
+    reads_any_data = True
 
     @dataclass(frozen=True)
     class Settings(PanelSettings):

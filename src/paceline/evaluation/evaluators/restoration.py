@@ -29,6 +29,7 @@ from paceline.evaluation.image_metrics import (
     check_sizes,
     describe_rounding,
     luma,
+    protocol_label,
     psnr,
     ssim,
     to_levels,
@@ -40,7 +41,6 @@ from paceline.evaluation.regions import MeasuredByRegion, Quality
 
 MEASURED = ("image", "bicubic", "input")  # fields of a prediction that are compared with the target
 METRICS = ("psnr", "ssim", "lpips", "niqe")
-ALL_CHANNELS = "all"  # label of metrics of images that are neither grey nor RGB
 
 
 class Restoration(Evaluator, MeasuredByRegion):
@@ -49,7 +49,7 @@ class Restoration(Evaluator, MeasuredByRegion):
     def __init__(self, case: Case, spec: DataSpec, device: torch.device, settings: RunSettings) -> None:
         super().__init__(case, spec, device, settings)
         self.pixels, self.is_colour = case.source.spec.pixel_format, spec.channels in (1, 3)
-        self.label = settings.protocol if self.is_colour else ALL_CHANNELS
+        self.label = protocol_label(settings.protocol, spec.channels)
         self.border = case.output_scale if case.output_scale > 1 else 0
         check_sizes(case, self.border)
         self.distance, self.notes = None, ("LPIPS is not measured, because the images are evaluated by region",)

@@ -7,7 +7,6 @@ network's name (`FID[resnet18-digits]`), since metrics computed from different f
 from __future__ import annotations
 
 from functools import lru_cache
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -54,7 +53,7 @@ class Classifier(FeatureNetwork):
         network = next(iter(run.recipe.networks.values()))
         own_kind = f"{type(network).__name__.lower()}{getattr(run.config.recipe, 'depth', '')}"
         kind = getattr(run.config.recipe, "network", "") or own_kind
-        self.label = f"{kind}-{Path(run.config.run.data).stem}"
+        self.label = f"{kind}-{run.data_name}"
         self.weights = hash_of(run.recipe)
 
     def extract(self, images: Tensor, arithmetic: Arithmetic = "fp32") -> Features:
