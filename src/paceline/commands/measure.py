@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.commands.measure_means import Row, means_of, protocol_of
 from paceline.commands.metrics_output import print_metrics
 from paceline.contracts.pixel_format import EIGHT_BITS, PixelFormat
 from paceline.core.activity import counted
@@ -54,7 +55,6 @@ from paceline.runs.weights_file import is_weights_file
 PROTOCOLS = ("rgb", "y")
 MAX_LISTED = 5  # maximum number of problems to print
 CPU = torch.device("cpu")
-Row = dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def measure(results: str, targets: str, options: Options) -> int:
             row |= overlaps(own)
     if not rows:
         raise UserError(f"{results}: no images could be compared with {targets}: {_listed(problems)}")
-    metrics, labels = _means(list(rows.values()))
+    metrics, labels = means_of(list(rows.values()))
     metrics |= overlaps(counts) if options.masks else {}
     if network and formats != {EIGHT_BITS}:
         raise UserError("--inception: FID needs 8-bit images with 1 or 3 channels; omit --inception")
@@ -129,7 +129,7 @@ def measure(results: str, targets: str, options: Options) -> int:
     notes = (*notes, *_notes_on_missing_means(rows, options, distance))
     print_line(f"{results} compared with {targets}: {len(rows):,} image{'s' * (len(rows) != 1)}")
     print_metrics(metrics, protocol, notes)
-    identical = [name for name, row in rows.items() if np.isclose(row[f"psnr[{_label(row)}]"], PSNR_OF_IDENTICAL)]
+    identical = [name for name, row in rows.items() if np.isclose(row[f"psnr[{protocol_of(row)}]"], PSNR_OF_IDENTICAL)]
     if identical:
         print_line(f"images identical to their targets ({len(identical)} of {len(rows)}): {_listed(identical)}")
     content = {"results": results, "targets": targets, "metrics": metrics, "protocol": dict(protocol)}
@@ -222,23 +222,6 @@ def _measured(pair: Pair, options: Options, distance: Distance | None) -> Row:
     row |= {"niqe": niqe(shown[0]).item()} if options.niqe and are_colours else {}
     label = options.protocol if are_colours else ALL_CHANNELS
     return {f"{name}[{label}]": value for name, value in row.items()}
-
-
-def _label(row: Row) -> str:
-    """Return the protocol in the names of an image's metrics."""
-    return next(name[len("psnr[") : -1] for name in row if name.startswith("psnr["))
-
-
-def _means(rows: Sequence[Row]) -> tuple[Row, list[str]]:
-    """Return the means over the images of each protocol, and the protocols; LPIPS and NIQE if all of them have it."""
-    means: Row = {}
-    by_label: dict[str, list[Row]] = {}
-    for row in rows:
-        by_label.setdefault(_label(row), []).append(row)
-    for label, own in by_label.items():
-        names = [name for name in own[0] if name.endswith(f"[{label}]") and all(name in row for row in own)]
-        means |= {name: sum(row[name] for row in own) / len(own) for name in names}
-    return means, list(by_label)
 
 
 def _notes_on_missing_means(rows: Mapping[str, Row], options: Options, distance: Distance | None) -> list[str]:
