@@ -159,7 +159,7 @@ def run_training(arguments: argparse.Namespace) -> None:
         loss_log.add(data.images, parts.run_step(data))
         number += 1
         if perf_counter() - reported > REPORT_SECONDS or perf_counter() - start > seconds:
-            values = loss_log.read().values  # reading the losses waits for the device, so that the time is accurate
+            values = loss_log.request().wait().values  # waits for the device, so the time is accurate
             reported = perf_counter()
             history.append({"step": number, "seconds": reported - start, **values})
             shown = {name: f"{value:.3g}" for name, value in values.items() if name.endswith("distance")}

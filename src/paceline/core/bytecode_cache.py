@@ -13,7 +13,7 @@ from pathlib import Path
 
 from paceline.core.user_cache import writable_cache
 
-# In some images, only those modules have bytecode that were imported when the image was built.
+# In some container images, only the modules that were imported during the build have bytecode.
 SAMPLES = ("__init__.py", "_dynamo/symbolic_convert.py")  # of torch
 CHECKS_SOURCE_HASH = 1  # flag in a bytecode file that stores a hash of the source code instead of its time and size
 HEADER = 16  # bytes: magic number, flags, time and size of the source code
@@ -35,10 +35,13 @@ def keep_bytecode() -> None:
 
 def _make_private(folder: Path) -> bool:
     """Deny other users access to a folder, because its bytecode will be executed; return whether this worked."""
-    if folder.stat().st_uid != os.geteuid():
+    try:
+        is_own = folder.stat().st_uid == os.geteuid()
+        if is_own:
+            folder.chmod(0o700)
+    except OSError:  # for example, because the file system has no permissions
         return False
-    folder.chmod(0o700)
-    return True
+    return is_own
 
 
 def _is_kept(source: Path) -> bool:

@@ -24,7 +24,7 @@ class UserError(ValueError):
 
 
 class NoClasses(UserError):
-    """The data has no classes, or too few for the recipe. The command adds the notes of the data source."""
+    """The data has no classes, or too few for the recipe. The data source's notes are appended to the message."""
 
 
 def install_extra(name: str) -> str:

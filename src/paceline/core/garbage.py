@@ -1,4 +1,4 @@
-"""Rare garbage collection while modules are imported or networks are traced."""
+"""Makes garbage collection rarer while modules are imported or networks are traced."""
 
 from __future__ import annotations
 

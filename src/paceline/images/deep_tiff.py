@@ -42,7 +42,7 @@ def has_deep_colours(image: Image.Image) -> bool:
 
 
 def has_extra_channels(image: Image.Image) -> bool:
-    """Return whether a file is an RGB TIFF with channels other than transparency, which Pillow ignores."""
+    """Return whether an RGB TIFF has channels besides colours and transparency. Pillow ignores them."""
     is_rgb = image.format == "TIFF" and image.mode == "RGB"
     return is_rgb and image.tag_v2.get(SAMPLES_PER_PIXEL, 1) > COLOURS  # type: ignore[attr-defined]
 

@@ -9,7 +9,7 @@ SETTINGS = ("log_every", "evaluate_every", "sample_every", "save_every")
 
 
 class Cadence:
-    """The number of images between two logs, evaluations, samples or checkpoints, by setting."""
+    """How many images lie between two logs, evaluations, samples or checkpoints; one number per setting."""
 
     def __init__(self, run: RunSettings, *, epoch: int, step: int, total: int) -> None:
         lengths = {"epoch": epoch, "step": step, "total": total}

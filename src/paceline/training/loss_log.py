@@ -143,14 +143,10 @@ class LossLog:
             page.first_bad.fill_(torch.inf)
         return Request({phase: page.names for phase, page in self.pages.items()}, copy)
 
-    def read(self, extra: Sequence[float] = ()) -> Reading:
-        """Return the means across all ranks since the last call. Waits for the device and the other ranks."""
-        return self.request(extra).wait()
-
 
 @dataclass(frozen=True)
 class Request:
-    """The values of all ranks since the last reading, which are still being copied from the device."""
+    """The values of all ranks since the last reading. They may still be on their way from the device."""
 
     names: dict[str, tuple[str, ...]]  # by phase
     copy: HostCopy

@@ -22,7 +22,7 @@ LABEL_SUFFIX = ".cls"
 MAX_LABEL_DIGITS = 32  # Python parses long integers in quadratic time
 # Reading these formats can execute code that the file contains.
 PICKLES = {".pyd", ".pickle", ".pkl", ".pth", ".pt"}
-# The first bytes of compressed files.
+# The first bytes of compressed files, and the name of each format.
 COMPRESSIONS = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 END = bytes(tarfile.BLOCKSIZE)  # a tar file ends with two such blocks
 

@@ -1,4 +1,4 @@
-"""Your own arrays: one .npz file with x_train, y_train, x_test and y_test, or without both y_train and y_test."""
+"""Your own arrays: one .npz file with x_train, x_test and, if the images have labels, y_train and y_test."""
 
 from __future__ import annotations
 
