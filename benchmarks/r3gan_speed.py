@@ -1,10 +1,11 @@
 """Measure the training speed of r3gan: the engine's captured step against the same step in a plain bf16 loop.
 
 All variants train the same networks with the same losses, penalties, optimizer settings and batch size on random
-images of CIFAR-10's size. The plain loops are eager, repeat one batch on the device and draw new noise in each step;
-"compiled" compiles the networks with torch.compile where no second-order gradients are needed. "torch's convolutions"
-replaces SmoothConv2d with nn.Conv2d in the discriminator. The engine also loads its data. Blocks of the variants take
-turns; the JSON file is written after every turn. The share of the peak is computed from the operations of one step.
+images of CIFAR-10's size. The plain loops are eager, repeat one batch on the device and draw new noise in each step.
+The engine also loads its data. "compiled" compiles the networks with torch.compile. The penalties need the gradients
+of the scores: the discriminator returns them, or, with "autograd", the loop differentiates the scores twice, as most
+scripts do, which cannot be compiled. Blocks of the variants take turns; the JSON file is written after every turn. The
+share of the peak is computed from the operations of one step.
 
     PYTHONPATH=src python benchmarks/r3gan_speed.py --json r3gan_speed.json
     PYTHONPATH=src python benchmarks/r3gan_speed.py --tiny    # on a CPU: shows that every variant runs
@@ -36,19 +37,18 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from paceline.models.r3gan import Discriminator, Generator, Sizes
-from paceline.models.twice_differentiable import SmoothConv2d
 
 SIDE_PX, CHANNELS, NOISE, NUM_IMAGES = 32, 3, 64, 5120
 EMA_HALF_LIFE = 500_000
-VARIANTS = ("plain", "plain, compiled", "engine", "engine, compiled", "plain, torch's convolutions")
+VARIANTS = ("plain, autograd", "plain, autograd, compiled", "plain", "plain, compiled", "engine", "engine, compiled")
 
 
 class PlainLoop:
     """The step of r3gan as in a plain script: two optimizers, autocast, an EMA."""
 
-    def __init__(self, options: argparse.Namespace, device: torch.device, *, compiled: bool, smooth: bool) -> None:
+    def __init__(self, options: argparse.Namespace, device: torch.device, name: str) -> None:
         torch.manual_seed(0)
-        self.device, self.batch = device, options.batch
+        self.device, self.batch, self.by_autograd = device, options.batch, "autograd" in name
         sizes = Sizes(
             SIDE_PX,
             CHANNELS,
@@ -59,14 +59,9 @@ class PlainLoop:
             group_size=options.group_size,
         )
         self.generator, self.discriminator = Generator(sizes).to(device), Discriminator(sizes).to(device)
-        if not smooth:
-            plain: Any = nn.Conv2d
-            for module in self.discriminator.modules():
-                if isinstance(module, SmoothConv2d):
-                    module.__class__ = plain
         for network in (self.generator, self.discriminator):
             network.to(memory_format=torch.channels_last)
-            if compiled:
+            if name.endswith("compiled"):
                 network.compile(dynamic=False)
         self.ema = [parameter.detach().clone() for parameter in self.generator.parameters()]
         networks = (self.generator, self.discriminator)
@@ -85,10 +80,14 @@ class PlainLoop:
             loss = F.softplus(discriminator(self.real) - discriminator(fake)).mean()
         self.update(self.optimizers[0], loss)
         discriminator.requires_grad_(True)
-        images = torch.cat([self.real, fake.detach()]).requires_grad_(True)
+        images = torch.cat([self.real, fake.detach()])
         with self.autocast():
-            scores = discriminator.forward(images)  # not the compiled call, which cannot be differentiated twice
-            (gradient,) = torch.autograd.grad(scores.sum(), images, create_graph=True)
+            if self.by_autograd:
+                images.requires_grad_(True)
+                scores: Any = discriminator.forward(images)  # the compiled call cannot be differentiated twice
+                (gradient,) = torch.autograd.grad(scores.sum(), images, create_graph=True)
+            else:
+                scores, gradient = discriminator(images, with_gradients=True)
         real, fakes = scores.chunk(2)
         penalties = gradient.square().sum((1, 2, 3))
         self.update(self.optimizers[1], F.softplus(fakes - real).mean() + 0.05 * penalties.mean())
@@ -129,7 +128,6 @@ def count_flops(loop: PlainLoop) -> float:
 
 def make_variant(name: str, options: argparse.Namespace, folder: Path, device: torch.device) -> Variant:
     """Return a variant by name."""
-    compiled = name.endswith("compiled")
     if name.startswith("engine"):
         settings = {
             "data": "npz",
@@ -145,10 +143,10 @@ def make_variant(name: str, options: argparse.Namespace, folder: Path, device: t
             "conditional": "off",
             "few_images": "allow",
             "ema_half_life": f"{EMA_HALF_LIFE} images",
-            "compile": "on" if compiled else "off",
+            "compile": "on" if name.endswith("compiled") else "off",
         }
         return engine_variant(name.replace(", ", "-"), "r3gan", folder, **settings)
-    loop = PlainLoop(options, device, compiled=compiled, smooth="torch's" not in name)
+    loop = PlainLoop(options, device, name)
 
     def before() -> None:
         set_torch_defaults()
@@ -206,7 +204,7 @@ def main() -> None:
         print(title, flush=True)
         with tempfile.TemporaryDirectory() as folder:
             write_images(Path(folder) / "images.npz")
-            flops = count_flops(PlainLoop(options, device, compiled=False, smooth=True))
+            flops = count_flops(PlainLoop(options, device, "plain"))
             on_turn = reporter(results, title, flops, options)
             variants = usable_variants(options, Path(folder), device)
             rows = measure_interleaved(variants, batch, options.seconds, options.repeats, device, on_turn)

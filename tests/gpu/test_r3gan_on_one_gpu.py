@@ -56,7 +56,7 @@ def test_a_captured_step_trains_the_same_weights_as_an_eager_step(recipe: str, s
         assert 0 < eager.step.signals["augment_strength"] <= 0.8
 
 
-def test_compiled_networks_are_used_where_no_second_order_gradients_are_needed() -> None:
+def test_both_networks_are_compiled() -> None:
     parts = trained("r3gan", graph="auto", deterministic=False, compile=True)
     assert any(note.startswith("compile: on for 2 of 2 networks") for note in parts.notes), parts.notes
     assert all(value.isfinite().all() for value in parts.recipe.state_dict().values())

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from paceline.models.losses import gradient_penalty
 from paceline.models.r3gan import Block, Discriminator, Downsample, Generator, Sizes, Upsample
 
 
@@ -29,9 +30,31 @@ def test_a_class_changes_the_image_and_the_score() -> None:
     assert not torch.allclose(*scores)
 
 
+@pytest.mark.parametrize("num_classes", [0, 5])
+def test_the_discriminator_returns_the_gradients_that_autograd_computes(num_classes: int) -> None:
+    torch.manual_seed(0)
+    discriminator = Discriminator(Sizes(32, 3, width=16, group_size=4, num_classes=num_classes)).double()
+    for parameter in discriminator.parameters():
+        torch.nn.init.normal_(parameter, 0.0, 0.3)
+    images = torch.randn(4, 3, 32, 32, dtype=torch.float64)
+    label = torch.arange(4) if num_classes else None
+
+    scores, gradients = discriminator(images, label, with_gradients=True)
+    penalties = gradients.square().sum((1, 2, 3)) / 2
+    expected_penalties, expected_scores = gradient_penalty(lambda seen: discriminator(seen, label), images)
+    torch.testing.assert_close(scores, expected_scores, rtol=1e-12, atol=0)
+    torch.testing.assert_close(penalties, expected_penalties, rtol=1e-12, atol=0)
+
+    weights = tuple(discriminator.parameters())
+    found = torch.autograd.grad(scores.square().sum() + penalties.sum(), weights)
+    expected = torch.autograd.grad(expected_scores.square().sum() + expected_penalties.sum(), weights)
+    for one, other in zip(found, expected, strict=True):
+        assert (one - other).abs().max() <= 1e-12 * other.abs().max()
+
+
 def test_blocks_start_as_the_identity_and_activations_keep_their_variance() -> None:
     torch.manual_seed(0)
-    block = Block(32, 16, torch.nn.Conv2d)
+    block = Block(32, 64, 16)
     block.reduce.weight.data.zero_()
     features = torch.randn(2, 32, 4, 4)
     assert torch.equal(block(features), features)

@@ -143,12 +143,6 @@ class Recipe(nn.Module):
     """Whether a new run starts from the weights that `published_weights` returns, unless `--init-from` is set."""
     double_backward: tuple[str, ...] = ()
     """Networks that need second-order gradients, for example for R1."""
-    penalises_eagerly: bool = False
-    """Whether losses call `network.forward(…)` instead of `network(…)` where they need second-order gradients.
-
-    A network in `double_backward` can then be compiled for its other calls.
-    """
-
     blocks: Mapping[str, tuple[str, ...]] = {}
     """Maps a network to the names of its blocks, which are sharded or recomputed one at a time.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -79,15 +79,16 @@ def r1_penalty(discriminator: Callable[[Tensor], Tensor], images: Tensor) -> tup
         return gradient_penalty(discriminator, images)
 
 
-def gradient_penalty(discriminator: Callable[[Tensor], Tensor], images: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ½‖∇D(x)‖² for each image x, and the logits D(x).
-
-    Under autocast, the network computes in bfloat16, but not in float16, whose range is too small for per-pixel
-    gradients.
-    """
+def without_float16(images: Tensor) -> AbstractContextManager[object]:
+    """Return a context without autocast to float16, whose range is too small for gradients of single pixels."""
     device = images.device.type
     is_float16 = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.float16
-    with torch.autocast(device, enabled=False) if is_float16 else nullcontext():
+    return torch.autocast(device, enabled=False) if is_float16 else nullcontext()
+
+
+def gradient_penalty(discriminator: Callable[[Tensor], Tensor], images: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ½‖∇D(x)‖² for each image x, and the logits D(x)."""
+    with without_float16(images):
         images = images.detach().requires_grad_(True)
         logits = discriminator(images)
         (gradient,) = torch.autograd.grad(logits.sum(), images, create_graph=True)

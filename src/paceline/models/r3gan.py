@@ -3,24 +3,37 @@
 Huang et al., The GAN is dead; long live the GAN! A Modern Baseline GAN (2025). Each stage has one resolution, from 4×4
 pixels to the image size, and several residual blocks. Bilinear resampling connects the stages. The weights are
 initialised so that activations keep their variance at any depth (Zhang et al., Fixup, 2019).
+
+The discriminator can also return the gradients of its scores with respect to the images, for penalties. It computes
+them with ordinary layers, so that a penalty needs no second-order gradients, and can be compiled and sharded.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
+from typing import Protocol, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.models.layers import in_full_precision
-from paceline.models.twice_differentiable import SmoothConv2d
 
 SIZES_PX = (16, 32, 64, 128)
 SMALLEST_PX = 4
 SLOPE = 0.2  # of the leaky ReLU for negative values
-EXPANSION = 2  # channels inside a block relative to its input
+
+PullBack = Callable[[Tensor], Tensor]  # maps gradients with respect to a layer's output to those of its input
+
+
+class Differentiable(Protocol):
+    """A layer of the discriminator."""
+
+    def linearise(self, features: Tensor) -> tuple[Tensor, PullBack]:
+        """Return the layer's output, and a function that maps the gradient of the output to that of the input."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +46,7 @@ class Sizes:
     width: int = 512  # channels of the feature maps with a side up to full_width_px
     full_width_px: int = 8  # above this side, each doubling of the side halves the number of channels
     num_blocks: int = 2  # per stage
+    expansion: int = 2  # channels inside a block relative to its input
     group_size: int = 16  # channels per group of the 3×3 convolutions
     num_classes: int = 0
 
@@ -63,7 +77,7 @@ class Generator(nn.Module):
         for number, after in enumerate(widths):
             # Projecting before upsampling gives the same result as after it, at a quarter of the cost.
             grow = [] if number == 0 else [*_project(widths[number - 1], after), Upsample(sides[number - 1])]
-            self.stages.append(nn.Sequential(*grow, *_blocks(after, sizes, nn.Conv2d)))
+            self.stages.append(nn.Sequential(*grow, *_blocks(after, sizes)))
         self.to_image = Pointwise(widths[-1], sizes.channels, bias=False)
         initialise(self, len(widths) * sizes.num_blocks)
         if self.embedding is not None:
@@ -76,7 +90,7 @@ class Generator(nn.Module):
         features = self.basis * self.modulation(noise)[:, :, None, None]
         for stage in self.stages:
             features = stage(features)
-        # A copy in the usual layout, because FSDP warns about networks that return a view.
+        # A copy, because FSDP warns about networks that return a view.
         return in_full_precision(self.to_image(features)).contiguous()
 
 
@@ -91,7 +105,7 @@ class Discriminator(nn.Module):
         for number, before in enumerate(widths):
             last = number == len(widths) - 1
             shrink = [] if last else [Downsample(sides[number]), *_project(before, widths[number + 1])]
-            self.stages.append(nn.Sequential(*_blocks(before, sizes, SmoothConv2d), *shrink))
+            self.stages.append(nn.Sequential(*_blocks(before, sizes), *shrink))
         self.basis = nn.Parameter(torch.randn(widths[-1], SMALLEST_PX, SMALLEST_PX) / SMALLEST_PX)
         self.head = nn.Linear(widths[-1], widths[-1] if sizes.num_classes else 1, bias=False)
         self.embedding = nn.Embedding(sizes.num_classes, widths[-1]) if sizes.num_classes else None
@@ -100,35 +114,54 @@ class Discriminator(nn.Module):
             # Small values, so that Adam's steps, whose size does not depend on the gradient, change them quickly.
             nn.init.normal_(self.embedding.weight, 0.0, 1 / math.sqrt(sizes.num_classes * widths[-1]))
 
-    def forward(self, images: Tensor, label: Tensor | None = None) -> Tensor:
-        features = self.from_image(images)
-        for stage in self.stages:
-            features = stage(features)
+    def forward(
+        self, images: Tensor, label: Tensor | None = None, *, with_gradients: bool = False
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Return the scores; `with_gradients` adds the gradient of each score with respect to its image."""
+        features, pull_backs = images, []
+        for layer in chain([self.from_image], *self.stages):
+            features, pull_back = cast(Differentiable, layer).linearise(features)
+            pull_backs.append(pull_back)
         pooled = (in_full_precision(features) * self.basis).sum((2, 3))
         with torch.autocast(images.device.type, enabled=False):  # scores are compared, so they must not be rounded
-            directions: Tensor = self.head(pooled)
             if self.embedding is None:
-                return directions[:, 0]
-            assert label is not None
-            products: Tensor = directions * self.embedding(label)
-            return products.sum(1)
+                direction = self.head.weight  # [1, channels]: the same for all images
+            else:
+                assert label is not None
+                direction = self.embedding(label) @ self.head.weight
+            scores = (pooled * direction).sum(1)
+        if not with_gradients:
+            return scores
+        gradients = (direction[:, :, None, None] * self.basis).to(features.dtype).expand_as(features)
+        for pull_back in reversed(pull_backs):
+            gradients = pull_back(gradients)
+        # A copy, because FSDP warns about networks that return a view.
+        return scores, in_full_precision(gradients).contiguous()
 
 
 class Block(nn.Module):
     """A residual block with an inverted bottleneck: 1×1 convolution, grouped 3×3 convolution, 1×1 convolution."""
 
-    def __init__(self, channels: int, group_size: int, convolution: type[nn.Conv2d]) -> None:
+    def __init__(self, channels: int, inner: int, group_size: int) -> None:
         super().__init__()
-        inner = channels * EXPANSION
         self.expand = Pointwise(channels, inner)
-        self.mix = convolution(inner, inner, 3, padding=1, groups=inner // group_size)
+        self.mix = nn.Conv2d(inner, inner, 3, padding=1, groups=inner // group_size)
         self.reduce = Pointwise(inner, channels, bias=False)
 
     def forward(self, features: Tensor) -> Tensor:
-        inner = F.leaky_relu(self.expand(features), SLOPE)
-        inner = F.leaky_relu(self.mix(inner), SLOPE)
-        change: Tensor = self.reduce(inner)
-        return features + change
+        return self.linearise(features)[0]
+
+    def linearise(self, features: Tensor) -> tuple[Tensor, PullBack]:
+        expanded = self.expand(features)
+        mixed = self.mix(F.leaky_relu(expanded, SLOPE))
+        output = features + self.reduce(F.leaky_relu(mixed, SLOPE))
+
+        def pull_back(gradient: Tensor) -> Tensor:
+            inner = _leaky_relu_gradient(self.reduce.transpose(gradient), mixed)
+            inner = F.conv_transpose2d(inner, self.mix.weight, padding=1, groups=self.mix.groups)
+            return gradient + self.expand.transpose(_leaky_relu_gradient(inner, expanded))
+
+        return output, pull_back
 
 
 class Pointwise(nn.Linear):
@@ -136,6 +169,13 @@ class Pointwise(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(input.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+    def transpose(self, gradient: Tensor) -> Tensor:
+        """Return the gradient with respect to the input."""
+        return F.linear(gradient.permute(0, 2, 3, 1), self.weight.T).permute(0, 3, 1, 2)
+
+    def linearise(self, features: Tensor) -> tuple[Tensor, PullBack]:
+        return self(features), self.transpose
 
 
 class Resample(nn.Module):
@@ -151,11 +191,10 @@ class Resample(nn.Module):
         self.register_buffer("matrix", matrix, persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        count, channels, height, width = images.shape
-        side = len(self.matrix)
-        rows = self.matrix @ images.permute(0, 2, 3, 1).reshape(count, height, width * channels)
-        both = self.matrix @ rows.reshape(count * side, width, channels)
-        return both.reshape(count, side, side, channels).permute(0, 3, 1, 2)
+        return _resample(images, self.matrix)
+
+    def linearise(self, features: Tensor) -> tuple[Tensor, PullBack]:
+        return self(features), lambda gradient: _resample(gradient, self.matrix.T)
 
 
 class Upsample(Resample):
@@ -194,15 +233,28 @@ def initialise(network: nn.Module, num_blocks: int) -> None:
             block.reduce.weight.zero_()
 
 
+def _resample(images: Tensor, matrix: Tensor) -> Tensor:
+    count, channels, height, width = images.shape
+    side = len(matrix)
+    rows = matrix @ images.permute(0, 2, 3, 1).reshape(count, height, width * channels)
+    both = matrix @ rows.reshape(count * side, width, channels)
+    return both.reshape(count, side, side, channels).permute(0, 3, 1, 2)
+
+
+def _leaky_relu_gradient(gradient: Tensor, input: Tensor) -> Tensor:
+    found: Tensor = torch.ops.aten.leaky_relu_backward(gradient, input.detach(), SLOPE, False)
+    return found
+
+
 def _bilinear(side_px: int) -> Tensor:
     """Return the matrix [2 · side, side] of bilinear upsampling in one direction."""
     identity = torch.eye(side_px)[None]
     return F.interpolate(identity, scale_factor=2, mode="linear", align_corners=False)[0].T.contiguous()
 
 
-def _blocks(channels: int, sizes: Sizes, convolution: type[nn.Conv2d]) -> list[nn.Module]:
-    group_size = math.gcd(sizes.group_size, channels * EXPANSION)
-    return [Block(channels, group_size, convolution) for _ in range(sizes.num_blocks)]
+def _blocks(channels: int, sizes: Sizes) -> list[nn.Module]:
+    inner = channels * sizes.expansion
+    return [Block(channels, inner, math.gcd(sizes.group_size, inner)) for _ in range(sizes.num_blocks)]
 
 
 def _project(before: int, after: int) -> list[nn.Module]:

@@ -22,7 +22,7 @@ from paceline.config.settings import setting
 from paceline.contracts.recipe import Batch, DataSpec, Draw, Loss, Phase
 from paceline.core.errors import NoClasses
 from paceline.core.types import SettingValues
-from paceline.models.losses import gradient_penalty
+from paceline.models.losses import without_float16
 from paceline.models.r3gan import SIZES_PX, Discriminator, Generator, Sizes
 from paceline.recipes.parts.augmentation import Augmentation, AugmentationSettings
 from paceline.recipes.parts.generative import GenerativeRecipe, check_size
@@ -41,6 +41,7 @@ class R3ganSettings(AugmentationSettings):
         8, "side above which feature maps have fewer channels: each doubling of the side halves the number", at_least=4
     )
     num_blocks: int = setting(2, "residual blocks per resolution, in each network", at_least=1)
+    expansion: int = setting(2, "channels inside a block relative to its input", at_least=1)
     group_size: int = setting(16, "channels per group of the 3×3 convolutions", at_least=1)
     r_gamma: float = setting(0.005, "weight of the penalties R1 and R2 after the burn-in", at_least=0)
     burn_in_r_gamma: float = setting(0.05, "weight of the penalties at the start of the burn-in", at_least=0)
@@ -53,8 +54,7 @@ class R3gan(GenerativeRecipe):
     """Two networks, each trained in one phase. With `penalty_every` above 1, the penalties have a third phase."""
 
     Settings = R3ganSettings
-    double_backward = ("discriminator",)
-    penalises_eagerly = True
+    blocks = {"discriminator": ()}  # its layers are not called as modules
     must_vary = ("discriminator/score_range",)
     defaults: ClassVar[SettingValues] = {
         "data": "digits",
@@ -215,8 +215,9 @@ class R3gan(GenerativeRecipe):
 
     def _penalties(self, images: Tensor, label: Tensor | None, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return D's scores, and R1 and R2 = gamma/2 · ‖∇D‖² at the real images and at the fakes."""
-        penalties, scores = gradient_penalty(lambda seen: self.discriminator.forward(seen, label), images)
-        r1, r2 = penalties.chunk(2)
+        with without_float16(images):
+            scores, gradients = self.discriminator(images, label, with_gradients=True)
+        r1, r2 = (gradients.square().sum((1, 2, 3)) / 2).chunk(2)
         return scores, {"r1": (batch["r_gamma"] * r1).mean(), "r2": (batch["r_gamma"] * r2).mean()}
 
     def _label(self, batch: Batch, times: int = 1) -> Tensor | None:
@@ -231,6 +232,7 @@ def _sizes(settings: R3ganSettings, spec: DataSpec, num_classes: int) -> Sizes:
         width=settings.width,
         full_width_px=settings.full_width_px,
         num_blocks=settings.num_blocks,
+        expansion=settings.expansion,
         group_size=settings.group_size,
         num_classes=num_classes,
     )

@@ -40,9 +40,9 @@ MAX_COMPILE_WORKERS = 32  # as in torch
 
 
 def compilable_networks(recipe: Recipe) -> list[nn.Module]:
-    """Return the networks that can be compiled: all except those that need a double backward in any call."""
-    single, eager = recipe.single_networks.items(), () if recipe.penalises_eagerly else recipe.double_backward
-    return [network for name, network in single if name.partition(".")[0] not in eager]
+    """Return the networks that can be compiled: all except those that need a double backward."""
+    networks = recipe.single_networks.items()
+    return [network for name, network in networks if name.partition(".")[0] not in recipe.double_backward]
 
 
 def prepare_compiler(world: World) -> None:
