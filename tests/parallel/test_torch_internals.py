@@ -68,6 +68,7 @@ CAPTURE = "training continues eagerly where a step cannot be captured (--graph a
 EMA = "EMA updates and the check that weights are finite"
 TILES = "receptive fields, which `paceline apply` cuts images into tiles by"
 MEMORY = "`paceline plan --memory`"
+PROFILE = "--profile"
 
 INTERNALS: dict[str, tuple[Callable[[], bool], str]] = {
     "LocalElasticAgent._monitor_workers(worker_group)": (
@@ -157,6 +158,12 @@ INTERNALS: dict[str, tuple[Callable[[], bool], str]] = {
         lambda: not parameters(_python_dispatch._disable_current_modes),
         f"{MEMORY} for networks that read numbers from tensors when they are built",
     ),
+    "torch._C._profiler._ExperimentalConfig()": (lambda: bool(torch._C._profiler._ExperimentalConfig()), PROFILE),
+    "torch.profiler.profile._get_distributed_info(self)": (
+        lambda: parameters(torch.profiler.profile._get_distributed_info) == ["self"],
+        PROFILE,
+    ),
+    "torch.autograd._add_metadata_json": (lambda: callable(torch.autograd._add_metadata_json), PROFILE),
     "OpOverload._schema.returns": (lambda: len(torch.ops.aten.add.Tensor._schema.returns) == 1, MEMORY),
 }
 

@@ -1,4 +1,4 @@
-"""A large trace does not stop training while it is summarised."""
+"""Training continues while a trace is written and summarised."""
 
 from __future__ import annotations
 
@@ -10,9 +10,15 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from ranks import make_config
 from running import has_ended, wait_until
 
 from paceline.core.heartbeat import is_child
+from paceline.runs.profile_summary import PROFILE
+from paceline.training.build import assemble
+from paceline.training.profiler import MAX_STEPS_UNTIL_WRITTEN, MIN_STEPS_UNTIL_WRITTEN, StepProfiler
+from paceline.training.stopwatch import Stopwatch
 from paceline.training.trace import TraceTimes, compressed_path, read_trace
 from paceline.training.trace_process import TraceError, summarise_trace
 
@@ -64,6 +70,62 @@ def test_the_process_that_summarises_a_trace_dies_with_a_killed_worker(tmp_path:
         worker.wait()
     wait_until(lambda: has_ended(child), seconds=10)
     os.close(writer)
+
+
+TRACE = """import sys, torch, torch.distributed as dist; from paceline.parallel.torch_internals import start_trace
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+trace = start_trace(torch.device("cpu"))
+torch.ones(2) + 1
+trace.__exit__(None, None, None)
+trace.export_chrome_trace(sys.argv[1])
+assert "torch._inductor" not in sys.modules"""
+
+
+def test_a_trace_does_not_import_the_compiler_and_contains_the_ranks(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    subprocess.run([sys.executable, "-c", TRACE, str(path)], check=True, env={**os.environ, "KINETO_LOG_LEVEL": "99"})
+    trace = json.loads(path.read_bytes())
+    assert trace["distributedInfo"]["backend"] == "gloo" and trace["distributedInfo"]["world_size"] == 1
+    assert "aten::add" in {event["name"] for event in trace["traceEvents"]}
+
+
+@pytest.mark.parametrize(("wait_at", "written_at"), [(1, MAX_STEPS_UNTIL_WRITTEN), (MIN_STEPS_UNTIL_WRITTEN, None)])
+def test_on_a_gpu_a_trace_is_written_when_the_loop_waits(
+    tmp_path: Path, tiny: str, monkeypatch: pytest.MonkeyPatch, wait_at: int, written_at: int | None
+) -> None:
+    profiler, stopwatch = start_profiler(tmp_path, tiny)
+    monkeypatch.setattr(profiler, "_on_gpu", True)
+    monkeypatch.setattr(profiler, "_synchronize", lambda: None)
+    for _ in range(2):
+        run_step(profiler, stopwatch)
+    for step in range(1, (written_at or wait_at) + 1):
+        assert not (tmp_path / PROFILE).exists()
+        run_step(profiler, stopwatch, will_wait=step == wait_at)
+    wait_until((tmp_path / PROFILE).exists)
+    profiler.finish()
+    assert "profile of 2 training steps" in (tmp_path / PROFILE / "summary.txt").read_text()
+
+
+def test_on_a_cpu_a_trace_is_written_at_once(tmp_path: Path, tiny: str) -> None:
+    profiler, stopwatch = start_profiler(tmp_path, tiny)
+    for _ in range(2):
+        run_step(profiler, stopwatch)
+    wait_until(compressed_path(tmp_path / PROFILE / "rank-0.json").exists)
+    profiler.finish()
+
+
+def start_profiler(folder: Path, recipe: str) -> tuple[StepProfiler, Stopwatch]:
+    """Return a profiler that traces the first two steps of a run, and the stopwatch of its loop."""
+    parts = assemble(make_config(recipe, profile=2))
+    stopwatch = Stopwatch()
+    return StepProfiler(parts, stopwatch, folder, parts.total_images - 2 * parts.feed.images_per_step), stopwatch
+
+
+def run_step(profiler: StepProfiler, stopwatch: Stopwatch, *, will_wait: bool = False) -> None:
+    profiler.before_step()
+    with stopwatch("step"):
+        torch.ones(2).add(1)
+    profiler.after_step(will_wait=will_wait)
 
 
 def open_if_read(pipe: Path) -> int | None:

@@ -7,6 +7,7 @@ exists with the expected signature, and its failures list the features that woul
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, TypeVar
@@ -15,14 +16,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import TCPStore as TCPStore  # torch.distributed does not export this type
+from torch._C._profiler import _ExperimentalConfig
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
+from torch.autograd.profiler import profile
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 from torch.nn.modules.batchnorm import _BatchNorm as AnyBatchNorm  # torch has no public BatchNorm base class
 from torch.nn.modules.dropout import _DropoutNd as AnyDropout  # torch has no public dropout base class
 from torch.optim import Optimizer
+from torch.profiler import profile as public_profile
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -49,6 +53,7 @@ __all__ = [
     "own_generator_state",
     "real_tensors",
     "start_compile_workers",
+    "start_trace",
     "stop_heartbeats",
     "undecorated",
     "undo_compile",
@@ -236,6 +241,19 @@ def nccl_trace() -> bytes:
     read = torch._C._distributed_c10d._dump_nccl_trace_json  # type: ignore[attr-defined]  # only in builds with NCCL
     trace: bytes | str = read()
     return trace.encode() if isinstance(trace, str) else trace
+
+
+def start_trace(device: torch.device) -> profile:
+    """Start a trace like torch.profiler, which first imports torch's compiler; the import takes a second or more."""
+    config = _ExperimentalConfig()
+    if hasattr(config, "trace_only"):  # absent in torch 2.11; without events for Python, a trace ends sooner
+        config.trace_only = True
+    on_gpu = device.type == "cuda"
+    trace = profile(use_kineto=True, use_device="cuda" if on_gpu else None, experimental_config=config)
+    trace.__enter__()
+    if ranks := public_profile._get_distributed_info(trace):  # type: ignore[arg-type]  # it does not use its argument
+        torch.autograd._add_metadata_json("distributedInfo", json.dumps(ranks, default=str))
+    return trace
 
 
 def norms_of(tensors: Sequence[Tensor], order: float) -> list[Tensor]:

@@ -86,7 +86,7 @@ class ProfileSummary:
         folder = run / PROFILE
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / SUMMARY_JSON, self.to_json(), durable=False)
-        write_file(folder / SUMMARY_TEXT, "\n".join(self.lines()) + "\n")
+        write_file(folder / SUMMARY_TEXT, "\n".join(self.lines()) + "\n", durable=False)
 
     def lines(self) -> Iterator[str]:
         """Yield the lines of the summary as text, at most one page."""

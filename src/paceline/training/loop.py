@@ -146,7 +146,7 @@ class Loop:
             self.loss_log.add(data.images, self.parts.run_step(data))
         self.pace.count_step()
         if self.profiler:
-            self.profiler.after_step()
+            self.profiler.after_step(will_wait=self._requested is not None)
         self.recorder.where = BETWEEN_STEPS
         self._finish_log()
         before, self.images = data.images, data.images + self.parts.feed.images_per_step

@@ -1,7 +1,8 @@
 """`--profile N`: trace N training steps after the warm-up, and summarise where their time went.
 
 Each rank writes a Chrome trace, which Perfetto also opens. Rank 0 traces all N steps, and the others only a few.
-Training continues while a trace is summarised and compressed.
+Training continues while a trace is summarised and compressed. While torch writes a trace, it holds the GIL, so the
+loop cannot queue work for the GPU. The trace is therefore written while the loop waits for the GPU anyway.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.autograd.profiler import profile, record_function
 
 from paceline.core.heartbeat import beat
 from paceline.core.printable import print_line
+from paceline.parallel.torch_internals import start_trace
 from paceline.runs.profile_summary import MAX_KERNELS, PROFILE, SUMMARY_TEXT, KernelTime, ProfileSummary
 from paceline.training.build import Parts
 from paceline.training.compile import is_compiled
@@ -30,6 +32,9 @@ from paceline.training.trace_process import TraceError, summarise_trace
 
 WARMUP_STEPS = 5  # steps before the trace; a CUDA graph must also have been captured
 STEPS_OF_OTHER_RANKS = 3
+# On a GPU, a trace is written when the loop waits for the GPU, after at least so many steps: they are queued faster
+# than they run, and keep the GPU busy. A loop that does not wait writes the trace after at most so many steps.
+MIN_STEPS_UNTIL_WRITTEN, MAX_STEPS_UNTIL_WRITTEN = 40, 200
 BEAT_SECONDS = 0.5  # time between progress reports while the end of the run waits for the summary
 
 
@@ -41,30 +46,41 @@ class StepProfiler:
         self._parts, self._stopwatch, self._run = parts, stopwatch, run
         wanted = parts.config.run.profile
         left = (parts.total_images - images) // parts.feed.images_per_step
+        self._on_gpu = parts.world.device.type == "cuda"
         self._num_steps = min(wanted if parts.world.is_first else min(wanted, STEPS_OF_OTHER_RANKS), left)
         self._latest_start = max(0, left - wanted)
-        self._steps = self._traced = 0
+        self._steps = self._traced = self._stopped_at = 0
         self._profile: profile | None = None
-        self._reader: threading.Thread | None = None  # started at the end of the trace
+        self._unwritten: profile | None = None  # the trace, between its end and the start of the reader
+        self._reader: threading.Thread | None = None  # writes and summarises the trace
         self._made: _Made | None = None
+        self._seconds = 0.0  # of training time, for ending the trace
 
     def before_step(self) -> None:
         """Start the trace if this is the first step to trace."""
-        if self._profile or self._reader or not self._num_steps:
+        if self._profile or self._traced or not self._num_steps:
             return
         if (self._steps >= WARMUP_STEPS and self._is_warm()) or self._steps >= self._latest_start:
             self._start()
 
-    def after_step(self) -> None:
-        """Count the step, and end the trace after the last step to trace."""
+    def after_step(self, *, will_wait: bool = False) -> None:
+        """Count the step, end the trace after the last step to trace, and write it when this costs the least time.
+
+        `will_wait` means that the loop is about to wait until the GPU has run the queued steps.
+        """
         self._steps += 1
         if self._profile:
             self._traced += 1
             if self._traced == self._num_steps:
                 self._stop(self._profile)
+        queued = self._steps - self._stopped_at
+        needed = MIN_STEPS_UNTIL_WRITTEN if will_wait else MAX_STEPS_UNTIL_WRITTEN
+        if queued >= needed or not self._on_gpu:
+            self._start_reader()
 
     def finish(self) -> None:
         """Wait until all ranks have compressed their traces, and add the shares of the whole run to the summary."""
+        self._start_reader()
         while self._is_any_rank_reading():
             if self._reader:
                 self._reader.join(BEAT_SECONDS)
@@ -83,34 +99,38 @@ class StepProfiler:
 
     def _start(self) -> None:
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # kineto prints internal events otherwise
-        activities = [ProfilerActivity.CPU]
-        if self._parts.world.device.type == "cuda":
-            activities.append(ProfilerActivity.CUDA)
         self._synchronize()
         self._stopwatch.annotate = _annotate(SECTION)
         self._parts.step.annotate = _annotate(PHASE)
-        self._profile = profile(activities=activities)
-        self._profile.start()
+        self._profile = start_trace(self._parts.world.device)
 
     def _stop(self, tracing: profile) -> None:
         self._synchronize()
         began = time.perf_counter()
         beat()
-        tracing.stop()
+        tracing.__exit__(None, None, None)
+        self._seconds = time.perf_counter() - began
         self._stopwatch.annotate = None
         self._parts.step.annotate = no_range
-        self._profile = None
-        folder = self._run / PROFILE
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"rank-{self._parts.world.rank}.json"
-        beat()
-        tracing.export_chrome_trace(str(path))
-        self._reader = threading.Thread(target=self._read, args=[path, time.perf_counter() - began], daemon=True)
-        self._reader.start()
+        self._profile, self._unwritten, self._stopped_at = None, tracing, self._steps
 
-    def _read(self, path: Path, seconds: float) -> None:
-        """Summarise and compress a trace; rank 0 writes the summary. `seconds` is the time that the trace took."""
+    def _start_reader(self) -> None:
+        """Write and summarise the trace in a thread, if there is one that is not yet written."""
+        if self._unwritten:
+            beat()
+            tracing, self._unwritten = self._unwritten, None
+            self._reader = threading.Thread(target=self._read, args=[tracing], daemon=True)
+            self._reader.start()
+
+    def _read(self, tracing: profile) -> None:
+        """Write, summarise and compress a trace; rank 0 writes the summary."""
+        path = self._run / PROFILE / f"rank-{self._parts.world.rank}.json"
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            began = time.perf_counter()
+            tracing.export_chrome_trace(str(path))
+            tracing.kineto_results = None  # frees its memory
+            seconds = self._seconds + time.perf_counter() - began
             times = summarise_trace(path)
             if not self._parts.world.is_first:
                 return
@@ -125,7 +145,7 @@ class StepProfiler:
         print_line(f"profile of {self._traced} steps: {files}{best}")
 
     def _synchronize(self) -> None:
-        if self._parts.world.device.type == "cuda":
+        if self._on_gpu:
             torch.cuda.synchronize(self._parts.world.device)
 
     def _summary(self, made: _Made, run_shares: dict[str, float]) -> ProfileSummary:
@@ -133,7 +153,7 @@ class StepProfiler:
         total = max(times.total, 1e-9)
         kernels = sorted(times.kernels.items(), key=lambda item: -item[1][0])[:MAX_KERNELS]
         device = parts.world.device
-        notes = [f"writing the trace took {made.seconds:.2f} s of training time"]
+        notes = [f"ending and writing the trace took at most {made.seconds:.2f} s of training time"]
         if times.on_gpu and not times.phases:
             notes.append("the step is a CUDA graph, whose kernels a trace does not assign to phases")
         return ProfileSummary(
@@ -170,7 +190,7 @@ class _Made:
 
     times: TraceTimes
     num_steps: int
-    seconds: float  # of training time, for writing the trace
+    seconds: float  # for ending and writing the trace; the GPU may have trained meanwhile
 
 
 def situation_of(parts: Parts) -> Situation:

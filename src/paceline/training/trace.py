@@ -8,6 +8,7 @@ from __future__ import annotations
 import bisect
 import gzip
 import json
+import os
 import shutil
 import sys
 from collections import defaultdict
@@ -206,6 +207,7 @@ def compressed_path(path: Path) -> Path:
 def _main(path: Path, parent: int) -> None:
     """Print the times in a trace file, then replace the file with a compressed one; end if the parent is killed."""
     die_with_parent(parent)
+    os.nice(10)  # training needs the processors more
     print(json.dumps(asdict(read_trace(json.loads(path.read_bytes())))))
     partial = path.with_suffix(".json.gz.partial")
     with path.open("rb") as plain, gzip.open(partial, "wb", compresslevel=1) as file:
