@@ -1,8 +1,8 @@
 """Train r3gan on CIFAR-10 for a number of minutes on one GPU, and measure FID with 50,000 generated images.
 
     python benchmarks/r3gan_training.py candidates --data-root cifar10.npz --inception inception.pt --out out
-    python benchmarks/r3gan_training.py unconditional --candidate wide --minutes 17 --part-minutes 9 ...
-    python benchmarks/r3gan_training.py conditional --candidate wide --minutes 17 --part-minutes 9 ...
+    python benchmarks/r3gan_training.py unconditional --candidate batch-64 --minutes 17 --part-minutes 9 ...
+    python benchmarks/r3gan_training.py conditional --candidate batch-64 --minutes 17 --part-minutes 9 ...
     python benchmarks/r3gan_training.py small --minutes 4 ...
     python benchmarks/r3gan_training.py candidates --tiny --out out    # on a CPU: checks that everything runs
 
@@ -42,15 +42,17 @@ EVALUATION_S = 60  # time for the final evaluation; if less is left, the next pa
 FEW_GENERATED = 10_000  # images for the evaluations during training
 TINY = ("width=8", "num_blocks=1", "group_size=4", "size=16", "batch_size=8", "accelerator=cpu")
 
-# Sizes of the networks, with the operations of one step per image and the batch size. See benchmarks/README.md.
+# Sizes of the networks and the batches. See benchmarks/README.md.
 CANDIDATES = {
-    "wide": ("width=512",),
-    "narrow": ("width=384",),
-    "lazy": ("width=512", "penalty_every=4"),
-    "flat": ("width=192", "full_width_px=32"),
-    "augmented": ("width=512", "ada=blit,geometry,color,cutout", "ada_strength=0.25"),
+    "batch-64": ("batch_size=64",),
+    "batch-256": ("batch_size=256",),
+    "groups-64": ("batch_size=64", "group_size=128"),
+    "narrow-64": ("batch_size=64", "width=384"),
+    "dense-64": ("batch_size=64", "expansion=1", "group_size=128"),
+    "dense-128": ("batch_size=128", "expansion=1", "group_size=128"),
+    "augmented-64": ("batch_size=64", "ada=blit,geometry,color,cutout", "ada_strength=0.25"),
 }
-TRIED = ("wide", "narrow", "lazy")
+TRIED = ("batch-64", "groups-64", "narrow-64")
 
 
 class Row(NamedTuple):
@@ -183,7 +185,7 @@ def main() -> None:
     parser.add_argument("task", choices=("candidates", "unconditional", "conditional", "small"))
     parser.add_argument("--data-root", type=Path, help="folder of CIFAR-10, or an .npz file")
     parser.add_argument("--inception", default="", help="file with the 2015 Inception network")
-    parser.add_argument("--candidate", choices=CANDIDATES, default="wide", help="settings of the networks")
+    parser.add_argument("--candidate", choices=CANDIDATES, default="batch-64", help="settings of the networks")
     parser.add_argument("--tried", nargs="*", choices=CANDIDATES, default=TRIED, help="settings that are compared")
     parser.add_argument("--trial-seconds", type=float, default=75, help="training time of a candidate")
     parser.add_argument("--trial-images", type=int, default=100_000, help="images to measure the speed")

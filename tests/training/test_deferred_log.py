@@ -43,6 +43,16 @@ def test_the_log_has_the_same_lines_if_it_is_deferred(tmp_path: Path, tiny: str)
     assert [line["images"] for line in lines] == [BATCH * step for step in (2, 4, 5, 6, 8, 10)]
 
 
+def test_the_log_has_the_same_lines_if_the_profiler_delays_it_further(tmp_path: Path, tiny: str) -> None:
+    make_loop(tiny, tmp_path / "plain", defers=True).run()
+    loop = make_loop(tiny, tmp_path / "profiled", defers=True, profile="2")
+    assert loop.profiler
+    loop.profiler._may_delay_log = True  # as on a GPU
+    loop.run()
+    assert logged(tmp_path / "profiled") == logged(tmp_path / "plain")
+    assert (tmp_path / "profiled" / "profile" / "summary.txt").is_file()
+
+
 def test_a_loss_that_is_not_finite_is_reported_with_its_step_and_is_never_saved(tmp_path: Path, tiny: str) -> None:
     loop = make_loop(tiny, tmp_path, defers=True, not_finite_at="6")
     with pytest.raises(UserError, match=f"at step 6 \\({BATCH * 6} images seen\\)"):

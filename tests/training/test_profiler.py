@@ -17,7 +17,7 @@ from running import has_ended, wait_until
 from paceline.core.heartbeat import is_child
 from paceline.runs.profile_summary import PROFILE
 from paceline.training.build import assemble
-from paceline.training.profiler import MAX_STEPS_UNTIL_WRITTEN, MIN_STEPS_UNTIL_WRITTEN, StepProfiler
+from paceline.training.profiler import MAX_STEPS_UNTIL_WRITTEN, StepProfiler
 from paceline.training.stopwatch import Stopwatch
 from paceline.training.trace import TraceTimes, compressed_path, read_trace
 from paceline.training.trace_process import TraceError, summarise_trace
@@ -89,19 +89,21 @@ def test_a_trace_does_not_import_the_compiler_and_contains_the_ranks(tmp_path: P
     assert "aten::add" in {event["name"] for event in trace["traceEvents"]}
 
 
-@pytest.mark.parametrize(("wait_at", "written_at"), [(1, MAX_STEPS_UNTIL_WRITTEN), (MIN_STEPS_UNTIL_WRITTEN, None)])
-def test_on_a_gpu_a_trace_is_written_when_the_loop_waits(
-    tmp_path: Path, tiny: str, monkeypatch: pytest.MonkeyPatch, wait_at: int, written_at: int | None
+@pytest.mark.parametrize("steps_until_log", [3, MAX_STEPS_UNTIL_WRITTEN])
+def test_on_a_gpu_a_trace_is_written_at_the_next_log_or_after_some_steps(
+    tmp_path: Path, tiny: str, monkeypatch: pytest.MonkeyPatch, steps_until_log: int
 ) -> None:
     profiler, stopwatch = start_profiler(tmp_path, tiny)
-    monkeypatch.setattr(profiler, "_on_gpu", True)
-    monkeypatch.setattr(profiler, "_synchronize", lambda: None)
+    monkeypatch.setattr(profiler, "_may_delay_log", True)
     for _ in range(2):
+        assert not profiler.delays_log
         run_step(profiler, stopwatch)
-    for step in range(1, (written_at or wait_at) + 1):
-        assert not (tmp_path / PROFILE).exists()
-        run_step(profiler, stopwatch, will_wait=step == wait_at)
-    wait_until((tmp_path / PROFILE).exists)
+    for _ in range(steps_until_log):
+        assert profiler.delays_log and not (tmp_path / PROFILE).exists()
+        run_step(profiler, stopwatch)
+    if steps_until_log < MAX_STEPS_UNTIL_WRITTEN:
+        profiler.write_trace()
+    assert not profiler.delays_log
     profiler.finish()
     assert "profile of 2 training steps" in (tmp_path / PROFILE / "summary.txt").read_text()
 
@@ -121,11 +123,11 @@ def start_profiler(folder: Path, recipe: str) -> tuple[StepProfiler, Stopwatch]:
     return StepProfiler(parts, stopwatch, folder, parts.total_images - 2 * parts.feed.images_per_step), stopwatch
 
 
-def run_step(profiler: StepProfiler, stopwatch: Stopwatch, *, will_wait: bool = False) -> None:
+def run_step(profiler: StepProfiler, stopwatch: Stopwatch) -> None:
     profiler.before_step()
     with stopwatch("step"):
         torch.ones(2).add(1)
-    profiler.after_step(will_wait=will_wait)
+    profiler.after_step()
 
 
 def open_if_read(pipe: Path) -> int | None:

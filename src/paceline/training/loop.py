@@ -66,7 +66,7 @@ class Loop:
         self.saver = Saver(outputs.folder.checkpoints, self._writers())
         self.gpu = GpuReadings(self.world.device.index if self.world.device.type == "cuda" else None)
         self.host = HostReadings(outputs.folder.path)
-        self.previews = self._make_previews() if outputs.writer else None
+        self.previews = Previews.of(parts) if outputs.writer else None
         lengths = {"epoch": parts.epoch_images, "step": parts.feed.images_per_step, "total": parts.total_images}
         self.cadence = Cadence(run, **lengths)
         self.check_every = run.check_replicas if self.world.size > 1 else 0
@@ -98,11 +98,6 @@ class Loop:
                 "use a folder on a shared file system, or --strategy ddp"
             )
         return BackgroundGroup(self.world, self.parts.config.run.timeout)
-
-    def _make_previews(self) -> Previews:
-        parts = self.parts
-        shown = parts.loaders.get(self.recipe.evaluated_on, parts.loaders["train"]).source
-        return Previews(self.recipe, parts.feed.drawer, shown, parts.precision, parts.config.run.preview_channels)
 
     def run(self) -> None:
         """Train to the end, or until a stop is requested."""
@@ -146,9 +141,10 @@ class Loop:
             self.loss_log.add(data.images, self.parts.run_step(data))
         self.pace.count_step()
         if self.profiler:
-            self.profiler.after_step(will_wait=self._requested is not None)
+            self.profiler.after_step()
         self.recorder.where = BETWEEN_STEPS
-        self._finish_log()
+        if not (self.profiler and self.profiler.delays_log):
+            self._finish_log()
         before, self.images = data.images, data.images + self.parts.feed.images_per_step
         self.outputs.display.tick(self.images)
         due = partial(self.cadence.is_due, before=before, after=self.images)
@@ -180,6 +176,9 @@ class Loop:
 
     def _request_log(self) -> None:
         """Collect the losses and log them; on a GPU, while the next step runs, so that the GPU does not wait."""
+        if self.profiler and self._requested:  # the profiler has delayed the last log
+            self.profiler.write_trace()
+            self._finish_log()
         with self.stopwatch("log"):
             self._requested = self.images, self.loss_log.request(self.pace.own_work())
         self._logged_at = self.images

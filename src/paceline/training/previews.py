@@ -25,6 +25,7 @@ from paceline.images.shown_channels import ShownChannels
 from paceline.parallel.precision import Precision
 from paceline.runs.host_copy import HostCopy
 from paceline.runs.logger import Pixels
+from paceline.training.build import Parts
 from paceline.training.compile import eager
 
 NUM_SAMPLES = 64  # images per grid
@@ -46,6 +47,12 @@ class Previews:
         self._generated_shape: tuple[int, ...] | None = None  # height, width and channels of generated images
         strips = not recipe.generates and has_strips(recipe)
         self._samples = strip_samples(source, drawer, precision) if strips else []
+
+    @classmethod
+    def of(cls, parts: Parts) -> Previews:
+        """Return the sample images of a run; they show the split that is evaluated."""
+        shown = parts.loaders.get(parts.recipe.evaluated_on, parts.loaders["train"]).source
+        return cls(parts.recipe, parts.feed.drawer, shown, parts.precision, parts.config.run.preview_channels)
 
     def __bool__(self) -> bool:
         """Return whether the recipe has sample images."""

@@ -2,7 +2,7 @@
 
 Each rank writes a Chrome trace, which Perfetto also opens. Rank 0 traces all N steps, and the others only a few.
 Training continues while a trace is summarised and compressed. While torch writes a trace, it holds the GIL, so the
-loop cannot queue work for the GPU. The trace is therefore written while the loop waits for the GPU anyway.
+loop cannot queue work for the GPU. On a single GPU, the trace is therefore written when many steps are queued.
 """
 
 from __future__ import annotations
@@ -32,9 +32,7 @@ from paceline.training.trace_process import TraceError, summarise_trace
 
 WARMUP_STEPS = 5  # steps before the trace; a CUDA graph must also have been captured
 STEPS_OF_OTHER_RANKS = 3
-# On a GPU, a trace is written when the loop waits for the GPU, after at least so many steps: they are queued faster
-# than they run, and keep the GPU busy. A loop that does not wait writes the trace after at most so many steps.
-MIN_STEPS_UNTIL_WRITTEN, MAX_STEPS_UNTIL_WRITTEN = 40, 200
+MAX_STEPS_UNTIL_WRITTEN = 200  # a trace is written after so many steps, even if the loop has not logged its losses
 BEAT_SECONDS = 0.5  # time between progress reports while the end of the run waits for the summary
 
 
@@ -47,6 +45,8 @@ class StepProfiler:
         wanted = parts.config.run.profile
         left = (parts.total_images - images) // parts.feed.images_per_step
         self._on_gpu = parts.world.device.type == "cuda"
+        # With several ranks, all must log at the same step, but their traces end at different steps.
+        self._may_delay_log = self._on_gpu and parts.world.size == 1
         self._num_steps = min(wanted if parts.world.is_first else min(wanted, STEPS_OF_OTHER_RANKS), left)
         self._latest_start = max(0, left - wanted)
         self._steps = self._traced = self._stopped_at = 0
@@ -63,24 +63,24 @@ class StepProfiler:
         if (self._steps >= WARMUP_STEPS and self._is_warm()) or self._steps >= self._latest_start:
             self._start()
 
-    def after_step(self, *, will_wait: bool = False) -> None:
-        """Count the step, end the trace after the last step to trace, and write it when this costs the least time.
+    @property
+    def delays_log(self) -> bool:
+        """Whether the loop should not wait for its losses yet, so that more steps are queued for the GPU."""
+        return self._may_delay_log and self._unwritten is not None
 
-        `will_wait` means that the loop is about to wait until the GPU has run the queued steps.
-        """
+    def after_step(self) -> None:
+        """Count the step, and end the trace after the last step to trace."""
         self._steps += 1
         if self._profile:
             self._traced += 1
             if self._traced == self._num_steps:
                 self._stop(self._profile)
-        queued = self._steps - self._stopped_at
-        needed = MIN_STEPS_UNTIL_WRITTEN if will_wait else MAX_STEPS_UNTIL_WRITTEN
-        if queued >= needed or not self._on_gpu:
-            self._start_reader()
+        if not self.delays_log or self._steps - self._stopped_at >= MAX_STEPS_UNTIL_WRITTEN:
+            self.write_trace()
 
     def finish(self) -> None:
         """Wait until all ranks have compressed their traces, and add the shares of the whole run to the summary."""
-        self._start_reader()
+        self.write_trace()
         while self._is_any_rank_reading():
             if self._reader:
                 self._reader.join(BEAT_SECONDS)
@@ -114,7 +114,7 @@ class StepProfiler:
         self._parts.step.annotate = no_range
         self._profile, self._unwritten, self._stopped_at = None, tracing, self._steps
 
-    def _start_reader(self) -> None:
+    def write_trace(self) -> None:
         """Write and summarise the trace in a thread, if there is one that is not yet written."""
         if self._unwritten:
             beat()

@@ -8,7 +8,7 @@ import stat
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 import torch
@@ -89,7 +89,12 @@ class StopRequest:
             self.signal, self._since = number, time.monotonic()
             if self.announces:
                 # Print in a thread: this handler may have interrupted the owner of the stream's lock.
-                threading.Thread(target=print_line, args=[_answer_to(number)], daemon=True).start()
+                threading.Thread(target=_answer, args=[number], daemon=True).start()
+
+
+def _answer(number: int) -> None:
+    with suppress(BrokenPipeError):  # no one reads the output any more, as after `paceline train | head`
+        print_line(_answer_to(number))
 
 
 def _answer_to(number: int) -> str:
