@@ -84,15 +84,17 @@ def test_the_initial_scores_of_a_conditional_discriminator_are_scaled_by_the_num
     assert spread(16) / spread(0) == pytest.approx(1 / 16**0.5, rel=0.3)
 
 
-def test_upsampling_equals_bilinear_interpolation() -> None:
-    images = torch.randn(2, 3, 4, 4, dtype=torch.float64)
+@pytest.mark.parametrize("side", [4, 16])
+def test_upsampling_equals_bilinear_interpolation(side: int) -> None:
+    images = torch.randn(2, 3, side, side, dtype=torch.float64)
     expected = F.interpolate(images, scale_factor=2, mode="bilinear", align_corners=False)
-    assert torch.allclose(Upsample(4).double()(images), expected)
+    assert torch.allclose(Upsample(side).double()(images), expected)
 
 
-def test_downsampling_is_a_filter_with_the_weights_1_3_3_1() -> None:
-    images = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+@pytest.mark.parametrize("side", [8, 32])
+def test_downsampling_is_a_filter_with_the_weights_1_3_3_1(side: int) -> None:
+    images = torch.randn(2, 3, side, side, dtype=torch.float64)
     weights = torch.tensor([1.0, 3, 3, 1], dtype=torch.float64) / 8
     kernel = torch.outer(weights, weights).expand(3, 1, 4, 4)
     expected = F.conv2d(F.pad(images, (1, 1, 1, 1), mode="replicate"), kernel, stride=2, groups=3)
-    assert torch.allclose(Downsample(8).double()(images), expected)
+    assert torch.allclose(Downsample(side).double()(images), expected)

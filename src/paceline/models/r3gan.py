@@ -24,6 +24,7 @@ from paceline.models.layers import in_full_precision
 
 SIZES_PX = (16, 32, 64, 128)
 SMALLEST_PX = 4
+SMALL_MAP_PX = 16  # largest side of a feature map that is resampled with one matrix product instead of two
 SLOPE = 0.2  # of the leaky ReLU for negative values
 
 PullBack = Callable[[Tensor], Tensor]  # maps gradients with respect to a layer's output to those of its input
@@ -181,14 +182,15 @@ class Pointwise(nn.Linear):
 class Resample(nn.Module):
     """Maps the rows and the columns of feature maps with a matrix [new side, side].
 
-    Matrix products have deterministic gradients on GPUs.
+    Matrix products have deterministic gradients on GPUs. One product maps all pixels of a small feature map.
     """
 
     matrix: Tensor
 
     def __init__(self, matrix: Tensor) -> None:
         super().__init__()
-        self.register_buffer("matrix", matrix, persistent=False)
+        is_small = max(matrix.shape) <= SMALL_MAP_PX
+        self.register_buffer("matrix", torch.kron(matrix, matrix) if is_small else matrix, persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
         return _resample(images, self.matrix)
@@ -235,10 +237,20 @@ def initialise(network: nn.Module, num_blocks: int) -> None:
 
 def _resample(images: Tensor, matrix: Tensor) -> Tensor:
     count, channels, height, width = images.shape
-    side = len(matrix)
-    rows = matrix @ images.permute(0, 2, 3, 1).reshape(count, height, width * channels)
-    both = matrix @ rows.reshape(count * side, width, channels)
-    return both.reshape(count, side, side, channels).permute(0, 3, 1, 2)
+    pixels = images.permute(0, 2, 3, 1)
+    if matrix.shape[1] == height * width:
+        side = math.isqrt(len(matrix))
+        mapped = _map(matrix, pixels.reshape(count, height * width, channels))
+    else:
+        side = len(matrix)
+        rows = _map(matrix, pixels.reshape(count, height, width * channels))
+        mapped = _map(matrix, rows.reshape(count * side, width, channels))
+    return mapped.reshape(count, side, side, channels).permute(0, 3, 1, 2)
+
+
+def _map(matrix: Tensor, vectors: Tensor) -> Tensor:
+    """Multiply each [old, channels] in a batch by a matrix [new, old]."""
+    return torch.bmm(matrix.to(vectors.dtype).expand(len(vectors), -1, -1), vectors)
 
 
 def _leaky_relu_gradient(gradient: Tensor, input: Tensor) -> Tensor:
