@@ -117,8 +117,9 @@ class Benchmark:
         """Train a row, or resume it."""
         found = self.results.row(row.name)
         if found.get("is_complete"):
-            if (found["images"], tuple(found["settings"])) != (row.images, row.settings):
-                sys.exit("it is complete with another length or other settings: use a new --out")
+            trained_with = found["images"], tuple(found["settings"]), found["extra"]
+            if trained_with != (row.images, row.settings, self.options.extra):
+                sys.exit("it is complete with another length, other settings or other arguments: use a new --out")
             print(f"{row.name}: complete")
             return
         self.deadline.check()

@@ -98,8 +98,11 @@ class Benchmark:
 
     def run(self, row: Row) -> None:
         """Train a row, evaluate it and generate a grid of samples."""
-        folder = self.options.out / row.name
-        if self.results.row(row.name).get("is_complete"):
+        folder, found = self.options.out / row.name, self.results.row(row.name)
+        if found.get("is_complete"):
+            trained_with = tuple(found["settings"]), found["extra"], found.get("seed", 0)
+            if trained_with != (row.settings, self.options.extra, self.options.seed):
+                sys.exit("it is complete with other settings, arguments or another seed: use a new --out")
             print(f"{row.name}: complete")
             return
         self.deadline.check()
@@ -118,7 +121,8 @@ class Benchmark:
         words = self.words(row, self.num_images(row))
 
         def save_curve() -> None:
-            self.results.update(row.name, settings=row.settings, extra=self.options.extra, curve=curve(folder))
+            started_with = {"settings": row.settings, "extra": self.options.extra, "seed": self.options.seed}
+            self.results.update(row.name, **started_with, curve=curve(folder))
 
         trained = train(folder, [*words, *self.inception], self.deadline, save_curve)
         save_curve()

@@ -151,6 +151,26 @@ def test_the_fid_of_a_class_compares_only_the_images_of_this_class():
     assert found["FID[pixels-8x8]"] == pytest.approx(measured(real, made)["FID[pixels-8x8]"], rel=1e-9)
 
 
+def test_metrics_of_some_images_do_not_depend_on_whether_the_real_images_are_sorted_by_class(monkeypatch):
+    monkeypatch.setattr(generation, "NUM_ROWS", 400)
+    pool, labels = images(1600, 1), np.arange(1600) % 2
+    pool[labels == 1] = 255 - pool[labels == 1] // 2  # the classes differ much
+    made = pool[800:]  # classes alternate
+    found = []
+    for order in (np.arange(800), np.argsort(labels[:800], kind="stable")):
+        arrays = {"image": pool[order].permute(0, 2, 3, 1).contiguous().numpy(), "label": labels[order]}
+        case = Case(ArraySource(arrays, CLASSES), "train", len(made), no_run)
+        evaluator = Generation(case, CLASSES, CPU, RunSettings(data="patterns", few_images="allow"))
+        #         assert evaluator.protocol().get("order") == (None if len(found) == 0 else "random")
+        evaluator.update_samples({"image": scaled(pool[order]), "index": torch.arange(800)})
+        evaluator.end_samples(evaluator.sample_sums())
+        evaluator.update({"image": scaled(made)}, {"index": torch.arange(800)})
+        found.append(evaluator.results(evaluator.sums()))
+    assert found[1]["FID[pixels-8x8]"] == pytest.approx(found[0]["FID[pixels-8x8]"], rel=1e-6)
+    for name in ("precision", "recall", "coverage"):
+        assert found[1][f"{name}[pixels-8x8]"] == pytest.approx(found[0][f"{name}[pixels-8x8]"], abs=0.1)
+
+
 def test_the_fid_of_each_class_needs_classes_and_a_conditional_generator():
     with pytest.raises(UserError, match="per_class=on: the data has no classes"):
         evaluator_of(images(300, 1), 300, per_class=True)

@@ -20,6 +20,14 @@ def test_the_networks_map_noise_to_images_and_images_to_scores(size: int, channe
     assert Discriminator(sizes)(images, label).shape == (3,)
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_networks_return_no_views_because_fsdp_warns_about_them(channels: int) -> None:
+    sizes = Sizes(16, channels, nz=8, width=16, num_blocks=1, group_size=4)
+    images = Generator(sizes)(torch.randn(2, 8))
+    scores, gradients = Discriminator(sizes)(images, with_gradients=True)
+    assert not any(output._is_view() for output in (images, scores, gradients))
+
+
 def test_a_class_changes_the_image_and_the_score() -> None:
     torch.manual_seed(0)
     sizes = Sizes(16, 1, nz=8, width=16, num_blocks=1, group_size=4, num_classes=2)

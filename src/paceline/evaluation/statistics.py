@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -18,7 +19,10 @@ def frechet_distance(mean1: Tensor, covariance1: Tensor, mean2: Tensor, covarian
 
     The trace of (Σ₁Σ₂)^½ is the sum of the square roots of the eigenvalues of RᵀΣ₂R, where RRᵀ = Σ₁. This matrix is
     symmetric, so no general matrix square root is needed. Covariances may be singular (fewer samples than features).
+    If the features are not finite, the distance is NaN.
     """
+    if not (covariance1.isfinite().all() and covariance2.isfinite().all()):
+        return math.nan  # the decompositions below raise an error for a matrix with NaN
     root = _root(covariance1.double())
     product = root.T @ covariance2.double() @ root
     eigenvalues: Tensor = torch.linalg.eigvalsh((product + product.T) / 2)
@@ -77,14 +81,15 @@ def precision_and_recall(real: Tensor, made: Tensor, neighbours: int = NEIGHBOUR
 def density_and_coverage(real: Tensor, made: Tensor, neighbours: int = DENSITY_NEIGHBOURS) -> tuple[float, float]:
     """Return how many real neighbourhoods contain a generated row, relative to k, and the share that contain any.
 
-    As in Naeem et al. (2020), the neighbourhood of a real row reaches to its k-th nearest real neighbour.
+    As in Naeem et al. (2020), the neighbourhood of a real row contains all rows nearer than its k-th nearest real
+    neighbour, so that the density of the real rows themselves is 1.
     """
     count = min(len(real), len(made))
     real, made = real[:count].double(), made[:count].double()
     radii = _radii(real, neighbours)
     around = torch.zeros(count, dtype=torch.float64, device=real.device)  # generated rows around each real row
     for table in _squared_distances(made, real):
-        around += (table <= radii).sum(dim=0)
+        around += (table < radii).sum(dim=0)
     return around.sum().item() / (neighbours * count), (around > 0).double().mean().item()
 
 

@@ -91,8 +91,8 @@ class Generator(nn.Module):
         features = self.basis * self.modulation(noise)[:, :, None, None]
         for stage in self.stages:
             features = stage(features)
-        # A copy, because FSDP warns about networks that return a view.
-        return in_full_precision(self.to_image(features)).contiguous()
+        # A copy, because FSDP warns about networks that return a view; contiguous() does not copy greyscale images.
+        return in_full_precision(self.to_image(features)).clone(memory_format=torch.contiguous_format)
 
 
 class Discriminator(nn.Module):
@@ -136,8 +136,8 @@ class Discriminator(nn.Module):
         gradients = (direction[:, :, None, None] * self.basis).to(features.dtype).expand_as(features)
         for pull_back in reversed(pull_backs):
             gradients = pull_back(gradients)
-        # A copy, because FSDP warns about networks that return a view.
-        return scores, in_full_precision(gradients).contiguous()
+        # A copy, because FSDP warns about networks that return a view; contiguous() does not copy greyscale images.
+        return scores, in_full_precision(gradients).clone(memory_format=torch.contiguous_format)
 
 
 class Block(nn.Module):

@@ -3,9 +3,10 @@
 Protocol: images are rounded to 8 bits. All samples in the split are compared with `generated_images` generated images,
 each from the random numbers for its position. FID uses unbiased covariances. KID (mean over consecutive subsets of
 1,000), precision and recall (third-nearest neighbours) and density and coverage (fifth-nearest neighbours) use the
-first 10,000 real and generated images. If more images are generated, `FID_10k` compares only the first 10,000 of them
-with all real images. The Inception Score is the mean over ten splits. With `per_class`, FID is also computed for each
-class of a conditional generator. Unless the features are Inception 2015's, metric names include the network's name.
+first 10,000 real and generated images. Real images that are sorted by class are first put into a random order. If more
+images are generated, `FID_10k` compares only the first 10,000 of them with all real images. The Inception Score is the
+mean over ten splits. With `per_class`, FID is also computed for each class of a conditional generator. Unless the
+features are Inception 2015's, metric names include the network's name.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from paceline.evaluation.contract import Case, Evaluator
 from paceline.evaluation.features.choice import choose_features
 from paceline.evaluation.features.network import NAMES, FeatureNetwork
 from paceline.evaluation.protocol import Protocol
+from paceline.evaluation.row_order import random_positions
 from paceline.evaluation.statistics import (
     KERNEL_SUBSET,
     NEIGHBOURS,
@@ -62,6 +64,10 @@ class Generation(Evaluator):
             "real": len(case.source),
             "rows": min(NUM_ROWS, len(case.source)),
         }
+        self.positions = random_positions(case.source)
+        if self.positions is not None:
+            self.real_protocol = {**self.real_protocol, "order": "random"}
+            self.positions = self.positions.to(device)
         self.real: Statistics | None = find_statistics(self.real_protocol, device)
         self.by_class = settings.per_class
         if self.by_class and spec.num_classes < 2:
@@ -81,7 +87,8 @@ class Generation(Evaluator):
         }
 
     def update_samples(self, batch: Batch) -> None:
-        self._add(self.real_sums, batch["image"], batch["index"], batch.get("label"), self.real_class_sums)
+        position = batch["index"] if self.positions is None else self.positions[batch["index"]]
+        self._add(self.real_sums, batch["image"], position, batch.get("label"), self.real_class_sums)
 
     def sample_sums(self) -> Tensor:
         return _joined(self.real_sums, self.real_class_sums)
