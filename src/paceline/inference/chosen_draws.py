@@ -37,12 +37,17 @@ def choose_class(
     if not recipe.class_draw:
         raise UserError(f"{flag}{label}: {type(recipe).__name__} is not class-conditional; leave it out")
     rows = draws[recipe.class_draw].clone()
-    if label == EVERY_CLASS and EVERY_CLASS not in classes:
+    if is_every_class(label, classes):
         for start in range(0, len(rows), columns):
             rows[start : start + columns] = selecting(start // columns % len(classes), len(classes))
     else:
         rows[:] = selecting(_index(label, classes, flag), len(classes))
     return draws | {recipe.class_draw: rows}
+
+
+def is_every_class(label: str | int, classes: tuple[str, ...]) -> bool:
+    """Return whether a label selects a different class for each row; a class may itself be named `all`."""
+    return label == EVERY_CLASS and EVERY_CLASS not in classes
 
 
 def _index(label: str | int, classes: tuple[str, ...], flag: str) -> int:
