@@ -174,6 +174,11 @@ def test_a_grid_needs_no_training_data(tmp_path: Path, capsys: pytest.CaptureFix
     assert "own.npz: no such file" in capsys.readouterr().err
 
 
+def test_single_images_have_no_rows_of_classes() -> None:
+    with pytest.raises(UserError, match="label=all: unknown class 'all'"):
+        paceline.load("whole", device="cpu").sample(2, label="all")
+
+
 def test_a_class_needs_a_conditional_model(folder: Path) -> None:
     command = with_settings("conditional=off", "few_images=allow")
     command[command.index("384")] = "32"
