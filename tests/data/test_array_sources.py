@@ -57,6 +57,13 @@ def test_npz_images_need_no_labels(tmp_path: Path) -> None:
     assert source.notes == (f"{tmp_path / 'own.npz'}: has no y_train and y_test, so the images have no labels",)
 
 
+def test_npz_lists_class_numbers_without_training_images(tmp_path: Path) -> None:
+    settings = npz(tmp_path, y_train=np.array([1, 1, 4, 4, 1, 4]), y_test=np.array([1, 4, 1]))
+    (note,) = Npz("train", settings).notes
+    assert "3 of 5 classes have no training images (0, 2, 3); number the classes from 0 without gaps" in note
+    assert Npz("test", settings).notes == () == Npz("train", npz(tmp_path)).notes
+
+
 def test_npz_finds_the_only_file_in_a_folder(tmp_path: Path) -> None:
     npz(tmp_path)
     assert len(Npz("train", PixelSettings(data_root=str(tmp_path)))) == 6
@@ -68,11 +75,13 @@ def test_npz_finds_the_only_file_in_a_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"x_train": None}, "has no x_train"),
+        ({"x_train": None}, "has no x_train, but y_train, x_test, y_test; expected x_train and x_test, and"),
         ({"y_test": None}, "has no y_test"),
         ({"x_train": np.zeros((6, 5, 4))}, r"x_train: floating-point pixels need a declared range"),
         ({"x_train": np.zeros((6, 5, 4), dtype=np.int32)}, "x_train is int32; expected uint8"),
         ({"x_train": np.zeros((6, 5, 4, 65), dtype=np.uint8)}, r"x_train has shape \(6, 5, 4, 65\)"),
+        ({"x_train": np.zeros((6, 3, 8, 8), dtype=np.uint8)}, r".* first; .* x_train\.transpose\(0, 2, 3, 1\)"),
+        ({"x_train": np.zeros((6, 1, 96, 96), dtype=np.uint8)}, "x_train .* channels first"),
         ({"x_train": np.zeros((0, 5, 4), dtype=np.uint8)}, "x_train .* empty"),
         ({"y_train": np.arange(5)}, "x_train has 6 rows but y_train has 5"),
         ({"y_train": np.zeros(6)}, "y_train is float64"),

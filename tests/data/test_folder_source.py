@@ -184,7 +184,7 @@ def test_a_folder_with_only_unreadable_images_is_rejected_even_if_bad_images_is_
     for split in ("train", "test"):
         (tmp_path / split).mkdir()
         (tmp_path / split / "a.png").write_bytes(b"no image")
-    with pytest.raises(UserError, match=r"none of its images can be read \(images found: 1\)"):
+    with pytest.raises(UserError, match=r"none of its images can be read \(images found: 1\): train/a\.png: not an"):
         Folder("train", settings(tmp_path, bad_images="skip"))
     with pytest.raises(UserError, match=r"a\.png: unreadable image"):
         Folder("train", settings(tmp_path))
@@ -225,6 +225,13 @@ def test_a_missing_or_empty_folder_is_reported(folders: list[str] | None, messag
     with pytest.raises(UserError, match=f"--data-root .*{message}") as raised:
         Folder("test" if folders == ["train"] else "train", settings(root))
     assert "\n" not in str(raised.value)
+
+
+def test_a_file_instead_of_a_folder_is_reported(tmp_path: Path) -> None:
+    for name, remedy in (("own.npz", "--data npz"), ("photo.png", "the folder that contains it")):
+        (tmp_path / name).touch()
+        with pytest.raises(UserError, match=f"--data-root .*{name}: is a file, not a folder; use {remedy}"):
+            Folder("train", settings(tmp_path / name))
 
 
 def test_a_class_without_training_images_is_reported(tmp_path: Path) -> None:

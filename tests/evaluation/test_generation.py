@@ -171,6 +171,12 @@ def test_metrics_of_some_images_do_not_depend_on_whether_the_real_images_are_sor
         assert found[1][f"{name}[pixels-8x8]"] == pytest.approx(found[0][f"{name}[pixels-8x8]"], abs=0.1)
 
 
+def test_with_many_classes_training_prints_only_the_mean_of_their_fids():
+    metrics = {"FID[x]": 1.0, "FID_by_class[x]": 2.0, "FID:cat[x]": 3.0}
+    assert list(Generation.texts(metrics, CLASSES)) == list(metrics)
+    assert list(Generation.texts(metrics, DataSpec(3, 12, 12, num_classes=300))) == ["FID[x]", "FID_by_class[x]"]
+
+
 def test_the_fid_of_each_class_needs_classes_and_a_conditional_generator():
     with pytest.raises(UserError, match="per_class=on: the data has no classes"):
         evaluator_of(images(300, 1), 300, per_class=True)

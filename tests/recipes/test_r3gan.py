@@ -92,7 +92,7 @@ def test_the_model_is_conditional_if_the_data_has_classes_unless_this_is_switche
     assert build(CLASSES).num_classes == 3 and build(CLASSES, conditional="off").num_classes == 0
     assert build(GREY).num_classes == 0
     assert build(DataSpec(channels=1, height=16, width=16, num_classes=1)).num_classes == 0
-    with pytest.raises(UserError, match=r"conditional=on: the data has no classes; use data with labels"):
+    with pytest.raises(UserError, match=r"conditional=on: the data has no classes; use data with at least two"):
         build(GREY, conditional="on")
 
 

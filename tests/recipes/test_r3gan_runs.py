@@ -157,6 +157,28 @@ def test_invalid_options_are_reported(words: list[str], message: str, capsys: py
     assert message in capsys.readouterr().err
 
 
+def test_a_grid_needs_no_training_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (40, 16, 16), dtype=np.uint8)
+    labels = np.arange(40) % 3
+    np.savez("own.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
+    command = with_settings("few_images=allow")
+    command[command.index("384")] = "32"
+    assert run_fork(Path.cwd(), *command, "--data", "npz", "--data-root", "own.npz", "--out", "own").wait() == 0
+    words = ["sample", "own", "--class", "all", "--grid", "2x4", "--out"]
+    assert run([*words, str(tmp_path / "with.png")]) == 0
+    Path("own.npz").unlink()
+    assert run([*words, str(tmp_path / "without.png")]) == 0
+    assert "own at 32 images (the first 2 of 3 classes) → " in capsys.readouterr().out
+    assert np.array_equal(*(cells(str(tmp_path / name), 2, 4) for name in ("with.png", "without.png")))
+    assert run(["sample", "own", "--nearest"]) == 2
+    assert "own.npz: no such file" in capsys.readouterr().err
+
+
+def test_single_images_have_no_rows_of_classes() -> None:
+    with pytest.raises(UserError, match="label=all: unknown class 'all'"):
+        paceline.load("whole", device="cpu").sample(2, label="all")
+
+
 def test_a_class_needs_a_conditional_model(folder: Path) -> None:
     command = with_settings("conditional=off", "few_images=allow")
     command[command.index("384")] = "32"

@@ -191,3 +191,13 @@ def first_few(names: Sequence[str]) -> str:
     """Return the first few names, and how many more there are."""
     more = len(names) - MAX_NAMED
     return ", ".join(map(printable, names[:MAX_NAMED])) + (f" and {more} more" if more > 0 else "")
+
+
+def existing_folder(root: Path, flag: str) -> Path:
+    """Return a folder; raise UserError if there is none."""
+    if root.is_dir():
+        return root
+    if not root.is_file():
+        raise UserError(f"{flag} {root}: no such folder")
+    remedy = "--data npz" if root.suffix.lower() == ".npz" else "the folder that contains it"
+    raise UserError(f"{flag} {root}: is a file, not a folder; use {remedy}")

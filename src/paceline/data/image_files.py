@@ -21,6 +21,7 @@ from paceline.data.file_lists import (
     MAX_NAMED,
     NOT_USED,
     SUFFIXES,
+    existing_folder,
     first_few,
     list_folder,
     unreadable,
@@ -220,8 +221,7 @@ def fields_of(source: Source) -> set[str]:
 
 def split_folder(root: Path, split: str, names: SplitNames) -> Path | None:
     """Return a split's folder, which can have one of several names; None if there are no split folders."""
-    if not root.is_dir():
-        raise UserError(f"--data-root {root}: no such folder")
+    existing_folder(root, "--data-root")
     if not any((root / name).is_dir() for listed in names.values() for name in listed):
         return None
     found = _first_folder(root, names[split])
@@ -239,9 +239,7 @@ def separate_folder(split: str, settings: SeparateTestFolder, names: SplitNames)
     if not settings.test_root:
         return None
     flag, text = ("--test-root", settings.test_root) if split == "test" else ("--data-root", settings.data_root)
-    root = Path(text).expanduser()
-    if not root.is_dir():
-        raise UserError(f"{flag} {root}: no such folder")
+    root = existing_folder(Path(text).expanduser(), flag)
     if split == "test":
         return root
     return _first_folder(root, names["train"]) or root

@@ -12,6 +12,7 @@ from paceline.core.errors import UserError
 from paceline.evaluation.statistics import frechet_distance
 
 MAX_BYTES = 4 * 2**30  # of the sums of products, which need num_classes · num_features² numbers
+CLASS_FID = "FID:"  # followed by the name of the class
 MIN_IMAGES = 2  # a covariance needs at least two images
 
 
@@ -74,7 +75,7 @@ class ClassDistances:
         if not self.by_name:
             return {}
         mean = sum(self.by_name.values()) / len(self.by_name)
-        return {"FID_by_class": mean, **{f"FID:{name}": value for name, value in self.by_name.items()}}
+        return {"FID_by_class": mean, **{f"{CLASS_FID}{name}": value for name, value in self.by_name.items()}}
 
 
 def distances_by_class(

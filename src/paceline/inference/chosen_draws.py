@@ -17,7 +17,7 @@ def sample_draws(
     """Return the random inputs for the sample images with these numbers, which are the same in any batch."""
     draws = fixed_draws(recipe, drawer, len(numbers), numbers.start)
     draws = truncate_draws(recipe, draws, truncation, "truncation=")
-    return draws if label is None else choose_class(recipe, draws, classes, label, len(numbers), "label=")
+    return draws if label is None else choose_class(recipe, draws, classes, label, 0, "label=")
 
 
 def truncate_draws(recipe: Recipe, draws: Batch, truncation: float, flag: str) -> Batch:
@@ -33,16 +33,24 @@ def truncate_draws(recipe: Recipe, draws: Batch, truncation: float, flag: str) -
 def choose_class(
     recipe: Recipe, draws: Batch, classes: tuple[str, ...], label: str | int, columns: int, flag: str
 ) -> Batch:
-    """Return draws that select a class by its name or index, or a different class for each row of images."""
+    """Return draws that select a class by its name or index, or a different class for each row of images.
+
+    If `columns` is 0, the images have no rows, and `all` is an unknown class.
+    """
     if not recipe.class_draw:
         raise UserError(f"{flag}{label}: {type(recipe).__name__} is not class-conditional; leave it out")
     rows = draws[recipe.class_draw].clone()
-    if label == EVERY_CLASS and EVERY_CLASS not in classes:
+    if columns and is_every_class(label, classes):
         for start in range(0, len(rows), columns):
             rows[start : start + columns] = selecting(start // columns % len(classes), len(classes))
     else:
         rows[:] = selecting(_index(label, classes, flag), len(classes))
     return draws | {recipe.class_draw: rows}
+
+
+def is_every_class(label: str | int, classes: tuple[str, ...]) -> bool:
+    """Return whether a label selects a different class for each row; a class may itself be named `all`."""
+    return label == EVERY_CLASS and EVERY_CLASS not in classes
 
 
 def _index(label: str | int, classes: tuple[str, ...], flag: str) -> int:

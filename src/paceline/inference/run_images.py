@@ -8,23 +8,23 @@ from pathlib import Path
 from PIL import Image
 
 from paceline.config.resolve import Config
+from paceline.contracts.recipe import Recipe
 from paceline.core.errors import UserError
 from paceline.data.draws import Drawer
 from paceline.data.open_sources import open_sources
 from paceline.data.source import Source
 from paceline.images.grids import grid, to_image
 from paceline.images.shown_channels import ShownChannels
-from paceline.inference.chosen_draws import choose_class, truncate_draws
+from paceline.inference.chosen_draws import choose_class, is_every_class, truncate_draws
 from paceline.inference.image_model import open_recipe
 from paceline.inference.interpolation import interpolate_draws
 from paceline.inference.nearest import with_nearest
-from paceline.inference.trained import read_stored
+from paceline.inference.trained import StoredModel, read_stored
 from paceline.parallel.precision import choose_precision
 from paceline.parallel.world import join
 from paceline.runs.checkpoint import choose_checkpoint
 from paceline.runs.folder import RunFolder
-from paceline.runs.recipe import make_recipe
-from paceline.runs.weights import load_weights
+from paceline.runs.recipe import check_sources
 from paceline.runs.weights_file import is_weights_file
 from paceline.training.previews import fixed_draws, has_strips, make_images, make_strips, strip_samples
 
@@ -47,17 +47,12 @@ def show_run(run: str, config: Config, checkpoint: str, options: GridOptions) ->
     world = join(config.run, distributed=False)
     precision = choose_precision(config.run.precision, world.device)
     precision.apply(deterministic=config.run.deterministic)
-    if is_weights_file(run):
-        recipe, caption = open_recipe(replace(read_stored(run, checkpoint), config=config), run), Path(run).name
-        sources: dict[str, Source] = {}
-        if has_strips(recipe):
-            raise UserError(f"{run}: a weights file has no input images; use the run folder, or `paceline apply`")
-    else:
-        sources = open_sources(config)
-        recipe = make_recipe(config, sources)
-        snapshot = choose_checkpoint(RunFolder(Path(run)).checkpoints, checkpoint)
-        load_weights(recipe, snapshot.weights, ema=True)
-        caption = f"{Path(run).name} at {snapshot.images:,} images"
+    caption = Path(run).name
+    if not is_weights_file(run):
+        caption += f" at {choose_checkpoint(RunFolder(Path(run)).checkpoints, checkpoint).images:,} images"
+    stored = replace(read_stored(run, checkpoint), config=config)
+    recipe = open_recipe(stored, run)
+    sources = _open_needed(run, stored, recipe, options)
     recipe.to(device=world.device, dtype=precision.weights)
     drawer = Drawer(recipe.draws, config.run.seed, world.device, precision.weights)
     if has_strips(recipe):
@@ -71,13 +66,26 @@ def show_run(run: str, config: Config, checkpoint: str, options: GridOptions) ->
     if options.interpolate:
         draws = interpolate_draws(recipe, draws, options.columns)
     if options.label:
-        spec = sources["train"].spec if sources else read_stored(run, checkpoint).spec
         per_row = 1 if options.nearest else options.columns
-        draws = choose_class(recipe, draws, spec.classes, options.label, per_row, "--class ")
+        classes = stored.spec.classes
+        draws = choose_class(recipe, draws, classes, options.label, per_row, "--class ")
+        if is_every_class(options.label, classes) and options.rows < len(classes):
+            caption += f" (the first {options.rows} of {len(classes):,} classes)"
     images = make_images(recipe, draws, precision)
     if options.nearest:
-        if not sources:
-            raise UserError(f"--nearest: {run} is a weights file, without training images; use the run folder")
         images = with_nearest(images, sources["train"], options.columns - 1, config.run, world.device)
     shown = ShownChannels.parse(config.run.preview_channels, images.shape[-1]).of(images)
     return to_image(grid(shown, options.columns)), caption
+
+
+def _open_needed(run: str, stored: StoredModel, recipe: Recipe, options: GridOptions) -> dict[str, Source]:
+    """Return the sources if the images need them: strips show samples, and `nearest` shows training images."""
+    if not has_strips(recipe) and not options.nearest:
+        return {}
+    if is_weights_file(run):
+        if has_strips(recipe):
+            raise UserError(f"{run}: a weights file has no input images; use the run folder, or `paceline apply`")
+        raise UserError(f"--nearest: {run} is a weights file, without training images; use the run folder")
+    sources = open_sources(stored.config)
+    check_sources(recipe, stored.spec, sources, stored.config)
+    return sources

@@ -241,8 +241,6 @@ def _sizes(settings: R3ganSettings, spec: DataSpec, num_classes: int) -> Sizes:
 def _num_classes(settings: R3ganSettings, spec: DataSpec) -> int:
     """Return the number of classes to condition on; 0 if the model is unconditional."""
     if settings.conditional == "on" and spec.num_classes < 2:
-        raise NoClasses(
-            f"conditional=on: the data has {spec.num_classes or 'no'} class{'es' * (spec.num_classes != 1)}; "
-            "use data with labels, or conditional=off"
-        )
+        number = "only one class" if spec.num_classes else "no classes"
+        raise NoClasses(f"conditional=on: the data has {number}; use data with at least two, or conditional=off")
     return 0 if settings.conditional == "off" or spec.num_classes < 2 else spec.num_classes

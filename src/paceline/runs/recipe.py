@@ -33,10 +33,15 @@ def make_recipe(config: Config, sources: Mapping[str, Source], size: tuple[int, 
     for network in config.networks:
         if network not in recipe.networks:
             raise unknown("network", network, recipe.networks)
+    check_sources(recipe, spec, sources, config)
+    return recipe
+
+
+def check_sources(recipe: Recipe, spec: DataSpec, sources: Mapping[str, Source], config: Config) -> None:
+    """Raise UserError if the sources do not fit the recipe or the data spec that it was built for."""
     for split, source in sources.items():
         _check_same_pixels(spec, split, source.spec, config.run.data)
         _check_fit(recipe, split, source, config)
-    return recipe
 
 
 def _check_same_pixels(spec: DataSpec, split: str, other: DataSpec, data: str) -> None:

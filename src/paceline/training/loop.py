@@ -204,9 +204,10 @@ class Loop:
     def _fail(self, what: str, at: int) -> None:
         number = at // self.parts.feed.images_per_step
         self.saver.wait()  # so that the message includes the last checkpoint
+        precision = "" if self.parts.precision.name in ("fp32", "fp64") else ", --precision fp32"
         raise UserError(
             f"{what} at step {number} ({at:,} images seen); {self.outputs.folder.checkpoints.describe_newest()}. "
-            "A lower --lr, --precision fp32 or --set clip=1 may help"
+            f"A lower --lr{precision} or --set clip=1 may help"
         )
 
     def _evaluate(self) -> None:

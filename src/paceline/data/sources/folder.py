@@ -22,6 +22,7 @@ from paceline.data.file_lists import (
     SUFFIXES,
     VALIDATION_NAMES,
     Listing,
+    existing_folder,
     first_few,
     is_hidden,
     is_image,
@@ -57,12 +58,12 @@ class Folder(Source):
     @classmethod
     def measure_whole(cls, settings: RunSettings) -> RunSettings:
         assert isinstance(settings, SeparateTestFolder)
-        if settings.test_root or _has_splits(_existing(named_root(settings), "--data-root")):
+        if settings.test_root or _has_splits(existing_folder(named_root(settings), "--data-root")):
             return settings
         return dataclasses.replace(settings, test_root=settings.data_root, validation=0.0)
 
     def __init__(self, split: str, settings: SeparateTestFolder) -> None:
-        root = _existing(named_root(settings), "--data-root")
+        root = existing_folder(named_root(settings), "--data-root")
         listed = _list_images(root, split, settings)
         self.paths, outside = listed.paths, listed.outside
         self.labels = None if listed.labels is None else np.array(listed.labels, dtype=np.int64)
@@ -129,7 +130,8 @@ class Folder(Source):
         self.paths = [path for path, good in zip(self.paths, is_good, strict=True) if good]
         self.labels = None if self.labels is None else self.labels[is_good]
         if not self.paths:
-            raise UserError(f"--data-root {root}: none of its images can be read (images found: {len(bad)})")
+            first = f"{os.path.relpath(bad[0], root)}: {problems[0]}"
+            raise UserError(f"--data-root {root}: none of its images can be read (images found: {len(bad)}): {first}")
         self.not_used += tuple(f"{path}: {problem}" for path, problem in zip(bad, filter(None, problems), strict=True))
         named = first_few([os.path.relpath(path, root) for path in bad])
         self.notes += (f"left out {len(bad)} of {len(is_good)} images in {root} (unreadable): {named}",)
@@ -149,19 +151,13 @@ class Folder(Source):
             raise unreadable(self.paths[0], error) from error
 
 
-def _existing(root: Path, flag: str) -> Path:
-    if not root.is_dir():
-        raise UserError(f"{flag} {root}: no such folder")
-    return root
-
-
 def _list_images(root: Path, split: str, settings: SeparateTestFolder) -> _Listed:
     test_root = settings.test_root
     has_splits = _has_splits(root)
     classes = _class_folders(root / "train" if has_splits else root)
     base = root / split if has_splits else root
     if test_root and split == "test":
-        base = _existing(Path(test_root).expanduser(), "--test-root")
+        base = existing_folder(Path(test_root).expanduser(), "--test-root")
     if not base.is_dir():
         raise UserError(
             f"--data-root {root}: has no folder {split!r}; add it, "

@@ -14,7 +14,7 @@ from paceline.config.source_flags import PixelSettings
 from paceline.contracts.pixel_format import MAX_CHANNELS, PixelFormat
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
-from paceline.data.file_lists import named_root
+from paceline.data.file_lists import first_few, named_root
 from paceline.data.source import ArraySource
 from paceline.images.decode import BadImage, arrange_images, check_image_settings
 from paceline.images.deep_image import GREY_AND_RGB, DeepImage, to_format
@@ -22,6 +22,7 @@ from paceline.images.reader_choice import make_format, read_pixel_settings
 
 DTYPES = ("uint8", "uint16", "float16", "float32", "float64")
 LABELS = ("y_train", "y_test")  # the number of classes is that of both splits
+LARGEST_RGBA = 4  # maximum number of channels of ordinary images
 
 
 class Npz(ArraySource):
@@ -46,6 +47,8 @@ class Npz(ArraySource):
         else:
             self.notes = (f"{file}: has no {' and '.join(LABELS)}, so the images have no labels",)
         num_classes = max((1 + int(array.max(initial=0)) for array in labels.values()), default=0)
+        if labels and split == "train":
+            self.notes = _note_missing_classes(file, fields["label"], num_classes)
         _, height, width, channels = images.shape
         spec = DataSpec(channels, height, width, num_classes, dtype=pixels.dtype, value_range=pixels.declared_range)
         super().__init__(fields, spec)
@@ -74,7 +77,10 @@ def _read(file: Path, images: str) -> dict[str, NDArray[Any]]:
         labels = LABELS if any(name in archive for name in LABELS) else ()
         for key in (images, *labels):
             if key not in archive:
-                raise UserError(f"{file}: has no {key}; expected x_train, y_train, x_test and y_test")
+                found = first_few(archive.files) or "nothing"
+                raise UserError(
+                    f"{file}: has no {key}, but {found}; expected x_train and x_test, and y_train and y_test for labels"
+                )
             try:
                 arrays[key] = archive[key]
             except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
@@ -90,6 +96,11 @@ def _images(file: Path, key: str, array: NDArray[Any]) -> NDArray[Any]:
         )
     if array.ndim == 3:
         array = array[..., np.newaxis]
+    if array.ndim == 4 and array.shape[1] <= LARGEST_RGBA < min(array.shape[2:]):
+        raise UserError(
+            f"{file}: {key} has shape {array.shape}, with the channels first; expected [n, h, w, channels]: "
+            f"use {key}.transpose(0, 2, 3, 1)"
+        )
     if array.ndim != 4 or not 1 <= array.shape[-1] <= MAX_CHANNELS:
         expected = f"[n, h, w] or [n, h, w, channels] with at most {MAX_CHANNELS} channels"
         raise UserError(f"{file}: {key} has shape {array.shape}; expected {expected}")
@@ -126,6 +137,15 @@ def _labels(file: Path, key: str, array: NDArray[Any]) -> NDArray[Any]:
     if array.min(initial=0) < 0:
         raise UserError(f"{file}: {key} contains {array.min()}; labels must be 0 or greater")
     return array.astype(np.int64)
+
+
+def _note_missing_classes(file: Path, labels: NDArray[Any], num_classes: int) -> tuple[str, ...]:
+    """Return a note if some class numbers have no training images: a model cannot learn these classes."""
+    missing = [str(number) for number in np.setdiff1d(np.arange(num_classes), labels)]
+    if not missing:
+        return ()
+    what = f"{len(missing)} of {num_classes} classes have no training images ({first_few(missing)})"
+    return (f"{file}: {what}; number the classes from 0 without gaps",)
 
 
 def _one_line(error: Exception) -> str:

@@ -11,6 +11,7 @@ features are Inception 2015's, metric names include the network's name.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from paceline.core.errors import UserError
 from paceline.data.file_lists import first_few
 from paceline.data.fingerprint import fingerprint
 from paceline.data.transforms import to_eight_bits
-from paceline.evaluation.class_sums import MIN_IMAGES, ClassStatistics, ClassSums, distances_by_class
+from paceline.evaluation.class_sums import CLASS_FID, MIN_IMAGES, ClassStatistics, ClassSums, distances_by_class
 from paceline.evaluation.contract import Case, Evaluator
 from paceline.evaluation.features.choice import choose_features
 from paceline.evaluation.features.network import NAMES, FeatureNetwork
@@ -42,6 +43,7 @@ from paceline.evaluation.statistics_cache import find_statistics, store_statisti
 from paceline.evaluation.sums import NUM_SPLITS, FeatureSums, Layout, Statistics, statistics_from, unflatten
 
 NUM_ROWS = 10_000  # number of real (and of generated) images whose features are kept for KID, precision and recall
+MOST_PRINTED_CLASSES = 20  # with more classes, training prints only the mean FID over all classes
 
 
 class Generation(Evaluator):
@@ -71,7 +73,8 @@ class Generation(Evaluator):
         self.real: Statistics | None = find_statistics(self.real_protocol, device)
         self.by_class = settings.per_class
         if self.by_class and spec.num_classes < 2:
-            raise UserError("per_class=on: the data has no classes; use data with labels, or per_class=off")
+            number = "only one class" if spec.num_classes else "no classes"
+            raise UserError(f"per_class=on: the data has {number}; use data with at least two, or per_class=off")
         self.real_by_class: list[ClassStatistics] = []
         self.needs_samples = self.real is None or self.by_class  # the sums of each class are too large for the cache
 
@@ -85,6 +88,14 @@ class Generation(Evaluator):
             "estimators": estimators,
             "seed": self.settings.seed,
         }
+
+    @classmethod
+    def texts(cls, metrics: Mapping[str, float], spec: DataSpec) -> dict[str, str]:
+        """Return the metrics to print; with many classes, the FID of each class would fill the terminal."""
+        texts = super().texts(metrics, spec)
+        if spec.num_classes <= MOST_PRINTED_CLASSES:
+            return texts
+        return {name: text for name, text in texts.items() if not name.startswith(CLASS_FID)}
 
     def update_samples(self, batch: Batch) -> None:
         position = batch["index"] if self.positions is None else self.positions[batch["index"]]
