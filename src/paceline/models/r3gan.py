@@ -250,7 +250,7 @@ def _resample(images: Tensor, matrix: Tensor) -> Tensor:
 
 def _map(matrix: Tensor, vectors: Tensor) -> Tensor:
     """Multiply each [old, channels] in a batch by a matrix [new, old]."""
-    return torch.bmm(matrix.to(vectors.dtype).expand(len(vectors), -1, -1), vectors)
+    return torch.bmm(matrix.to(vectors.dtype).expand(vectors.shape[0], -1, -1), vectors)
 
 
 def _leaky_relu_gradient(gradient: Tensor, input: Tensor) -> Tensor:
