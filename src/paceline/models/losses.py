@@ -86,10 +86,15 @@ def without_float16(images: Tensor) -> AbstractContextManager[object]:
     return torch.autocast(device, enabled=False) if is_float16 else nullcontext()
 
 
+def half_squared_norms(gradients: Tensor) -> Tensor:
+    """Return ½‖∇‖² of each image's gradient."""
+    return gradients.square().flatten(1).sum(1) / 2
+
+
 def gradient_penalty(discriminator: Callable[[Tensor], Tensor], images: Tensor) -> tuple[Tensor, Tensor]:
     """Return ½‖∇D(x)‖² for each image x, and the logits D(x)."""
     with without_float16(images):
         images = images.detach().requires_grad_(True)
         logits = discriminator(images)
         (gradient,) = torch.autograd.grad(logits.sum(), images, create_graph=True)
-        return gradient.square().flatten(1).sum(1) / 2, logits
+        return half_squared_norms(gradient), logits

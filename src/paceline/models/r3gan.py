@@ -249,7 +249,7 @@ def _resample(images: Tensor, matrix: Tensor) -> Tensor:
 
 
 def _map(matrix: Tensor, vectors: Tensor) -> Tensor:
-    """Multiply each [old, channels] in a batch by a matrix [new, old]."""
+    """Multiply each matrix [old, channels] in a batch by the same matrix [new, old]."""
     return torch.bmm(matrix.to(vectors.dtype).expand(vectors.shape[0], -1, -1), vectors)
 
 

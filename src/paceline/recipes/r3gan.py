@@ -22,7 +22,7 @@ from paceline.config.settings import setting
 from paceline.contracts.recipe import Batch, DataSpec, Draw, Loss, Phase
 from paceline.core.errors import NoClasses
 from paceline.core.types import SettingValues
-from paceline.models.losses import without_float16
+from paceline.models.losses import half_squared_norms, without_float16
 from paceline.models.r3gan import SIZES_PX, Discriminator, Generator, Sizes
 from paceline.recipes.parts.augmentation import Augmentation, AugmentationSettings
 from paceline.recipes.parts.generative import GenerativeRecipe, check_size
@@ -217,7 +217,7 @@ class R3gan(GenerativeRecipe):
         """Return D's scores, and R1 and R2 = gamma/2 · ‖∇D‖² at the real images and at the fakes."""
         with without_float16(images):
             scores, gradients = self.discriminator(images, label, with_gradients=True)
-        r1, r2 = (gradients.square().sum((1, 2, 3)) / 2).chunk(2)
+        r1, r2 = half_squared_norms(gradients).chunk(2)
         return scores, {"r1": (batch["r_gamma"] * r1).mean(), "r2": (batch["r_gamma"] * r2).mean()}
 
     def _label(self, batch: Batch, times: int = 1) -> Tensor | None:

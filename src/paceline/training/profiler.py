@@ -65,7 +65,7 @@ class StepProfiler:
 
     @property
     def delays_log(self) -> bool:
-        """Whether the loop should not wait for its losses yet, so that more steps are queued for the GPU."""
+        """Whether the loop should postpone its log, so that more steps are queued for the GPU."""
         return self._may_delay_log and self._unwritten is not None
 
     def after_step(self) -> None:
