@@ -99,7 +99,9 @@ activity("reading")
 COUNTING = f"""
 {READING}
 wait()
-sys.stderr.write("a warning\\n")  # at once, since `print` writes the end of the line separately
+sys.stderr.write("a ")
+wait()
+print("warning", file=sys.stderr)
 wait()
 print("a result")
 wait()

@@ -97,3 +97,10 @@ def test_a_damaged_record_is_ignored_or_partly_read(tmp_path: Path) -> None:
     record = Record.read(path)
     assert record and len(record.operations) == 3
     assert Record.read(tmp_path / "missing") is None
+
+
+def test_a_process_records_its_operations_even_if_the_file_cannot_be_written(tmp_path: Path) -> None:
+    recorder = FlightRecorder(str(tmp_path / "missing folder" / "record"))
+    recorder.join(1, 2)
+    recorder.start("gather")
+    assert recorder.record().rank == 1 and [operation.number for operation in recorder.record().operations] == [1]

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from holds import Holds
 from running import start_fork, start_function_in_ranks, wait_until, workers_of
 
 from paceline.core.awake_clock import AwakeClock
@@ -51,11 +52,11 @@ def test_a_worker_without_progress_is_still_killed(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_suspended_launcher_does_not_take_its_workers_for_hung(tmp_path: Path, tiny: str) -> None:
-    block = tmp_path / "block"
+    holds = Holds(tmp_path / "holds")
+    holds.hold("loss", after=5)  # the run cannot end before it is suspended
     words = ("--devices", "2", "--accelerator", "cpu", "--timeout", "3", "--images", "320", "--out", "run")
-    running = start_fork(tmp_path, "train", tiny, *words, "--set", f"wait_while={block}")
-    wait_until(lambda: (tmp_path / "run" / "metrics.jsonl").exists(), running)
-    block.touch()  # the run cannot end before it is suspended
+    running = start_fork(tmp_path, "train", tiny, *words, *holds.settings)
+    holds.wait_for("loss", running, num_ranks=2)
     processes = [running.pid, *workers_of(running.pid).values()]
     assert len(processes) == 3
     for process in processes:
@@ -64,7 +65,7 @@ def test_a_suspended_launcher_does_not_take_its_workers_for_hung(tmp_path: Path,
     for process in processes:  # the launcher first, so that it looks at its workers before they report progress
         os.kill(process, signal.SIGCONT)
         time.sleep(0.3)
-    block.unlink()
+    holds.release("loss")
     assert running.wait() == 0, running.stderr
     assert "no progress" not in running.stderr
 

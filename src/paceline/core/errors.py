@@ -27,6 +27,12 @@ class NoClasses(UserError):
     """The data has no classes, or too few for the recipe. The data source's notes are appended to the message."""
 
 
+def too_few_classes(setting: str, num_classes: int) -> NoClasses:
+    """Return the error for a setting that is on, but needs at least two classes."""
+    number = "only one class" if num_classes else "no classes"
+    return NoClasses(f"{setting}=on: the data has {number}; use data with at least two, or {setting}=off")
+
+
 def install_extra(name: str) -> str:
     """Return the pip command that installs one of Paceline's extras."""
     return f"pip install 'paceline[{name}]'"

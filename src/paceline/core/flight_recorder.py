@@ -1,8 +1,8 @@
 """The flight recorder: the last collective operations that this process started, readable after it hangs.
 
 The record is a small memory-mapped file that another process can read at any time, even if this process is stopped or
-has been killed. If no launcher has provided a file, the record is only available within this process. Recording an
-operation takes about a microsecond.
+has been killed. If no launcher has provided a file, or the file cannot be written, the record is only available within
+this process. Recording an operation takes about a microsecond.
 """
 
 from __future__ import annotations
@@ -112,12 +112,14 @@ class FlightRecorder:
 
 
 def _map_file(path: str) -> mmap.mmap:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    """Map a file, or memory that has no file, for example because the disk is full: a run does not depend on it."""
     try:
-        os.ftruncate(descriptor, _SIZE)
-        return mmap.mmap(descriptor, _SIZE)
-    finally:
-        os.close(descriptor)
+        with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as file:
+            # Without space on the disk, a process that writes to the mapped file would be killed.
+            os.posix_fallocate(file.fileno(), 0, _SIZE)
+            return mmap.mmap(file.fileno(), _SIZE)
+    except OSError:
+        return mmap.mmap(-1, _SIZE)
 
 
 def _text(content: bytes) -> str:

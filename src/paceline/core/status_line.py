@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 from collections.abc import Iterable
@@ -13,6 +14,7 @@ from paceline.core.ticker import Ticker
 
 SECONDS_BETWEEN_TICKS = 0.25
 ERASE_LINE = "\r\x1b[2K"
+CONTROLS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # sequences that move the cursor, change colours or erase text
 
 
 class Status:
@@ -56,6 +58,7 @@ class StatusLine:
         self._statuses: list[Status] = []
         self._ticker: Ticker | None = None
         self._drawn = ""
+        self._is_within_line = False  # part of a line has been printed: a status would erase or interrupt it
 
     def write_to(self, stream: TextIO) -> None:
         """Write to this stream instead of `sys.stderr`, which may be redirected to a log file."""
@@ -83,6 +86,8 @@ class StatusLine:
                 return
             if current.is_over():
                 self.end(current)
+            elif self._is_within_line:
+                return
             elif current.in_place:
                 self._draw(current.frame())
             elif line := current.line():
@@ -94,6 +99,16 @@ class StatusLine:
             self._erase()
             if ends:
                 self._statuses = [status for status in self._statuses if not status.ends_with_output]
+
+    def print(self, text: str, stream: TextIO, *, ends: bool) -> int:
+        """Write text to a stream in place of the status, which is shown again below the text."""
+        with self._lock:
+            if text:
+                self.give_way(ends)
+            visible = CONTROLS.sub("", text) if stream is self._target() or stream.isatty() else ""
+            if visible:
+                self._is_within_line = not visible.endswith(("\n", "\r"))
+            return stream.write(text)
 
     def take_over(self) -> None:
         """Erase the status of another process, which writes to the same terminal, before the next text is printed."""
@@ -127,9 +142,7 @@ class WatchedStream:
         self._stream, self._status_line, self._shows_results = stream, status_line, shows_results
 
     def write(self, text: str) -> int:
-        if text:
-            self._status_line.give_way(self._shows_results)
-        return self._stream.write(text)
+        return self._status_line.print(text, self._stream, ends=self._shows_results)
 
     def writelines(self, lines: Iterable[str]) -> None:
         for line in lines:

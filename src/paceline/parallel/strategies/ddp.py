@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
@@ -17,9 +16,6 @@ from paceline.parallel.memory_shares import MemoryShares, bytes_of
 from paceline.parallel.precision import Precision
 from paceline.parallel.strategy import NOTHING, Strategy
 from paceline.parallel.world import World
-
-# torch warns about 1×1 convolutions, for which two sets of strides describe the same layout.
-warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
 
 
 class DistributedDataParallel(Strategy):
