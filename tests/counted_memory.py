@@ -97,9 +97,8 @@ def print_sharded_forecast(recipe: str, settings: Settings, devices: int) -> Non
 def print_large_forecast(rows: str) -> None:
     """Print the forecast of DeepLIIF, and how many bytes of memory this process needed for it."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    config = configure(
-        "translation", {"preset": "deepliif", "data_root": rows, "crop": 512, "batch_size": "1"}, elsewhere=True
-    )
+    settings: Settings = {"preset": "deepliif", "data_root": rows, "validation": 0, "crop": 512, "batch_size": "1"}
+    config = configure("translation", settings, elsewhere=True)
     memory = forecast(config).memory(Strategy, 1, 1)
     used = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
     print(json.dumps({"forecast": memory.total, "weights": memory.bytes[Kind.WEIGHTS], "used": used}))

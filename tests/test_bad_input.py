@@ -54,6 +54,10 @@ USER_ERRORS: dict[str, str] = {  # expected part of the error line for each comm
     "train classification --set =3": "--set =3: expected name=value",
     "train classification --set lr=fast": "--set lr: 'fast' is not a number",
     "train classification --set optimizer=sdg": "unknown value 'sdg'; did you mean 'sgd'?",
+    "train classification --set evaluate_every=off": "'50 steps' or '50%', or 'never'",
+    "train classification --set evaluate_every=0epochs": "must be greater than 0; use 'never' to switch it off",
+    "train classification --set save_every=never": "save_every='never': is not supported; use '100%'",
+    "train classification --set log_every=0%": "log_every='0%': must be greater than 0; use '100%'",
     "train classification --set warmup=soon": "warmup='soon': expected a span like '5 epochs'",
     "train classification --set validation=1": "validation=1: must be at least 0 and below 1",
     "train classification --set validation=0.00001": "validation=1e-05: leaves a split empty "
@@ -248,6 +252,27 @@ def test_a_non_finite_loss_reports_its_step_and_keeps_the_last_good_checkpoint(t
     assert "A lower --lr or --set clip=1 may help" in rejected.stderr  # the run is in fp32 already
     checkpoint = weights_of(tmp_path / "run", 128)
     assert all(torch.isfinite(tensor).all() for tensor in tensors_in(checkpoint["weights.safetensors"]))
+
+
+@pytest.mark.parametrize("strategy", ["single", "dp", "ddp", "fsdp", "lightning"])
+def test_a_huge_loss_stops_the_run_and_reports_its_step_and_the_last_good_checkpoint(
+    tmp_path: Path, strategy: str
+) -> None:
+    if strategy == "lightning":
+        pytest.importorskip("lightning")
+    command = ("train", TINY, "--out", "run", "--set", "huge_at=8", "--set", "save_every=2 steps")
+    rejected = run_fork(tmp_path, *command, "--strategy", strategy, "--accelerator", "cpu")
+    assert_one_line(rejected, "the run has diverged (classifier/cross_entropy is 1e+12) at step 9 (144 images seen)")
+    assert "the checkpoint at 128 images is intact" in rejected.stderr
+    assert "A lower --lr" in rejected.stderr
+
+
+def test_a_recipe_can_declare_that_its_losses_are_large(tmp_path: Path) -> None:
+    tests = Path(__file__).parent
+    code = f"import sys\nsys.path.insert(0, {str(tests)!r})\nfrom tiny import Tiny\n"
+    (tmp_path / "large.py").write_text(f"{code}\nclass Large(Tiny):\n    diverged_above = 1e13\n")
+    done = run_fork(tmp_path, "train", "./large.py", "--out", "run", "--set", "huge_at=8")
+    assert done.wait() == 0, done.stderr
 
 
 def test_non_finite_weights_are_not_saved_even_if_the_loss_was_finite(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ class TinySettings:
     holds: str = setting("", "folder; losses, predictions and saves wait for its files (see holds.py)")
     slow_sync: float = setting(0.0, "seconds that every fsync takes longer")
     not_finite_at: int = setting(-1, "the call whose loss is not a number")
+    huge_at: int = setting(-1, "the call whose loss is finite but huge")
     bad_gradient_at: int = setting(-1, "the call whose loss is a number and its gradient is not")
 
 
@@ -86,6 +87,8 @@ class Tiny(Recipe):
         loss = F.cross_entropy(self.classifier(batch["image"]), batch["label"])
         if self.calls - 1 == self.settings.not_finite_at:
             loss = loss * float("nan")
+        if self.calls - 1 == self.settings.huge_at:
+            loss = loss + 1e12
         if self.calls - 1 == self.settings.bad_gradient_at:
             weight = self.classifier[0].weight
             loss = loss + (weight - weight.detach()).abs().sum().sqrt()  # adds zero with an infinite gradient

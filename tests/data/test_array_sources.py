@@ -57,6 +57,22 @@ def test_npz_images_need_no_labels(tmp_path: Path) -> None:
     assert source.notes == (f"{tmp_path / 'own.npz'}: has no y_train and y_test, so the images have no labels",)
 
 
+def test_an_npz_file_without_test_images_has_only_a_training_split(tmp_path: Path) -> None:
+    assert Npz.splits_of(npz(tmp_path)) == ("train", "test")
+    settings = npz(tmp_path, x_test=None, y_test=None)
+    assert Npz.splits_of(settings) == ("train",)
+    assert Npz("train", settings).arrays["label"].tolist() == [0, 1, 2, 3, 4, 5]
+    (note,) = Npz("train", npz(tmp_path, x_test=None, y_test=None, y_train=None)).notes
+    assert note == f"{tmp_path / 'own.npz'}: has no y_train, so the images have no labels"
+
+
+def test_npz_rejects_test_labels_without_test_images(tmp_path: Path) -> None:
+    settings = npz(tmp_path, x_test=None)
+    assert Npz.splits_of(settings) == ("train", "test")
+    with pytest.raises(UserError, match=r"own\.npz: has no x_test, but x_train, y_train, y_test"):
+        Npz("test", settings)
+
+
 def test_npz_lists_class_numbers_without_training_images(tmp_path: Path) -> None:
     settings = npz(tmp_path, y_train=np.array([1, 1, 4, 4, 1, 4]), y_test=np.array([1, 4, 1]))
     (note,) = Npz("train", settings).notes
@@ -75,7 +91,7 @@ def test_npz_finds_the_only_file_in_a_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"x_train": None}, "has no x_train, but y_train, x_test, y_test; expected x_train and x_test, and"),
+        ({"x_train": None}, "has no x_train, but y_train, x_test, y_test; expected x_train, "),
         ({"y_test": None}, "has no y_test"),
         ({"x_train": np.zeros((6, 5, 4))}, r"x_train: floating-point pixels need a declared range"),
         ({"x_train": np.zeros((6, 5, 4), dtype=np.int32)}, "x_train is int32; expected uint8"),

@@ -62,6 +62,44 @@ def test_train_lists_all_unusable_files_in_the_run_folder(classes: Path, tmp_pat
     check(tmp_path / "run" / "not_used.txt", trained.stdout)
 
 
+def test_many_files_that_are_left_out_are_counted_by_reason_with_three_examples_each(tmp_path: Path) -> None:
+    write_images(tmp_path / "train", tmp_path / "test")
+    for number in range(5):
+        (tmp_path / "train" / f"text{number}.png").write_bytes(b"not an image")
+    for number in range(2):
+        (tmp_path / "train" / f"empty{number}.png").touch()
+        Image.new("RGB", (7, 20)).save(tmp_path / "train" / f"small{number}.png")
+    source = Photos("train", PhotoSettings(data_root=str(tmp_path), crop=8, bad_images="skip", workers=1))
+    assert len(source) == 3 and len(source.not_used) == 9
+    assert source.notes == (
+        f"left out 9 of 12 samples in {tmp_path / 'train'}: 5 × unreadable image (text0.png, text1.png, text2.png, …), "
+        "2 × empty file (empty0.png, empty1.png), "
+        "2 × smaller than the crop of 8×8 pixels (small0.png, small1.png)",
+    )
+
+
+def test_a_few_files_that_are_left_out_are_listed_with_the_details(tmp_path: Path) -> None:
+    write_images(tmp_path / "train", tmp_path / "test")
+    (tmp_path / "train" / "empty.png").touch()
+    Image.new("RGB", (7, 20)).save(tmp_path / "train" / "small.png")
+    source = Photos("train", PhotoSettings(data_root=str(tmp_path), crop=8, bad_images="skip", workers=1))
+    assert source.notes == (
+        f"left out 2 of 5 samples in {tmp_path / 'train'}: empty.png: unreadable image (the file is empty), "
+        "small.png: 7×20 pixels, smaller than the crop",
+    )
+
+
+def test_pairs_that_are_left_out_are_counted_by_reason(tmp_path: Path) -> None:
+    write_images(*(tmp_path / split / kind for split in ("train", "test") for kind in ("input", "target")))
+    for number in range(4):
+        Image.new("RGB", (16, 8)).save(tmp_path / "train" / "input" / f"alone{number}.png")
+    Image.new("RGB", (8, 8)).save(tmp_path / "train" / "target" / "2.png")
+    source = Pairs("train", Pairs.Settings(data_root=str(tmp_path), bad_images="skip", workers=1))
+    (note,) = source.notes
+    assert "4 × has no counterpart (input/alone0.png, input/alone1.png, input/alone2.png, …), " in note
+    assert note.endswith("1 × image sizes do not match (input/2.png)")
+
+
 def test_apply_and_predict_list_all_unusable_files_alongside_the_results(
     classes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

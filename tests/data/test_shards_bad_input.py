@@ -69,6 +69,15 @@ def test_unusable_samples_are_reported_or_left_out(kind: str, tmp_path: Path) ->
     assert any("left out 1 unusable" in note for note in source.notes)
 
 
+def test_many_unusable_samples_are_counted_by_reason_with_three_examples_each(tmp_path: Path) -> None:
+    texts = {f"text{number}.png": b"hello" for number in range(4)} | {f"text{number}.cls": b"0" for number in range(4)}
+    write_tar(tmp_path / "train" / "0.tar", GOOD | texts | {"2.cls": b"cat"})
+    (note,) = [one for one in open_shards(tmp_path, bad_images="skip").notes if "left out" in one]
+    examples = ", ".join(f"train/0.tar/text{number}" for number in range(3))
+    assert note.startswith("left out 5 unusable items in ")
+    assert note.endswith(f": 4 × unreadable image ({examples}, …), 1 × not a class number (train/0.tar/2)")
+
+
 def test_damaged_pixels_are_found_when_read_or_left_out_at_the_start(tmp_path: Path) -> None:
     write_tar(tmp_path / "train" / "0.tar", GOOD | {"2.png": IMAGES[2][:200]})
     with pytest.raises(UserError, match=r"train/0\.tar/2: unreadable image .*--bad-images skip"):
@@ -278,7 +287,8 @@ def test_invalid_lists_of_shards_are_rejected(tmp_path: Path, monkeypatch: pytes
             Shards("train", Shards.Settings(data="shards", data_root=root))
 
 
-def test_a_folder_without_usable_shards_is_rejected(tmp_path: Path) -> None:
+def test_a_folder_without_usable_shards_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # without --data-root, a folder `data` here would be used
     with pytest.raises(UserError, match=r"no \.tar files found; create some with paceline pack SRC DST --to-shards"):
         Shards("train", Shards.Settings(data="shards", data_root=str(tmp_path)))
     with pytest.raises(UserError, match=r"--data-root .*nowhere: no such folder"):

@@ -148,7 +148,8 @@ def test_packed_samples_smaller_than_the_crop_can_be_skipped(data: Path) -> None
         settings = source_class.Settings(data_root=str(data / folder), crop=20, bad_images="skip", workers=0)
         source = source_class("train", settings)
         assert [source.read(i)["image"].shape[:2] for i in range(len(source))] == [(31, 29), (20, 20), (24, 24)]
-        assert "left out 5 of 8" in source.notes[0]
+        assert "left out 5 of 8 samples" in source.notes[0] and len(source.not_used) == 5
+        assert "5 × smaller than the crop of 20×20 pixels (" in source.notes[0]
         names.append([source.name_of(index) for index in range(len(source))])
     assert names[0] == names[1]
     with pytest.raises(UserError, match="--crop 60: larger than every image"):

@@ -207,6 +207,13 @@ class Collapsing(TinyGan):
 """
 
 
+def test_a_run_with_a_far_too_high_learning_rate_stops_with_an_error(folder: Path) -> None:
+    done = run_fork(folder, *with_settings(), "--lr", "10", "--images", "2048", "--out", "diverged")
+    assert done.wait() == 2
+    assert "diverged" in done.stderr or "not finite" in done.stderr
+    assert "A lower --lr" in done.stderr and "at step" in done.stderr
+
+
 def test_a_discriminator_whose_output_is_constant_stops_the_run_with_its_step(folder: Path) -> None:
     tests = Path(__file__).parent.parent
     Path("collapsing.py").write_text(f"import sys\nsys.path.insert(0, {str(tests)!r})\n{COLLAPSING}")

@@ -293,6 +293,32 @@ def test_the_final_weights_are_evaluated_whatever_the_evaluation_interval(tmp_pa
     assert evaluated == [48, 80]
 
 
+def test_a_run_that_is_never_evaluated_has_no_metrics_and_its_last_checkpoint_is_the_best(
+    tmp_path: Path, tiny: str
+) -> None:
+    command = ("train", tiny, "--out", "run", "--images", "80", "--set", "evaluate_every=never")
+    trained = run_fork(tmp_path, *command, "--set", "validation=0")
+    assert trained.wait() == 0, trained.stderr
+    assert "evaluate_every=never: this run is not evaluated" in trained.stdout
+    names = {name for line in read_metrics(tmp_path / "run") for name in line}
+    assert not [name for name in names if name.startswith(("validation/", "test/"))]
+    checkpoints = RunFolder(tmp_path / "run").checkpoints
+    assert choose_checkpoint(checkpoints, "best").images == choose_checkpoint(checkpoints, "last").images == 80
+    evaluated = run_fork(tmp_path, "evaluate", "run", "--trust")
+    assert evaluated.wait() == 0 and "top1" in evaluated.stdout
+
+
+def test_a_resumed_run_that_is_no_longer_evaluated_keeps_its_best_checkpoint(tmp_path: Path, tiny: str) -> None:
+    command = ("train", tiny, "--out", "run")
+    assert run_fork(tmp_path, *command, "--images", "80").wait() == 0
+    checkpoints = RunFolder(tmp_path / "run").checkpoints
+    best = choose_checkpoint(checkpoints, "best").images
+    resumed = run_fork(tmp_path, *command, "--images", "320", "--set", "evaluate_every=never", "--set", "keep=1")
+    assert resumed.wait() == 0, resumed.stderr
+    assert choose_checkpoint(checkpoints, "last").images == 320
+    assert choose_checkpoint(checkpoints, "best").images == best <= 80
+
+
 def test_the_last_checkpoint_records_its_evaluation_whatever_the_interval(tmp_path: Path, tiny: str) -> None:
     cadence = ("--set", "evaluate_every=48 images", "--set", "save_every=40 images")
     command = ("train", tiny, "--out", "run", "--images", "80", *cadence)

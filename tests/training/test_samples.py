@@ -30,6 +30,12 @@ def test_the_last_sample_images_are_written_before_the_run_ends(whole: dict[str,
     assert sorted(whole) == ["real-000000000000.png", *names]
 
 
+def test_no_sample_images_are_written_if_they_are_switched_off(tmp_path: Path) -> None:
+    running = run_fork(tmp_path, *COMMAND, "--images", "640", "--set", "sample_every=never")
+    assert running.wait() == 0, running.stderr
+    assert (tmp_path / "run" / "checkpoints").is_dir() and not (tmp_path / "run" / "samples").exists()
+
+
 def test_a_killed_run_has_the_sample_images_of_its_checkpoint_and_ends_with_the_same_ones(
     whole: dict[str, bytes], tmp_path: Path
 ) -> None:

@@ -20,7 +20,7 @@ from paceline.core.types import SettingValue
 from paceline.data.crop import cropped
 from paceline.data.huge_images import accepting_huge_images
 from paceline.data.image_files import ImageFiles
-from paceline.data.open_sources import open_sources
+from paceline.data.open_sources import open_sources, settings_and_splits
 from paceline.data.source import Source, sizes_of
 from paceline.data.worker_pool import reporting_dead_workers
 from paceline.evaluation.contract import is_classifier
@@ -61,13 +61,22 @@ def evaluate(
     recipe_class = config.recipe_class
     if not recipe_class.evaluator:
         raise UserError(f"{run}: recipe {config.recipe_name!r} has no evaluator; set `evaluator` in the recipe")
-    split = split or (recipe_class.evaluated_on if recipe_class.generates else "test")
+    split = split or _default_split(config, elsewhere)
     check_checkpoint(run, checkpoint)
     at = "" if is_weights_file(run) else str(choose_checkpoint(RunFolder(Path(run)).checkpoints, checkpoint).images)
     if config.run.devices > 1 and place_from(os.environ) is None:
         return run_in_processes(Task.of(evaluate_here, run, split, at, *blend), config)
     evaluate_here(config, run, split, at, *blend)
     return 0
+
+
+def _default_split(config: Config, elsewhere: bool) -> str:
+    """Return the test split if the data has one, and otherwise the split that is evaluated during training.
+
+    Generated images are always compared with the latter.
+    """
+    has_test = elsewhere or "test" in settings_and_splits(config)[1]
+    return "test" if has_test and not config.recipe_class.generates else config.recipe_class.evaluated_on
 
 
 def _for_whole_folder(config: Config) -> Config:

@@ -24,7 +24,6 @@ from paceline.runs.stages import stages_of
 SECONDS = 5.0  # approximate duration of the measured training
 MIN_STEPS = 32
 LOG_INTERVALS = 8
-NEVER = "1000000 epochs"
 KEPT_TIMES = ("data", "step", "between_steps")  # not the others: evaluation and saving take up too much of a short run
 
 
@@ -60,8 +59,8 @@ def _measure(words: str, one: PlannedRun, options: Options, out: Path, console: 
     flags = {**one.flags, "images": images, "out": str(out)}
     flags |= {"init_from": last.run.init_from} if last.run.init_from else {}
     stage = [f"stage={last.recipe.stage}"] if last.recipe != one.config.recipe else []
-    rarely = [f"{name}={NEVER}" for name in ("evaluate_every", "sample_every", "save_every")]
-    assignments = [*options.assignments, *stage, *rarely, f"log_every={per_log} images"]
+    intervals = ["evaluate_every=never", "sample_every=never", "save_every=100%", f"log_every={per_log} images"]
+    assignments = [*options.assignments, *stage, *intervals]
     made = _made_from(last, images)
     record = CellRecord.read(out)
     if record is None or record.made_from != made:

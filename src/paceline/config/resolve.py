@@ -18,7 +18,7 @@ from paceline.config.arguments import Arguments, argument_value
 from paceline.config.other_names import COMMON
 from paceline.config.setting import BOUNDS
 from paceline.config.settings import COMMON_ALIASES, SHARED_SETTINGS, LearnerSettings, RunSettings
-from paceline.config.spans import Span
+from paceline.config.spans import INTERVALS, Span, parse_interval
 from paceline.core.errors import UserError, unknown
 from paceline.core.registry import is_path
 from paceline.core.types import SettingValue, SettingValues
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 Layer: TypeAlias = dict[str, SettingValue | Mapping[str, SettingValue]]
 Group = TypeVar("Group")
-SPANS_OF_RUN = ("log_every", "evaluate_every", "sample_every", "save_every", "burn_in")
+SPANS_OF_RUN = ("burn_in",)
 SPANS_OF_LEARNER = ("warmup", "hold", "ema_half_life")
 
 
@@ -278,6 +278,8 @@ def _check(config: Config) -> None:
         spans += [("milestones", one) for one in learner.milestones.split(",")]
     for name, text in spans:
         Span.parse(text, name)
+    for name in INTERVALS:
+        parse_interval(str(getattr(config.run, name)), name)
 
 
 def _check_bounds(group: Any, network: str = "") -> None:

@@ -268,8 +268,8 @@ class RunSettings:
         30.0, "maximum number of seconds to wait for loggers at the end of a run", mutable_on_resume=True, at_least=0
     )
     log_every: str = setting("50 steps", "interval between log lines", mutable_on_resume=True)
-    evaluate_every: str = setting("1 epochs", "interval between evaluations", mutable_on_resume=True)
-    sample_every: str = setting("1 epochs", "interval at which sample images are saved", mutable_on_resume=True)
+    evaluate_every: str = setting("1 epochs", "interval between evaluations, or never", mutable_on_resume=True)
+    sample_every: str = setting("1 epochs", "interval between sample images, or never", mutable_on_resume=True)
     save_every: str = setting("1 epochs", "interval between checkpoints", mutable_on_resume=True)
     keep: int = setting(
         2, "number of recent checkpoints to keep in addition to the best one", mutable_on_resume=True, at_least=1

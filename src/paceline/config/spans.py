@@ -1,4 +1,4 @@
-"""Parse batch sizes and training lengths, such as `32/device` and `5 epochs`."""
+"""Parse batch sizes, training lengths and intervals, such as `32/device`, `5 epochs` and `never`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from typing import Literal, TypeAlias, cast
 from paceline.core.errors import UserError
 
 Unit: TypeAlias = Literal["images", "epochs", "steps", "%"]
+NEVER = "never"
+INTERVALS = ("log_every", "evaluate_every", "sample_every", "save_every")
+CAN_BE_NEVER = ("evaluate_every", "sample_every")
 
 
 @dataclass(frozen=True)
@@ -19,23 +22,42 @@ class Span:
     unit: Unit
 
     @classmethod
-    def parse(cls, text: str, name: str) -> Span:
-        """Parse a span; `name` is the setting that the error message refers to."""
+    def parse(cls, text: str, name: str, *, can_be_never: bool = False) -> Span:
+        """Parse a span; the error message refers to the setting `name`, and says whether it can be `never`."""
         match = re.fullmatch(r"\s*([\d.]+(?:e\d+)?)\s*(k|m)?\s*(images?|epochs?|steps?|%)\s*", str(text).lower())
         try:
             if not match:
                 raise ValueError
             amount = float(match[1]) * {"k": 1e3, "m": 1e6}.get(match[2] or "", 1)
         except ValueError:
-            raise UserError(
-                f"{name}={text!r}: expected a span like '5 epochs', '200k images', '50 steps' or '50%'"
-            ) from None
+            spans = "a span like '5 epochs', '200k images', '50 steps' or '50%'"
+            expected = f"{spans}, or 'never'" if can_be_never else spans
+            raise UserError(f"{name}={text!r}: expected {expected}") from None
         unit = match[3] if match[3] == "%" else match[3].rstrip("s") + "s"
         return cls(amount, cast(Unit, unit))
 
     def to_images(self, *, epoch: int, step: int, total: int) -> int:
         """Return the span in images, given the number of images per epoch, per step and in the entire run."""
         return round(self.amount * {"images": 1, "epochs": epoch, "steps": step, "%": total / 100}[self.unit])
+
+
+def parse_interval(text: str, name: str) -> Span | None:
+    """Parse the interval in the setting `name`, one of `INTERVALS`; return None for `never`."""
+    can_be_never = name in CAN_BE_NEVER
+    if is_never(text):
+        if can_be_never:
+            return None
+        raise UserError(f"{name}={text!r}: is not supported; use '100%' for the end of the run only")
+    span = Span.parse(text, name, can_be_never=can_be_never)
+    if not span.amount:
+        alternative = "'never' to switch it off" if can_be_never else "'100%' for the end of the run only"
+        raise UserError(f"{name}={text!r}: must be greater than 0; use {alternative}")
+    return span
+
+
+def is_never(interval: str) -> bool:
+    """Return whether an interval setting has the value `never`."""
+    return interval.strip().lower() == NEVER
 
 
 def split_batch(text: str, devices: int, accumulate: int) -> int:

@@ -7,6 +7,7 @@ import stat
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from paceline.config.settings import RunSettings
 from paceline.core.errors import UserError
@@ -22,6 +23,8 @@ HIDDEN = (".", "__")  # name prefixes of hidden files, and of files left behind 
 VALIDATION_NAMES = ("val", "valid", "validation", "valA", "validA")  # names of validation folders in other projects
 NOT_USED = "not_used.txt"
 MAX_NAMED = 3  # maximum number of files listed in a message
+NO_COUNTERPART = "has no counterpart"
+SIZES_DIFFER = "image sizes do not match"
 
 
 def named_root(settings: RunSettings) -> Path:
@@ -30,6 +33,29 @@ def named_root(settings: RunSettings) -> Path:
     if settings.data_root == RunSettings.data_root and not root.exists():
         raise UserError(f"--data {settings.data}: needs --data-root; pass the path to your data")
     return root
+
+
+class Problem(NamedTuple):
+    """A file or sample that cannot be used, and the reason."""
+
+    name: str
+    kind: str  # the reason without details, the same for similar problems
+    message: str  # the name, and the reason with details
+
+    @classmethod
+    def of(cls, name: str, reason: str, kind: str = "") -> Problem:
+        """Return a problem with a file or sample. By default, its kind is the reason without details in brackets."""
+        return cls(name, kind or without_details(reason), f"{name}: {reason}")
+
+    @classmethod
+    def no_counterpart(cls, name: str) -> Problem:
+        """Return the problem of a file that belongs to another file, which is missing."""
+        return cls(name, NO_COUNTERPART, f"{name} {NO_COUNTERPART}")
+
+
+def without_details(reason: str) -> str:
+    """Return a reason up to the details in brackets."""
+    return reason.partition(" (")[0]
 
 
 @dataclass
@@ -123,8 +149,8 @@ def by_stem(root: Path, files: Iterable[Path]) -> dict[str, Path]:
 
 def by_suffix(
     root: Path, files: Iterable[Path], first: str, second: str
-) -> tuple[dict[str, Path], dict[str, Path], list[str]]:
-    """Match pairs of files in one folder by their name suffixes; also return messages about unmatched files.
+) -> tuple[dict[str, Path], dict[str, Path], list[Problem]]:
+    """Match pairs of files in one folder by their name suffixes; also return the unmatched files.
 
     If one suffix is empty, it matches all files without the other suffix.
     """
@@ -136,14 +162,17 @@ def by_suffix(
     for file in files:
         end = next((end for end in ends if file.stem.endswith(end)), None)
         if end is None:
-            problems.append(f"{file.relative_to(root)} ends with neither {first} nor {second}")
+            name, kind = str(file.relative_to(root)), f"ends with neither {first} nor {second}"
+            problems.append(Problem(name, kind, f"{name} {kind}"))
         else:
             stems[end].append(file)
     found = [
         {key.removesuffix(end): file for key, file in by_stem(root, stems[end]).items()} for end in (first, second)
     ]
     for one, other in (found, found[::-1]):
-        problems += [f"{one[key].relative_to(root)} has no counterpart" for key in sorted(one.keys() - other.keys())]
+        problems += [
+            Problem.no_counterpart(str(one[key].relative_to(root))) for key in sorted(one.keys() - other.keys())
+        ]
     return found[0], found[1], problems
 
 
@@ -156,6 +185,19 @@ def unreadable(path: Path, error: BadImage) -> UserError:
     """Return the error for an image file that cannot be used."""
     return UserError(
         f"{printable(path)}: unreadable image ({error}); use --bad-images skip to leave out unreadable files"
+    )
+
+
+def unreadable_file(name: str, error: BadImage) -> Problem:
+    """Return the problem with an image file that cannot be read."""
+    return Problem.of(name, f"unreadable image ({error})", error.kind)
+
+
+def too_small(name: str, size: tuple[int, int], crop: int) -> Problem:
+    """Return the problem with an image whose height and width are too small for the crop."""
+    height, width = size
+    return Problem.of(
+        name, f"{width}×{height} pixels, smaller than the crop", f"smaller than the crop of {crop}×{crop} pixels"
     )
 
 
@@ -193,8 +235,28 @@ def first_few(names: Sequence[str]) -> str:
     return ", ".join(map(printable, names[:MAX_NAMED])) + (f" and {more} more" if more > 0 else "")
 
 
+def first_messages(problems: Sequence[Problem]) -> str:
+    """Return the first few problems with their details, and how many more there are."""
+    return first_few([one.message for one in problems])
+
+
+def describe_problems(problems: Sequence[Problem]) -> str:
+    """Return a few problems with their details; if there are many, their kinds with counts and examples."""
+    if len(problems) <= MAX_NAMED:
+        return first_messages(problems)
+    names: dict[str, list[str]] = {}
+    for one in problems:
+        names.setdefault(one.kind, []).append(one.name)
+    kinds = sorted(names, key=lambda kind: -len(names[kind]))
+    return ", ".join(f"{len(names[kind]):,} × {printable(kind)} ({_examples(names[kind])})" for kind in kinds)
+
+
+def _examples(names: Sequence[str]) -> str:
+    return ", ".join([*map(printable, names[:MAX_NAMED]), *(["…"] if len(names) > MAX_NAMED else [])])
+
+
 def existing_folder(root: Path, flag: str) -> Path:
-    """Return a folder; raise UserError if there is none."""
+    """Return `root`; raise UserError if it is not a folder. The message refers to `flag`."""
     if root.is_dir():
         return root
     if not root.is_file():

@@ -21,10 +21,14 @@ from paceline.data.file_lists import (
     MAX_NAMED,
     NOT_USED,
     SUFFIXES,
+    Problem,
+    describe_problems,
     existing_folder,
-    first_few,
+    first_messages,
     list_folder,
+    too_small,
     unreadable,
+    unreadable_file,
     unused_validation,
 )
 from paceline.data.groups import group_keys
@@ -45,7 +49,7 @@ SplitNames = Mapping[str, Sequence[str]]  # accepted folder names for each split
 
 class _Header(NamedTuple):
     sizes: Sizes
-    problem: str  # why the sample cannot be used; "" if it can
+    problem: Problem | None  # None if the sample can be used
 
 
 class ImageFiles(Source):
@@ -65,9 +69,9 @@ class ImageFiles(Source):
         return dataclasses.replace(settings, test_root=settings.data_root, validation=0.0)
 
     def __init__(
-        self, root: Path, samples: Sequence[Files], split: str, settings: RunSettings, problems: Sequence[str] = ()
+        self, root: Path, samples: Sequence[Files], split: str, settings: RunSettings, problems: Sequence[Problem] = ()
     ) -> None:
-        """Read the headers of all files. `problems` are messages about unmatched files, which count as unreadable."""
+        """Read the headers of all files. `problems` are those of unmatched files, which count as unreadable."""
         chosen = choose_reader([file for files in samples for file in files.values()], settings)
         self.reader = chosen.reader
         if not samples and not problems:
@@ -89,14 +93,14 @@ class ImageFiles(Source):
         problems = [*problems, *(one.problem for one in headers if one.problem)]
         if problems and not may_skip:
             listed = f" and list all {len(problems)} in {NOT_USED}" if len(problems) > MAX_NAMED else ""
-            raise UserError(f"{first_few(problems)}; use --bad-images skip to leave these files out{listed}")
+            raise UserError(f"{first_messages(problems)}; use --bad-images skip to leave these files out{listed}")
         usable = [(files, one.sizes) for files, one in zip(samples, headers, strict=True) if not one.problem]
         if not usable:
-            raise UserError(f"{root}: none of its images can be used: {first_few(problems)}")
+            raise UserError(f"{root}: none of its images can be used: {first_messages(problems)}")
         if problems:
             count = len(problems) + len(usable)
-            self.not_used += tuple(f"{root}/{problem}" for problem in problems)
-            self.notes += (f"left out {len(problems)} of {count} samples in {root}: {first_few(problems)}",)
+            self.not_used += tuple(f"{root}/{problem.message}" for problem in problems)
+            self.notes += (f"left out {len(problems)} of {count} samples in {root}: {describe_problems(problems)}",)
         self.files = [files for files, _ in usable]
         self._headers = [sizes for _, sizes in usable]
         assert isinstance(settings, SeparateTestFolder)
@@ -138,9 +142,9 @@ class ImageFiles(Source):
     def name_of(self, index: int) -> str:
         return self._name(self.files[index]["image"])
 
-    def find_problem(self, names: Mapping[str, str], sizes: Sizes) -> str:
-        """Return why images of these sizes cannot form a sample; "" if they can."""
-        return ""
+    def find_problem(self, names: Mapping[str, str], sizes: Sizes) -> Problem | None:
+        """Return why images of these sizes cannot form a sample; None if they can."""
+        return None
 
     def image_size(self, sizes: Sizes) -> tuple[int, int]:
         """Return the height and width of the sample's "image", given the sizes of its files."""
@@ -170,7 +174,7 @@ class ImageFiles(Source):
             try:
                 sizes[name] = self._size(path, decoded, by_region)
             except BadImage as error:
-                return _Header({}, f"{printable(self._name(path))}: unreadable image ({error})")
+                return _Header({}, unreadable_file(printable(self._name(path)), error))
         names = {name: printable(self._name(path)) for name, path in files.items()}
         return _Header(sizes, self.find_problem(names, sizes))
 
@@ -191,9 +195,7 @@ class ImageFiles(Source):
         if header.problem or min(self.image_size(header.sizes)) >= crop:
             return header
         height, width = self.image_size(header.sizes)
-        return header._replace(
-            problem=f"{printable(self._name(files['image']))}: {width}×{height} pixels, smaller than the crop"
-        )
+        return header._replace(problem=too_small(printable(self._name(files["image"])), (height, width), crop))
 
     def _decode(self, path: Path, size: tuple[int, int]) -> NDArray[Any]:
         return self.reader.arrange(self.open(path, size), self.size)

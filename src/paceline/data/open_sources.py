@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from paceline.config.resolve import Config
+from paceline.config.settings import RunSettings
+from paceline.config.spans import is_never
 from paceline.core.errors import UserError
 from paceline.core.registry import load_class
 from paceline.data.groups import held_out
@@ -20,10 +23,10 @@ def open_sources(config: Config, split: str = "") -> dict[str, Source]:
     If `split` is given and is stored separately from the training samples, only that split is opened.
     """
     source_class = load_class("source", config.run.data, Source)
-    splits = source_class.splits_of(config.run)
+    settings, splits = settings_and_splits(config)
     if split != "train" and split in splits:
-        return {split: source_class(split, config.run)}
-    sources = {split: source_class(split, config.run) for split in splits}
+        return {split: source_class(split, settings)}
+    sources = {split: source_class(split, settings) for split in splits}
     if config.run.validation:
         whole = sources["train"]
         sources["train"], sources["validation"] = _split_off(whole, config.run.validation, config.run.split_seed)
@@ -31,6 +34,31 @@ def open_sources(config: Config, split: str = "") -> dict[str, Source]:
         if not len(sources["train"]) or not len(sources["validation"]):
             raise _no_validation(config.run.validation, len(whole))
     return sources
+
+
+def check_evaluated(config: Config, sources: Mapping[str, Source]) -> None:
+    """Raise UserError if a recipe is evaluated on held-out samples, but there are none."""
+    recipe_class, run = config.recipe_class, config.run
+    is_evaluated = recipe_class.evaluator and not is_never(run.evaluate_every)
+    if is_evaluated and recipe_class.evaluated_on != "train" and not sources.keys() & {"validation", "test"}:
+        raise UserError(
+            f"--data {run.data}: has no test split, and validation={run.validation:g} holds out no samples to evaluate "
+            "the model; use --set validation=0.1, or --set evaluate_every=never"
+        )
+
+
+def settings_and_splits(config: Config) -> tuple[RunSettings, Sequence[str]]:
+    """Return the settings of a run's sources, and the splits that the run uses.
+
+    A recipe that is evaluated against its training images needs no held-out images. If the source would hold some out,
+    the training split consists of all images, and there is no test split.
+    """
+    source_class = load_class("source", config.run.data, Source)
+    if config.recipe_class.evaluated_on == "train":
+        whole = source_class.measure_whole(config.run)
+        if whole != config.run:
+            return whole, ("train",)
+    return config.run, source_class.splits_of(config.run)
 
 
 def _split_off(whole: Source, fraction: float, seed: int) -> tuple[Source, Source]:

@@ -109,10 +109,11 @@ class Source(HasSettings):
 
     @classmethod
     def measure_whole(cls, settings: RunSettings) -> RunSettings:
-        """Return settings for evaluating an entire folder instead of one split.
+        """Return settings that use an entire folder instead of one split.
 
-        `paceline evaluate --data-root` calls this. By default, the settings are unchanged and the test split is used. A
-        source that holds out part of a folder for testing overrides this to use the whole folder as the test split.
+        Used by `paceline evaluate --data-root`, and for recipes that need no test split. By default, the settings are
+        unchanged. A source that holds out part of a folder for testing overrides this, so that the whole folder is used
+        as both splits.
         """
         return settings
 

@@ -38,7 +38,11 @@ UNBOUNDED_MODES = ("I", "F")  # 32-bit pixels, in which no value is defined as w
 
 
 class BadImage(Exception):
-    """Raised for a file that cannot be read as an image; the message is the reason."""
+    """Raised for a file that cannot be read as an image; the message is the reason, and `kind` the reason in brief."""
+
+    def __init__(self, reason: str, kind: str = "unreadable image") -> None:
+        super().__init__(reason)
+        self.kind = kind
 
 
 class TooLarge(BadImage):
@@ -210,7 +214,7 @@ def _accepted(file: IO[bytes], limit: SizeLimit) -> Iterator[Image.Image]:
     with open_of_any_size(file) as image, decoded_alone(image):
         problem = limit(image)
         if problem:
-            raise TooLarge(problem)
+            raise TooLarge(problem, "too large")
         check_length(image, file)
         _check_still(image)
         yield image
@@ -239,13 +243,13 @@ def open_file(path: Path | bytes) -> IO[bytes]:
             raise BadImage("not a regular file")
         size = status.st_size
     if not size:
-        raise BadImage("the file is empty")
+        raise BadImage("the file is empty", "empty file")
     return BytesIO(path) if isinstance(path, bytes) else path.open("rb")
 
 
 def _check_still(image: Image.Image) -> None:
     if image.format in ANIMATED_FORMATS and getattr(image, "is_animated", False):
-        raise BadImage("animated images are not supported")
+        raise BadImage("animated images are not supported", "animated image")
 
 
 def _tiff_tags(image: Image.Image) -> Mapping[int, Any]:

@@ -119,7 +119,8 @@ class DeepReader:
     def _check(self, channels: int) -> None:
         if channels != self.channels and {channels, self.channels} != GREY_AND_RGB:
             own = f"{channels} channel{'s' * (channels > 1)}"
-            raise BadImage(f"{own} instead of {self.channels}; all images must have the same number of channels")
+            reason = f"{own} instead of {self.channels}; all images must have the same number of channels"
+            raise BadImage(reason, "different number of channels")
 
 
 def _check_region(found: RegionFormat) -> None:

@@ -5,7 +5,7 @@ pixels to the image size, and several residual blocks. Bilinear resampling conne
 initialised so that activations keep their variance at any depth (Zhang et al., Fixup, 2019).
 
 The discriminator can also return the gradients of its scores with respect to the images, for penalties. It computes
-them with ordinary layers, so that a penalty needs no second-order gradients, and can be compiled and sharded.
+them with ordinary layers, so that a penalty needs no double backward, and can be compiled and sharded.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Generator(nn.Module):
         features = self.basis * self.modulation(noise)[:, :, None, None]
         for stage in self.stages:
             features = stage(features)
-        # A copy, because FSDP warns about networks that return a view; contiguous() does not copy greyscale images.
+        # Copied, because FSDP warns about networks that return a view. contiguous() would not copy greyscale images.
         return in_full_precision(self.to_image(features)).clone(memory_format=torch.contiguous_format)
 
 
@@ -136,7 +136,7 @@ class Discriminator(nn.Module):
         gradients = (direction[:, :, None, None] * self.basis).to(features.dtype).expand_as(features)
         for pull_back in reversed(pull_backs):
             gradients = pull_back(gradients)
-        # A copy, because FSDP warns about networks that return a view; contiguous() does not copy greyscale images.
+        # Copied, because FSDP warns about networks that return a view. contiguous() would not copy greyscale images.
         return scores, in_full_precision(gradients).clone(memory_format=torch.contiguous_format)
 
 

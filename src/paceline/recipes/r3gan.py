@@ -20,7 +20,7 @@ from torch import Tensor
 
 from paceline.config.settings import setting
 from paceline.contracts.recipe import Batch, DataSpec, Draw, Loss, Phase
-from paceline.core.errors import NoClasses
+from paceline.core.errors import too_few_classes
 from paceline.core.types import SettingValues
 from paceline.models.losses import half_squared_norms, without_float16
 from paceline.models.r3gan import SIZES_PX, Discriminator, Generator, Sizes
@@ -59,8 +59,8 @@ class R3gan(GenerativeRecipe):
     defaults: ClassVar[SettingValues] = {
         "data": "digits",
         "size": 32,
-        "batch_size": "256",
-        "reference_batch": 256,
+        "batch_size": "64",
+        "reference_batch": 64,
         "epochs": 200,
         "burn_in": "100%",
         "optimizer": "adam",
@@ -107,8 +107,6 @@ class R3gan(GenerativeRecipe):
             "data": "folder",
             "size": 64,
             "width": 384,
-            "batch_size": "64",
-            "reference_batch": 64,
             "images": 2_000_000,
             "r_gamma": 0.2,
             "burn_in_r_gamma": 2.0,
@@ -241,6 +239,5 @@ def _sizes(settings: R3ganSettings, spec: DataSpec, num_classes: int) -> Sizes:
 def _num_classes(settings: R3ganSettings, spec: DataSpec) -> int:
     """Return the number of classes to condition on; 0 if the model is unconditional."""
     if settings.conditional == "on" and spec.num_classes < 2:
-        number = "only one class" if spec.num_classes else "no classes"
-        raise NoClasses(f"conditional=on: the data has {number}; use data with at least two, or conditional=off")
+        raise too_few_classes("conditional", spec.num_classes)
     return 0 if settings.conditional == "off" or spec.num_classes < 2 else spec.num_classes

@@ -18,7 +18,7 @@ from paceline.data.draws import Drawer
 from paceline.data.feed import Cut, TrainingFeed
 from paceline.data.loader import Loader
 from paceline.data.loader_choice import choose_loader, choose_loaders
-from paceline.data.open_sources import open_sources
+from paceline.data.open_sources import check_evaluated, open_sources
 from paceline.data.pipeline import BatchPipeline
 from paceline.data.sample_check import check_sample
 from paceline.data.source import Source, sizes_of
@@ -83,6 +83,7 @@ def _build(config: Config, strategy_type: type[Strategy], world: World) -> Parts
         prepare_compiler(world)
     activity(f"opening the data source {config.run.data} and building the networks")
     sources = open_sources(config)
+    check_evaluated(config, sources)
     for split, source in sources.items():
         check_sample(source, f"--data {config.run.data}: sample 0 of split {split!r}")
     notes = list(dict.fromkeys(note for source in sources.values() for note in getattr(source, "notes", [])))

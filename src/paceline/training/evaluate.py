@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 
 from paceline.config.settings import RunSettings
+from paceline.config.spans import is_never
 from paceline.contracts.recipe import Batch, Recipe
 from paceline.core.heartbeat import beat
 from paceline.core.registry import load_class
@@ -142,7 +143,10 @@ def evaluated_weights(step: Step) -> Iterator[None]:
 
 
 def training_evaluator(parts: Parts) -> SplitEvaluator | None:
-    """Return the evaluator used during training; None if the recipe declares none or the split is missing."""
+    """Return the evaluator used during training.
+
+    Return None if the recipe declares none, the split is missing, or the run is not evaluated.
+    """
     return _evaluator_of(parts, parts.recipe.evaluated_on)
 
 
@@ -152,11 +156,12 @@ def final_evaluator(parts: Parts) -> SplitEvaluator | None:
 
 
 def _evaluator_of(parts: Parts, split: str) -> SplitEvaluator | None:
-    if not parts.recipe.evaluator or split not in parts.loaders:
+    run = parts.config.run
+    if not parts.recipe.evaluator or split not in parts.loaders or is_never(run.evaluate_every):
         return None
-    captures = parts.config.run.graph != "off" and not parts.strategy.cannot_capture
+    captures = run.graph != "off" and not parts.strategy.cannot_capture
     return SplitEvaluator(
-        parts.recipe, parts.loaders[split], split, parts.world, parts.precision, parts.config.run, captures=captures
+        parts.recipe, parts.loaders[split], split, parts.world, parts.precision, run, captures=captures
     )
 
 

@@ -8,6 +8,7 @@ from functools import partial
 
 import torch
 
+from paceline.config.spans import is_never
 from paceline.core.errors import UserError
 from paceline.core.flight_recorder import recorder
 from paceline.core.heartbeat import beat
@@ -66,7 +67,7 @@ class Loop:
         self.saver = Saver(outputs.folder.checkpoints, self._writers())
         self.gpu = GpuReadings(self.world.device.index if self.world.device.type == "cuda" else None)
         self.host = HostReadings(outputs.folder.path)
-        self.previews = Previews.of(parts) if outputs.writer else None
+        self.previews = Previews.of(parts) if outputs.writer and not is_never(run.sample_every) else None
         lengths = {"epoch": parts.epoch_images, "step": parts.feed.images_per_step, "total": parts.total_images}
         self.cadence = Cadence(run, **lengths)
         self.check_every = run.check_replicas if self.world.size > 1 else 0
@@ -168,7 +169,7 @@ class Loop:
             generator.manual_seed(seed)
 
     def _log(self) -> None:
-        """Log the losses of all ranks now; raise UserError if one is not finite."""
+        """Log the losses of all ranks now; raise UserError if one is not finite or has diverged."""
         self._finish_log()
         if self._logged_at != self.images:
             self._request_log()
@@ -191,7 +192,7 @@ class Loop:
         (images, request), self._requested = self._requested, None
         with self.stopwatch("log"):
             reading = request.wait()
-        if problem := reading.problem(self.recipe.must_vary, images):
+        if problem := reading.problem(self.recipe, images):
             self.saver.wait()
             self.world.wait_for_all()  # so that every rank reports the same checkpoints
             self._fail(*problem)
@@ -272,7 +273,7 @@ class Loop:
     def _save(self) -> None:
         if self._saved_at == self.images:
             return
-        self._log()  # raises if a loss is not finite
+        self._log()  # raises if a loss is not finite or has diverged
         with self.stopwatch("save"):
             self._check_weights()
             if self.outputs.folder.is_mine or self.saver.writers:

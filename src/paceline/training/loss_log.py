@@ -13,12 +13,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from paceline.contracts.recipe import Loss
+from paceline.contracts.recipe import Loss, Recipe
 from paceline.core.errors import UserError
 from paceline.parallel.world import World
 from paceline.runs.host_copy import HostCopy
 
 VALUES = "values"
+SPREAD = "spread/"
 CAPACITY = 1024  # rows per page; when a page is full, its rows are added to running sums on the device
 
 
@@ -37,19 +38,21 @@ class Reading(NamedTuple):
     not_finite: NotFinite | None
     ranks: list[list[float]]  # the numbers that each rank passed to `request`
 
-    def problem(self, must_vary: Sequence[str], images: int) -> tuple[str, int] | None:
-        """Return what is wrong and after how many images, if a value is not finite or a network has collapsed.
+    def problem(self, recipe: Recipe, images: int) -> tuple[str, int] | None:
+        """Return what is wrong, and after how many images; None if the run is healthy.
 
-        Args:
-            must_vary: Values that are zero only if a network's output is constant.
-            images: The number of images seen so far.
+        A value is not finite, the run has diverged, or a network has collapsed. `images` have been seen so far.
         """
         if self.not_finite:
             return (
                 f"loss {self.not_finite.name!r} in phase {self.not_finite.phase!r} is not finite",
                 self.not_finite.images,
             )
-        collapsed = next((name for name in must_vary if self.values.get(name) == 0), "")
+        own = {name: value for name, value in self.values.items() if not name.startswith(SPREAD)}
+        diverged = next((name for name, value in own.items() if abs(value) > recipe.diverged_above), "")
+        if diverged:
+            return f"the run has diverged ({diverged} is {own[diverged]:.3g})", images
+        collapsed = next((name for name in recipe.must_vary if own.get(name) == 0), "")
         return (f"a network's output has become constant ({collapsed} is 0)", images) if collapsed else None
 
 
@@ -173,7 +176,7 @@ class Request:
             for name, mean, spread in zip(names, means.tolist(), spreads.tolist(), strict=True):
                 values[f"{phase}/{name}"] = mean
                 if len(ranks) > 1:
-                    values[f"spread/{phase}/{name}"] = spread
+                    values[f"{SPREAD}{phase}/{name}"] = spread
         # Within one step, report the first phase: later phases only inherit its non-finite values.
         first_bad = min(bad, key=lambda one: one.images, default=None)
         return Reading(values, first_bad, ranks[:, start:].tolist())

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from paceline.config.spans import is_never
 from paceline.core.activity import Counter, activity
 from paceline.core.errors import DISK_FULL, NOT_WRITABLE, UserError
 from paceline.core.machine_load import excess_load
@@ -232,6 +233,10 @@ def open_session(parts: Parts, folder: RunFolder) -> Iterator[Session]:
         activity("preparing to train")
         evaluator, final = training_evaluator(parts), final_evaluator(parts)
         parts.notes.extend(evaluator.notes if evaluator else ())
+        if parts.recipe.evaluator and is_never(parts.config.run.evaluate_every):
+            parts.notes.append(
+                "evaluate_every=never: this run is not evaluated; use `paceline evaluate` after training"
+            )
         data = cache(lambda: describe_samples(parts.loaders["train"].source))
         claim_folder(folder, parts.world, lambda: mirroring.prepare(data()))
         output = log_output(folder.path, parts.world.rank)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from paceline.contracts.data_spec import INPUT
 from paceline.core.printable import printable
 from paceline.core.storage.files import Span, StoredFile
-from paceline.data.file_lists import HIDDEN, SUFFIXES
+from paceline.data.file_lists import HIDDEN, SUFFIXES, Problem, without_details
 from paceline.data.panel_names import RESERVED
 from paceline.data.shards.index import Member, ShardIndex
 from paceline.data.shards.scan import LABEL_SUFFIX, PICKLES
@@ -63,7 +63,7 @@ class SampleTable:
     images: Mapping[str, Placed]  # by field
     labels: NDArray[np.int64] | None
     names: Names
-    problems: tuple[str, ...]  # samples and shards that cannot be used, each with the reason
+    problems: tuple[Problem, ...]  # samples and shards that cannot be used
     ignored: Mapping[str, int]  # number of members that are not used, by suffix
 
     def __len__(self) -> int:
@@ -87,21 +87,21 @@ class _Found(NamedTuple):
     name: str
     shard: int
     fields: dict[str, Member]
-    problem: str
+    problem: Problem | None
 
 
 def make_table(shards: Sequence[tuple[StoredFile, ShardIndex]]) -> SampleTable:
     """Return the samples in all shards; leave out those without the fields that most samples have."""
-    problems = [f"{printable(file.name)}: {index.problem}" for file, index in shards if index.problem]
+    problems = [Problem.of(printable(file.name), index.problem) for file, index in shards if index.problem]
     ignored: Counter[str] = Counter()
     found = [sample for row, (file, index) in enumerate(shards) for sample in _samples(row, file.name, index, ignored)]
     fields = _common_fields(found)
     usable = []
     for sample in found:
         missing = [field for field in sorted(fields) if field not in sample.fields]
-        problem = sample.problem or (_describe_missing(missing[0], sample) if missing else "")
+        problem = sample.problem or (_describe_missing(missing[0], sample) if missing else None)
         if problem:
-            problems.append(f"{printable(sample.name)}: {problem}")
+            problems.append(problem)
         else:
             usable.append(sample)
     return SampleTable(
@@ -114,9 +114,10 @@ def make_table(shards: Sequence[tuple[StoredFile, ShardIndex]]) -> SampleTable:
     )
 
 
-def _describe_missing(field: str, sample: _Found) -> str:
+def _describe_missing(field: str, sample: _Found) -> Problem:
     others = f", only for {', '.join(sorted(sample.fields))}" if field == INPUT and sample.fields else ""
-    return f"no member for {field!r}{others}"
+    kind = f"no member for {field!r}"
+    return Problem.of(printable(sample.name), f"{kind}{others}", kind)
 
 
 def split_name(name: str) -> tuple[str, str]:
@@ -139,7 +140,7 @@ def field_of(rest: str) -> str:
 def _samples(shard: int, shard_name: str, index: ShardIndex, ignored: Counter[str]) -> list[_Found]:
     """Return the samples of a shard, in the order of their first members."""
     found: dict[str, dict[str, Member]] = {}
-    problems: dict[str, str] = {}
+    problems: dict[str, Problem] = {}
     for member in index.members:
         key, rest = split_name(member.name)
         if PurePosixPath(member.name).name.startswith(HIDDEN) or not rest:
@@ -150,13 +151,15 @@ def _samples(shard: int, shard_name: str, index: ShardIndex, ignored: Counter[st
             ignored[f"{suffix} after several dots" if suffix in SUFFIXES else suffix] += 1
             continue
         fields = found.setdefault(key, {})
-        problem = member.problem or _wrong_use(field, rest, member)
+        name, problem = printable(f"{shard_name}/{key}"), member.problem or _wrong_use(field, rest, member)
         if problem:
-            problems.setdefault(key, f"{printable(PurePosixPath(member.name).name)}: {problem}")
+            reason = f"{printable(PurePosixPath(member.name).name)}: {problem}"
+            problems.setdefault(key, Problem.of(name, reason, without_details(problem)))
         if field in fields:
-            problems.setdefault(key, f"several members for {field!r}, such as {printable(member.name)}")
+            kind = f"several members for {field!r}"
+            problems.setdefault(key, Problem.of(name, f"{kind}, such as {printable(member.name)}", kind))
         fields[field] = member
-    return [_Found(f"{shard_name}/{key}", shard, fields, problems.get(key, "")) for key, fields in found.items()]
+    return [_Found(f"{shard_name}/{key}", shard, fields, problems.get(key)) for key, fields in found.items()]
 
 
 def _wrong_use(field: str, rest: str, member: Member) -> str:

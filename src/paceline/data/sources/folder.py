@@ -22,13 +22,14 @@ from paceline.data.file_lists import (
     SUFFIXES,
     VALIDATION_NAMES,
     Listing,
+    describe_problems,
     existing_folder,
-    first_few,
     is_hidden,
     is_image,
     list_folder,
     named_root,
     unreadable,
+    unreadable_file,
     unused_validation,
 )
 from paceline.data.groups import group_keys, split_files
@@ -123,26 +124,26 @@ class Folder(Source):
     def _leave_out_bad(self, root: Path, num_threads: int) -> None:
         with ThreadPoolExecutor(num_threads) as threads:  # Pillow releases the GIL while it decodes
             problems = list(threads.map(self._problem, self.paths))
-        is_good = np.array([not problem for problem in problems])
-        bad = [path for path, problem in zip(self.paths, problems, strict=True) if problem]
+        is_good = np.array([problem is None for problem in problems])
+        bad = [(path, problem) for path, problem in zip(self.paths, problems, strict=True) if problem]
         if not bad:
             return
         self.paths = [path for path, good in zip(self.paths, is_good, strict=True) if good]
         self.labels = None if self.labels is None else self.labels[is_good]
         if not self.paths:
-            first = f"{os.path.relpath(bad[0], root)}: {problems[0]}"
+            first = f"{os.path.relpath(bad[0][0], root)}: {bad[0][1]}"
             raise UserError(f"--data-root {root}: none of its images can be read (images found: {len(bad)}): {first}")
-        self.not_used += tuple(f"{path}: {problem}" for path, problem in zip(bad, filter(None, problems), strict=True))
-        named = first_few([os.path.relpath(path, root) for path in bad])
-        self.notes += (f"left out {len(bad)} of {len(is_good)} images in {root} (unreadable): {named}",)
+        self.not_used += tuple(f"{path}: {problem}" for path, problem in bad)
+        reasons = describe_problems([unreadable_file(os.path.relpath(path, root), problem) for path, problem in bad])
+        self.notes += (f"left out {len(bad)} of {len(is_good)} images in {root}: {reasons}",)
 
-    def _problem(self, path: Path) -> str:
-        """Return why an image cannot be decoded; "" if it can."""
+    def _problem(self, path: Path) -> BadImage | None:
+        """Return why an image cannot be decoded; None if it can."""
         try:
             self.reader.decode(path)
         except BadImage as error:
-            return str(error)
-        return ""
+            return error
+        return None
 
     def _side_of_first(self) -> int:
         try:

@@ -1,15 +1,18 @@
-"""Your own arrays: one .npz file with x_train, x_test and, if the images have labels, y_train and y_test."""
+"""Your own arrays: one .npz file with x_train and, optionally, x_test and the labels y_train and y_test."""
 
 from __future__ import annotations
 
 import zipfile
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
+from paceline.config.settings import RunSettings
 from paceline.config.source_flags import PixelSettings
 from paceline.contracts.pixel_format import MAX_CHANNELS, PixelFormat
 from paceline.contracts.recipe import DataSpec
@@ -21,14 +24,13 @@ from paceline.images.deep_image import GREY_AND_RGB, DeepImage, to_format
 from paceline.images.reader_choice import make_format, read_pixel_settings
 
 DTYPES = ("uint8", "uint16", "float16", "float32", "float64")
-LABELS = ("y_train", "y_test")  # the number of classes is that of both splits
 LARGEST_RGBA = 4  # maximum number of channels of ordinary images
 
 
 class Npz(ArraySource):
     """Images [n, h, w] or [n, h, w, channels] (uint8, uint16 or floats) and, optionally, integer labels [n].
 
-    `--data-root` is the path to the file.
+    `--data-root` is the path to the file. Without x_test, there is no test split.
     """
 
     Settings = PixelSettings
@@ -36,8 +38,11 @@ class Npz(ArraySource):
 
     def __init__(self, split: str, settings: PixelSettings) -> None:
         file, key = _find(named_root(settings)), f"x_{split}"
-        arrays = _read(file, key)
-        labels = {name: _labels(file, name, arrays[name]) for name in LABELS if name in arrays}
+        with _open(file) as archive:
+            names = _names_of_labels(archive)
+            labelled = [name for name in names if name in archive]
+            arrays = _read(file, archive, [key, *(names if labelled else ())])
+        labels = {name: _labels(file, name, arrays[name]) for name in names if name in arrays}
         images, pixels = _arranged(_images(file, key, arrays[key]), settings, f"{file}: {key}")
         fields = {"image": images}
         if labels:
@@ -45,13 +50,18 @@ class Npz(ArraySource):
             if len(images) != len(fields["label"]):
                 raise UserError(f"{file}: {key} has {len(images)} rows but y_{split} has {len(fields['label'])}")
         else:
-            self.notes = (f"{file}: has no {' and '.join(LABELS)}, so the images have no labels",)
+            self.notes = (f"{file}: has no {' and '.join(names)}, so the images have no labels",)
         num_classes = max((1 + int(array.max(initial=0)) for array in labels.values()), default=0)
         if labels and split == "train":
             self.notes = _note_missing_classes(file, fields["label"], num_classes)
         _, height, width, channels = images.shape
         spec = DataSpec(channels, height, width, num_classes, dtype=pixels.dtype, value_range=pixels.declared_range)
         super().__init__(fields, spec)
+
+    @classmethod
+    def splits_of(cls, settings: RunSettings) -> tuple[str, ...]:
+        with _open(_find(named_root(settings))) as archive:
+            return ("train", "test") if _has_test_split(archive) else ("train",)
 
 
 def _find(root: Path) -> Path:
@@ -64,27 +74,39 @@ def _find(root: Path) -> Path:
     raise UserError(f"--data-root {root}: {found}; expected the path to a single .npz file")
 
 
-def _read(file: Path, images: str) -> dict[str, NDArray[Any]]:
-    """Return the array of images, and the labels of both splits if the file has any, by name."""
+def _open(file: Path) -> NpzFile:
+    """Open an archive without reading its arrays."""
     try:
         archive = np.load(file, allow_pickle=False)
-        if not isinstance(archive, np.lib.npyio.NpzFile):
+        if not isinstance(archive, NpzFile):
             raise ValueError("a single array, not an .npz archive")
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise UserError(f"{file}: not a readable .npz file ({_one_line(error)})") from error
+    return archive
+
+
+def _has_test_split(archive: NpzFile) -> bool:
+    return "x_test" in archive or "y_test" in archive
+
+
+def _names_of_labels(archive: NpzFile) -> tuple[str, ...]:
+    """Return the names of the label arrays of all splits. The number of classes is computed from all of them."""
+    return ("y_train", "y_test") if _has_test_split(archive) else ("y_train",)
+
+
+def _read(file: Path, archive: NpzFile, names: Sequence[str]) -> dict[str, NDArray[Any]]:
+    """Return arrays by name; raise UserError if one is missing or damaged."""
     arrays = {}
-    with archive:
-        labels = LABELS if any(name in archive for name in LABELS) else ()
-        for key in (images, *labels):
-            if key not in archive:
-                found = first_few(archive.files) or "nothing"
-                raise UserError(
-                    f"{file}: has no {key}, but {found}; expected x_train and x_test, and y_train and y_test for labels"
-                )
-            try:
-                arrays[key] = archive[key]
-            except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-                raise UserError(f"{file}: {key} cannot be read ({_one_line(error)})") from error
+    for name in names:
+        if name not in archive:
+            raise UserError(
+                f"{file}: has no {name}, but {first_few(archive.files) or 'nothing'}; expected x_train, "
+                "y_train for labels, and x_test and y_test for a test split"
+            )
+        try:
+            arrays[name] = archive[name]
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            raise UserError(f"{file}: {name} cannot be read ({_one_line(error)})") from error
     return arrays
 
 

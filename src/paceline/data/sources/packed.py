@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from paceline.config.settings import RunSettings
 from paceline.core.errors import UserError
 from paceline.data.crop import Window, cropped, cut
-from paceline.data.file_lists import named_root
+from paceline.data.file_lists import describe_problems, named_root, too_small
 from paceline.data.packing.format import PackedSplit
 from paceline.data.packing.manifest import read_manifest
 from paceline.data.source import Sample, Source
@@ -72,12 +72,15 @@ class Packed(Source):
         return images | {name: self.packed.index[row, self.packed.column[name]] for name in numbers}
 
     def _leave_out_small(self, sizes: NDArray[np.int64], crop: int, root: Path) -> None:
-        self.rows = np.flatnonzero((sizes >= crop).all(axis=1))
+        is_large = (sizes >= crop).all(axis=1)
+        self.rows = np.flatnonzero(is_large)
         if not self.rows.size:
             raise UserError(f"--crop {crop}: larger than every image in {root}; use a smaller crop")
-        left_out = len(sizes) - self.rows.size
-        if left_out:
-            self.notes = (f"left out {left_out} of {len(sizes)} samples in {root} that are smaller than the crop",)
+        small = np.flatnonzero(~is_large).tolist()
+        problems = [too_small(self.packed.names[row], tuple(sizes[row].tolist()), crop) for row in small]
+        if problems:
+            self.not_used = tuple(f"{root}/{problem.message}" for problem in problems)
+            self.notes = (f"left out {len(problems)} of {len(sizes)} samples in {root}: {describe_problems(problems)}",)
 
 
 def _fixed(flag: str, root: Path, how: str) -> UserError:

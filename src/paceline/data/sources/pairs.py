@@ -14,7 +14,7 @@ from pathlib import Path
 from paceline.config.settings import setting
 from paceline.config.source_flags import SeparateTestFolder
 from paceline.core.errors import UserError
-from paceline.data.file_lists import by_stem, by_suffix, images_under, named_root
+from paceline.data.file_lists import SIZES_DIFFER, Problem, by_stem, by_suffix, images_under, named_root
 from paceline.data.groups import split_files
 from paceline.data.image_files import Files, ImageFiles, Sizes, SplitNames, separate_folder, split_folder
 
@@ -38,15 +38,16 @@ class Pairs(ImageFiles):
         base, samples, problems = _find(split, settings)
         super().__init__(base, samples, split, settings, problems)
 
-    def find_problem(self, names: Mapping[str, str], sizes: Sizes) -> str:
+    def find_problem(self, names: Mapping[str, str], sizes: Sizes) -> Problem | None:
         if sizes["image"] == sizes["target"]:
-            return ""
+            return None
         (height, width), (target_height, target_width) = sizes["image"], sizes["target"]
-        return f"{names['image']} is {width}×{height} pixels but {names['target']} is {target_width}×{target_height}"
+        message = f"{names['image']} is {width}×{height} pixels but {names['target']} is {target_width}×{target_height}"
+        return Problem(names["image"], SIZES_DIFFER, message)
 
 
-def _find(split: str, settings: Pairs.Settings) -> tuple[Path, list[Files], list[str]]:
-    """Return a split's folder, its samples' files, and messages about files without a match."""
+def _find(split: str, settings: Pairs.Settings) -> tuple[Path, list[Files], list[Problem]]:
+    """Return a split's folder, its samples, and the unmatched files."""
     separate = separate_folder(split, settings, SPLIT_NAMES)
     if separate is not None:
         return separate, *_match(separate, settings)
@@ -70,8 +71,8 @@ def _two_folders(base: Path) -> tuple[Path, Path]:
     raise UserError(f"--data-root {base}: has no folders for inputs and targets; expected {expected}")
 
 
-def _match(base: Path, settings: Pairs.Settings) -> tuple[list[Files], list[str]]:
-    """Match files by their path without the suffix; return the pairs, and messages about files without a match."""
+def _match(base: Path, settings: Pairs.Settings) -> tuple[list[Files], list[Problem]]:
+    """Match files by their path without the suffix; return the pairs and the unmatched files."""
     ends = settings.input_suffix, settings.target_suffix
     if any(ends):
         left, right, problems = by_suffix(base, images_under(base), *ends)
@@ -79,6 +80,6 @@ def _match(base: Path, settings: Pairs.Settings) -> tuple[list[Files], list[str]
     images, targets = _two_folders(base)
     left, right = (by_stem(folder, images_under(folder)) for folder in (images, targets))
     samples = [{"image": left[key], "target": right[key]} for key in sorted(left.keys() & right.keys())]
-    problems = [f"{left[key].relative_to(base)} has no counterpart" for key in sorted(left.keys() - right.keys())]
-    problems += [f"{right[key].relative_to(base)} has no counterpart" for key in sorted(right.keys() - left.keys())]
-    return samples, problems
+    alone = [left[key] for key in sorted(left.keys() - right.keys())]
+    alone += [right[key] for key in sorted(right.keys() - left.keys())]
+    return samples, [Problem.no_counterpart(str(file.relative_to(base))) for file in alone]

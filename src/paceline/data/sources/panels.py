@@ -21,7 +21,7 @@ from paceline.contracts.data_spec import INPUT, LEFT_OUT, SEGMENTATION, output_p
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
 from paceline.core.printable import printable
-from paceline.data.file_lists import by_stem, first_few, images_in
+from paceline.data.file_lists import SIZES_DIFFER, Problem, by_stem, first_few, images_in
 from paceline.data.fixed_split import fixed_split
 from paceline.data.groups import split_files
 from paceline.data.image_files import Files, ImageFiles, Sizes, SplitNames, separate_folder, split_folder
@@ -117,18 +117,20 @@ class Panels(ImageFiles):
         height, width = sizes[INPUT]
         return height, width // len(self.names) if self.in_rows else width
 
-    def find_problem(self, names: Mapping[str, str], sizes: Sizes) -> str:
+    def find_problem(self, names: Mapping[str, str], sizes: Sizes) -> Problem | None:
         (height, width), *others = sizes.values()
         if others and others[0] != (height, width):
             first, second = names.values()
-            return f"{first} is {width}×{height} pixels but {second} is {others[0][1]}×{others[0][0]}"
+            message = f"{first} is {width}×{height} pixels but {second} is {others[0][1]}×{others[0][0]}"
+            return Problem(first, SIZES_DIFFER, message)
         count = len(self.names)
         squares = width // height if width % height == 0 else 0
         # In all known datasets, rows of more than two panels consist of squares; pairs can have any shape.
         if not self.in_rows or (width % count == 0 and (count == 2 or squares in (0, count))):
-            return ""
+            return None
         hint = f"; the image looks like a row of {squares} panels" if squares > 1 else ""
-        return f"{names[INPUT]}: {width}×{height} pixels is not a row of {count} equal panels (set by panels=…){hint}"
+        kind = f"not a row of {count} equal panels"
+        return Problem.of(names[INPUT], f"{width}×{height} pixels is {kind} (set by panels=…){hint}", kind)
 
 
 def _is_bundled(settings: RunSettings) -> bool:
@@ -165,8 +167,8 @@ def _tiles(split: str, settings: PanelSettings) -> ArraySource:
     return ArraySource(arrays, DataSpec(channels, side, side, panels=tuple(name for name in arrays if name != INPUT)))
 
 
-def _find(split: str, settings: PanelSettings) -> tuple[Path, list[Files], list[str], bool]:
-    """Return a split's folder, its samples' files, messages about unmatched files, and whether files are panel rows."""
+def _find(split: str, settings: PanelSettings) -> tuple[Path, list[Files], list[Problem], bool]:
+    """Return a split's folder, its samples, the unmatched files, and whether each file is a row of panels."""
     separate = separate_folder(split, settings, SPLIT_NAMES)
     root = Path(settings.data_root).expanduser() if separate is None else separate
     folder_a = split_folder(root, split, PAIR_NAMES)
@@ -184,14 +186,14 @@ def _find(split: str, settings: PanelSettings) -> tuple[Path, list[Files], list[
     return folder or root, rows, [], True
 
 
-def _pair(folder_a: Path, folder_b: Path) -> tuple[list[Files], list[str]]:
-    """Match the files in two folders by name; return the pairs, and messages about files without a match."""
+def _pair(folder_a: Path, folder_b: Path) -> tuple[list[Files], list[Problem]]:
+    """Match the files in two folders by name; return the pairs and the unmatched files."""
     if not folder_b.is_dir():
         raise UserError(f"--data-root {folder_a.parent}: has a folder {folder_a.name} but no {folder_b.name}; add it")
     first, second = (by_stem(folder, images_in(folder)) for folder in (folder_a, folder_b))
     alone = [one[stem] for one in (first, second) for stem in sorted(first.keys() ^ second.keys()) if stem in one]
     pairs = [{INPUT: first[stem], TARGET: second[stem]} for stem in sorted(first.keys() & second.keys())]
-    return pairs, [f"{file.parent.name}/{file.name} has no counterpart" for file in alone]
+    return pairs, [Problem.no_counterpart(f"{file.parent.name}/{file.name}") for file in alone]
 
 
 def _default_names(samples: list[Files], in_rows: bool) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from paceline.config.source_flags import PhotoSettings
 from paceline.core.errors import UserError
 from paceline.core.printable import printable
 from paceline.data.bundled import FOLDER
-from paceline.data.file_lists import by_suffix, first_few, images_under
+from paceline.data.file_lists import SIZES_DIFFER, Problem, by_suffix, first_few, images_under
 from paceline.data.groups import split_files
 from paceline.data.image_files import Files, ImageFiles, Sizes, SplitNames, separate_folder, split_folder
 from paceline.data.source import Sample
@@ -52,7 +52,7 @@ class Photos(ImageFiles):
     def __init__(self, split: str, settings: PhotoSettings) -> None:
         root, paths, low_roots = _find(split, settings)
         self.scale = 0
-        problems: list[str] = []
+        problems: list[Problem] = []
         samples: list[Files] = [{"image": path} for path in paths]
         if low_roots or settings.low_suffix:
             if settings.size:
@@ -83,16 +83,17 @@ class Photos(ImageFiles):
         height, width = sizes["low"]
         return height * self.scale, width * self.scale
 
-    def find_problem(self, names: Mapping[str, str], sizes: Sizes) -> str:
+    def find_problem(self, names: Mapping[str, str], sizes: Sizes) -> Problem | None:
         ratio = _ratio(sizes) if self.scale else 0
         if ratio == self.scale:
-            return ""
+            return None
         (height, width), (low_height, low_width) = sizes["image"], sizes["low"]
         low = f"{names['low']}: {low_width}×{low_height} pixels"
         whole = f"{names['image']} ({width}×{height})"
+        message = f"{low} cannot be upscaled by a whole-number factor to {whole}: do they show the same image?"
         if ratio > 1:
-            return f"{low} is 1/{ratio} of {whole}, but the ratio for other files is 1/{self.scale}"
-        return f"{low} cannot be upscaled by a whole-number factor to {whole}: do they show the same image?"
+            message = f"{low} is 1/{ratio} of {whole}, but the ratio for other files is 1/{self.scale}"
+        return Problem(names["image"], SIZES_DIFFER, message)
 
 
 def _high_files(root: Path, settings: PhotoSettings) -> list[Path]:
@@ -104,7 +105,7 @@ def _high_files(root: Path, settings: PhotoSettings) -> list[Path]:
     return sorted(high.values())
 
 
-def _with_low_in_folder(root: Path, paths: list[Path], settings: PhotoSettings) -> tuple[list[Files], list[str]]:
+def _with_low_in_folder(root: Path, paths: list[Path], settings: PhotoSettings) -> tuple[list[Files], list[Problem]]:
     """Match images with low-resolution files in the same folder; also list files without a match."""
     high, low, problems = by_suffix(root, images_under(root), settings.high_suffix, settings.low_suffix)
     keys = {file: key for key, file in high.items() if key in low}
@@ -161,7 +162,7 @@ def _low_files(roots: str) -> list[tuple[Path, Path]]:
 
 def _with_low(
     root: Path, paths: list[Path], low_files: list[tuple[Path, Path]], low_roots: str
-) -> tuple[list[Files], list[str]]:
+) -> tuple[list[Files], list[Problem]]:
     """Match images with low-resolution files by name, or by path if names repeat; also list unmatched images."""
     by_name: dict[str, list[tuple[Path, Path]]] = {}
     for low_root, file in low_files:
@@ -184,7 +185,8 @@ def _with_low(
         if found:
             samples.append({"image": path, "low": found[0][1]})
         else:
-            problems.append(f"{path.relative_to(root)} has no matching file in --low-root {low_roots}")
+            name, kind = str(path.relative_to(root)), f"has no matching file in --low-root {low_roots}"
+            problems.append(Problem(name, kind, f"{name} {kind}"))
     return samples, problems
 
 

@@ -26,7 +26,7 @@ from paceline.core.storage.cache import BlockCache
 from paceline.core.storage.files import StoredFile
 from paceline.core.storage.reader import Reader
 from paceline.core.user_cache import user_cache
-from paceline.data.file_lists import MAX_NAMED, NOT_USED, first_few
+from paceline.data.file_lists import MAX_NAMED, NOT_USED, SIZES_DIFFER, Problem, describe_problems, first_messages
 from paceline.data.groups import group_keys, split_files
 from paceline.data.panel_names import PanelSettings, parse_panels
 from paceline.data.shards.catalog import Catalog, describe_detection, open_catalog
@@ -97,11 +97,11 @@ class Shards(Source):
         chosen = choose_reader((self._contents([row], [INPUT])[0][INPUT] for row in range(len(self._table))), settings)
         self._image_reader, self.notes = chosen.reader, self.notes + chosen.notes
         if self._may_skip:
-            self._leave_out(self._undecodable(num_readers(settings)))
+            self._leave_out(self._undecodable(num_readers(settings)), "unreadable image")
         self._layout = SampleLayout.of(self._table, settings, parse_panels(settings.panels))
-        self._leave_out(self._layout.problems(self._table))
+        self._leave_out(self._layout.problems(self._table), SIZES_DIFFER)
         if self._may_skip and split == "train" and not self._layout.side:
-            self._leave_out(self._smaller_than(settings.crop))
+            self._leave_out(self._smaller_than(settings.crop), "smaller than the crop")
         self.spec = self._make_spec(settings, catalog)
         self.groups = group_keys(settings.group_by, Path(), _paths(self._table)) if settings.group_by else ()
         self.shuffle = Shuffle(settings.shuffle_block, settings.shuffle_mixed)
@@ -231,26 +231,28 @@ class Shards(Source):
         small = np.flatnonzero((sizes < crop).any(axis=1))
         return {int(row): f"{sizes[row][1]}×{sizes[row][0]} pixels, smaller than the crop" for row in small}
 
-    def _leave_out(self, problems: Mapping[int, str]) -> None:
+    def _leave_out(self, problems: Mapping[int, str], kind: str) -> None:
         """Remove samples from the table; raise UserError unless bad images are skipped."""
         if problems:
             total = len(self._table)
-            named = [f"{printable(self.name_of(row))}: {problem}" for row, problem in sorted(problems.items())]
+            named = [Problem.of(printable(self.name_of(row)), one, kind) for row, one in sorted(problems.items())]
             self._report(named, total - len(problems))
             self._table = self._table.rows(np.array([row for row in range(total) if row not in problems]))
 
-    def _report(self, problems: Sequence[str], num_left: int, ignored: str = "") -> None:
+    def _report(self, problems: Sequence[Problem], num_left: int, ignored: str = "") -> None:
         """Add notes about samples that cannot be used; raise UserError unless bad images are skipped."""
         if problems and not self._may_skip:
             listed = f" and list all {len(problems)} in {NOT_USED}" if len(problems) > MAX_NAMED else ""
-            raise UserError(f"{self._shown}: {first_few(problems)}; use --bad-images skip to leave these out{listed}")
+            raise UserError(
+                f"{self._shown}: {first_messages(problems)}; use --bad-images skip to leave these out{listed}"
+            )
         if not num_left:
             found = f"no images found{f' (members that are not used: {ignored})' if ignored else ''}"
-            reason = f"no sample can be used: {first_few(problems)}" if problems else found
+            reason = f"no sample can be used: {first_messages(problems)}" if problems else found
             raise UserError(f"{self._shown}: {reason}; expected members such as 000123.jpg and 000123.cls")
         if problems:
-            self.not_used += tuple(f"{self._shown}/{problem}" for problem in problems)
-            self.notes += (f"left out {len(problems)} unusable items in {self._shown}: {first_few(problems)}",)
+            self.not_used += tuple(f"{self._shown}/{problem.message}" for problem in problems)
+            self.notes += (f"left out {len(problems)} unusable items in {self._shown}: {describe_problems(problems)}",)
 
 
 def _root(settings: RunSettings) -> str:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Batch, DataSpec
-from paceline.core.errors import UserError
+from paceline.core.errors import UserError, too_few_classes
 from paceline.data.file_lists import first_few
 from paceline.data.fingerprint import fingerprint
 from paceline.data.transforms import to_eight_bits
@@ -73,8 +73,7 @@ class Generation(Evaluator):
         self.real: Statistics | None = find_statistics(self.real_protocol, device)
         self.by_class = settings.per_class
         if self.by_class and spec.num_classes < 2:
-            number = "only one class" if spec.num_classes else "no classes"
-            raise UserError(f"per_class=on: the data has {number}; use data with at least two, or per_class=off")
+            raise too_few_classes("per_class", spec.num_classes)
         self.real_by_class: list[ClassStatistics] = []
         self.needs_samples = self.real is None or self.by_class  # the sums of each class are too large for the cache
 

@@ -1,0 +1,61 @@
+"""Data without a test split: GANs need none, and other recipes need samples held out for validation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import paceline
+from paceline.cli.app import run
+from paceline.contracts.recipe import Recipe
+from paceline.core.errors import UserError
+from paceline.core.registry import load_class
+
+
+@pytest.fixture(autouse=True)
+def training_images_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    pixels = np.random.default_rng(0).integers(0, 256, (64, 32, 32), dtype=np.uint8)
+    np.savez("own.npz", x_train=pixels, y_train=np.arange(64) % 2)
+
+
+def train(recipe: str, **settings: Any) -> paceline.TrainResult:
+    small = load_class("recipe", recipe, Recipe).small | {"batch_size": 16, "data": "npz", "data_root": "own.npz"}
+    return paceline.train(recipe, images=32, accelerator="cpu", out="run", **(small | settings))
+
+
+@pytest.mark.parametrize("recipe", ["dcgan", "dual_gan", "r3gan"])
+def test_a_gan_needs_no_test_images(recipe: str) -> None:
+    result = train(recipe, few_images="allow")
+    assert result.images == 32 and result.metrics["train/FID[pixels-8x8]"] > 0
+
+
+def test_a_gan_trains_on_all_images_of_a_folder_without_a_test_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("images").mkdir()
+    for number in range(20):
+        Image.new("RGB", (16, 16), (number, 0, 0)).save(f"images/{number}.png")
+    train("dcgan", data="folder", data_root="images", few_images="allow", size=32, evaluate_every="never")
+    assert "data folder: 20 train\n" in capsys.readouterr().out
+    assert run(["evaluate", "run", "--accelerator", "cpu", "--set", "few_images=allow"]) == 0
+    assert "20 real in split 'train'" in capsys.readouterr().out
+
+
+def test_a_classifier_without_test_images_is_evaluated_on_validation_samples(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    metrics = train("classification", validation=0.25).metrics
+    assert "validation/top1" in metrics and "test/top1" not in metrics
+    assert run(["evaluate", "run", "--accelerator", "cpu"]) == 0
+    assert "on the validation split of npz: 16 samples" in capsys.readouterr().out
+    assert run(["evaluate", "run", "--accelerator", "cpu", "--split", "test"]) == 2
+    assert "unknown split 'test'" in capsys.readouterr().err
+
+
+def test_a_classifier_without_any_samples_to_evaluate_is_rejected_unless_evaluation_is_switched_off() -> None:
+    with pytest.raises(UserError, match=r"--data npz: has no test split, and validation=0 .* --set validation=0\.1"):
+        train("classification", validation=0)
+    assert train("classification", validation=0, evaluate_every="never").images == 32
