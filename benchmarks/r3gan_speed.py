@@ -1,10 +1,10 @@
 """Measure the training speed of r3gan: the engine's captured step against the same step in a plain bf16 loop.
 
 All variants train the same networks with the same losses, penalties, optimizer settings and batch size on random
-images of CIFAR-10's size. The plain loops are eager, repeat one batch on the device and draw new noise in each step.
-The engine also loads its data. "compiled" compiles the networks with torch.compile. The penalties need the gradients
-of the scores: the discriminator returns them, or, with "autograd", the loop differentiates the scores twice, as most
-scripts do, which cannot be compiled. Blocks of the variants take turns; the JSON file is written after every turn. The
+images of CIFAR-10's size. The plain loops repeat one batch on the device and draw new noise in each step. The engine
+also loads its data. "compiled" compiles the networks with torch.compile. The penalties need the gradients of the
+scores: the discriminator returns them, or, with "autograd", the loop differentiates the scores twice, as most scripts
+do. Blocks of the variants take turns; the JSON file is written after every turn. The
 share of the peak is computed from the operations of one step.
 
     PYTHONPATH=src python benchmarks/r3gan_speed.py --json r3gan_speed.json

@@ -56,7 +56,7 @@ USER_ERRORS: dict[str, str] = {  # expected part of the error line for each comm
     "train classification --set optimizer=sdg": "unknown value 'sdg'; did you mean 'sgd'?",
     "train classification --set evaluate_every=off": "'50 steps' or '50%', or 'never'",
     "train classification --set evaluate_every=0epochs": "must be greater than 0; use 'never' to switch it off",
-    "train classification --set save_every=never": "save_every='never': is not supported; use '100%'",
+    "train classification --set save_every=never": "save_every='never': not supported; use '100%'",
     "train classification --set log_every=0%": "log_every='0%': must be greater than 0; use '100%'",
     "train classification --set warmup=soon": "warmup='soon': expected a span like '5 epochs'",
     "train classification --set validation=1": "validation=1: must be at least 0 and below 1",

@@ -54,7 +54,7 @@ def test_npz_accepts_grey_and_colour_images_and_labels_in_a_column(tmp_path: Pat
 def test_npz_images_need_no_labels(tmp_path: Path) -> None:
     source = Npz("train", npz(tmp_path, y_train=None, y_test=None))
     assert set(source.read(0)) == {"image"} and source.spec.num_classes == 0
-    assert source.notes == (f"{tmp_path / 'own.npz'}: has no y_train and y_test, so the images have no labels",)
+    assert source.notes == (f"{tmp_path / 'own.npz'}: has no y_train or y_test, so the images have no labels",)
 
 
 def test_an_npz_file_without_test_images_has_only_a_training_split(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_an_npz_file_without_test_images_has_only_a_training_split(tmp_path: Pat
 def test_npz_rejects_test_labels_without_test_images(tmp_path: Path) -> None:
     settings = npz(tmp_path, x_test=None)
     assert Npz.splits_of(settings) == ("train", "test")
-    with pytest.raises(UserError, match=r"own\.npz: has no x_test, but x_train, y_train, y_test"):
+    with pytest.raises(UserError, match=r"own\.npz: has no x_test \(found: x_train, y_train, y_test\)"):
         Npz("test", settings)
 
 
@@ -91,7 +91,7 @@ def test_npz_finds_the_only_file_in_a_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"x_train": None}, "has no x_train, but y_train, x_test, y_test; expected x_train, "),
+        ({"x_train": None}, "has no x_train (found: y_train, x_test, y_test); expected x_train, "),
         ({"y_test": None}, "has no y_test"),
         ({"x_train": np.zeros((6, 5, 4))}, r"x_train: floating-point pixels need a declared range"),
         ({"x_train": np.zeros((6, 5, 4), dtype=np.int32)}, "x_train is int32; expected uint8"),

@@ -96,7 +96,7 @@ def test_pairs_that_are_left_out_are_counted_by_reason(tmp_path: Path) -> None:
     Image.new("RGB", (8, 8)).save(tmp_path / "train" / "target" / "2.png")
     source = Pairs("train", Pairs.Settings(data_root=str(tmp_path), bad_images="skip", workers=1))
     (note,) = source.notes
-    assert "4 × has no counterpart (input/alone0.png, input/alone1.png, input/alone2.png, …), " in note
+    assert "4 × no counterpart (input/alone0.png, input/alone1.png, input/alone2.png, …), " in note
     assert note.endswith("1 × image sizes do not match (input/2.png)")
 
 

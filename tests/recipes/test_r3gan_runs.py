@@ -56,7 +56,8 @@ def cells(path: str, rows: int, columns: int) -> np.ndarray:
 
 
 def strength(run_folder: str) -> float:
-    snapshot = choose_checkpoint(Checkpoints(Path(run_folder, "checkpoints")), "last")
+    snapshot = Checkpoints(Path(run_folder, "checkpoints")).latest(pytest.fail)
+    assert snapshot is not None
     return float(snapshot.state["signals/augment_strength"])
 
 

@@ -308,6 +308,17 @@ def test_a_run_that_is_never_evaluated_has_no_metrics_and_its_last_checkpoint_is
     assert evaluated.wait() == 0 and "top1" in evaluated.stdout
 
 
+def test_a_checkpoint_without_optimizer_state_can_be_used_but_not_resumed(tmp_path: Path, tiny: str) -> None:
+    command = ("train", tiny, "--out", "run")
+    assert run_fork(tmp_path, *command, "--images", "80").wait() == 0
+    for state in (tmp_path / "run").glob("checkpoints/*/state.safetensors"):
+        state.unlink()
+    used = run_fork(tmp_path, "evaluate", "run", "--trust")
+    assert used.wait() == 0 and "top1" in used.stdout and "damaged" not in used.stdout + used.stderr
+    resumed = run_fork(tmp_path, *command, "--images", "160")
+    assert resumed.wait() == 2 and "state.safetensors is missing" in resumed.stderr
+
+
 def test_a_resumed_run_that_is_no_longer_evaluated_keeps_its_best_checkpoint(tmp_path: Path, tiny: str) -> None:
     command = ("train", tiny, "--out", "run")
     assert run_fork(tmp_path, *command, "--images", "80").wait() == 0

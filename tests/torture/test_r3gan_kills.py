@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from running import run_fork, run_ranks, start_fork, start_ranks, weights_of
 
-from paceline.runs.checkpoint import Checkpoints, choose_checkpoint
+from paceline.runs.checkpoint import Checkpoints
 
 pytestmark = [pytest.mark.torture, pytest.mark.timeout(900)]
 
@@ -37,7 +37,9 @@ def references(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def state_of(run: Path) -> dict[str, bytes]:
     """Return the optimizer state and the signals of the last checkpoint."""
-    state = choose_checkpoint(Checkpoints(run / "checkpoints"), "last").state
+    last = Checkpoints(run / "checkpoints").latest(pytest.fail)
+    assert last is not None
+    state = last.state
     assert state["signals/augment_strength"] > 0
     return {name: tensor.numpy().tobytes() for name, tensor in state.items()}
 

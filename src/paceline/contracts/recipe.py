@@ -138,7 +138,7 @@ class Recipe(nn.Module):
     Training stops with an error if one of them is zero for a whole log interval.
     """
     diverged_above: float = 1e8
-    """Training stops with an error if the mean of a loss term or signal over a log interval is larger in magnitude."""
+    """Training stops with an error if the magnitude of a loss or signal, averaged over a log interval, exceeds this."""
     ema: tuple[str, ...] = ()
     """Networks whose EMA weights are used for evaluation."""
     starts_from_published: bool = False

@@ -112,7 +112,7 @@ class FlightRecorder:
 
 
 def _map_file(path: str) -> mmap.mmap:
-    """Map a file, or memory that has no file, for example because the disk is full: a run does not depend on it."""
+    """Map the file. If it cannot be written, for example because the disk is full, map memory without a file."""
     try:
         with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as file:
             # Without space on the disk, a process that writes to the mapped file would be killed.

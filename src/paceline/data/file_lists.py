@@ -23,7 +23,6 @@ HIDDEN = (".", "__")  # name prefixes of hidden files, and of files left behind 
 VALIDATION_NAMES = ("val", "valid", "validation", "valA", "validA")  # names of validation folders in other projects
 NOT_USED = "not_used.txt"
 MAX_NAMED = 3  # maximum number of files listed in a message
-NO_COUNTERPART = "has no counterpart"
 SIZES_DIFFER = "image sizes do not match"
 
 
@@ -50,7 +49,7 @@ class Problem(NamedTuple):
     @classmethod
     def no_counterpart(cls, name: str) -> Problem:
         """Return the problem of a file that belongs to another file, which is missing."""
-        return cls(name, NO_COUNTERPART, f"{name} {NO_COUNTERPART}")
+        return cls(name, "no counterpart", f"{name} has no counterpart")
 
 
 def without_details(reason: str) -> str:
@@ -162,8 +161,8 @@ def by_suffix(
     for file in files:
         end = next((end for end in ends if file.stem.endswith(end)), None)
         if end is None:
-            name, kind = str(file.relative_to(root)), f"ends with neither {first} nor {second}"
-            problems.append(Problem(name, kind, f"{name} {kind}"))
+            name, kind = str(file.relative_to(root)), f"a name without the suffix {first} or {second}"
+            problems.append(Problem(name, kind, f"{name} ends with neither {first} nor {second}"))
         else:
             stems[end].append(file)
     found = [

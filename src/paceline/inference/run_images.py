@@ -79,7 +79,7 @@ def show_run(run: str, config: Config, checkpoint: str, options: GridOptions) ->
 
 
 def _open_needed(run: str, stored: StoredModel, recipe: Recipe, options: GridOptions) -> dict[str, Source]:
-    """Open the run's data if the images show it: as the inputs of strips, or as the nearest training images."""
+    """Open the run's data if it appears in the images: as the inputs of strips, or as the nearest training images."""
     if not has_strips(recipe) and not options.nearest:
         return {}
     if is_weights_file(run):

@@ -1,4 +1,4 @@
-"""R3GAN: a modern baseline GAN that trains stably without tuning, on images of 16 to 128 pixels.
+"""R3GAN: a modern baseline GAN for square images of 16 to 128 pixels.
 
 Huang et al., The GAN is dead; long live the GAN! A Modern Baseline GAN (2025, arXiv 2501.05441). D returns scores that
 are compared in pairs of a real image x and a fake G(z). The generator minimises softplus(-(D(G(z)) - D(x))). The
@@ -46,7 +46,7 @@ class R3ganSettings(AugmentationSettings):
     r_gamma: float = setting(0.005, "weight of the penalties R1 and R2 after the burn-in", at_least=0)
     burn_in_r_gamma: float = setting(0.05, "weight of the penalties at the start of the burn-in", at_least=0)
     penalty_every: int = setting(
-        1, "number of steps between penalties; above 1, they are computed in a separate phase", at_least=1
+        1, "compute the penalties in every N-th step; above 1, in a separate phase", at_least=1
     )
 
 

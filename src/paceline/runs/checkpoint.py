@@ -20,7 +20,7 @@ from paceline.core.checksums import checksum_of_content
 from paceline.core.errors import UserError, unknown
 from paceline.core.files import sync
 from paceline.core.small_files import parse_json, read_bounded
-from paceline.runs.checkpoint_reader import MANIFEST, NUMBERS, Damaged, is_whole, load, load_mapped
+from paceline.runs.checkpoint_reader import MANIFEST, NUMBERS, Damaged, is_whole, load, load_without_state
 from paceline.runs.snapshot import INVALID, CheckpointNumbers, Snapshot
 from paceline.runs.written_files import WriteTensors, Written, write_alone
 
@@ -96,19 +96,18 @@ class Checkpoints:
         self,
         report: Callable[[str], None],
         check: Callable[[Snapshot], None] = lambda snapshot: None,
-        *,
-        mapped: bool = False,
+        read: Callable[[Path], Snapshot] = load,
     ) -> Snapshot | None:
         """Return the newest usable checkpoint, or None if the run has no checkpoints.
 
         A checkpoint is usable if it is intact and `check` raises no UserError. `report` is called with a message for
         each newer checkpoint that is not usable. Raise UserError if no checkpoint is usable.
-        `mapped` selects `load_mapped`.
+        `read` is one of the functions of `checkpoint_reader`.
         """
         kept, unfit = self.all(), list[tuple[int, UserError]]()
         for images in reversed(kept):
             try:
-                snapshot = load_mapped(self.path(images)) if mapped else load(self.path(images))
+                snapshot = read(self.path(images))
                 check(snapshot)
             except Damaged as damage:
                 found = f"checkpoint {self.path(images)} is damaged ({damage.reason})"
@@ -171,14 +170,14 @@ class Checkpoints:
 
 
 def choose_checkpoint(checkpoints: Checkpoints, which: str) -> Snapshot:
-    """Return the checkpoint selected by `best`, `last` or a number of images."""
-    last = checkpoints.latest(print)
+    """Return the checkpoint selected by `best`, `last` or a number of images, without its training state."""
+    last = checkpoints.latest(print, read=load_without_state)
     if last is None:
         raise UserError(f"{checkpoints.folder}: has no checkpoint yet")
     if which == "last":
         return last
     if which == "best":
-        return last if last.best_images == last.images else load(checkpoints.path(last.best_images))
+        return last if last.best_images == last.images else load_without_state(checkpoints.path(last.best_images))
     kept = checkpoints.all()
     if not (which.isascii() and which.isdecimal()):
         raise unknown("checkpoint", which, ["best", "last", *map(str, kept)])
@@ -187,7 +186,7 @@ def choose_checkpoint(checkpoints: Checkpoints, which: str) -> Snapshot:
             f"--checkpoint {which}: no checkpoint was kept at this number of images; "
             f"choose one of: best, last, {', '.join(map(str, kept))}"
         )
-    return load(checkpoints.path(int(which)))
+    return load_without_state(checkpoints.path(int(which)))
 
 
 def _manifest(written: Mapping[str, Written], numbers: bytes) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from paceline.core.small_files import open_bounded, parse_json, read_bounded, wh
 from paceline.runs.snapshot import INVALID, CheckpointNumbers, Snapshot
 from paceline.runs.tensor_file import map_tensors
 from paceline.runs.tensors import TensorNotes, apply_notes, unpack
-from paceline.runs.written_files import TENSORS
+from paceline.runs.written_files import STATE, TENSORS, WEIGHTS
 
 MANIFEST = "manifest.json"
 NUMBERS = "state.json"
@@ -55,13 +55,22 @@ def is_whole(path: Path) -> bool:
 
 def load(path: Path) -> Snapshot:
     """Return the checkpoint in a folder; raise Damaged if its files do not match its manifest."""
+    return _load(path, TENSORS)
+
+
+def load_without_state(path: Path) -> Snapshot:
+    """Return a checkpoint for inference. The file with the training state is not read, and may be missing."""
+    return _load(path, (WEIGHTS,))
+
+
+def _load(path: Path, names: Sequence[str]) -> Snapshot:
     manifest = _read_manifest(path)
-    files = {name: _read_file(path, name, manifest) for name in manifest.sha256}
-    numbers, tensors = _parse_numbers(path, files[NUMBERS]), []
-    for name in TENSORS:
+    files = {name: _read_file(path, name, manifest) for name in (*names, NUMBERS)}
+    numbers, tensors = _parse_numbers(path, files[NUMBERS]), dict[str, dict[str, Tensor]]()
+    for name in names:
         with _reporting_damage(path, name):
-            tensors.append(unpack(files.pop(name), manifest.notes[name]))
-    return Snapshot(int(path.name), tensors[0], tensors[1], numbers)
+            tensors[name] = unpack(files.pop(name), manifest.notes[name])
+    return Snapshot(int(path.name), tensors[WEIGHTS], tensors.get(STATE, {}), numbers)
 
 
 def load_mapped(path: Path, *, check: bool = True) -> Snapshot:

@@ -12,7 +12,8 @@ from paceline.runs.snapshot import Snapshot
 from paceline.runs.tensors import TensorNotes, pack
 
 WEIGHTS = f"weights{SAFETENSORS}"
-TENSORS = (WEIGHTS, f"state{SAFETENSORS}")
+STATE = f"state{SAFETENSORS}"
+TENSORS = (WEIGHTS, STATE)
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ def newest_snapshot(
     damage = ""
     if folder.is_mine:
         try:
-            own = folder.checkpoints.latest(report, check, mapped=mapped)
+            own = folder.checkpoints.latest(report, check, load_mapped if mapped else load)
         except UserError as error:
             damage = str(error)
     snapshot, holder = _share_snapshot(folder, world, own, mapped=mapped)

@@ -50,7 +50,7 @@ class Npz(ArraySource):
             if len(images) != len(fields["label"]):
                 raise UserError(f"{file}: {key} has {len(images)} rows but y_{split} has {len(fields['label'])}")
         else:
-            self.notes = (f"{file}: has no {' and '.join(names)}, so the images have no labels",)
+            self.notes = (f"{file}: has no {' or '.join(names)}, so the images have no labels",)
         num_classes = max((1 + int(array.max(initial=0)) for array in labels.values()), default=0)
         if labels and split == "train":
             self.notes = _note_missing_classes(file, fields["label"], num_classes)
@@ -100,7 +100,7 @@ def _read(file: Path, archive: NpzFile, names: Sequence[str]) -> dict[str, NDArr
     for name in names:
         if name not in archive:
             raise UserError(
-                f"{file}: has no {name}, but {first_few(archive.files) or 'nothing'}; expected x_train, "
+                f"{file}: has no {name} (found: {first_few(archive.files) or 'no arrays'}); expected x_train, "
                 "y_train for labels, and x_test and y_test for a test split"
             )
         try:

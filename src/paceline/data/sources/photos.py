@@ -185,8 +185,8 @@ def _with_low(
         if found:
             samples.append({"image": path, "low": found[0][1]})
         else:
-            name, kind = str(path.relative_to(root)), f"has no matching file in --low-root {low_roots}"
-            problems.append(Problem(name, kind, f"{name} {kind}"))
+            name, kind = str(path.relative_to(root)), f"no matching file in --low-root {low_roots}"
+            problems.append(Problem(name, kind, f"{name} has {kind}"))
     return samples, problems
 
 

@@ -35,7 +35,8 @@ class AugmentationSettings:
     )
     ada_target: float = setting(
         0.6,
-        "ADA adjusts its strength so that the mean sign of the discriminator's output for real images has this value",
+        "ADA adjusts its strength so that the discriminator's certainty has this value: the mean sign of its output "
+        "for real images (r3gan: of the difference between its outputs for real and fake images)",
         at_least=0,
         below=1,
     )
