@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,12 @@ def test_npz_accepts_grey_and_colour_images_and_labels_in_a_column(tmp_path: Pat
     assert training.arrays["label"].tolist() == [0, 1, 2, 3, 4, 5]
 
 
+def test_npz_images_that_are_not_square_are_cropped_with_a_note(tmp_path: Path) -> None:
+    settings = dataclasses.replace(npz(tmp_path), size=4)
+    (note,) = Npz("train", settings).notes
+    assert note.endswith("the images of 4×5 pixels are centre-cropped to squares and scaled to 4×4")
+
+
 def test_npz_images_need_no_labels(tmp_path: Path) -> None:
     source = Npz("train", npz(tmp_path, y_train=None, y_test=None))
     assert set(source.read(0)) == {"image"} and source.spec.num_classes == 0
@@ -91,7 +98,7 @@ def test_npz_finds_the_only_file_in_a_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"x_train": None}, "has no x_train (found: y_train, x_test, y_test); expected x_train, "),
+        ({"x_train": None}, r"has no x_train \(found: y_train, x_test, y_test\); expected x_train, "),
         ({"y_test": None}, "has no y_test"),
         ({"x_train": np.zeros((6, 5, 4))}, r"x_train: floating-point pixels need a declared range"),
         ({"x_train": np.zeros((6, 5, 4), dtype=np.int32)}, "x_train is int32; expected uint8"),

@@ -192,6 +192,17 @@ def test_floating_point_images_need_a_range_which_is_suggested(tmp_path: Path) -
     assert from_json(to_json(source.spec)) == source.spec
 
 
+@pytest.mark.parametrize(
+    ("high", "suggested"),
+    [(0.9, "0,1"), (5, "0,10"), (255, "0,255"), (300, "0,1000"), (4000, "0,4095"), (6e4, "0,65535")],
+)
+def test_the_suggested_range_fits_common_formats(high: float, suggested: str, tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        write_stack(tmp_path / split / "a.tif", np.linspace(0, high, 5 * 8 * 8, dtype=np.float32).reshape(5, 8, 8))
+    with pytest.raises(UserError, match=rf"--set value_range={suggested}$"):
+        open_source("photos", tmp_path)
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_a_value_that_is_not_finite_is_reported_with_its_file(value: float, tmp_path: Path) -> None:
     for split in ("train", "test"):

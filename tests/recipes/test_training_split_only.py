@@ -25,7 +25,7 @@ def training_images_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def train(recipe: str, **settings: Any) -> paceline.TrainResult:
     small = load_class("recipe", recipe, Recipe).small | {"batch_size": 16, "data": "npz", "data_root": "own.npz"}
-    return paceline.train(recipe, images=32, accelerator="cpu", out="run", **(small | settings))
+    return paceline.train(recipe, images=32, accelerator="cpu", **(small | {"out": "run"} | settings))
 
 
 @pytest.mark.parametrize("recipe", ["dcgan", "dual_gan", "r3gan"])
@@ -39,9 +39,39 @@ def test_a_gan_trains_on_all_images_of_a_folder_without_a_test_folder(capsys: py
     for number in range(20):
         Image.new("RGB", (16, 16), (number, 0, 0)).save(f"images/{number}.png")
     train("dcgan", data="folder", data_root="images", few_images="allow", size=32, evaluate_every="never")
-    assert "data folder: 20 train\n" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "data folder: 20 train\n" in printed
+    assert "images are flipped left to right at random; --set flip=off switches this off" in printed
     assert run(["evaluate", "run", "--accelerator", "cpu", "--set", "few_images=allow"]) == 0
     assert "20 real in split 'train'" in capsys.readouterr().out
+
+
+def test_cached_statistics_are_not_used_after_an_image_has_changed(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("images").mkdir()
+    for number in range(300):  # more than the fingerprint covers
+        Image.new("RGB", (8, 8), (number % 256, 0, 0)).save(f"images/{number:03}.png")
+    train("dcgan", data="folder", data_root="images", few_images="allow", size=32, evaluate_every="never", flip="off")
+    assert "flipped" not in capsys.readouterr().out
+    found = []
+    for changed in (None, 1, 3, 5):  # not all of these are covered
+        if changed:
+            Image.new("RGB", (8, 8), (0, 0, 255)).save(f"images/{changed:03}.png")
+        assert run(["evaluate", "run", "--accelerator", "cpu", "--set", "few_images=allow"]) == 0
+        found.append(capsys.readouterr().out.partition("FID")[2].splitlines()[0])
+    assert len(set(found)) == len(found)
+
+
+def test_a_pack_for_a_gan_holds_out_no_images(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("images").mkdir()
+    for number in range(20):
+        Image.new("RGB", (32, 32), (number, 0, 0)).save(f"images/{number}.png")
+    words = ["pack", "images", "--data", "folder", "--set", "size=32", "--workers", "0"]
+    assert run([*words, "packed"]) == 0 and "packed 16 train, 4 test samples" in capsys.readouterr().out
+    assert run([*words, "all", "--train-only"]) == 0 and "packed 20 train samples" in capsys.readouterr().out
+    assert run([*words, "shards", "--train-only", "--to-shards"]) == 0
+    for kind, folder in (("packed", "all"), ("shards", "shards")):
+        train("dcgan", data=kind, data_root=folder, evaluate_every="never", out=f"{kind}-run")
+        assert f"data {kind}: 20 train\n" in capsys.readouterr().out
 
 
 def test_a_classifier_without_test_images_is_evaluated_on_validation_samples(

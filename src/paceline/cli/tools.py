@@ -116,6 +116,9 @@ def pack(
         bool, typer.Option("--to-shards", help="write tar files in the WebDataset layout instead, without decoding")
     ] = False,
     shard_mb: Annotated[int, typer.Option(help="approximate size of a tar file in MB, for --to-shards")] = 256,
+    train_only: Annotated[
+        bool, typer.Option("--train-only", help="hold out no images for testing: write a training split only")
+    ] = False,
     set_: Assignments = [],  # noqa: B006
 ) -> None:
     """Decode all images in a source once, into memory-mapped files; run the same command again to resume."""
@@ -126,7 +129,8 @@ def pack(
     if to_shards:
         from paceline.commands.pack_shards import pack_to_shards
 
-        raise typer.Exit(pack_to_shards(origin, destination, given, parse_assignments(set_), shard_mb))
+        chosen = parse_assignments(set_)
+        raise typer.Exit(pack_to_shards(origin, destination, given, chosen, shard_mb, train_only=train_only))
     from paceline.commands.pack import pack as job
 
-    raise typer.Exit(job(origin, destination, given, parse_assignments(set_)))
+    raise typer.Exit(job(origin, destination, given, parse_assignments(set_), train_only=train_only))

@@ -30,10 +30,12 @@ from paceline.data.worker_pool import reporting_dead_workers
 from paceline.runs.config import resolve_settings
 
 
-def pack(origin: str, destination: str, flags: SettingValues, assignments: SettingValues) -> int:
+def pack(
+    origin: str, destination: str, flags: SettingValues, assignments: SettingValues, *, train_only: bool = False
+) -> int:
     """Pack a folder or a named source; if the destination is already complete, check it instead."""
     folder = Path(destination).expanduser()
-    settings, sources = open_origin(origin, folder, flags, assignments)
+    settings, sources = open_origin(origin, folder, flags, assignments, train_only=train_only)
     made_from = {"data": settings.data} | {name: str(value) for name, value in assignments.items()}
     splits = {split: describe(source) for split, source in sources.items()}
     if (folder / MANIFEST).is_file():
@@ -54,13 +56,18 @@ def pack(origin: str, destination: str, flags: SettingValues, assignments: Setti
 
 
 def open_origin(
-    origin: str, folder: Path, flags: SettingValues, assignments: SettingValues
+    origin: str, folder: Path, flags: SettingValues, assignments: SettingValues, *, train_only: bool
 ) -> tuple[RunSettings, dict[str, Source]]:
-    """Open the source to pack; return its settings and splits. Print notes and list the files that are not used."""
+    """Open the source to pack; return its settings and splits. Print notes and list the files that are not used.
+
+    With `train_only`, there is only a training split, and images that would be held out for testing are part of it.
+    """
     settings = _settings(origin, flags, assignments)
     source_class = load_class("source", settings.data, Source)
     activity(f"opening the data source {settings.data}")
-    sources = {split: source_class(split, settings) for split in source_class.splits_of(settings)}
+    settings = source_class.measure_whole(settings) if train_only else settings
+    splits = ("train",) if train_only else source_class.splits_of(settings)
+    sources = {split: source_class(split, settings) for split in splits}
     for note in dict.fromkeys(note for source in sources.values() for note in source.notes):
         print_line(note)
     not_used = dict.fromkeys(file for source in sources.values() for file in source.not_used)

@@ -22,13 +22,19 @@ MEGABYTE = 10**6
 
 
 def pack_to_shards(
-    origin: str, destination: str, flags: SettingValues, assignments: SettingValues, shard_mb: int
+    origin: str,
+    destination: str,
+    flags: SettingValues,
+    assignments: SettingValues,
+    shard_mb: int,
+    *,
+    train_only: bool = False,
 ) -> int:
     """Write a source into shards; if the destination is already complete, check it instead."""
     if shard_mb < 1:
         raise UserError(f"--shard-mb {shard_mb}: must be at least 1")
     folder = Path(destination).expanduser()
-    settings, sources = open_origin(origin, folder, flags, assignments)
+    settings, sources = open_origin(origin, folder, flags, assignments, train_only=train_only)
     made_from = {"data": settings.data, "shard_mb": str(shard_mb)}
     made_from |= {name: str(value) for name, value in assignments.items()}
     splits = {split: describe(source) for split, source in sources.items()}

@@ -22,6 +22,7 @@ from paceline.images.readers import EightBitReader, ImageReader, reader_of
 
 FILES_TRIED = 20  # number of files that are tried until one can be read
 FILES_COMPARED = 200  # number of files, from the whole list, that are searched for more bits than the first one has
+LARGEST_INTEGERS = (255, 4095, 65535)  # of 8, 12 and 16 bits
 RGB = 3
 Limits = tuple[float, float] | None
 
@@ -101,6 +102,8 @@ def make_format(dtype: str, limits: Limits, name: str, found: tuple[float, float
         return PixelFormat(cast(PixelType, dtype), *limits)
     if dtype != "float32":
         return PixelFormat.full(dtype)
+    if not (math.isfinite(found[0]) and math.isfinite(found[1])):
+        raise UserError(f"{name}: contains values that are NaN or infinite; replace them")
     raise UserError(
         f"{name}: floating-point pixels need a declared range of values; this image has values from {found[0]:g} to "
         f"{found[1]:g}: set a range that contains all images, e.g. --set value_range={_suggested(*found)}"
@@ -108,11 +111,14 @@ def make_format(dtype: str, limits: Limits, name: str, found: tuple[float, float
 
 
 def _suggested(low: float, high: float) -> str:
-    """Return a simple range that contains both values: from 0 or a negative power of ten to a power of ten."""
-    if not (math.isfinite(low) and math.isfinite(high)):
-        return "0,1"
-    bound = 10.0 ** math.ceil(math.log10(max(abs(low), abs(high), 1e-6)) - 1e-9)
-    bound = max(bound, 1.0) if max(abs(low), abs(high)) > 0.01 else bound
+    """Return a simple range that contains both values, with 0 or a negative number as the lower bound.
+
+    The bound is a power of ten, or the largest value of 8, 12 or 16 bits if that is closer.
+    """
+    largest = max(abs(low), abs(high), 1e-6)
+    bound = 10.0 ** math.ceil(math.log10(largest) - 1e-9)
+    bound = max(bound, 1.0) if largest > 0.01 else bound
+    bound = min([bound, *(limit for limit in LARGEST_INTEGERS if largest <= limit < bound)])
     return f"{-bound:g},{bound:g}" if low < 0 else f"0,{bound:g}"
 
 

@@ -119,6 +119,8 @@ def _build(config: Config, strategy_type: type[Strategy], world: World) -> Parts
     run_step, note = choose_step(step, config.run)
     notes += [note] if note else []
     notes += strategy.notes + _describe(config, strategy, sources, batch_size)
+    if augment.flip and config.run.flip == "auto":
+        notes.append("augmentation: images are flipped left to right at random; --set flip=off switches this off")
     return Parts(
         config, world, precision, strategy, recipe, feed, loaders, step, run_step, epoch, total, not_used, notes
     )

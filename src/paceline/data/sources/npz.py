@@ -54,6 +54,7 @@ class Npz(ArraySource):
         num_classes = max((1 + int(array.max(initial=0)) for array in labels.values()), default=0)
         if labels and split == "train":
             self.notes = _note_missing_classes(file, fields["label"], num_classes)
+        self.notes += _note_cropping(file, arrays[key].shape[1:3], settings.size)
         _, height, width, channels = images.shape
         spec = DataSpec(channels, height, width, num_classes, dtype=pixels.dtype, value_range=pixels.declared_range)
         super().__init__(fields, spec)
@@ -168,6 +169,14 @@ def _note_missing_classes(file: Path, labels: NDArray[Any], num_classes: int) ->
         return ()
     what = f"{len(missing)} of {num_classes} classes have no training images ({first_few(missing)})"
     return (f"{file}: {what}; number the classes from 0 without gaps",)
+
+
+def _note_cropping(file: Path, sides: tuple[int, ...], size: int) -> tuple[str, ...]:
+    """Return a note if parts of the images are not used, because they are not square."""
+    height, width = sides
+    if not size or height == width:
+        return ()
+    return (f"{file}: the images of {width}×{height} pixels are centre-cropped to squares and scaled to {size}×{size}",)
 
 
 def _one_line(error: Exception) -> str:

@@ -22,7 +22,7 @@ from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Batch, DataSpec
 from paceline.core.errors import UserError, too_few_classes
 from paceline.data.file_lists import first_few
-from paceline.data.fingerprint import fingerprint
+from paceline.data.fingerprint import fingerprint, fingerprint_of_files
 from paceline.data.transforms import to_eight_bits
 from paceline.evaluation.class_sums import CLASS_FID, MIN_IMAGES, ClassStatistics, ClassSums, distances_by_class
 from paceline.evaluation.contract import Case, Evaluator
@@ -70,7 +70,9 @@ class Generation(Evaluator):
         if self.positions is not None:
             self.real_protocol = {**self.real_protocol, "order": "random"}
             self.positions = self.positions.to(device)
-        self.real: Statistics | None = find_statistics(self.real_protocol, device)
+        # The fingerprint in the protocol covers only some images of a folder.
+        self.cache_key: Protocol = {**self.real_protocol, "files": fingerprint_of_files(case.source)}
+        self.real: Statistics | None = find_statistics(self.cache_key, device)
         self.by_class = settings.per_class
         if self.by_class and spec.num_classes < 2:
             raise too_few_classes("per_class", spec.num_classes)
@@ -108,8 +110,8 @@ class Generation(Evaluator):
         self.real = statistics_from(unflatten(whole, self.real_sums.layout))
         if self.real_class_sums:
             self.real_by_class = self.real_class_sums.statistics(by_class)
-        if find_statistics(self.real_protocol, self.device) is None:
-            store_statistics(self.real_protocol, self.real)
+        if find_statistics(self.cache_key, self.device) is None:
+            store_statistics(self.cache_key, self.real)
 
     def update(self, prediction: dict[str, Tensor], batch: Batch) -> None:
         if self.by_class and "label" not in prediction:
