@@ -6,6 +6,8 @@ Without a GPU, Triton kernels run in Triton's interpreter.
 import os
 import signal
 import tempfile
+import warnings
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -22,6 +24,7 @@ for _number, _default in ((signal.SIGINT, signal.default_int_handler), (signal.S
 
 import pytest  # noqa: E402
 import torch  # noqa: E402 - reads the number of threads
+import torch.distributed  # noqa: E402
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # Triton reads this variable only when it is imported
@@ -40,6 +43,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @cache
 def _starts_processes(module: ModuleType) -> bool:
     return any(getattr(value, "__module__", "") in ("running", "holds", "serving") for value in vars(module).values())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_process_group_for_other_modules(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Close a process group that a module leaves open, since the tests of the next module could not open their own."""
+    yield
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+        warnings.warn(f"{request.node.nodeid} leaves a process group open", stacklevel=1)
 
 
 @pytest.fixture(scope="session")

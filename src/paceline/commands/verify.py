@@ -182,6 +182,19 @@ def trace_strategy(config: Config, path: str, control: str, num_steps: int) -> N
     if os.environ.get("RANK", "0") != "0":
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     parts = assemble(config)
+    try:
+        trace = _train(parts, control, num_steps)
+        if parts.world.is_first:
+            copies = {name: value.cpu().clone(memory_format=torch.contiguous_format) for name, value in trace.items()}
+            safetensors.torch.save_file(copies, path)  # copies share no memory, unlike tied weights
+        parts.world.wait_for_all()
+        parts.world.leave()
+    finally:
+        parts.world.abandon()
+
+
+def _train(parts: Parts, control: str, num_steps: int) -> Trace:
+    """Run the training steps; return the gradients of the first step and the final weights by name."""
     initialise(parts)
     if control == "repeated-part":
         parts.feed.cut = parts.feed.cut._replace(rank=0)
@@ -191,16 +204,12 @@ def trace_strategy(config: Config, path: str, control: str, num_steps: int) -> N
     trace: Trace = {}
     parts.recipe.train()
     steps = parts.feed.steps(0, num_steps * parts.feed.images_per_step)
-    shown = counted(steps, f"training under {config.run.strategy}", num_steps)
+    shown = counted(steps, f"training under {parts.config.run.strategy}", num_steps)
     parts.strategy.drive(shown, _advance(parts, trace))
     for network, module in parts.recipe.networks.items():
         tensors = {name: gather_rows(value) for name, value in module.state_dict().items()}
         trace |= {f"weights//{network}/{name}": value for name, value in tensors.items() if value.is_floating_point()}
-    if parts.world.is_first:
-        copies = {name: value.cpu().clone(memory_format=torch.contiguous_format) for name, value in trace.items()}
-        safetensors.torch.save_file(copies, path)  # copies share no memory, unlike tied weights
-    parts.world.wait_for_all()
-    parts.world.leave()
+    return trace
 
 
 def _advance(parts: Parts, trace: Trace) -> Callable[[StepData], None]:
