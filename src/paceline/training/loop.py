@@ -138,9 +138,8 @@ class Loop:
         self.recorder.step = data.images // self.parts.feed.images_per_step
         if self.profiler:
             self.profiler.before_step()
-        with self.stopwatch("step"):
+        with self.pace.step():
             self.loss_log.add(data.images, self.parts.run_step(data))
-        self.pace.count_step()
         if self.profiler:
             self.profiler.after_step()
         self.recorder.where = BETWEEN_STEPS
