@@ -15,7 +15,7 @@ from ranks import make_config
 from running import has_ended, wait_until
 
 from paceline.core.heartbeat import is_child
-from paceline.runs.profile_summary import PROFILE
+from paceline.runs.profile_summary import PROFILE, read_profile
 from paceline.training.build import assemble
 from paceline.training.profiler import MAX_STEPS_UNTIL_WRITTEN, StepProfiler
 from paceline.training.stopwatch import Stopwatch
@@ -114,6 +114,17 @@ def test_on_a_cpu_a_trace_is_written_at_once(tmp_path: Path, tiny: str) -> None:
         run_step(profiler, stopwatch)
     wait_until(compressed_path(tmp_path / PROFILE / "rank-0.json").exists)
     profiler.finish()
+
+
+def test_the_shares_in_a_summary_add_up_to_the_whole_time(tmp_path: Path, tiny: str) -> None:
+    profiler, stopwatch = start_profiler(tmp_path, tiny)
+    for _ in range(2):
+        run_step(profiler, stopwatch)
+    profiler.finish()
+    summary = read_profile(tmp_path)
+    assert summary and sum(summary.sections.values()) == pytest.approx(1)
+    assert sum(summary.run_shares.values()) == pytest.approx(1)
+    assert (tmp_path / PROFILE / "summary.txt").read_text().count("%  other") == 2
 
 
 def start_profiler(folder: Path, recipe: str) -> tuple[StepProfiler, Stopwatch]:

@@ -11,7 +11,7 @@ from paceline.parallel.exchange import waiting
 from paceline.parallel.world import World
 from paceline.runs.metrics import NO_STRAGGLER, RANK_SECONDS, STRAGGLER_RANK, STRAGGLER_SLOWDOWN
 from paceline.runs.profile_summary import SECTION_NAMES
-from paceline.training.stopwatch import Stopwatch, with_whole_steps
+from paceline.training.stopwatch import Stopwatch, with_other, with_whole_steps
 from paceline.training.stragglers import MIN_STEPS, StepTimes, StragglerWatch, Work
 
 MAX_STEPS = 1000  # steps whose times are kept; the median of more steps would be as accurate
@@ -67,9 +67,8 @@ class Pace:
 
     def describe_shares(self) -> str:
         """Return a line with the shares of the time that were spent in steps, evaluation, samples and saving."""
-        shares = with_whole_steps(self.stopwatch.shares())
+        shares = with_other(with_whole_steps(self.stopwatch.shares()))
         named = {SECTION_NAMES.get(name, name): share for name, share in shares.items()}
-        named["other"] = max(0.0, 1 - sum(shares.values()))
         ordered = sorted(named.items(), key=lambda item: -item[1])
         together = sum(shares.get(name, 0.0) for name in NOT_TRAINING)
         listed = ", ".join(f"{share:.1%} {name}" for name, share in ordered)
