@@ -84,7 +84,7 @@ class Loop:
             self._evaluated_at = snapshot.numbers.evaluated_at
         self.pace = Pace(self.world, self.images, parts.epoch_images)
         self.stopwatch = self.pace.stopwatch
-        self.profiler = StepProfiler(parts, self.stopwatch, outputs.folder.path, self.images) if run.profile else None
+        self.profiler = StepProfiler.of(parts, self.stopwatch, outputs.folder.path, self.images)
         if outputs.writer and evaluator:
             evaluator.record_protocol(outputs.folder, overwrite=self.images == 0)
 

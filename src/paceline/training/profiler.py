@@ -30,7 +30,7 @@ from paceline.training.remedies import Situation, remedies
 from paceline.training.step import no_range
 from paceline.training.stopwatch import Annotate, Stopwatch, with_other, with_whole_steps
 from paceline.training.trace import PHASE, SECTION, Collective, TraceTimes, compressed_path
-from paceline.training.trace_process import TraceError, summarise_trace
+from paceline.training.trace_process import TraceError, clean_up, remove_unfinished, summarise_trace, write_trace
 
 WARMUP_STEPS = 5  # steps before the trace; a CUDA graph must also have been captured
 STEPS_OF_OTHER_RANKS = 10  # enough to see which rank the others wait for
@@ -57,6 +57,18 @@ class StepProfiler:
         self._reader: threading.Thread | None = None  # writes and summarises the trace
         self._made: _Made | None = None
         self._seconds = 0.0  # of training time, for ending the trace
+
+    @classmethod
+    def of(cls, parts: Parts, stopwatch: Stopwatch, run: Path, images: int) -> StepProfiler | None:
+        """Return a profiler; None if `--profile` is 0 or no steps are left. Remove files of a killed profiler."""
+        world, wanted = parts.world, parts.config.run.profile
+        if world.place.local_rank == 0:  # no rank traces until all ranks train
+            remove_unfinished(run / PROFILE)
+        if images + parts.feed.images_per_step <= parts.total_images:
+            return cls(parts, stopwatch, run, images) if wanted else None
+        if wanted and world.is_first:
+            print_line(f"--profile {wanted}: no steps are left to profile")
+        return None
 
     def before_step(self) -> None:
         """Start the trace if this is the first step to trace."""
@@ -89,7 +101,10 @@ class StepProfiler:
             beat()
         if self._made:
             shares = with_other(with_whole_steps(self._stopwatch.shares()))
-            self._summary(self._made, shares).write(self._run)
+            try:
+                self._summary(self._made, shares).write(self._run)
+            except OSError as error:
+                print_line(f"profile: the summary in {self._run / PROFILE} could not be completed: {error}")
 
     def _is_any_rank_reading(self) -> bool:
         own = float(self._reader is not None and self._reader.is_alive())
@@ -131,10 +146,8 @@ class StepProfiler:
         path = self._run / PROFILE / f"rank-{world.rank}.json"
         collectives: Sequence[Collective] = ()
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
             began = time.perf_counter()
-            tracing.export_chrome_trace(str(path))
-            tracing.kineto_results = None  # frees its memory
+            write_trace(tracing, path)
             seconds = self._seconds + time.perf_counter() - began
             times = summarise_trace(path)
             collectives = times.collectives
@@ -144,7 +157,9 @@ class StepProfiler:
             summary = self._summary(self._made, {})
             summary.write(self._run)
         except (TraceError, OSError) as error:
-            print_line(f"profile: {path} cannot be summarised: {error}")
+            full = clean_up(path)
+            problem = f"could not be written: {full}" if full else f"could not be summarised: {error}"
+            print_line(f"profile: the trace {path} {problem}")
             return
         finally:
             publish(world, collectives)
