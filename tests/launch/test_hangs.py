@@ -20,8 +20,9 @@ def log_of(folder: Path, rank: int) -> str:
 
 
 def test_the_launcher_names_a_slow_rank_and_then_the_one_that_is_stopped(tmp_path: Path) -> None:
-    faults = ("--set", "fault=stop", "--set", "faulty_rank=1", "--set", "at=24", "--set", "slow_rank=0")
-    running = start_fork(tmp_path, *COMMAND, *faults, "--profile", "4")
+    # A slow rank is named after 60 steps.
+    faults = ("--set", "fault=stop", "--set", "faulty_rank=1", "--set", "at=64", "--set", "slow_rank=0")
+    running = start_fork(tmp_path, *COMMAND, *faults, "--set", "log_every=10 steps", "--profile", "4")
     workers = wait_for_workers(running)
     assert running.wait() == 2
     assert "rank 1 did not arrive: rank 1 is stopped" in running.stderr and "(--timeout 6)" in running.stderr
@@ -37,7 +38,8 @@ def test_the_launcher_names_a_slow_rank_and_then_the_one_that_is_stopped(tmp_pat
     assert {path.name for path in profile.iterdir()} == {
         *("rank-0.json.gz", "rank-1.json.gz", "summary.json", "summary.txt")
     }
-    assert "classifier: backward" in (profile / "summary.txt").read_text()
+    summary = (profile / "summary.txt").read_text()
+    assert "classifier: backward" in summary and "find out why rank 0 is slower" in summary
 
 
 @pytest.mark.slow

@@ -120,6 +120,10 @@ INTERNALS: dict[str, tuple[Callable[[], bool], str]] = {
         lambda: not dist.is_nccl_available() or hasattr(torch._C._distributed_c10d, "_dump_nccl_trace_json"),
         "NCCL's record of collective operations after a hang",
     ),
+    "torch.distributed.distributed_c10d._get_default_store": (
+        lambda: parameters(dist.distributed_c10d._get_default_store) == [],
+        "`--profile` with several ranks: waiting for a slower rank is separated from communication",
+    ),
     "torch._C._cuda_endAllocateToPool": (
         lambda: not torch.cuda.is_available() or callable(torch._C._cuda_endAllocateToPool),
         CAPTURE,

@@ -1,12 +1,16 @@
-"""Training continues while a trace is written and summarised."""
+"""Training continues while a trace is written and summarised, even if the disk is full."""
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import os
+import resource
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,7 +19,7 @@ from ranks import make_config
 from running import has_ended, wait_until
 
 from paceline.core.heartbeat import is_child
-from paceline.runs.profile_summary import PROFILE
+from paceline.runs.profile_summary import PROFILE, read_profile
 from paceline.training.build import assemble
 from paceline.training.profiler import MAX_STEPS_UNTIL_WRITTEN, StepProfiler
 from paceline.training.stopwatch import Stopwatch
@@ -114,6 +118,71 @@ def test_on_a_cpu_a_trace_is_written_at_once(tmp_path: Path, tiny: str) -> None:
         run_step(profiler, stopwatch)
     wait_until(compressed_path(tmp_path / PROFILE / "rank-0.json").exists)
     profiler.finish()
+
+
+def test_a_trace_that_fills_the_disk_is_reported_and_leaves_no_files(
+    tmp_path: Path, tiny: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profiler, stopwatch = start_profiler(tmp_path, tiny)
+    with full_disk(4096):
+        for _ in range(2):
+            run_step(profiler, stopwatch)
+        profiler.finish()
+    (line,) = capsys.readouterr().out.splitlines()
+    trace, reason = tmp_path / PROFILE / "rank-0.json", os.strerror(errno.EFBIG)
+    assert line == f"profile: the trace {trace} could not be written: {reason}"
+    assert list((tmp_path / PROFILE).iterdir()) == []
+
+
+def test_a_run_ends_normally_if_the_disk_fills_up_after_the_first_summary(
+    tmp_path: Path, tiny: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profiler, stopwatch = start_profiler(tmp_path, tiny)
+    for _ in range(2):
+        run_step(profiler, stopwatch)
+    wait_until((tmp_path / PROFILE / "summary.txt").exists)
+    with full_disk(64):
+        profiler.finish()
+    assert "could not be completed" in capsys.readouterr().out
+    names = {file.name for file in (tmp_path / PROFILE).iterdir()}
+    assert names == {"rank-0.json.gz", "summary.json", "summary.txt"}
+
+
+def test_the_next_command_removes_what_a_killed_profiler_left_behind(tmp_path: Path, tiny: str) -> None:
+    folder = tmp_path / PROFILE
+    folder.mkdir()
+    for name in ("rank-0.json.tmp", "rank-3.json.gz.partial", "rank-1.json.gz", "summary.txt"):
+        (folder / name).write_text("")
+    assert StepProfiler.of(assemble(make_config(tiny)), Stopwatch(), tmp_path, 0) is None
+    assert sorted(file.name for file in folder.iterdir()) == ["rank-1.json.gz", "summary.txt"]
+
+
+def test_a_finished_run_has_no_steps_to_profile(tmp_path: Path, tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
+    parts = assemble(make_config(tiny, profile=10))
+    assert StepProfiler.of(parts, Stopwatch(), tmp_path, parts.total_images) is None
+    assert capsys.readouterr().out == "--profile 10: no steps are left to profile\n"
+
+
+def test_the_shares_in_a_summary_add_up_to_the_whole_time(tmp_path: Path, tiny: str) -> None:
+    profiler, stopwatch = start_profiler(tmp_path, tiny)
+    for _ in range(2):
+        run_step(profiler, stopwatch)
+    profiler.finish()
+    summary = read_profile(tmp_path)
+    assert summary and sum(summary.sections.values()) == pytest.approx(1)
+    assert sum(summary.run_shares.values()) == pytest.approx(1)
+    assert (tmp_path / PROFILE / "summary.txt").read_text().count("%  other") == 2
+
+
+@contextmanager
+def full_disk(largest_file: int) -> Iterator[None]:
+    """Let this process write only small files, as if the disk were full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def start_profiler(folder: Path, recipe: str) -> tuple[StepProfiler, Stopwatch]:

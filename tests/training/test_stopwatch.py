@@ -11,7 +11,7 @@ import torch
 from paceline.benchmarking import timing as timing_module
 from paceline.benchmarking.timing import measure
 from paceline.training import stopwatch as stopwatch_module
-from paceline.training.stopwatch import Stopwatch, with_whole_steps
+from paceline.training.stopwatch import Stopwatch, with_other, with_whole_steps
 
 
 @pytest.fixture
@@ -45,6 +45,11 @@ def test_waiting_for_the_losses_counts_as_training(clock: list[float]) -> None:
             clock[0] += seconds
     assert with_whole_steps(stopwatch.shares()) == {"step": pytest.approx(0.7), "evaluate": 0.3}
     assert with_whole_steps({"data": 1.0}) == {"data": 1.0}
+
+
+def test_shares_add_up_to_one() -> None:
+    assert with_other({"step": 0.75, "evaluate": 0.125}) == {"step": 0.75, "evaluate": 0.125, "other": 0.125}
+    assert with_other({"step": 1.01})["other"] == 0.0
 
 
 def test_times_are_those_of_a_real_clock() -> None:

@@ -43,6 +43,7 @@ __all__ = [
     "compiled_call",
     "copy_all",
     "end_broken_capture",
+    "group_store",
     "has_no_result",
     "is_view",
     "lerp_all",
@@ -241,6 +242,12 @@ def nccl_trace() -> bytes:
     read = torch._C._distributed_c10d._dump_nccl_trace_json  # type: ignore[attr-defined]  # only in builds with NCCL
     trace: bytes | str = read()
     return trace.encode() if isinstance(trace, str) else trace
+
+
+def group_store() -> dist.Store:
+    """Return the store of the process group; torch has no public way to get it."""
+    store: dist.Store = dist.distributed_c10d._get_default_store()
+    return store
 
 
 def start_trace(device: torch.device) -> profile:

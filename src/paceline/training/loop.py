@@ -84,7 +84,7 @@ class Loop:
             self._evaluated_at = snapshot.numbers.evaluated_at
         self.pace = Pace(self.world, self.images, parts.epoch_images)
         self.stopwatch = self.pace.stopwatch
-        self.profiler = StepProfiler(parts, self.stopwatch, outputs.folder.path, self.images) if run.profile else None
+        self.profiler = StepProfiler.of(parts, self.stopwatch, outputs.folder.path, self.images)
         if outputs.writer and evaluator:
             evaluator.record_protocol(outputs.folder, overwrite=self.images == 0)
 
@@ -138,9 +138,8 @@ class Loop:
         self.recorder.step = data.images // self.parts.feed.images_per_step
         if self.profiler:
             self.profiler.before_step()
-        with self.stopwatch("step"):
+        with self.pace.step():
             self.loss_log.add(data.images, self.parts.run_step(data))
-        self.pace.count_step()
         if self.profiler:
             self.profiler.after_step()
         self.recorder.where = BETWEEN_STEPS

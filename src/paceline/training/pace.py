@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from statistics import median
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from paceline.core.printable import print_line
 from paceline.parallel.exchange import waiting
 from paceline.parallel.world import World
 from paceline.runs.metrics import NO_STRAGGLER, RANK_SECONDS, STRAGGLER_RANK, STRAGGLER_SLOWDOWN
 from paceline.runs.profile_summary import SECTION_NAMES
-from paceline.training.stopwatch import Stopwatch, with_whole_steps
-from paceline.training.stragglers import StragglerWatch, Work, trimmed_mean
+from paceline.training.stopwatch import Stopwatch, with_other, with_whole_steps
+from paceline.training.stragglers import MIN_STEPS, StepTimes, StragglerWatch, Work
 
 MAX_STEPS = 1000  # steps whose times are kept; the median of more steps would be as accurate
 NOT_TRAINING = ("evaluate", "sample", "save")  # sections during which the loop does not train
@@ -25,32 +26,33 @@ class Pace:
         self._world, self._images_before, self._epoch_images = world, images, epoch_images
         self._data, self._step = self.stopwatch("data"), self.stopwatch("step")
         self._on_cpu = world.device.type == "cpu"
-        self._before = (0.0, 0.0, waiting.seconds)  # seconds of data, step and waiting at the end of the last step
-        self._steps: deque[Work] = deque(maxlen=MAX_STEPS)  # the last steps since the last log line
+        self._data_before = 0.0  # seconds of waiting for data at the end of the last step
+        self._steps: deque[StepTimes] = deque(maxlen=MAX_STEPS)  # the last steps since the ranks were compared
         self._stragglers = StragglerWatch()
 
-    def count_step(self) -> None:
-        """Record how long this rank worked on one step; call this at the end of each step."""
-        data, step, waited = self._data.seconds, self._step.seconds, waiting.seconds
-        before, self._before = self._before, (data, step, waited)
-        data, step, waited = data - before[0], step - before[1], waited - before[2]
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Time one step, and record how long this rank worked on it: `with pace.step(): …`."""
+        step, waited = self._step.seconds, waiting.seconds  # an evaluation or a log before the step may have waited
+        with self._step:
+            yield
+        step, waited = self._step.seconds - step, waiting.seconds - waited
+        data, self._data_before = self._data.seconds - self._data_before, self._data.seconds
         # A GPU runs behind its host, whose times do not show how long the GPU itself works.
-        self._steps.append(Work(max(0.0, data + step - waited) if self._on_cpu else data, data, data + step))
+        self._steps.append(StepTimes(data + max(0.0, step - waited) if self._on_cpu else data, data, data + step))
 
     def own_work(self) -> Work:
-        """Return this rank's median time per step since the last log line; other programs may delay single steps.
+        """Return this rank's time per step since the last log line.
 
-        Only the last `MAX_STEPS` steps are used.
+        Log intervals are pooled until they have `MIN_STEPS` steps. Only the last `MAX_STEPS` steps are used.
         """
-        if not self._steps:
-            return Work(0.0, 0.0, 0.0)
-        work, data, step, _ = zip(*self._steps, strict=True)
-        return Work(median(work), median(data), median(step), trimmed_mean(work))
+        return Work.of(self._steps)
 
     def take(self, images: int, ranks: list[Work]) -> dict[str, float]:
         """Return the timings since the last log line, by metric; print a line if a straggler appears."""
         spent = self.stopwatch.take()
-        self._steps.clear()
+        if len(self._steps) >= MIN_STEPS:  # the same on every rank
+            self._steps.clear()
         total = max(spent.pop("total"), 1e-9)
         seen, self._images_before = images - self._images_before, images
         loading = spent.get("data", 0.0)
@@ -65,9 +67,8 @@ class Pace:
 
     def describe_shares(self) -> str:
         """Return a line with the shares of the time that were spent in steps, evaluation, samples and saving."""
-        shares = with_whole_steps(self.stopwatch.shares())
+        shares = with_other(with_whole_steps(self.stopwatch.shares()))
         named = {SECTION_NAMES.get(name, name): share for name, share in shares.items()}
-        named["other"] = max(0.0, 1 - sum(shares.values()))
         ordered = sorted(named.items(), key=lambda item: -item[1])
         together = sum(shares.get(name, 0.0) for name in NOT_TRAINING)
         listed = ", ".join(f"{share:.1%} {name}" for name, share in ordered)

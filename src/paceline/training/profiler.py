@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -20,18 +21,19 @@ from torch.autograd.profiler import profile, record_function
 from paceline.core.heartbeat import beat
 from paceline.core.printable import print_line
 from paceline.parallel.torch_internals import start_trace
-from paceline.runs.profile_summary import MAX_KERNELS, PROFILE, SUMMARY_TEXT, KernelTime, ProfileSummary
+from paceline.runs.profile_summary import MAX_KERNELS, PROFILE, SUMMARY_TEXT, KernelTime, ProfileSummary, waiting_for
 from paceline.training.build import Parts
 from paceline.training.compile import is_compiled
 from paceline.training.graph import GraphedStep
+from paceline.training.rank_waits import publish, receive, waits_by_rank
 from paceline.training.remedies import Situation, remedies
 from paceline.training.step import no_range
-from paceline.training.stopwatch import Annotate, Stopwatch, with_whole_steps
-from paceline.training.trace import PHASE, SECTION, TraceTimes, compressed_path
-from paceline.training.trace_process import TraceError, summarise_trace
+from paceline.training.stopwatch import Annotate, Stopwatch, with_other, with_whole_steps
+from paceline.training.trace import PHASE, SECTION, Collective, TraceTimes, compressed_path
+from paceline.training.trace_process import TraceError, clean_up, remove_unfinished, summarise_trace, write_trace
 
 WARMUP_STEPS = 5  # steps before the trace; a CUDA graph must also have been captured
-STEPS_OF_OTHER_RANKS = 3
+STEPS_OF_OTHER_RANKS = 10  # enough to see which rank the others wait for
 MAX_STEPS_UNTIL_WRITTEN = 200  # a trace is written after so many steps, even if the loop has not logged its losses
 BEAT_SECONDS = 0.5  # time between progress reports while the end of the run waits for the summary
 
@@ -55,6 +57,18 @@ class StepProfiler:
         self._reader: threading.Thread | None = None  # writes and summarises the trace
         self._made: _Made | None = None
         self._seconds = 0.0  # of training time, for ending the trace
+
+    @classmethod
+    def of(cls, parts: Parts, stopwatch: Stopwatch, run: Path, images: int) -> StepProfiler | None:
+        """Return a profiler; None if `--profile` is 0 or no steps are left. Remove files of a killed profiler."""
+        world, wanted = parts.world, parts.config.run.profile
+        if world.place.local_rank == 0:  # no rank traces until all ranks train
+            remove_unfinished(run / PROFILE)
+        if images + parts.feed.images_per_step <= parts.total_images:
+            return cls(parts, stopwatch, run, images) if wanted else None
+        if wanted and world.is_first:
+            print_line(f"--profile {wanted}: no steps are left to profile")
+        return None
 
     def before_step(self) -> None:
         """Start the trace if this is the first step to trace."""
@@ -86,7 +100,11 @@ class StepProfiler:
                 self._reader.join(BEAT_SECONDS)
             beat()
         if self._made:
-            self._summary(self._made, with_whole_steps(self._stopwatch.shares())).write(self._run)
+            shares = with_other(with_whole_steps(self._stopwatch.shares()))
+            try:
+                self._summary(self._made, shares).write(self._run)
+            except OSError as error:
+                print_line(f"profile: the summary in {self._run / PROFILE} could not be completed: {error}")
 
     def _is_any_rank_reading(self) -> bool:
         own = float(self._reader is not None and self._reader.is_alive())
@@ -124,22 +142,27 @@ class StepProfiler:
 
     def _read(self, tracing: profile) -> None:
         """Write, summarise and compress a trace; rank 0 writes the summary."""
-        path = self._run / PROFILE / f"rank-{self._parts.world.rank}.json"
+        world = self._parts.world
+        path = self._run / PROFILE / f"rank-{world.rank}.json"
+        collectives: Sequence[Collective] = ()
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
             began = time.perf_counter()
-            tracing.export_chrome_trace(str(path))
-            tracing.kineto_results = None  # frees its memory
+            write_trace(tracing, path)
             seconds = self._seconds + time.perf_counter() - began
             times = summarise_trace(path)
-            if not self._parts.world.is_first:
+            collectives = times.collectives
+            if not world.is_first:
                 return
-            self._made = _Made(times, self._traced, seconds)
+            self._made = _Made.of(times, receive(world), self._traced, seconds)
             summary = self._summary(self._made, {})
             summary.write(self._run)
         except (TraceError, OSError) as error:
-            print_line(f"profile: {path} cannot be summarised: {error}")
+            full = clean_up(path)
+            problem = f"could not be written: {full}" if full else f"could not be summarised: {error}"
+            print_line(f"profile: the trace {path} {problem}")
             return
+        finally:
+            publish(world, collectives)
         best = f": {summary.remedies[0].action}" if summary.remedies else ""
         files = f"{path.with_name(SUMMARY_TEXT)} and {compressed_path(path)}"
         print_line(f"profile of {self._traced} steps: {files}{best}")
@@ -154,6 +177,8 @@ class StepProfiler:
         kernels = sorted(times.kernels.items(), key=lambda item: -item[1][0])[:MAX_KERNELS]
         device = parts.world.device
         notes = [f"ending and writing the trace took at most {made.seconds:.2f} s of training time"]
+        if not made.is_compared:
+            notes.append("the ranks' traces could not be compared: communication includes waiting for slower ranks")
         if times.on_gpu and not times.phases:
             notes.append("the step is a CUDA graph, whose kernels a trace does not assign to phases")
         return ProfileSummary(
@@ -161,7 +186,7 @@ class StepProfiler:
             num_steps=made.num_steps,
             step_seconds=total / made.num_steps,
             images_per_second=made.num_steps * parts.feed.images_per_step / total,
-            sections={name: seconds / total for name, seconds in with_whole_steps(times.sections).items()},
+            sections=with_other({name: one / total for name, one in with_whole_steps(times.sections).items()}),
             phases={name: seconds / total for name, seconds in times.phases.items()},
             kernels=tuple(
                 KernelTime(name[:120], seconds / total, round(calls / made.num_steps, 2))
@@ -170,9 +195,10 @@ class StepProfiler:
             communication=times.communication / total,
             exposed_communication=times.exposed_communication / total,
             gaps=times.gaps / total,
-            remedies=remedies(times, situation_of(parts), run_shares),
+            remedies=remedies(times, situation_of(parts), run_shares, made.waits),
             run_shares=run_shares,
             notes=tuple(notes),
+            waits={waiting_for(rank): seconds / total for rank, seconds in made.waits.items()},
         )
 
 
@@ -188,9 +214,27 @@ def _annotate(prefix: str) -> Annotate:
 class _Made:
     """A trace of rank 0 that has been summarised."""
 
-    times: TraceTimes
+    times: TraceTimes  # waiting for slower ranks is not part of the communication
+    waits: dict[int, float]  # see `waits_by_rank`
+    is_compared: bool  # whether the traces of all ranks were compared
     num_steps: int
     seconds: float  # for ending and writing the trace; the GPU may have trained meanwhile
+
+    @classmethod
+    def of(cls, times: TraceTimes, others: Sequence[Sequence[Collective]], num_steps: int, seconds: float) -> _Made:
+        """Separate waiting from communication, given the collectives in the traces of the other ranks."""
+        if not others or not times.collectives:
+            return cls(times, {}, True, num_steps, seconds)
+        if not all(others):
+            return cls(times, {}, False, num_steps, seconds)
+        waits = waits_by_rank(times, others)
+        waited = min(times.exposed_communication, sum(one for rank, one in waits.items() if rank))
+        times = replace(
+            times,
+            communication=times.communication - waited,
+            exposed_communication=times.exposed_communication - waited,
+        )
+        return cls(times, waits, True, num_steps, seconds)
 
 
 def situation_of(parts: Parts) -> Situation:

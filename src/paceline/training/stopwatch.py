@@ -57,6 +57,11 @@ def with_whole_steps(sections: Mapping[str, float]) -> dict[str, float]:
     return whole
 
 
+def with_other(shares: Mapping[str, float]) -> dict[str, float]:
+    """Return shares of a whole, with the entry "other" for the rest."""
+    return {**shares, "other": max(0.0, 1 - sum(shares.values()))}
+
+
 class _Section:
     __slots__ = ("_entered", "_name", "_range", "_stopwatch", "seconds")  # entered in every step, so keep it cheap
 
