@@ -24,6 +24,7 @@ from paceline.runs.saver import Saver
 from paceline.runs.snapshot import Best, Snapshot
 from paceline.training.build import Parts
 from paceline.training.cadence import Cadence
+from paceline.training.divergence import explain_divergence
 from paceline.training.evaluate import SplitEvaluator, evaluated_weights, is_better
 from paceline.training.loss_log import LossLog, Request
 from paceline.training.pace import Pace
@@ -193,8 +194,6 @@ class Loop:
         with self.stopwatch("log"):
             reading = request.wait()
         if problem := reading.problem(self.recipe, images):
-            self.saver.wait()
-            self.world.wait_for_all()  # so that every rank reports the same checkpoints
             self._fail(*problem)
         values = reading.values | self.pace.take(images, [Work(*one) for one in reading.ranks])
         rates = {f"lr/{name}": learner.learning_rate(images) for name, learner in self.step.learners.items()}
@@ -203,13 +202,9 @@ class Loop:
         self.outputs.display.update(images, values)
 
     def _fail(self, what: str, at: int) -> None:
-        number = at // self.parts.feed.images_per_step
-        self.saver.wait()  # so that the message includes the last checkpoint
-        precision = "" if self.parts.precision.name in ("fp32", "fp64") else ", --precision fp32"
-        raise UserError(
-            f"{what} at step {number} ({at:,} images seen); {self.outputs.folder.checkpoints.describe_newest()}. "
-            f"A lower --lr{precision} or --set clip=1 may help"
-        )
+        self.saver.wait()
+        self.world.wait_for_all()  # so that every rank reports the same checkpoints
+        raise UserError(explain_divergence(what, at, self.parts, self.outputs.folder))
 
     def _evaluate(self) -> None:
         if not self.evaluator or self._evaluated_at == self.images:
