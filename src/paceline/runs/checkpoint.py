@@ -91,7 +91,7 @@ class Checkpoints:
     def describe_newest(self) -> str:
         """Describe where the run can resume from, for the message that reports why it ended."""
         kept = self.all()
-        return f"the checkpoint at {kept[-1]:,} images is intact" if kept else "no checkpoint has been written yet"
+        return f"the last checkpoint is at {kept[-1]:,} images" if kept else "no checkpoint has been written yet"
 
     def latest(
         self,

@@ -26,7 +26,7 @@ from paceline.training.build import Parts
 from paceline.training.cadence import Cadence
 from paceline.training.divergence import explain_divergence
 from paceline.training.evaluate import SplitEvaluator, evaluated_weights, is_better
-from paceline.training.loss_log import LossLog, Request
+from paceline.training.loss_log import LossLog, Request, collapse
 from paceline.training.pace import Pace
 from paceline.training.previews import Previews
 from paceline.training.profiler import StepProfiler
@@ -78,6 +78,7 @@ class Loop:
         self.best: Best | None = None
         self._missed_best = False  # whether the user has been told that the metric for the best checkpoint is missing
         self._logged_at = self._evaluated_at = self._sampled_at = self._saved_at = -1
+        self._suspect = ""  # a value that must vary, but was zero in the last step that was read
         self._requested: tuple[int, Request] | None = None  # losses that are not logged yet, and the images seen
         if snapshot:
             self.images = self._saved_at = self._logged_at = snapshot.images
@@ -195,6 +196,7 @@ class Loop:
             reading = request.wait()
         if problem := reading.problem(self.recipe, images):
             self._fail(*problem)
+        self._suspect = reading.suspect(self.recipe)
         values = reading.values | self.pace.take(images, [Work(*one) for one in reading.ranks])
         rates = {f"lr/{name}": learner.learning_rate(images) for name, learner in self.step.learners.items()}
         if self.outputs.writer:
@@ -269,6 +271,8 @@ class Loop:
         if self._saved_at == self.images:
             return
         self._log()  # raises if a loss is not finite or has diverged
+        if self._suspect:
+            self._fail(collapse(self._suspect), self.images)
         with self.stopwatch("save"):
             self._check_weights()
             if self.outputs.folder.is_mine or self.saver.writers:
