@@ -12,10 +12,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 import torch
 
+from paceline.config.resolve import Config
 from paceline.core.errors import UserError
 from paceline.core.files import write_file
 from paceline.parallel.world import World
@@ -50,6 +52,11 @@ def claim_folder(folder: RunFolder, world: World, check: Callable[[], None]) -> 
     _run_on_some(world, claim if claims else None)
     if world.is_first:
         marker.unlink()
+
+
+def check_settings(folder: RunFolder, world: World, config: Config) -> None:
+    """Raise UserError on every process if the run on any host was trained with different settings."""
+    _run_on_some(world, partial(folder.check_settings, config) if world.place.local_rank == 0 else None)
 
 
 def newest_snapshot(
