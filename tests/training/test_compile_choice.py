@@ -186,6 +186,22 @@ def test_compile_may_be_given_without_a_value(words: list[str], spelled: list[st
     assert with_optional_values(words) == spelled
 
 
+@pytest.mark.parametrize("words", [["--compile", "maybe"], ["--compile=maybe"]], ids=" ".join)
+def test_an_unknown_value_of_compile_is_rejected(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["train", "classification", *words]) == 2
+    printed = capsys.readouterr().err
+    assert len(printed.splitlines()) == 1 and all(
+        word in printed for word in ("maybe", "--compile", "auto", "on", "off")
+    )
+
+
+def test_another_extra_argument_is_reported_even_if_compile_has_no_value(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["train", "--compile", "classification", "--devices", "two"]) == 2
+    assert "two" in (printed := capsys.readouterr().err) and "--compile" not in printed
+    assert run(["train", "classification", "extra", "--compile"]) == 2
+    assert "extra" in (printed := capsys.readouterr().err) and "--compile" not in printed
+
+
 def test_a_run_that_is_not_restored_from_its_mirror_yet_keeps_its_choice(tmp_path: Path) -> None:
     choices = Choices("single", 1, "cuda", "resident", 0)
     (tmp_path / "run").mkdir()
