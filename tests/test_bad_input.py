@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -248,10 +250,40 @@ def test_a_non_finite_loss_reports_its_step_and_keeps_the_last_good_checkpoint(t
     command = ("train", TINY, "--out", "run", "--set", "not_finite_at=8", "--set", "save_every=2 steps")
     rejected = run_fork(tmp_path, *command)
     assert_one_line(rejected, "loss 'cross_entropy' in phase 'classifier' is not finite at step 8 (128 images seen)")
-    assert "the checkpoint at 128 images is intact" in rejected.stderr
-    assert "A lower --lr or --set clip=1 may help" in rejected.stderr  # the run is in fp32 already
+    assert "the last checkpoint is at 128 images" in rejected.stderr
+    assert rejected.stderr.endswith(  # the run is in fp32 already
+        "A lower learning rate or --set clip=1 may help: add --init-from run --out run-2 --lr 0.005 to the command\n"
+    )
     checkpoint = weights_of(tmp_path / "run", 128)
     assert all(torch.isfinite(tensor).all() for tensor in tensors_in(checkpoint["weights.safetensors"]))
+
+
+def suggested_flags(message: str) -> list[str]:
+    """Return the flags that an error message suggests after a divergence."""
+    found = re.search(r"add (--.*) to the command", message)
+    assert found, message
+    return shlex.split(found[1])
+
+
+def test_the_command_that_is_suggested_after_a_divergence_works(tmp_path: Path) -> None:
+    command = ("train", TINY, "--out", "run", "--images", "192", "--set", "save_every=2 steps")
+    rejected = run_fork(tmp_path, *command, "--set", "huge_at=8", "--set", "classifier.lr=0.2")
+    assert_one_line(rejected, "the run has diverged")
+    flags = suggested_flags(rejected.stderr)
+    assert flags == ["--init-from", "run", "--out", "run-2", "--set", "classifier.lr=0.02"]
+    done = run_fork(tmp_path, *command, "--set", "classifier.lr=0.2", *flags)
+    assert done.wait() == 0, done.stderr
+    assert "initialised from run at 128 images: classifier" in done.stdout
+
+
+def test_before_the_first_checkpoint_the_suggested_command_starts_again_in_the_same_folder(tmp_path: Path) -> None:
+    command = ("train", TINY, "--out", "run", "--images", "64")
+    rejected = run_fork(tmp_path, *command, "--set", "huge_at=1")
+    assert_one_line(rejected, "no checkpoint has been written yet")
+    flags = suggested_flags(rejected.stderr)
+    assert flags == ["--lr", "0.005"]
+    done = run_fork(tmp_path, *command, *flags)
+    assert done.wait() == 0, done.stderr
 
 
 @pytest.mark.parametrize("strategy", ["single", "dp", "ddp", "fsdp", "lightning"])
@@ -262,9 +294,12 @@ def test_a_huge_loss_stops_the_run_and_reports_its_step_and_the_last_good_checkp
         pytest.importorskip("lightning")
     command = ("train", TINY, "--out", "run", "--set", "huge_at=8", "--set", "save_every=2 steps")
     rejected = run_fork(tmp_path, *command, "--strategy", strategy, "--accelerator", "cpu")
-    assert_one_line(rejected, "the run has diverged (classifier/cross_entropy is 1e+12) at step 9 (144 images seen)")
-    assert "the checkpoint at 128 images is intact" in rejected.stderr
-    assert "A lower --lr" in rejected.stderr
+    assert_one_line(
+        rejected,
+        "the run has diverged (the magnitude of classifier/cross_entropy is 1e+12) at step 9 (144 images seen)",
+    )
+    assert "the last checkpoint is at 128 images" in rejected.stderr
+    assert "A lower learning rate" in rejected.stderr
 
 
 def test_a_recipe_can_declare_that_its_losses_are_large(tmp_path: Path) -> None:
@@ -279,7 +314,7 @@ def test_non_finite_weights_are_not_saved_even_if_the_loss_was_finite(tmp_path: 
     command = ("train", TINY, "--out", "run", "--set", "bad_gradient_at=3", "--set", "save_every=1 steps")
     rejected = run_fork(tmp_path, *command)
     assert_one_line(
-        rejected, "network 'classifier' has weights that are not finite", "the checkpoint at 48 images is intact"
+        rejected, "network 'classifier' has weights that are not finite", "the last checkpoint is at 48 images"
     )
     assert all(
         torch.isfinite(tensor).all() for tensor in tensors_in(weights_of(tmp_path / "run")["weights.safetensors"])
@@ -309,7 +344,7 @@ def test_a_user_error_in_a_run_with_two_processes_is_printed_once_and_not_retrie
     # Only one of the two ranks reads the damaged image. The other rank must print nothing.
     of_one = start_fork(tmp_path, *command, *images, "--images", "64", "--set", "validation=0", "--out", "images")
     assert_one_line(of_all, "loss 'cross_entropy' in phase 'classifier' is not finite at step 4 (64 images seen)")
-    assert "the checkpoint at 64 images is intact" in of_all.stderr
+    assert "the last checkpoint is at 64 images" in of_all.stderr
     assert_one_line(of_one, "train/cat/3.png", "unreadable image")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import fields
 from pathlib import Path
 
@@ -68,6 +70,12 @@ def test_without_a_recipe_all_recipes_and_sources_are_listed(capsys: pytest.Capt
     listed = rows(capsys.readouterr().out)
     assert listed.keys() == {*names("recipe"), *names("source")}
     assert all(listed.values()), "an entry has no description"
+
+
+def test_recipes_and_sources_are_listed_without_loading_pytorch() -> None:
+    code = "import sys; from paceline.cli.app import run; sys.exit(run(['settings']) or 'torch' in sys.modules)"
+    listed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert listed.returncode == 0 and "classification" in listed.stdout, listed.stderr
 
 
 def test_a_user_error_prints_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ import pytest
 from paceline.config.resolve import resolve
 from paceline.config.setting import BOUNDS
 from paceline.config.settings import LearnerSettings, RunSettings, setting
+from paceline.config.spans import Span
 from paceline.contracts.recipe import Recipe
 from paceline.core.errors import UserError
 from paceline.core.registry import load_class, names
@@ -49,6 +50,19 @@ def test_a_value_out_of_bounds_is_reported_with_the_bounds(given: dict[str, Any]
     with pytest.raises(UserError) as caught:
         resolved(**given)
     assert str(caught.value) == line
+
+
+@pytest.mark.parametrize("name", ["save_every", "evaluate_every", "log_every", "burn_in", "ema_half_life", "warmup"])
+@pytest.mark.parametrize(("amount", "unit"), [("1e400", "images"), ("1e308", "epochs"), ("1e17k", "images")])
+def test_a_span_that_is_too_long_to_count_is_rejected(name: str, amount: str, unit: str) -> None:
+    with pytest.raises(UserError) as caught:
+        resolved(**{name: f"{amount} {unit}"})
+    assert str(caught.value) == f"{name}='{amount} {unit}': must be at most 1e+18 {unit}"
+
+
+def test_a_span_may_be_longer_than_the_run() -> None:
+    span = Span.parse("1e18 epochs", "warmup")
+    assert span.to_images(epoch=10**9, step=8, total=80) == round(1e27)
 
 
 def test_the_bounds_themselves_are_accepted() -> None:

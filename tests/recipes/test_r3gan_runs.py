@@ -212,7 +212,7 @@ def test_a_run_with_a_far_too_high_learning_rate_stops_with_an_error(folder: Pat
     done = run_fork(folder, *with_settings(), "--lr", "10", "--images", "2048", "--out", "diverged")
     assert done.wait() == 2
     assert "diverged" in done.stderr or "not finite" in done.stderr
-    assert "A lower --lr" in done.stderr and "at step" in done.stderr
+    assert "lower learning rate" in done.stderr and "at step" in done.stderr
 
 
 def test_a_discriminator_whose_output_is_constant_stops_the_run_with_its_step(folder: Path) -> None:

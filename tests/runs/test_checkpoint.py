@@ -283,7 +283,7 @@ def test_a_checkpoint_too_large_for_the_disk_ends_the_run_with_one_line(
     assert full.wait() == 2
     assert len(full.stderr.splitlines()) == 1, full.stderr
     assert "cannot write checkpoint run/checkpoints/000000000" in full.stderr and "File too large" in full.stderr
-    assert "the checkpoint at 80 images is intact" in full.stderr
+    assert "the last checkpoint is at 80 images" in full.stderr
     assert weights_of(tmp_path / "run") == before
     assert not list((tmp_path / "run" / "checkpoints").glob(".*"))
     if devices == 1:
@@ -318,7 +318,7 @@ def test_a_full_disk_prints_one_line_and_keeps_the_last_checkpoint(tmp_path: Pat
         assert len(full.stderr.splitlines()) == 1, full.stderr
         assert "No space left on device" in full.stderr
         last = Checkpoints(run / "checkpoints").all()[-1]  # the disk may have had room for another checkpoint
-        assert f"the checkpoint at {last} images is intact" in full.stderr
+        assert f"the last checkpoint is at {last} images" in full.stderr
         assert weights_of(run, kept) == before
         filler.unlink()
     assert run_fork(tmp_path, *command).wait() == 0

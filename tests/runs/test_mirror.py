@@ -333,4 +333,4 @@ def test_a_failed_run_is_also_marked_as_failed_in_its_mirror(tmp_path: Path) -> 
     assert failed.wait() == 2 and "is not finite" in failed.stderr
     status = Status.parse((away / "status.json").read_bytes())
     assert status and status.state == "failed" and "is not finite" in status.reason
-    assert "the checkpoint at" in failed.stderr and published(away)[-1] > 0
+    assert "the last checkpoint is at" in failed.stderr and published(away)[-1] > 0

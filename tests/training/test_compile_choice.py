@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 from ranks import make_config, make_parts
-from running import run_fork
+from running import run_fork, run_ranks
 
+from paceline.cli.app import run
 from paceline.cli.flags import with_optional_values
 from paceline.commands import doctor
 from paceline.config.files import changed_settings
@@ -30,8 +31,8 @@ from paceline.runs.mirror.mirror import Mirror
 from paceline.runs.record import Provenance, RunRecord, read_record
 from paceline.runs.segments import Choices
 from paceline.runs.snapshot import CheckpointNumbers, Snapshot
+from paceline.training import build, compile_choice
 from paceline.training import compile as compiling
-from paceline.training import compile_choice
 from paceline.training.compile import (
     CACHE_VARIABLE,
     THREADS_VARIABLE,
@@ -142,6 +143,24 @@ def test_a_run_on_a_cpu_records_off_and_resumes_with_the_same_command(tmp_path: 
     assert resumed.wait() == 0 and "resuming from 80 images" in resumed.stdout
 
 
+def test_a_run_that_rejects_another_compile_setting_does_so_before_compiling(
+    tmp_path: Path, tiny: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ("train", tiny, "--accelerator", "cpu", "--images", "80", "--set", "evaluate_every=never")
+    assert run_fork(tmp_path, *command, "--out", "run").wait() == 0
+    monkeypatch.setattr(build, "compile_and_record", lambda *_: pytest.fail("the networks are compiled"))
+    assert run([*command, "--out", str(tmp_path / "run"), "--compile", "on"]) == 2
+    assert "trained with different settings (compile: off → on)" in capsys.readouterr().err
+
+
+def test_two_ranks_reject_other_settings_in_one_line(tmp_path: Path, tiny: str) -> None:
+    command = ("train", tiny, "--accelerator", "cpu", "--devices", "2", "--images", "80", "--out", "run")
+    assert set(run_ranks(tmp_path, 2, *command)) == {0}
+    rejected = run_fork(tmp_path, *command, "--compile", "on")
+    assert rejected.wait() == 2 and len(rejected.stderr.splitlines()) == 1, rejected.stderr
+    assert "trained with different settings (compile: off → on)" in rejected.stderr
+
+
 def test_a_run_does_not_switch_between_compiled_and_eager_networks() -> None:
     config = make_config("classification", compile="off")
     assert changed_settings(config.values(), config.with_run(compile="on")) == ["compile: off → on"]
@@ -165,6 +184,22 @@ def test_a_compile_setting_that_was_recorded_as_a_boolean_is_still_valid() -> No
 )
 def test_compile_may_be_given_without_a_value(words: list[str], spelled: list[str]) -> None:
     assert with_optional_values(words) == spelled
+
+
+@pytest.mark.parametrize("words", [["--compile", "maybe"], ["--compile=maybe"]], ids=" ".join)
+def test_an_unknown_value_of_compile_is_rejected(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["train", "classification", *words]) == 2
+    printed = capsys.readouterr().err
+    assert len(printed.splitlines()) == 1 and all(
+        word in printed for word in ("maybe", "--compile", "auto", "on", "off")
+    )
+
+
+def test_another_extra_argument_is_reported_even_if_compile_has_no_value(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["train", "--compile", "classification", "--devices", "two"]) == 2
+    assert "two" in (printed := capsys.readouterr().err) and "--compile" not in printed
+    assert run(["train", "classification", "extra", "--compile"]) == 2
+    assert "extra" in (printed := capsys.readouterr().err) and "--compile" not in printed
 
 
 def test_a_run_that_is_not_restored_from_its_mirror_yet_keeps_its_choice(tmp_path: Path) -> None:

@@ -262,9 +262,9 @@ def without_command(
 def run(arguments: list[str] | None = None) -> int:
     """Run a command and return its exit code; a user error prints one line and returns 2."""
     trusted = trusts_files()
+    words = sys.argv[1:] if arguments is None else arguments
     try:
-        words = with_optional_values(sys.argv[1:] if arguments is None else arguments)
-        return app(words, prog_name="paceline", standalone_mode=False) or 0
+        return app(with_optional_values(words), prog_name="paceline", standalone_mode=False) or 0
     except UserError as error:
         print_line(f"paceline: {' '.join(str(error).splitlines())}", sys.stderr)
         return 2
@@ -275,7 +275,7 @@ def run(arguments: list[str] | None = None) -> int:
         if not isinstance(error, ParserError):
             traceback.print_exc()
             return 1
-        print_line(f"paceline: {in_one_line(error)}", sys.stderr)
+        print_line(f"paceline: {in_one_line(error, words)}", sys.stderr)
         return 2
     finally:
         set_trust(trusted)  # --trust applies to this command only

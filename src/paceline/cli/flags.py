@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import Field, fields
 from difflib import get_close_matches
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, Protocol, TypeAlias, get_args, get_origin, get_type_hints, runtime_checkable
 
@@ -28,6 +28,7 @@ Command = Callable[..., None]
 Flags: TypeAlias = dict[str, str | bool]
 
 COMPILE_VALUES = ("auto", "on", "off")
+EXTRA_ARGUMENT = "UsageError"  # class of the parser's error for an extra argument; other errors have subclasses
 # The groups of flags in `--help`. A setting that has a flag is in exactly one group; a test checks this.
 GROUPS = {
     "Common": ("data", "preset", "epochs", "images", "batch_size", "lr", "seed", "out", "init_from"),
@@ -251,11 +252,14 @@ class UnknownOption(ParserError, Protocol):
     cmd: ParserCommand
 
 
-def in_one_line(error: ParserError) -> str:
-    """Return the parser's error message and a hint for the user, on one line."""
+def in_one_line(error: ParserError, words: Sequence[str] = ()) -> str:
+    """Return the parser's error message and a hint for the user, on one line; `words` are the user's arguments."""
     if isinstance(error, UnknownOption):
         return f"{error.message} ({_instead_of(error.option_name, error.cmd)})"
-    return f"{error.format_message()} (--help lists all options)"
+    follow = [value for word, value in pairwise(words) if word == "--compile" and not value.startswith("-")]
+    is_value = type(error).__name__ == EXTRA_ARGUMENT and any(value not in COMPILE_VALUES for value in follow)
+    hint = f"the values of --compile are {', '.join(COMPILE_VALUES)}" if is_value else "--help lists all options"
+    return f"{error.format_message()} ({hint})"
 
 
 def _instead_of(option: str, command: ParserCommand) -> str:

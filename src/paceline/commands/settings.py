@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
-from paceline.commands.configure import configure
 from paceline.config.resolve import own_fields
 from paceline.core.registry import PluginKind, about, names, plugin_problems
 from paceline.core.types import SettingValue
@@ -31,6 +30,8 @@ def settings(recipe: str, data: str, preset: str) -> int:
             print(line)
         print("list a recipe's settings with: paceline settings RECIPE [--data SOURCE] [--preset NAME]")
         return 0
+    from paceline.commands.configure import configure  # imports torch, which takes seconds
+
     flags = {"data": data, "preset": preset}
     config = configure(recipe, {name: value for name, value in flags.items() if value}, elsewhere=True)
     added = {f.name for f in own_fields(type(config.run))}

@@ -26,6 +26,7 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.logger import check_loggers
 from paceline.runs.metrics import read_metrics
 from paceline.runs.stages import stages_of
+from paceline.training.agreement import check_settings
 from paceline.training.build import assemble
 from paceline.training.compile_choice import recorded_choice
 from paceline.training.session import open_session
@@ -166,7 +167,7 @@ def _train_stage(config: Config, world: World, may_exit: bool) -> int:
     folder = RunFolder(Path(config.run.out))
     if config.run.compile == "auto":
         config = config.with_run(compile=recorded_choice(folder, world, config.run.resume_from) or "auto")
-    with open_session(assemble(config, world), folder) as session:
+    with open_session(assemble(config, world, partial(check_settings, folder, world)), folder) as session:
         snapshot = session.resume()
         if world.peers:
             world.peers.before_exit = partial(session.folder.end, "failed")

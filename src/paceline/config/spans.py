@@ -12,6 +12,7 @@ Unit: TypeAlias = Literal["images", "epochs", "steps", "%"]
 NEVER = "never"
 INTERVALS = ("log_every", "evaluate_every", "sample_every", "save_every")
 CAN_BE_NEVER = ("evaluate_every", "sample_every")
+MAX_AMOUNT = 1e18  # far longer than any run; the number of images in such a span is still finite
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,8 @@ class Span:
             spans = "a span like '5 epochs', '200k images', '50 steps' or '50%'"
             expected = f"{spans}, or 'never'" if can_be_never else spans
             raise UserError(f"{name}={text!r}: expected {expected}") from None
+        if amount > MAX_AMOUNT:
+            raise UserError(f"{name}={text!r}: must be at most {MAX_AMOUNT:g} {match[3]}")
         unit = match[3] if match[3] == "%" else match[3].rstrip("s") + "s"
         return cls(amount, cast(Unit, unit))
 

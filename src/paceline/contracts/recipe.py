@@ -135,10 +135,11 @@ class Recipe(nn.Module):
     must_vary: tuple[str, ...] = ()
     """Loss terms or signals (PHASE/NAME) that are zero only if a network has collapsed.
 
-    Training stops with an error if one of them is zero for a whole log interval.
+    Training stops with an error if one of them is zero for a whole log interval, or in the last step before a
+    checkpoint is saved.
     """
     diverged_above: float = 1e8
-    """Training stops with an error if the magnitude of a loss or signal, averaged over a log interval, exceeds this."""
+    """Training stops with an error if the magnitude of a loss or signal exceeds this in any step."""
     ema: tuple[str, ...] = ()
     """Networks whose EMA weights are used for evaluation."""
     starts_from_published: bool = False

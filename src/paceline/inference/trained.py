@@ -81,7 +81,8 @@ def read_stored(path: str, checkpoint: str = "best", *, trust: bool = False) -> 
     snapshot = choose_checkpoint(RunFolder(place).checkpoints, checkpoint)
     spec = read_data_spec(place)
     at_images = f"at {snapshot.images:,} images"
-    label = f"checkpoint {at_images}" if checkpoint.isdecimal() else f"{checkpoint} checkpoint {at_images}"
+    chosen = "last" if snapshot.best_images < snapshot.images else checkpoint  # the best one may be damaged
+    label = f"checkpoint {at_images}" if checkpoint.isdecimal() else f"{chosen} checkpoint {at_images}"
     return StoredModel(config, spec, snapshot.weights, f"{path} {at_images}", label)
 
 

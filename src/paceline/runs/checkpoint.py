@@ -19,6 +19,7 @@ from paceline.config.run_format import RUN_FORMAT
 from paceline.core.checksums import checksum_of_content
 from paceline.core.errors import UserError, unknown
 from paceline.core.files import sync
+from paceline.core.printable import print_line
 from paceline.core.small_files import parse_json, read_bounded
 from paceline.runs.checkpoint_reader import MANIFEST, NUMBERS, Damaged, is_whole, load, load_without_state
 from paceline.runs.snapshot import INVALID, CheckpointNumbers, Snapshot
@@ -90,7 +91,7 @@ class Checkpoints:
     def describe_newest(self) -> str:
         """Describe where the run can resume from, for the message that reports why it ended."""
         kept = self.all()
-        return f"the checkpoint at {kept[-1]:,} images is intact" if kept else "no checkpoint has been written yet"
+        return f"the last checkpoint is at {kept[-1]:,} images" if kept else "no checkpoint has been written yet"
 
     def latest(
         self,
@@ -110,13 +111,12 @@ class Checkpoints:
                 snapshot = read(self.path(images))
                 check(snapshot)
             except Damaged as damage:
-                found = f"checkpoint {self.path(images)} is damaged ({damage.reason})"
                 if images == kept[0] and not unfit:
                     raise UserError(
-                        f"{found}, and there is no earlier checkpoint; "
+                        f"{damage.problem}, and there is no earlier checkpoint; "
                         f"to start over, rename {self.folder} or choose a different --out"
                     ) from None
-                report(f"{found}; using the previous one")
+                report(f"{damage.problem}; using the previous one")
             except UserError as error:
                 unfit.append((images, error))  # reported only if an older checkpoint fits; otherwise, raised below
             else:
@@ -151,7 +151,12 @@ class Checkpoints:
         """Rename all checkpoints newer than the one that the run resumes from, because they cannot be used."""
         for later in self.all():
             if later > images:
-                self._set_aside(self.path(later))
+                self.set_aside(later)
+
+    def set_aside(self, images: int) -> None:
+        """Rename a checkpoint that cannot be used; do nothing if it is missing."""
+        if self.path(images).exists():
+            self._set_aside(self.path(images))
 
     def _set_aside(self, path: Path) -> None:
         """Rename a damaged checkpoint, so that users can still recover parts of it."""
@@ -170,14 +175,21 @@ class Checkpoints:
 
 
 def choose_checkpoint(checkpoints: Checkpoints, which: str) -> Snapshot:
-    """Return the checkpoint selected by `best`, `last` or a number of images, without its training state."""
+    """Return the checkpoint selected by `best`, `last` or a number of images, without its training state.
+
+    If the best checkpoint is damaged or missing, print a line and return the last one.
+    """
     last = checkpoints.latest(print, read=load_without_state)
     if last is None:
         raise UserError(f"{checkpoints.folder}: has no checkpoint yet")
     if which == "last":
         return last
     if which == "best":
-        return last if last.best_images == last.images else load_without_state(checkpoints.path(last.best_images))
+        try:
+            return last if last.best_images == last.images else load_without_state(checkpoints.path(last.best_images))
+        except Damaged as damage:
+            print_line(f"the best {damage.problem}; using the last one, at {last.images:,} images")
+            return last
     kept = checkpoints.all()
     if not (which.isascii() and which.isdecimal()):
         raise unknown("checkpoint", which, ["best", "last", *map(str, kept)])

@@ -27,11 +27,13 @@ UNREADABLE_TENSORS = (ValueError, KeyError, TypeError, AttributeError, RuntimeEr
 
 
 class Damaged(UserError):
-    """Raised for a checkpoint whose files do not match its manifest."""
+    """Raised for a checkpoint that is missing, or whose files do not match its manifest."""
 
     def __init__(self, path: Path, reason: str) -> None:
-        super().__init__(f"checkpoint {path} is damaged: {reason}")
+        is_missing = not path.exists()
+        super().__init__(f"checkpoint {path} is {'missing' if is_missing else f'damaged: {reason}'}")
         self.reason = reason
+        self.problem = f"checkpoint {path} is {'missing' if is_missing else f'damaged ({reason})'}"
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,13 @@ def is_whole(path: Path) -> bool:
     except Damaged:
         return False
     return True
+
+
+def check_weights(path: Path) -> None:
+    """Raise Damaged if a checkpoint cannot be used for inference. The file with the training state is not read."""
+    manifest = _read_manifest(path)
+    _check_file(path, WEIGHTS, manifest)
+    _parse_numbers(path, _read_file(path, NUMBERS, manifest))
 
 
 def load(path: Path) -> Snapshot:
@@ -73,20 +82,21 @@ def _load(path: Path, names: Sequence[str]) -> Snapshot:
     return Snapshot(int(path.name), tensors[WEIGHTS], tensors.get(STATE, {}), numbers)
 
 
-def load_mapped(path: Path, *, check: bool = True) -> Snapshot:
+def load_mapped(path: Path, *, check: bool = True, names: Sequence[str] = TENSORS) -> Snapshot:
     """Return a checkpoint whose tensors are read when they are used, for a process that needs only some rows of them.
 
-    With `check=False`, the SHA-256 of the tensor files is not computed, because another process has done so. Do not
-    keep such a snapshot: its files stay open, and so they stay on the disk if the checkpoint is removed.
+    Only the tensor files in `names` are opened. With `check=False`, their SHA-256 is not computed, because another
+    process has done so. Do not keep such a snapshot: its files stay open, and so they stay on the disk if the
+    checkpoint is removed.
     """
     manifest = _read_manifest(path)
-    numbers, tensors = _parse_numbers(path, _read_file(path, NUMBERS, manifest)), list[dict[str, Tensor]]()
-    for name in TENSORS:
+    numbers, tensors = _parse_numbers(path, _read_file(path, NUMBERS, manifest)), dict[str, dict[str, Tensor]]()
+    for name in names:
         if check:
             _check_file(path, name, manifest)
         with _reporting_damage(path, name):
-            tensors.append(apply_notes(map_tensors(path / name), manifest.notes[name]))
-    return Snapshot(int(path.name), tensors[0], tensors[1], numbers)
+            tensors[name] = apply_notes(map_tensors(path / name), manifest.notes[name])
+    return Snapshot(int(path.name), tensors[WEIGHTS], tensors.get(STATE, {}), numbers)
 
 
 def _read_manifest(path: Path) -> _Manifest:

@@ -149,8 +149,11 @@ class RunFolder:
             return {}
         return weights_metadata(record.recipe, record.settings, read_data_spec(self.path))
 
-    def check_settings(self, config: Config, data: str) -> None:
-        """Raise UserError if settings or data differ from those of the checkpoints in the folder."""
+    def check_settings(self, config: Config, data: str | None = None) -> None:
+        """Raise UserError if settings or data differ from those of the checkpoints in the folder.
+
+        `data` is a fingerprint of the training samples; None if only the settings are compared.
+        """
         if not self.checkpoints.all():
             return
         record = self.read_record(f"--out {self.path}")
@@ -170,7 +173,7 @@ class RunFolder:
                 "use the same settings to resume it, or add "
                 f"{suggest_other_folder(self.path, config, changed)} to start another run"
             )
-        if record.provenance.data != data:
+        if data is not None and record.provenance.data != data:
             raise UserError(
                 f"--out {self.path}: this run was trained on different data ({record.provenance.data} → {data}); "
                 "use the same data to resume it, or add "

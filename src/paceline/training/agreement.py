@@ -3,25 +3,30 @@
 Hosts need no shared file system. The first process on each host writes to the run folder; hosts that share the folder
 have a single writer. If a host is lost, the others still have a copy of the run. Each writer looks for its newest
 intact checkpoint, and the process with the newest one overall broadcasts it to the others. If weights are sharded, the
-processes share a folder, so each process opens the checkpoint and reads only its own rows.
+processes share a folder, so each process opens the checkpoint and reads only its own rows. If no writer can use the
+best checkpoint, the run continues without one.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 import torch
 
+from paceline.config.resolve import Config
 from paceline.core.errors import UserError
 from paceline.core.files import write_file
 from paceline.parallel.world import World
-from paceline.runs.checkpoint_reader import Damaged, load, load_mapped
+from paceline.runs.checkpoint_reader import Damaged, check_weights, load, load_mapped, load_without_state
 from paceline.runs.data_spec_file import DATA_SPEC
 from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import METRICS
 from paceline.runs.snapshot import Snapshot
+from paceline.runs.written_files import TENSORS, WEIGHTS
 
 Held = TypeVar("Held")
 
@@ -49,6 +54,11 @@ def claim_folder(folder: RunFolder, world: World, check: Callable[[], None]) -> 
         marker.unlink()
 
 
+def check_settings(folder: RunFolder, world: World, config: Config) -> None:
+    """Raise UserError on every process if the run on any host was trained with different settings."""
+    _run_on_some(world, partial(folder.check_settings, config) if world.place.local_rank == 0 else None)
+
+
 def newest_snapshot(
     folder: RunFolder,
     world: World,
@@ -60,7 +70,8 @@ def newest_snapshot(
     """Return the newest usable checkpoint on any host, and save it in every host's run folder.
 
     A checkpoint is usable if it is intact and `check` raises no UserError. With `mapped`, each process that finds the
-    checkpoint in the folder gets a snapshot from `load_mapped`.
+    checkpoint in the folder gets a snapshot from `load_mapped`. If no host can use the best checkpoint, this is
+    reported, and the snapshot has no best checkpoint.
     """
     own: Snapshot | None = None
     damage = ""
@@ -79,27 +90,52 @@ def newest_snapshot(
             report(f"received the checkpoint at {snapshot.images:,} images from rank {holder}'s host")
     if folder.is_mine:
         folder.checkpoints.set_aside_after(snapshot.images)
-    return snapshot
+    return _without_unusable_best(folder, world, snapshot, report)
 
 
-def checkpoint_at(folder: RunFolder, world: World, images: int, *, mapped: bool = False) -> Snapshot | None:
-    """Return the checkpoint at `images` on every process, sent by a host that has it; None if no host does.
+def _without_unusable_best(
+    folder: RunFolder, world: World, snapshot: Snapshot, report: Callable[[str], None]
+) -> Snapshot:
+    """Return the snapshot, without its best checkpoint if no writer can use it; unusable copies are set aside."""
+    images = snapshot.best_images
+    if images == snapshot.images:
+        return snapshot
+    problem = ""
+    if folder.is_mine:
+        try:
+            check_weights(folder.checkpoints.path(images))
+        except Damaged as damage:
+            problem = damage.problem
+            folder.checkpoints.set_aside(images)
+    found = world.gather_strings("usable" if folder.is_mine and not problem else problem)
+    if "usable" in found:
+        return snapshot
+    if world.is_first:
+        report(f"the best {next(filter(None, found))}; the last one counts as the best until the next evaluation")
+    return replace(snapshot, numbers=replace(snapshot.numbers, best=None))
 
-    For `mapped`, see `newest_snapshot`.
+
+def checkpoint_at(
+    folder: RunFolder, world: World, images: int, *, mapped: bool = False, state: bool = False
+) -> tuple[Snapshot | None, str]:
+    """Return the checkpoint at `images` on every process, sent by a host that has it.
+
+    If no host has it, return None and the reason, which are also the same on every process. The training state is read
+    only if `state` is true. For `mapped`, see `newest_snapshot`.
     """
-    own: Snapshot | None = None
+    own, problem, names = None, "", TENSORS if state else (WEIGHTS,)
     if folder.is_mine:
         try:
             path = folder.checkpoints.path(images)
-            own = load_mapped(path) if mapped else load(path)
-        except Damaged:
-            if world.place.num_nodes == 1:
-                raise
-    return _share_snapshot(folder, world, own, mapped=mapped)[0]
+            own = load_mapped(path, names=names) if mapped else load(path) if state else load_without_state(path)
+        except Damaged as damage:
+            problem = damage.problem
+    snapshot, _ = _share_snapshot(folder, world, own, mapped=mapped, names=names)
+    return snapshot, next(filter(None, world.gather_strings(problem)), "")
 
 
 def _share_snapshot(
-    folder: RunFolder, world: World, own: Snapshot | None, *, mapped: bool
+    folder: RunFolder, world: World, own: Snapshot | None, *, mapped: bool, names: Sequence[str] = TENSORS
 ) -> tuple[Snapshot | None, int]:
     """Return the newest snapshot that any process has, and the rank of that process; None if no process has one."""
     images = own.images if own else -1
@@ -107,16 +143,16 @@ def _share_snapshot(
         newest, holder = _find_newest(world, images)
         if newest < 0:
             return None, holder
-        found = own if images == newest else _open_checked(folder, newest)
+        found = own if images == newest else _open_checked(folder, newest, names)
         if not world.sum(torch.tensor([float(found is None)], device=world.device)).item():
             return found, holder
     return share_newest(world, own, images)
 
 
-def _open_checked(folder: RunFolder, images: int) -> Snapshot | None:
+def _open_checked(folder: RunFolder, images: int, names: Sequence[str]) -> Snapshot | None:
     """Return a checkpoint that another process has checked; None if it is not in this process's folder."""
     try:
-        return load_mapped(folder.checkpoints.path(images), check=False)
+        return load_mapped(folder.checkpoints.path(images), check=False, names=names)
     except Damaged:
         return None
 
@@ -137,7 +173,7 @@ def _find_newest(world: World, images: int) -> tuple[int, int]:
 def _catch_up(folder: RunFolder, world: World, snapshot: Snapshot, holder: int) -> None:
     """Copy the checkpoint, the earlier best checkpoint, the metrics and the settings to hosts that lack them."""
     best_images = snapshot.best_images
-    best = checkpoint_at(folder, world, best_images) if best_images < snapshot.images else None
+    best = checkpoint_at(folder, world, best_images, state=True)[0] if best_images < snapshot.images else None
     files = (folder.path / METRICS, folder.config_file, folder.path / DATA_SPEC, folder.protocols_file)
     held = [file.read_bytes() if file.exists() else b"" for file in files] if world.rank == holder else []
     history = world.broadcast(held, holder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,18 +66,23 @@ def crop_of(config: Config, split: str) -> int:
     return config.run.crop if split == "train" or config.recipe_class.generates else 0
 
 
-def assemble(config: Config, world: World | None = None) -> Parts:
-    """Build the components of a run. If no world is given, join the other processes first."""
+def assemble(
+    config: Config, world: World | None = None, check: Callable[[Config], None] = lambda config: None
+) -> Parts:
+    """Build the components of a run. If no world is given, join the other processes first.
+
+    `check` is called with the resolved settings before the networks are compiled, which can take minutes.
+    """
     strategy_type = strategy_class(config)
     world = world or join(config.run, distributed=strategy_type.needs_processes)
     try:
-        return _build(config, strategy_type, world)
+        return _build(config, strategy_type, world, check)
     except BaseException:
         world.abandon()
         raise
 
 
-def _build(config: Config, strategy_type: type[Strategy], world: World) -> Parts:
+def _build(config: Config, strategy_type: type[Strategy], world: World, check: Callable[[Config], None]) -> Parts:
     precision = choose_precision(config.run.precision, world.device)
     precision.apply(deterministic=config.run.deterministic)
     if config.run.compile != "off":
@@ -100,6 +106,7 @@ def _build(config: Config, strategy_type: type[Strategy], world: World) -> Parts
     strategy = strategy_type(config.run, world, precision, recipe)
     batch_size = split_batch(config.run.batch_size, strategy.num_devices, config.run.accumulate)
     config = config.with_run(batch_size=str(batch_size), precision=precision.name)
+    check(config)
     augment = Augment.from_settings(config.run, cropped(train.spec, config.run.crop))
     pipeline = BatchPipeline(loaders["train"], augment, precision.weights)
     feed = TrainingFeed(

@@ -24,8 +24,9 @@ from paceline.runs.saver import Saver
 from paceline.runs.snapshot import Best, Snapshot
 from paceline.training.build import Parts
 from paceline.training.cadence import Cadence
+from paceline.training.divergence import explain_divergence
 from paceline.training.evaluate import SplitEvaluator, evaluated_weights, is_better
-from paceline.training.loss_log import LossLog, Request
+from paceline.training.loss_log import LossLog, Request, collapse
 from paceline.training.pace import Pace
 from paceline.training.previews import Previews
 from paceline.training.profiler import StepProfiler
@@ -77,6 +78,7 @@ class Loop:
         self.best: Best | None = None
         self._missed_best = False  # whether the user has been told that the metric for the best checkpoint is missing
         self._logged_at = self._evaluated_at = self._sampled_at = self._saved_at = -1
+        self._suspect = ""  # a value that must vary, but was zero in the last step that was read
         self._requested: tuple[int, Request] | None = None  # losses that are not logged yet, and the images seen
         if snapshot:
             self.images = self._saved_at = self._logged_at = snapshot.images
@@ -192,9 +194,8 @@ class Loop:
         with self.stopwatch("log"):
             reading = request.wait()
         if problem := reading.problem(self.recipe, images):
-            self.saver.wait()
-            self.world.wait_for_all()  # so that every rank reports the same checkpoints
             self._fail(*problem)
+        self._suspect = reading.suspect(self.recipe)
         values = reading.values | self.pace.take(images, [Work(*one) for one in reading.ranks])
         rates = {f"lr/{name}": learner.learning_rate(images) for name, learner in self.step.learners.items()}
         if self.outputs.writer:
@@ -202,13 +203,9 @@ class Loop:
         self.outputs.display.update(images, values)
 
     def _fail(self, what: str, at: int) -> None:
-        number = at // self.parts.feed.images_per_step
-        self.saver.wait()  # so that the message includes the last checkpoint
-        precision = "" if self.parts.precision.name in ("fp32", "fp64") else ", --precision fp32"
-        raise UserError(
-            f"{what} at step {number} ({at:,} images seen); {self.outputs.folder.checkpoints.describe_newest()}. "
-            f"A lower --lr{precision} or --set clip=1 may help"
-        )
+        self.saver.wait()
+        self.world.wait_for_all()  # so that every rank reports the same checkpoints
+        raise UserError(explain_divergence(what, at, self.parts, self.outputs.folder))
 
     def _evaluate(self) -> None:
         if not self.evaluator or self._evaluated_at == self.images:
@@ -273,6 +270,8 @@ class Loop:
         if self._saved_at == self.images:
             return
         self._log()  # raises if a loss is not finite or has diverged
+        if self._suspect:
+            self._fail(collapse(self._suspect), self.images)
         with self.stopwatch("save"):
             self._check_weights()
             if self.outputs.folder.is_mine or self.saver.writers:

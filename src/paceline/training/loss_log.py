@@ -36,6 +36,8 @@ class Reading(NamedTuple):
 
     values: dict[str, float]  # means over all samples on all ranks; `spread/NAME`: max minus min across ranks
     not_finite: NotFinite | None
+    largest: dict[str, float]  # the largest magnitudes on any rank
+    constant: frozenset[str]  # values that were zero on all ranks in the last step that computed them
     ranks: list[list[float]]  # the numbers that each rank passed to `request`
 
     def problem(self, recipe: Recipe, images: int) -> tuple[str, int] | None:
@@ -48,12 +50,23 @@ class Reading(NamedTuple):
                 f"loss {self.not_finite.name!r} in phase {self.not_finite.phase!r} is not finite",
                 self.not_finite.images,
             )
-        own = {name: value for name, value in self.values.items() if not name.startswith(SPREAD)}
-        diverged = next((name for name, value in own.items() if abs(value) > recipe.diverged_above), "")
-        if diverged:
-            return f"the run has diverged ({diverged} is {own[diverged]:.3g})", images
-        collapsed = next((name for name in recipe.must_vary if own.get(name) == 0), "")
-        return (f"a network's output has become constant ({collapsed} is 0)", images) if collapsed else None
+        for name, value in self.largest.items():
+            if value > recipe.diverged_above:
+                return f"the run has diverged (the magnitude of {name} is {value:.3g})", images
+        collapsed = next((name for name in recipe.must_vary if self.largest.get(name) == 0), "")
+        return (collapse(collapsed), images) if collapsed else None
+
+    def suspect(self, recipe: Recipe) -> str:
+        """Return a value that must vary, but was zero in the last step; empty if there is none.
+
+        A network may have collapsed during the last log interval, so its weights must not be saved.
+        """
+        return next((name for name in recipe.must_vary if name in self.constant), "")
+
+
+def collapse(name: str) -> str:
+    """Describe the collapse of a network whose loss term or signal `name` is zero."""
+    return f"a network's output has become constant ({name} is 0)"
 
 
 class Entry(NamedTuple):
@@ -87,7 +100,10 @@ class _Page:
         self.slots = self.rows.unbind()  # row views, created once because every step writes to one
         self.sums = torch.zeros(len(names) + 1, device=device, dtype=torch.float64)  # last element: total weight
         self.first_bad = torch.full((len(names),), float("inf"), device=device, dtype=torch.float64)
+        self.largest = torch.zeros(len(names), device=device, dtype=torch.float64)
+        self.varied_at = torch.full((len(names),), -float("inf"), device=device, dtype=torch.float64)
         self.at: list[tuple[int, int]] = []  # (images seen, samples) for each row
+        self.last_at = 0  # images seen at the last row, also after it was added to the sums
 
     def fold(self) -> None:
         """Add the rows to the sums, on the device."""
@@ -97,7 +113,11 @@ class _Page:
         images, weights = _upload(self.at, rows.device).unbind(1)
         bad = torch.where(rows.isfinite(), torch.inf, images.unsqueeze(1))
         self.first_bad = torch.minimum(self.first_bad, bad.amin(0))
+        self.largest = torch.maximum(self.largest, rows.abs().amax(0))
+        varied = torch.where(rows == 0, -torch.inf, images.unsqueeze(1))
+        self.varied_at = torch.maximum(self.varied_at, varied.amax(0))
         self.sums += torch.cat([(rows * weights.unsqueeze(1)).sum(0), weights.sum().reshape(1)])
+        self.last_at = self.at[-1][0]
         self.at.clear()
 
 
@@ -138,20 +158,21 @@ class LossLog:
         own: list[Tensor] = []
         for page in self.pages.values():
             page.fold()
-            own += [page.sums.to(self.world.device), page.first_bad.to(self.world.device)]
+            own += [one.to(self.world.device) for one in (page.sums, page.first_bad, page.largest, page.varied_at)]
         vector = torch.cat([*own, _upload(list(extra), self.world.device)])
         copy = HostCopy({VALUES: self.world.gather(vector)})
         for page in self.pages.values():
             page.sums.zero_()
             page.first_bad.fill_(torch.inf)
-        return Request({phase: page.names for phase, page in self.pages.items()}, copy)
+            page.largest.zero_()
+        return Request({phase: (page.names, page.last_at) for phase, page in self.pages.items()}, copy)
 
 
 @dataclass(frozen=True)
 class Request:
     """The values of all ranks since the last reading. They may still be on their way from the device."""
 
-    names: dict[str, tuple[str, ...]]  # by phase
+    pages: dict[str, tuple[tuple[str, ...], int]]  # by phase: the names, and the images seen at the last row
     copy: HostCopy
 
     def wait(self) -> Reading:
@@ -159,11 +180,17 @@ class Request:
         ranks = self.copy.wait()[VALUES]
         values: dict[str, float] = {}
         bad: list[NotFinite] = []
+        largest: dict[str, float] = {}
+        constant: set[str] = set()
         start = 0
-        for phase, names in self.names.items():
+        for phase, (names, last_at) in self.pages.items():
             count = len(names)
-            sums, weight, first = ranks[:, start : start + 2 * count + 1].tensor_split([count, count + 1], dim=1)
-            start += 2 * count + 1
+            sums, weight, first, magnitudes, varied_at = ranks[:, start : start + 4 * count + 1].split(
+                [count, 1, count, count, count], dim=1
+            )
+            start += 4 * count + 1
+            full_names = [f"{phase}/{name}" for name in names]
+            constant |= {name for name, at in zip(full_names, varied_at.amax(0).tolist(), strict=True) if at < last_at}
             bad += [
                 NotFinite(int(at), phase, name)
                 for at, name in zip(first.amin(0).tolist(), names, strict=True)
@@ -171,12 +198,13 @@ class Request:
             ]
             if weight.sum() == 0:
                 continue
+            largest |= zip(full_names, magnitudes.amax(0).tolist(), strict=True)
             means, by_rank = sums.sum(0) / weight.sum(), sums / weight
             spreads = by_rank.amax(0) - by_rank.amin(0)
-            for name, mean, spread in zip(names, means.tolist(), spreads.tolist(), strict=True):
-                values[f"{phase}/{name}"] = mean
+            for name, mean, spread in zip(full_names, means.tolist(), spreads.tolist(), strict=True):
+                values[name] = mean
                 if len(ranks) > 1:
-                    values[f"{SPREAD}{phase}/{name}"] = spread
+                    values[f"{SPREAD}{name}"] = spread
         # Within one step, report the first phase: later phases only inherit its non-finite values.
         first_bad = min(bad, key=lambda one: one.images, default=None)
-        return Reading(values, first_bad, ranks[:, start:].tolist())
+        return Reading(values, first_bad, largest, frozenset(constant), ranks[:, start:].tolist())

@@ -116,17 +116,20 @@ class Session:
         return loop, writer
 
     def evaluate(self, loop: Loop, writer: MetricsWriter | None) -> None:
-        """Evaluate the best checkpoint (the last one if there is no best) on the test split; print the metrics."""
+        """Evaluate the best checkpoint on the test split, or the last one if no best can be used; print the metrics."""
         if self.parts.world.is_first:
             print_line(self._describe_end(loop, writer))
         if not self.final_evaluator:
             return
         world, images = self.parts.world, loop.best.images if loop.best else loop.images
-        snapshot = checkpoint_at(self.folder, world, images, mapped=self._reads_rows)
-        if snapshot is None:  # the only host that had the checkpoint is lost
-            images = loop.images
-            snapshot = checkpoint_at(self.folder, world, images, mapped=self._reads_rows)
-        assert snapshot is not None
+        snapshot, problem = checkpoint_at(self.folder, world, images, mapped=self._reads_rows)
+        if snapshot is None and images < loop.images:  # damaged since, or the only host that had it is lost
+            if world.is_first:
+                print_line(f"the best {problem}; evaluating the last one instead, at {loop.images:,} images")
+            loop.best, images = None, loop.images
+            snapshot, problem = checkpoint_at(self.folder, world, images, mapped=self._reads_rows)
+        if snapshot is None:
+            raise UserError(problem)
         load_weights(self.parts.recipe, snapshot.weights, ema=True)
         del snapshot  # its tensors are no longer needed
         with (
