@@ -1,4 +1,4 @@
-"""A recipe with a fault in one rank: it is slow, always or at times, it stops, or it skips a collective operation."""
+"""A recipe with a fault in one rank: it is slow, hangs, stops, ends too early, or skips a collective operation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SLOW_SECONDS = 0.12  # far above what other programs on the machine delay a heal
 class FaultySettings:
     """Which rank has which fault, and when."""
 
-    fault: Literal["none", "slow", "slow_at_times", "stop", "skip"] = setting("none", "the fault")
+    fault: Literal["none", "slow", "slow_at_times", "stop", "skip", "kill"] = setting("none", "the fault")
     faulty_rank: int = setting(1, "the rank that has the fault")
     slow_rank: int = setting(-1, "a rank that takes much longer in every step")
     at: int = setting(20, "the call at which the rank stops or skips")
@@ -66,6 +66,8 @@ class Faulty(Recipe):
         time.sleep(SLOW_SECONDS if is_slow else WORK_SECONDS * (1.3 if is_slower else 1))
         if is_faulty and is_due and chosen.fault == "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
+        if is_faulty and is_due and chosen.fault == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
         if is_faulty and is_due and chosen.fault == "skip":
             self.classifier[1].eval()  # uses the running statistics, without an exchange
         loss = F.cross_entropy(self.classifier(batch["image"]), batch["label"])

@@ -40,6 +40,13 @@ def test_the_launcher_names_a_slow_rank_and_then_the_one_that_is_stopped(tmp_pat
     assert "classifier: backward" in (profile / "summary.txt").read_text()
 
 
+def test_the_status_reports_the_rank_that_was_killed_and_the_signal(tmp_path: Path) -> None:
+    running = run_fork(tmp_path, *COMMAND, "--set", "fault=kill", "--set", "at=3")
+    assert running.wait() == 1
+    status = Status.of(tmp_path / "run")
+    assert status and status.state == "failed" and status.reason.startswith("rank 1 was killed by signal 9")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_the_launcher_names_the_rank_that_skips_a_collective_operation(tmp_path: Path, rank: int) -> None:
