@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -15,6 +16,7 @@ from paceline.config.settings import setting
 from paceline.contracts.recipe import Batch, DataSpec, Loss, Phase, Recipe
 
 WORK_SECONDS = 0.04  # the own work of a healthy rank in a step
+ALL = -2  # as `faulty_rank`
 SLOW_SECONDS = 0.12  # far above what other programs on the machine delay a healthy rank by
 
 
@@ -22,8 +24,8 @@ SLOW_SECONDS = 0.12  # far above what other programs on the machine delay a heal
 class FaultySettings:
     """Which rank has which fault, and when."""
 
-    fault: Literal["none", "slow", "slow_at_times", "stop", "skip", "kill"] = setting("none", "the fault")
-    faulty_rank: int = setting(1, "the rank that has the fault")
+    fault: Literal["none", "slow", "slow_at_times", "stop", "skip", "kill", "exit"] = setting("none", "the fault")
+    faulty_rank: int = setting(1, "the rank that has the fault; -2 for all ranks")
     slow_rank: int = setting(-1, "a rank that takes much longer in every step")
     at: int = setting(20, "the call at which the rank stops or skips")
 
@@ -59,7 +61,7 @@ class Faulty(Recipe):
     def classifier_loss(self, batch: Batch) -> Loss:
         self.calls += 1
         chosen, is_due = self.settings, self.calls == self.settings.at
-        is_faulty = self.rank == chosen.faulty_rank
+        is_faulty = chosen.faulty_rank in (self.rank, ALL)
         is_slower = is_faulty and chosen.fault == "slow"
         is_slow = is_faulty and chosen.fault == "slow_at_times" and self.calls % 10 in (1, 5, 6)
         is_slow = is_slow or self.rank == chosen.slow_rank
@@ -68,6 +70,8 @@ class Faulty(Recipe):
             os.kill(os.getpid(), signal.SIGSTOP)
         if is_faulty and is_due and chosen.fault == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        if is_faulty and is_due and chosen.fault == "exit":
+            sys.exit(0)
         if is_faulty and is_due and chosen.fault == "skip":
             self.classifier[1].eval()  # uses the running statistics, without an exchange
         loss = F.cross_entropy(self.classifier(batch["image"]), batch["label"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from pathlib import Path
 
@@ -45,6 +46,18 @@ def test_the_status_reports_the_rank_that_was_killed_and_the_signal(tmp_path: Pa
     assert running.wait() == 1
     status = Status.of(tmp_path / "run")
     assert status and status.state == "failed" and status.reason.startswith("rank 1 was killed by signal 9")
+
+
+@pytest.mark.parametrize(("faulty", "named"), [(1, 1), (-2, r"\d")])
+def test_the_launcher_names_a_rank_that_exits_with_code_0_before_the_end(
+    tmp_path: Path, faulty: int, named: int | str
+) -> None:
+    running = run_fork(tmp_path, *COMMAND, "--set", "fault=exit", "--set", "at=3", "--set", f"faulty_rank={faulty}")
+    assert running.wait() == 2
+    reason = rf"rank {named} ended with exit code 0 before the end of the run, after '.+' \(step [12], operation \d+\)"
+    assert re.search(rf"^paceline: {reason}$", running.stderr, re.MULTILINE)
+    status = Status.of(tmp_path / "run")
+    assert status and status.state == "failed" and re.fullmatch(reason, status.reason)
 
 
 @pytest.mark.slow

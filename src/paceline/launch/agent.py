@@ -16,7 +16,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from paceline.core.activity import restore_terminal
 from paceline.core.awake_clock import AwakeClock
 from paceline.core.printable import print_line
-from paceline.launch.examination import examine_failure, examine_hang
+from paceline.launch.examination import examine_exits, examine_failure, examine_hang
 from paceline.launch.mailbox import USER_ERROR_WAIT_SECONDS, Mailbox
 from paceline.parallel.torch_internals import ElasticAgent
 
@@ -47,12 +47,21 @@ class Agent(ElasticAgent):
     def before_monitoring(self) -> None:
         """Compare the workers' records if a worker has died, or has failed and waits for the comparison."""
         died = not all(self._mailbox.processes().values())
-        if (died or self._mailbox.has_failed_worker()) and not (self._examined or self._is_over()):
+        if self._is_over() or not (died or self._mailbox.has_failed_worker()):
+            return
+        # torch's agent ignores a worker that exits with code 0, and would report the failures that this causes.
+        if early := examine_exits(self._mailbox):
+            self._mailbox.keep_diagnosis(early)
+        if not self._examined:
             self._examined = True
             self._mailbox.keep_diagnosis(examine_failure(self._mailbox))
 
     def review(self, result: RunResult) -> RunResult:
         """Return the result to act on: no restart if the run is over, and a restart if a host is waiting to join."""
+        if result.state is WorkerState.SUCCEEDED and not self._is_over():
+            self._mailbox.keep_diagnosis(examine_exits(self._mailbox))
+            if self._mailbox.diagnosis():
+                result = RunResult(state=WorkerState.FAILED)
         if result.is_failed():
             if any(failure.exitcode < 0 for failure in result.failures.values()):  # killed by a signal
                 restore_terminal()

@@ -12,6 +12,7 @@ from pathlib import Path
 from paceline.core.files import write_file
 from paceline.core.flight_recorder import Record
 from paceline.core.hang_diagnosis import Diagnosis, Witness, deviation, diagnose
+from paceline.core.heartbeat import has_exited_with_zero
 from paceline.core.stacks import STACK_SIGNAL
 from paceline.launch.mailbox import Mailbox
 
@@ -40,6 +41,17 @@ def examine_failure(mailbox: Mailbox) -> str:
         return ""
     logs = _write_logs(witnesses, "a worker failed", found)
     return f"{found.message}; stacks: {logs}/rank-*.txt"
+
+
+def examine_exits(mailbox: Mailbox) -> str:
+    """Return which worker exited with code 0 before the end of its task; empty if none did."""
+    for process, is_alive in mailbox.processes().items():
+        if not is_alive and has_exited_with_zero(process):
+            record = Record.read(mailbox.record_file(process))
+            named = f"rank {record.rank}" if record else "a worker"
+            after = f", after {record.last}" if record and record.last else ""
+            return f"{named} ended with exit code 0 before the end of the run{after}"
+    return ""
 
 
 def _witnesses(mailbox: Mailbox) -> dict[int, Witness]:

@@ -100,6 +100,7 @@ def register_worker() -> None:
     own.touch()
     os.environ[PULSE_FILE] = str(own)
     os.environ[RECORD_FILE] = str(own.with_name(f"record-{os.getpid()}"))
+    recorder().join(int(os.environ.get("RANK", -1)), int(os.environ.get("WORLD_SIZE", 1)))
 
 
 def unregister_worker(code: int) -> int:
