@@ -41,6 +41,20 @@ def test_the_launcher_names_a_slow_rank_and_then_the_one_that_is_stopped(tmp_pat
     assert "classifier: backward" in (profile / "summary.txt").read_text()
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_is_stopped_in_the_last_step_does_not_finish_the_run(tmp_path: Path, rank: int) -> None:
+    last_step = ("--images", "160", "--set", "at=10", "--set", "evaluate_every=never")
+    running = start_fork(tmp_path, *COMMAND, *last_step, "--set", "fault=stop", "--set", f"faulty_rank={rank}")
+    workers = wait_for_workers(running)
+    assert running.wait() == 2
+    assert f"paceline: rank {rank} did not arrive: rank {rank} is stopped" in running.stderr
+    assert "Traceback" not in running.stderr and "most recent call first" in log_of(tmp_path, rank)
+    status = Status.of(tmp_path / "run")
+    assert status and status.state == "failed" and f"rank {rank} did not arrive" in status.reason
+    assert not list((tmp_path / "run").glob("checkpoints/0*"))
+    wait_until(lambda: all(map(has_ended, workers.values())))
+
+
 def test_the_status_reports_the_rank_that_was_killed_and_the_signal(tmp_path: Path) -> None:
     running = run_fork(tmp_path, *COMMAND, "--set", "fault=kill", "--set", "at=3")
     assert running.wait() == 1

@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import NamedTuple
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec, WorkerState
@@ -153,7 +154,7 @@ class Watchdog(threading.Thread):
         if silent > self.timeout:
             reason = f"no progress for {silent:.0f} s (--timeout {self.timeout:g})"
             print_line(f"{reason}; examining and killing all workers on this host", sys.stderr)
-            self.mailbox.keep_diagnosis(examine_hang(self.mailbox, reason))
+            examine_hang(self.mailbox, reason)
             self._kill(processes)
         will_not_restart = self._killed_some and not self._restarts_left
         if now - self._some_alive_at > (END_SECONDS if will_not_restart else self.longest_idle):
@@ -169,5 +170,6 @@ class Watchdog(threading.Thread):
         self._killed_some = True
         for process, is_alive in processes.items():
             if is_alive:
-                os.kill(process, signal.SIGKILL)
+                with suppress(ProcessLookupError):  # the agent has ended it in the meantime
+                    os.kill(process, signal.SIGKILL)
             self.mailbox.forget(process)
