@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -24,10 +25,23 @@ SLOW_SECONDS = 0.12  # far above what other programs on the machine delay a heal
 class FaultySettings:
     """Which rank has which fault, and when."""
 
-    fault: Literal["none", "slow", "slow_at_times", "stop", "skip", "kill", "exit"] = setting("none", "the fault")
+    fault: Literal["none", "slow", "slow_at_times", "stop", "skip", "kill", "exit", "unused"] = setting(
+        "none", "the fault"
+    )
     faulty_rank: int = setting(1, "the rank that has the fault; -2 for all ranks")
     slow_rank: int = setting(-1, "a rank that takes much longer in every step")
     at: int = setting(20, "the call at which the rank stops or skips")
+
+
+class Scale(nn.Module):
+    """Multiplies by a trained factor, unless it is not used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor, self.is_used = nn.Parameter(torch.ones(())), True
+
+    def forward(self, logits: Tensor) -> Tensor:
+        return logits * self.factor if self.is_used else logits
 
 
 class Faulty(Recipe):
@@ -56,6 +70,7 @@ class Faulty(Recipe):
             *(nn.Conv2d(spec.channels, 4, 3, stride=2, padding=1), nn.BatchNorm2d(4), nn.ReLU()),
             *(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()),
             *(nn.Flatten(), nn.Linear(4 * (spec.height // 2) * (spec.width // 2), spec.num_classes)),
+            Scale(),
         )
 
     def classifier_loss(self, batch: Batch) -> Loss:
@@ -74,8 +89,11 @@ class Faulty(Recipe):
             sys.exit(0)
         if is_faulty and is_due and chosen.fault == "skip":
             self.classifier[1].eval()  # uses the running statistics, without an exchange
+        if is_faulty and is_due and chosen.fault == "unused":
+            self.classifier[-1].is_used = False
         loss = F.cross_entropy(self.classifier(batch["image"]), batch["label"])
         self.classifier.train()
+        self.classifier[-1].is_used = True
         return Loss({"cross_entropy": loss})
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:

@@ -53,6 +53,18 @@ def test_a_rank_that_skips_the_rest_of_a_step_is_named() -> None:
     assert blamed(ahead, witness(1, "norm")) == (0,)
 
 
+def test_a_rank_that_did_not_exchange_all_gradients_is_named_although_it_is_ahead() -> None:
+    part = "gradients, without head.weight, head.bias"
+    ahead = witness(1, "norm", "norm", part, "gather")
+    for waiting in (witness(0, "norm", "norm", "gradients"), witness(0, *STEP)):
+        found = diagnose([waiting, ahead])
+        assert found and found.ranks == (1,)
+        assert "rank 1 did not arrive at 'gradients' (step 2, operation 13): the loss on rank 1" in found.message
+        assert "did not use head.weight, head.bias; " in found.message
+    assert blamed(witness(0, "norm", "norm", part), ahead, witness(2, "norm", "norm", "gradients")) == (0, 1)
+    assert blamed(witness(0, "norm", "norm", part), witness(1, "norm", "norm", part)) == ()
+
+
 def test_equal_records_name_no_rank() -> None:
     assert diagnose([witness(0, "norm"), witness(1, "norm")]) is None
     assert diagnose([witness(0, "norm")]) is None
@@ -69,6 +81,21 @@ def test_the_recorder_keeps_the_last_operations_in_order() -> None:
     assert (record.rank, record.size, len(record.operations)) == (3, 8, CAPACITY)
     assert [one.step for one in record.operations] == list(range(10, CAPACITY + 10))
     assert record.last == Operation(CAPACITY + 10, CAPACITY + 9, "generator: gradients")
+
+
+def test_an_operation_can_be_renamed_while_it_is_in_the_record() -> None:
+    recorder = FlightRecorder()
+    number = recorder.start("gradients")
+    recorder.start("norm, backward")
+    recorder.rename(number, "gradients, without head.bias")
+    assert [one.name for one in recorder.record().operations] == [
+        *("start-up: gradients, without head.bias", "start-up: norm, backward")
+    ]
+    for _ in range(CAPACITY):
+        recorder.start("sum")
+    before = recorder.record()
+    recorder.rename(number, "gradients")
+    assert recorder.record() == before
 
 
 def test_the_record_of_a_killed_process_can_be_read(tmp_path: Path) -> None:

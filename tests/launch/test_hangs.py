@@ -74,6 +74,16 @@ def test_the_launcher_names_a_rank_that_exits_with_code_0_before_the_end(
     assert status and status.state == "failed" and re.fullmatch(reason, status.reason)
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_launcher_names_the_rank_whose_loss_does_not_use_every_parameter(tmp_path: Path, rank: int) -> None:
+    # The next collective operation after the step is the exchange of the losses for a log line.
+    faults = ("--set", "fault=unused", "--set", f"faulty_rank={rank}", "--set", "at=3", "--set", "log_every=3 steps")
+    running = run_fork(tmp_path, *COMMAND, *faults)
+    assert running.wait() == 2
+    arrived = rf"paceline: rank {rank} did not arrive at 'classifier: gradients' \(step 2, operation \d+\): "
+    assert re.search(rf"{arrived}the loss on rank {rank} did not use 8\.factor; ", running.stderr)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_the_launcher_names_the_rank_that_skips_a_collective_operation(tmp_path: Path, rank: int) -> None:
