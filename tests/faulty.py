@@ -25,7 +25,7 @@ SLOW_SECONDS = 0.12  # far above what other programs on the machine delay a heal
 class FaultySettings:
     """Which rank has which fault, and when."""
 
-    fault: Literal["none", "slow", "slow_at_times", "stop", "skip", "kill", "exit", "unused"] = setting(
+    fault: Literal["none", "slow", "slow_at_times", "stop", "skip", "kill", "exit", "unused", "hang"] = setting(
         "none", "the fault"
     )
     faulty_rank: int = setting(1, "the rank that has the fault; -2 for all ranks")
@@ -66,6 +66,8 @@ class Faulty(Recipe):
         super().__init__(settings, spec)
         self.settings, self.calls = settings, 0
         self.rank = int(os.environ.get("RANK", 0))
+        if settings.fault == "hang" and self.rank == settings.faulty_rank:
+            time.sleep(3600)  # before the ranks compare their networks
         self.classifier = nn.Sequential(
             *(nn.Conv2d(spec.channels, 4, 3, stride=2, padding=1), nn.BatchNorm2d(4), nn.ReLU()),
             *(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()),

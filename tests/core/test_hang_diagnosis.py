@@ -72,7 +72,7 @@ def test_equal_records_name_no_rank() -> None:
 
 def test_the_recorder_keeps_the_last_operations_in_order() -> None:
     recorder = FlightRecorder()
-    recorder.join(rank=3, size=8)
+    recorder.set_rank(rank=3, size=8)
     recorder.where = "generator"
     for step in range(CAPACITY + 10):
         recorder.step = step
@@ -103,7 +103,7 @@ def test_the_record_of_a_killed_process_can_be_read(tmp_path: Path) -> None:
     code = (
         "import os, signal\n"
         "from paceline.core.flight_recorder import recorder\n"
-        "recorder().join(1, 2); recorder().start('sum')\n"
+        "recorder().set_rank(1, 2); recorder().start('sum')\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     environment = {**os.environ, "PACELINE_FLIGHT_RECORD": str(path)}
@@ -128,6 +128,6 @@ def test_a_damaged_record_is_ignored_or_partly_read(tmp_path: Path) -> None:
 
 def test_a_process_records_its_operations_even_if_the_file_cannot_be_written(tmp_path: Path) -> None:
     recorder = FlightRecorder(str(tmp_path / "missing folder" / "record"))
-    recorder.join(1, 2)
+    recorder.set_rank(1, 2)
     recorder.start("gather")
     assert recorder.record().rank == 1 and [operation.number for operation in recorder.record().operations] == [1]

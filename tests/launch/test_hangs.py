@@ -60,6 +60,7 @@ def test_the_status_reports_the_rank_that_was_killed_and_the_signal(tmp_path: Pa
     assert running.wait() == 1
     status = Status.of(tmp_path / "run")
     assert status and status.state == "failed" and status.reason.startswith("rank 1 was killed by signal 9")
+    assert "rank 1 was killed by signal 9; see run/logs/rank-1.txt for details" in running.stderr
 
 
 @pytest.mark.parametrize(("faulty", "named"), [(1, 1), (-2, r"\d")])
@@ -82,6 +83,18 @@ def test_the_launcher_names_the_rank_whose_loss_does_not_use_every_parameter(tmp
     assert running.wait() == 2
     arrived = rf"paceline: rank {rank} did not arrive at 'classifier: gradients' \(step 2, operation \d+\): "
     assert re.search(rf"{arrived}the loss on rank {rank} did not use 8\.factor; ", running.stderr)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_launcher_names_a_rank_that_hangs_in_start_up_and_prints_its_stack(tmp_path: Path, rank: int) -> None:
+    running = start_fork(tmp_path, *COMMAND, "--set", "fault=hang", "--set", f"faulty_rank={rank}")
+    workers = wait_for_workers(running)
+    assert running.wait() == 2
+    assert f"paceline: rank {rank} did not arrive at 'start-up: wrap the networks'" in running.stderr
+    assert f"the stacks of rank {rank}:" in running.stderr and "faulty.py" in running.stderr
+    assert "Traceback" not in running.stderr and "logs/" not in running.stderr
+    wait_until(lambda: all(map(has_ended, workers.values())))
 
 
 @pytest.mark.slow

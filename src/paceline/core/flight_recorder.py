@@ -73,6 +73,15 @@ class Record:
             return None
 
 
+def num_started(path: Path) -> int | None:
+    """Return the number of operations in a record, without reading them; None if there is no record."""
+    try:
+        with path.open("rb") as file:
+            return int(_HEADER.unpack(file.read(_HEADER.size))[2])
+    except (OSError, struct.error):
+        return None
+
+
 class FlightRecorder:
     """Records the collective operations of this process."""
 
@@ -83,10 +92,15 @@ class FlightRecorder:
         self.where = "start-up"  # the current part of the run, such as a phase
         self._write_header()
 
-    def join(self, rank: int, size: int) -> None:
+    def set_rank(self, rank: int, size: int) -> None:
         """Record this process's rank, and the number of ranks."""
         self._rank, self._size = rank, size
         self._write_header()
+
+    def join(self, rank: int, size: int) -> None:
+        """Record that this process joins a process group, which is its first collective operation."""
+        self.set_rank(rank, size)
+        self.start("join the process group")
 
     def announce_logs(self, folder: str, dumps_stacks: bool) -> None:
         """Record the logs folder, and whether a signal makes this process write its stacks there."""

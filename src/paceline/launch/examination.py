@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -13,6 +14,7 @@ from paceline.core.files import write_file
 from paceline.core.flight_recorder import Record
 from paceline.core.hang_diagnosis import Diagnosis, Witness, deviation, diagnose
 from paceline.core.heartbeat import has_exited_with_zero, is_child
+from paceline.core.printable import printable_lines
 from paceline.core.stacks import STACK_SIGNAL
 from paceline.launch.mailbox import Mailbox
 
@@ -33,15 +35,16 @@ def examine_hang(mailbox: Mailbox, reason: str) -> None:
     witnesses = _witnesses(mailbox)
     found = diagnose(list(witnesses.values()))
     what = found.message if found else "the workers' records do not show which rank is missing"
-    logs = _logs_of(witnesses)
-    mailbox.keep_diagnosis(f"{what}; {reason}" + (f"; stacks: {logs}/rank-*.txt" if logs else ""))
-    _write_operations(witnesses, reason, found)
+    logs = _logs_folder(mailbox)
+    mailbox.keep_diagnosis(f"{what}; {reason}" + (f"; stacks: {_shown(logs)}/rank-*.txt" if logs else ""))
+    _write_operations(logs, witnesses, reason, found)
     stopped = [process for process, one in witnesses.items() if one.condition == STOPPED]
     running = [process for process in witnesses if process not in stopped]
     _request_stacks(witnesses, running)
     # A stopped rank writes its stacks only when it continues. Then no other rank must be able to go on with the run.
     _signal(running, signal.SIGSTOP)
     _request_stacks(witnesses, stopped)
+    _publish_early_stacks(mailbox, logs, found.ranks if found else [one.rank for one in witnesses.values()])
 
 
 def examine_failure(mailbox: Mailbox) -> str:
@@ -50,10 +53,10 @@ def examine_failure(mailbox: Mailbox) -> str:
     found = deviation(list(witnesses.values()))
     if found is None:
         return ""
-    _write_operations(witnesses, "a worker failed", found)
+    logs = _logs_folder(mailbox)
+    _write_operations(logs, witnesses, "a worker failed", found)
     _request_stacks(witnesses, [process for process, one in witnesses.items() if one.condition != STOPPED])
-    logs = _logs_of(witnesses)
-    return found.message + (f"; stacks: {logs}/rank-*.txt" if logs else "")
+    return found.message + (f"; stacks: {_shown(logs)}/rank-*.txt" if logs else "")
 
 
 def examine_exits(mailbox: Mailbox) -> str:
@@ -86,9 +89,34 @@ def _condition(process: int) -> str:
     return _CONDITIONS.get(state, "")
 
 
-def _logs_of(witnesses: Mapping[int, Witness]) -> str:
-    """Return the path of logs/; empty if no worker has opened its log."""
-    return next((one.record.logs for one in witnesses.values() if one.record.logs), "")
+def log_of_rank(mailbox: Mailbox, rank: int) -> str:
+    """Return the path of a worker's log, to be shown to the user; empty if the worker has not opened its log."""
+    logs = next((record.logs for record in mailbox.records().values() if record.rank == rank), "")
+    log = Path(logs) / f"rank-{rank}.txt"
+    return _shown(log) if logs and log.parent != mailbox.folder and log.exists() else ""
+
+
+def _logs_folder(mailbox: Mailbox) -> Path | None:
+    """Return the path of the run's logs/; None if no worker on this host has opened its log."""
+    found = (Path(record.logs) for record in mailbox.records().values() if record.logs)
+    return next((logs for logs in found if logs != mailbox.folder), None)
+
+
+def _shown(path: Path) -> str:
+    """Return a path as the user would write it: relative if it is below the current folder."""
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
+def _publish_early_stacks(mailbox: Mailbox, logs: Path | None, ranks: Iterable[int]) -> None:
+    """Move the stacks of workers without a log to logs/, or print those of the given ranks if there is no logs/."""
+    for rank in ranks:
+        with suppress(OSError):
+            text = (mailbox.folder / f"rank-{rank}.txt").read_text(errors="replace").strip()
+            if text and logs:
+                with (logs / f"rank-{rank}.txt").open("a") as log:
+                    log.write(f"{text}\n")
+            elif text:
+                print(f"the stacks of rank {rank}:\n{printable_lines(text)}", file=sys.stderr)
 
 
 def _request_stacks(witnesses: Mapping[int, Witness], processes: Iterable[int]) -> None:
@@ -124,12 +152,15 @@ def _signal(processes: Iterable[int], number: int) -> None:
                 os.kill(process, number)
 
 
-def _write_operations(witnesses: Mapping[int, Witness], reason: str, found: Diagnosis | None) -> None:
-    """Write the workers' last operations to logs/hang.txt, unless no worker has opened its log."""
+def _write_operations(
+    logs: Path | None, witnesses: Mapping[int, Witness], reason: str, found: Diagnosis | None
+) -> None:
+    """Write the workers' last operations to logs/hang.txt."""
+    if logs is None:
+        return
     lines = [time.strftime("%Y-%m-%d %H:%M:%S"), reason, *([found.message] if found else [])]
     for one in witnesses.values():
         lines += ["", f"rank {one.rank} {one.condition or 'is running'}; its last collective operations:"]
         lines += [f"  {operation}" for operation in one.record.operations[-NUM_SHOWN:]]
-    if logs := _logs_of(witnesses):
-        with suppress(OSError):  # the disk may be the reason for the hang
-            write_file(Path(logs) / HANG_FILE, "\n".join(lines) + "\n")
+    with suppress(OSError):  # the disk may be the reason for the hang
+        write_file(logs / HANG_FILE, "\n".join(lines) + "\n")

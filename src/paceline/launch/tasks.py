@@ -62,5 +62,6 @@ def run_in_processes(
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
         path = Path(folder) / "config.toml"
         path.write_text(to_toml(config.values(), {}))
+        rendezvous = rendezvous or Rendezvous(timeout=config.run.timeout)
         processes = config.run.devices if strategy_class(config).needs_processes else 1
         return run_processes(WORKER, [*task, config.recipe_name, str(path)], processes, rendezvous, on_failure)

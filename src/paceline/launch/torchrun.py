@@ -23,6 +23,7 @@ from paceline.core.activity import activity, take_over_terminal
 from paceline.core.errors import UserError
 from paceline.core.printable import print_line
 from paceline.launch.agent import END_SECONDS, Agent, Watchdog, describe_failure, first_failure, print_restart
+from paceline.launch.examination import log_of_rank
 from paceline.launch.mailbox import LAUNCHER, MAILBOX_FOLDER, Mailbox
 from paceline.launch.rendezvous import Rendezvous
 from paceline.parallel.torch_internals import local_address, stop_heartbeats
@@ -172,7 +173,8 @@ def _exit_code(
     if mailbox.diagnosis():
         raise UserError(mailbox.diagnosis()) from None
     rank, first = first_failure(result.failures)
-    report(f"{describe_failure(result.failures)}; see logs/rank-{rank}.txt for details")
+    log = log_of_rank(mailbox, rank)
+    report(describe_failure(result.failures) + (f"; see {log} for details" if log else ""))
     return first.exitcode if first.exitcode > 0 else 1
 
 
