@@ -53,6 +53,18 @@ def test_a_rank_that_skips_the_rest_of_a_step_is_named() -> None:
     assert blamed(ahead, witness(1, "norm")) == (0,)
 
 
+def test_a_rank_that_did_not_exchange_all_gradients_is_named_although_it_is_ahead() -> None:
+    part = "gradients, without head.weight, head.bias"
+    ahead = witness(1, "norm", "norm", part, "gather")
+    for waiting in (witness(0, "norm", "norm", "gradients"), witness(0, *STEP)):
+        found = diagnose([waiting, ahead])
+        assert found and found.ranks == (1,)
+        assert "rank 1 did not arrive at 'gradients' (step 2, operation 13): the loss on rank 1" in found.message
+        assert "did not use head.weight, head.bias; " in found.message
+    assert blamed(witness(0, "norm", "norm", part), ahead, witness(2, "norm", "norm", "gradients")) == (0, 1)
+    assert blamed(witness(0, "norm", "norm", part), witness(1, "norm", "norm", part)) == ()
+
+
 def test_equal_records_name_no_rank() -> None:
     assert diagnose([witness(0, "norm"), witness(1, "norm")]) is None
     assert diagnose([witness(0, "norm")]) is None
@@ -60,7 +72,7 @@ def test_equal_records_name_no_rank() -> None:
 
 def test_the_recorder_keeps_the_last_operations_in_order() -> None:
     recorder = FlightRecorder()
-    recorder.join(rank=3, size=8)
+    recorder.set_rank(rank=3, size=8)
     recorder.where = "generator"
     for step in range(CAPACITY + 10):
         recorder.step = step
@@ -71,12 +83,27 @@ def test_the_recorder_keeps_the_last_operations_in_order() -> None:
     assert record.last == Operation(CAPACITY + 10, CAPACITY + 9, "generator: gradients")
 
 
+def test_an_operation_can_be_renamed_while_it_is_in_the_record() -> None:
+    recorder = FlightRecorder()
+    number = recorder.start("gradients")
+    recorder.start("norm, backward")
+    recorder.rename(number, "gradients, without head.bias")
+    assert [one.name for one in recorder.record().operations] == [
+        *("start-up: gradients, without head.bias", "start-up: norm, backward")
+    ]
+    for _ in range(CAPACITY):
+        recorder.start("sum")
+    before = recorder.record()
+    recorder.rename(number, "gradients")
+    assert recorder.record() == before
+
+
 def test_the_record_of_a_killed_process_can_be_read(tmp_path: Path) -> None:
     path = tmp_path / "record"
     code = (
         "import os, signal\n"
         "from paceline.core.flight_recorder import recorder\n"
-        "recorder().join(1, 2); recorder().start('sum')\n"
+        "recorder().set_rank(1, 2); recorder().start('sum')\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     environment = {**os.environ, "PACELINE_FLIGHT_RECORD": str(path)}
@@ -101,6 +128,6 @@ def test_a_damaged_record_is_ignored_or_partly_read(tmp_path: Path) -> None:
 
 def test_a_process_records_its_operations_even_if_the_file_cannot_be_written(tmp_path: Path) -> None:
     recorder = FlightRecorder(str(tmp_path / "missing folder" / "record"))
-    recorder.join(1, 2)
+    recorder.set_rank(1, 2)
     recorder.start("gather")
     assert recorder.record().rank == 1 and [operation.number for operation in recorder.record().operations] == [1]

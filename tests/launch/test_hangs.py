@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from pathlib import Path
 
@@ -40,6 +41,62 @@ def test_the_launcher_names_a_slow_rank_and_then_the_one_that_is_stopped(tmp_pat
     }
     summary = (profile / "summary.txt").read_text()
     assert "classifier: backward" in summary and "find out why rank 0 is slower" in summary
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_is_stopped_in_the_last_step_does_not_finish_the_run(tmp_path: Path, rank: int) -> None:
+    last_step = ("--images", "160", "--set", "at=10", "--set", "evaluate_every=never")
+    running = start_fork(tmp_path, *COMMAND, *last_step, "--set", "fault=stop", "--set", f"faulty_rank={rank}")
+    workers = wait_for_workers(running)
+    assert running.wait() == 2
+    assert f"paceline: rank {rank} did not arrive: rank {rank} is stopped" in running.stderr
+    assert "Traceback" not in running.stderr and "most recent call first" in log_of(tmp_path, rank)
+    status = Status.of(tmp_path / "run")
+    assert status and status.state == "failed" and f"rank {rank} did not arrive" in status.reason
+    assert not list((tmp_path / "run").glob("checkpoints/0*"))
+    wait_until(lambda: all(map(has_ended, workers.values())))
+
+
+def test_the_status_reports_the_rank_that_was_killed_and_the_signal(tmp_path: Path) -> None:
+    running = run_fork(tmp_path, *COMMAND, "--set", "fault=kill", "--set", "at=3")
+    assert running.wait() == 1
+    status = Status.of(tmp_path / "run")
+    assert status and status.state == "failed" and status.reason.startswith("rank 1 was killed by signal 9")
+    assert "rank 1 was killed by signal 9; see run/logs/rank-1.txt for details" in running.stderr
+
+
+@pytest.mark.parametrize(("faulty", "named"), [(1, 1), (-2, r"\d")])
+def test_the_launcher_names_a_rank_that_exits_with_code_0_before_the_end(
+    tmp_path: Path, faulty: int, named: int | str
+) -> None:
+    running = run_fork(tmp_path, *COMMAND, "--set", "fault=exit", "--set", "at=3", "--set", f"faulty_rank={faulty}")
+    assert running.wait() == 2
+    reason = rf"rank {named} ended with exit code 0 before the end of the run, after '.+' \(step [12], operation \d+\)"
+    assert re.search(rf"^paceline: {reason}$", running.stderr, re.MULTILINE)
+    status = Status.of(tmp_path / "run")
+    assert status and status.state == "failed" and re.fullmatch(reason, status.reason)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_launcher_names_the_rank_whose_loss_does_not_use_every_parameter(tmp_path: Path, rank: int) -> None:
+    # The next collective operation after the step is the exchange of the losses for a log line.
+    faults = ("--set", "fault=unused", "--set", f"faulty_rank={rank}", "--set", "at=3", "--set", "log_every=3 steps")
+    running = run_fork(tmp_path, *COMMAND, *faults)
+    assert running.wait() == 2
+    arrived = rf"paceline: rank {rank} did not arrive at 'classifier: gradients' \(step 2, operation \d+\): "
+    assert re.search(rf"{arrived}the loss on rank {rank} did not use 8\.factor; ", running.stderr)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_launcher_names_a_rank_that_hangs_in_start_up_and_prints_its_stack(tmp_path: Path, rank: int) -> None:
+    running = start_fork(tmp_path, *COMMAND, "--set", "fault=hang", "--set", f"faulty_rank={rank}")
+    workers = wait_for_workers(running)
+    assert running.wait() == 2
+    assert f"paceline: rank {rank} did not arrive at 'start-up: wrap the networks'" in running.stderr
+    assert f"the stacks of rank {rank}:" in running.stderr and "faulty.py" in running.stderr
+    assert "Traceback" not in running.stderr and "logs/" not in running.stderr
+    wait_until(lambda: all(map(has_ended, workers.values())))
 
 
 @pytest.mark.slow

@@ -66,6 +66,7 @@ def test_a_killed_rank_is_named_by_the_others(tmp_path: Path, tiny: str, victim:
     words = ("train", tiny, *SHORT, "--images", "1600000", "--out", "run")
     ranks = start_ranks(tmp_path, 2, *words)
     wait_until(lambda: (tmp_path / "run" / "status.json").exists(), ranks[0])
+    time.sleep(3 * peers.BEAT_SECONDS)  # the ranks have reported an operation
     ranks[victim].kill(signal.SIGKILL)
     other = ranks[1 - victim]
     assert other.wait() == 2
@@ -73,6 +74,7 @@ def test_a_killed_rank_is_named_by_the_others(tmp_path: Path, tiny: str, victim:
         assert f"rank {victim} ended" in one_line(other)
         status = Status.of(tmp_path / "run")
         assert status and status.state == "failed" and f"rank {victim} ended" in status.reason
+        assert ", last seen after '" in status.reason
     else:
         assert "rank 0 ended" in (tmp_path / "run" / "logs" / "rank-1.txt").read_text() + other.stderr
 

@@ -103,15 +103,19 @@ def train(config: Config, *, may_exit: bool = True) -> int:
     if (several or elastic) and place_of(config.run) is None:
         rendezvous = Rendezvous.of(config.run)
         began = time.time()
+        reasons: list[str] = []
         try:
-            code = run_in_processes(Task.of(train_here), config.with_run(nnodes="1", rdzv=""), rendezvous)
+            code = run_in_processes(
+                Task.of(train_here), config.with_run(nnodes="1", rdzv=""), rendezvous, reasons.append
+            )
         except UserError as error:
             _started_folder(config).end_for_others("failed", str(error), began)
             raise
         if code == INTERRUPTED:
             _started_folder(config).end_for_others("stopped", "a second Ctrl-C stopped the run immediately", began)
         elif code:
-            _started_folder(config).end_for_others("failed", f"a worker exited with code {code}", began)
+            reason = reasons[0] if reasons else f"a worker exited with code {code}"
+            _started_folder(config).end_for_others("failed", reason, began)
         return code
     return train_here(config, may_exit)
 

@@ -17,7 +17,9 @@ from typing import NamedTuple
 RECORD_FILE = "PACELINE_FLIGHT_RECORD"  # environment variable with the path of the file
 CAPACITY = 256  # operations kept
 _HEADER = struct.Struct("<qqqq")  # rank, number of ranks, operations started, whether stacks can be requested
-_OPERATION = struct.Struct("<qq80s")  # number, training step, name
+NAME_BYTES = 160
+INCOMPLETE = ", without "  # in the name of an exchange of gradients, followed by the parameters that have no gradient
+_OPERATION = struct.Struct(f"<qq{NAME_BYTES}s")  # number, training step, name
 _LOGS_BYTES = 1024  # path of the logs folder, after the header
 _START = _HEADER.size + _LOGS_BYTES
 _SIZE = _START + CAPACITY * _OPERATION.size
@@ -71,6 +73,15 @@ class Record:
             return None
 
 
+def num_started(path: Path) -> int | None:
+    """Return the number of operations in a record, without reading them; None if there is no record."""
+    try:
+        with path.open("rb") as file:
+            return int(_HEADER.unpack(file.read(_HEADER.size))[2])
+    except (OSError, struct.error):
+        return None
+
+
 class FlightRecorder:
     """Records the collective operations of this process."""
 
@@ -81,10 +92,15 @@ class FlightRecorder:
         self.where = "start-up"  # the current part of the run, such as a phase
         self._write_header()
 
-    def join(self, rank: int, size: int) -> None:
+    def set_rank(self, rank: int, size: int) -> None:
         """Record this process's rank, and the number of ranks."""
         self._rank, self._size = rank, size
         self._write_header()
+
+    def join(self, rank: int, size: int) -> None:
+        """Record that this process joins a process group, which is its first collective operation."""
+        self.set_rank(rank, size)
+        self.start("join the process group")
 
     def announce_logs(self, folder: str, dumps_stacks: bool) -> None:
         """Record the logs folder, and whether a signal makes this process write its stacks there."""
@@ -93,19 +109,27 @@ class FlightRecorder:
         self._dumps_stacks = dumps_stacks
         self._write_header()
 
-    def start(self, what: str) -> None:
-        """Record that this process starts a collective operation."""
+    def start(self, what: str) -> int:
+        """Record that this process starts a collective operation; return the operation's number."""
         self._count += 1
-        name = f"{self.where}: {what}".encode()[:80]
-        place = _START + (self._count % CAPACITY) * _OPERATION.size
-        _OPERATION.pack_into(self._memory, place, self._count, self.step, name)
+        self._write_operation(self._count, what)
         self._write_header()
+        return self._count
+
+    def rename(self, number: int, what: str) -> None:
+        """Change the name of an operation of the current step, because it was not what it should have been."""
+        if number > self._count - CAPACITY:
+            self._write_operation(number, what)
 
     def record(self) -> Record:
         """Return what has been recorded."""
         found = Record.parse(self._memory[:])
         assert found is not None
         return found
+
+    def _write_operation(self, number: int, what: str) -> None:
+        name = f"{self.where}: {what}".encode()[:NAME_BYTES]
+        _OPERATION.pack_into(self._memory, _START + (number % CAPACITY) * _OPERATION.size, number, self.step, name)
 
     def _write_header(self) -> None:
         _HEADER.pack_into(self._memory, 0, self._rank, self._size, self._count, self._dumps_stacks)

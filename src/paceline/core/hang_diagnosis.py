@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from paceline.core.flight_recorder import Operation, Record
+from paceline.core.flight_recorder import INCOMPLETE, Operation, Record
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,13 @@ def deviation(witnesses: Sequence[Witness]) -> Diagnosis | None:
             other = next(rank for rank in by_rank if rank not in odd)
             skipped, found = by_rank[other][number], by_rank[odd[0]][number]
             named = f"rank{'s' * (len(odd) > 1)} {', '.join(map(str, odd[:8]))}"
+            unused = found.name.partition(INCOMPLETE)[2]
+            if unused and INCOMPLETE not in skipped.name:
+                return Diagnosis(
+                    tuple(odd),
+                    f"{named} did not arrive at {skipped}: the loss on rank {odd[0]} did not use {unused}; "
+                    "on all ranks, the loss must use every parameter of the network in every step",
+                )
             return Diagnosis(
                 tuple(odd),
                 f"{named} did not arrive at {skipped}, but started {found} instead: all ranks must run the "
@@ -69,7 +76,13 @@ def deviation(witnesses: Sequence[Witness]) -> Diagnosis | None:
 def _odd_one(
     number: int, groups: Mapping[tuple[int, str], list[int]], by_rank: Mapping[int, Mapping[int, Operation]]
 ) -> list[int]:
-    """Return the ranks that left the common order: the minority or, of two equal groups, the one further ahead."""
+    """Return the ranks that left the common order: the minority or, of two equal groups, the one further ahead.
+
+    A rank that did not exchange all gradients has left it in any case.
+    """
+    incomplete = [rank for (_, name), ranks in groups.items() if INCOMPLETE in name for rank in ranks]
+    if 0 < len(incomplete) < len(by_rank):
+        return incomplete
     sizes = sorted(len(ranks) for ranks in groups.values())
     if len(groups) > 2 or sizes[0] < sizes[1]:
         return min(groups.values(), key=len)

@@ -90,6 +90,19 @@ class Watch(threading.Thread):
         self._ended.set()
 
 
+def has_exited_with_zero(child: int) -> bool:
+    """Return whether a child process that is no longer alive ended with exit code 0; False while its threads end.
+
+    The exit code stays available to the owner of the child. If the owner has already read it, it was 0: otherwise, the
+    owner would have reported a failure.
+    """
+    try:
+        ended = os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return True
+    return ended is not None and ended.si_code == os.CLD_EXITED and ended.si_status == 0
+
+
 def is_child(process: int, parent: int) -> bool:
     """Return whether a process is alive, not a zombie, and a child of `parent`."""
     try:

@@ -31,11 +31,11 @@ class _Dump:
 _dump: _Dump | None = None
 
 
-def dump_stacks_on_signal(log: Path) -> None:
+def dump_stacks_on_signal(log: Path, *, on_crash: bool = True) -> None:
     """Make STACK_SIGNAL, and crashes, append the stacks to a log file; announce this in the flight recorder."""
     global _dump
     stop_dumping_stacks()
-    _dump = _Dump(open_append(log), not faulthandler.is_enabled(), not _is_handled(STACK_SIGNAL))
+    _dump = _Dump(open_append(log), on_crash and not faulthandler.is_enabled(), not _is_handled(STACK_SIGNAL))
     if _dump.on_crash:
         faulthandler.enable(file=_dump.file)  # when libtorch aborts the process, for example
     if _dump.on_signal:
@@ -51,7 +51,7 @@ def stop_dumping_stacks() -> None:
     recorder().announce_logs("", dumps_stacks=False)
     if _dump.on_crash:
         faulthandler.disable()
-    if _dump.on_signal:
+    if _dump.on_signal and not callable(signal.getsignal(STACK_SIGNAL)):  # the program may have replaced the handler
         faulthandler.unregister(STACK_SIGNAL)  # restores the previous handler
         if is_watched() and threading.current_thread() is threading.main_thread():
             signal.signal(STACK_SIGNAL, signal.SIG_IGN)

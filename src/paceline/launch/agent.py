@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import NamedTuple
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec, WorkerState
@@ -16,13 +17,14 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from paceline.core.activity import restore_terminal
 from paceline.core.awake_clock import AwakeClock
 from paceline.core.printable import print_line
-from paceline.launch.examination import examine_failure, examine_hang
+from paceline.launch.examination import examine_exits, examine_failure, examine_hang
 from paceline.launch.mailbox import USER_ERROR_WAIT_SECONDS, Mailbox
 from paceline.parallel.torch_internals import ElasticAgent
 
 EXIT_BARRIER_SECONDS = 60  # how long to wait for the other hosts after this host has finished
 POLL_SECONDS = 0.2
 LONGEST_POLL_SECONDS = 1.0  # if two polls are further apart, the launcher was suspended; the rest is not counted
+START_UP_SECONDS = 20.0  # how long, at least, the others wait for a worker in start-up; collectives wait even longer
 END_SECONDS = 3.0  # how long the agent may take to exit after its workers
 SLACK_SECONDS = 30.0  # added to the time that hosts may wait for each other
 
@@ -47,12 +49,21 @@ class Agent(ElasticAgent):
     def before_monitoring(self) -> None:
         """Compare the workers' records if a worker has died, or has failed and waits for the comparison."""
         died = not all(self._mailbox.processes().values())
-        if (died or self._mailbox.has_failed_worker()) and not (self._examined or self._is_over()):
+        if self._is_over() or not (died or self._mailbox.has_failed_worker()):
+            return
+        # torch's agent ignores a worker that exits with code 0, and would report the failures that this causes.
+        if early := examine_exits(self._mailbox):
+            self._mailbox.keep_diagnosis(early)
+        if not self._examined:
             self._examined = True
             self._mailbox.keep_diagnosis(examine_failure(self._mailbox))
 
     def review(self, result: RunResult) -> RunResult:
         """Return the result to act on: no restart if the run is over, and a restart if a host is waiting to join."""
+        if result.state is WorkerState.SUCCEEDED and not self._is_over():
+            self._mailbox.keep_diagnosis(examine_exits(self._mailbox))
+            if self._mailbox.diagnosis():
+                result = RunResult(state=WorkerState.FAILED)
         if result.is_failed():
             if any(failure.exitcode < 0 for failure in result.failures.values()):  # killed by a signal
                 restore_terminal()
@@ -93,8 +104,9 @@ def print_restart(reason: str, left: int) -> None:
 class _Progress(NamedTuple):
     """The last progress report of a worker."""
 
-    report: int | None  # see `Mailbox.last_progress`
+    report: int | None  # see `Mailbox.last_progress`; in start-up, the number of operations of a worker that is behind
     seen_at: float  # time on the watchdog's clock
+    patience: float  # seconds until the next report is overdue
 
 
 class Watchdog(threading.Thread):
@@ -139,26 +151,37 @@ class Watchdog(threading.Thread):
                 self._restarts_left = self._ask_restarts_left()
         elif now - self._all_alive_at > USER_ERROR_WAIT_SECONDS + 1:  # the workers have had time to report a user error
             self._kill(processes)
-        self._progress = {process: self._progress_of(process, now) for process in alive}
-        silent = max((now - progress.seen_at for progress in self._progress.values()), default=0.0)
-        if silent > self.timeout:
-            reason = f"no progress for {silent:.0f} s (--timeout {self.timeout:g})"
+        counts = {process: self.mailbox.num_operations(process) for process in alive}
+        most = max((count for count in counts.values() if count is not None), default=0)
+        self._progress = {process: self._progress_of(process, counts[process], most, now) for process in alive}
+        silences = [(now - progress.seen_at, progress.patience) for progress in self._progress.values()]
+        overdue = [silent for silent, patience in silences if silent > patience]
+        if overdue:
+            reason = f"no progress for {max(overdue):.0f} s (--timeout {self.timeout:g})"
             print_line(f"{reason}; examining and killing all workers on this host", sys.stderr)
-            self.mailbox.keep_diagnosis(examine_hang(self.mailbox, reason))
+            examine_hang(self.mailbox, reason)
             self._kill(processes)
         will_not_restart = self._killed_some and not self._restarts_left
         if now - self._some_alive_at > (END_SECONDS if will_not_restart else self.longest_idle):
             print_line("the launcher did not exit in time; killing it", sys.stderr)
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def _progress_of(self, process: int, now: float) -> _Progress:
-        """Return the last progress of a worker. Before training starts, a worker counts as making progress."""
+    def _progress_of(self, process: int, count: int | None, most: int, now: float) -> _Progress:
+        """Return the last progress of a worker.
+
+        Before training starts, a worker counts as making progress, unless others wait for it: they have started more
+        collective operations. Only then is the number of its own operations its progress.
+        """
         report, before = self.mailbox.last_progress(process), self._progress.get(process)
-        return before if before and report is not None and report == before.report else _Progress(report, now)
+        patience = self.timeout
+        if report is None and count is not None and count < most:
+            report, patience = count, max(self.timeout, START_UP_SECONDS)
+        return before if before and report is not None and report == before.report else _Progress(report, now, patience)
 
     def _kill(self, processes: Mapping[int, bool]) -> None:
         self._killed_some = True
         for process, is_alive in processes.items():
             if is_alive:
-                os.kill(process, signal.SIGKILL)
+                with suppress(ProcessLookupError):  # the agent has ended it in the meantime
+                    os.kill(process, signal.SIGKILL)
             self.mailbox.forget(process)

@@ -2,6 +2,7 @@
 
 process-PID   a worker that has started; rewritten with every progress report, and empty until training starts
 record-PID    the worker's flight recorder: the last collective operations that it started
+rank-N.txt    the stacks of a worker that was asked for them before it opened its log
 user-error    the message from a UserError that a worker raised
 failed        a worker has failed and waits until the launcher has examined the others
 diagnosis     why the workers of this round hang or failed, if the launcher could determine it
@@ -14,8 +15,9 @@ import os
 import time
 from pathlib import Path
 
-from paceline.core.flight_recorder import RECORD_FILE, recorder
+from paceline.core.flight_recorder import RECORD_FILE, Record, num_started, recorder
 from paceline.core.heartbeat import PULSE_FILE, die_with_parent, is_child
+from paceline.core.stacks import dump_stacks_on_signal
 from paceline.training.stop import INTERRUPTED, RESUME_LATER
 
 LAUNCHER = "PACELINE_LAUNCHER"  # environment variable with the launcher's process ID, set for its workers
@@ -58,13 +60,23 @@ class Mailbox:
 
     def start_round(self) -> None:
         """Remove the reports from the previous workers, which have all ended. A reported user error is kept."""
-        for pattern in ("process-*", "record-*", "stopped-*", FAILED, DIAGNOSIS):
+        for pattern in ("process-*", "record-*", "rank-*.txt", "stopped-*", FAILED, DIAGNOSIS):
             for file in self.folder.glob(pattern):
                 file.unlink(missing_ok=True)
 
     def record_file(self, process: int) -> Path:
         """Return the path of a worker's flight recorder."""
         return self.folder / f"record-{process}"
+
+    def records(self) -> dict[int, Record]:
+        """Return the flight recorders of the workers of this round, by process and in the order of their ranks."""
+        files = {int(file.name.removeprefix("record-")): file for file in self.folder.glob("record-*")}
+        found = {process: record for process, file in files.items() if (record := Record.read(file))}
+        return dict(sorted(found.items(), key=lambda item: item[1].rank))
+
+    def num_operations(self, process: int) -> int | None:
+        """Return how many collective operations a worker has started; None if it has no flight recorder."""
+        return num_started(self.record_file(process))
 
     def has_failed_worker(self) -> bool:
         """Return whether a failed worker waits for an examination."""
@@ -100,6 +112,9 @@ def register_worker() -> None:
     own.touch()
     os.environ[PULSE_FILE] = str(own)
     os.environ[RECORD_FILE] = str(own.with_name(f"record-{os.getpid()}"))
+    if "RANK" in os.environ:
+        recorder().set_rank(int(os.environ["RANK"]), int(os.environ.get("WORLD_SIZE", 1)))
+        dump_stacks_on_signal(own.with_name(f"rank-{os.environ['RANK']}.txt"), on_crash=False)
 
 
 def unregister_worker(code: int) -> int:

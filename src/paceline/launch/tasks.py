@@ -52,10 +52,16 @@ class Task(NamedTuple):
         return cast(Callable[..., int | None], found)(config, *arguments, **named) or 0
 
 
-def run_in_processes(task: Task, config: Config, rendezvous: Rendezvous | None = None) -> int:
-    """Run a task in one process per device on this host; return the exit code."""
+def run_in_processes(
+    task: Task,
+    config: Config,
+    rendezvous: Rendezvous | None = None,
+    on_failure: Callable[[str], None] = lambda reason: None,
+) -> int:
+    """Run a task in one process per device on this host; return the exit code. See `run_processes`."""
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
         path = Path(folder) / "config.toml"
         path.write_text(to_toml(config.values(), {}))
+        rendezvous = rendezvous or Rendezvous(timeout=config.run.timeout)
         processes = config.run.devices if strategy_class(config).needs_processes else 1
-        return run_processes(WORKER, [*task, config.recipe_name, str(path)], processes, rendezvous)
+        return run_processes(WORKER, [*task, config.recipe_name, str(path)], processes, rendezvous, on_failure)

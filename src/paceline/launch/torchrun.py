@@ -8,7 +8,7 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -23,6 +23,7 @@ from paceline.core.activity import activity, take_over_terminal
 from paceline.core.errors import UserError
 from paceline.core.printable import print_line
 from paceline.launch.agent import END_SECONDS, Agent, Watchdog, describe_failure, first_failure, print_restart
+from paceline.launch.examination import log_of_rank
 from paceline.launch.mailbox import LAUNCHER, MAILBOX_FOLDER, Mailbox
 from paceline.launch.rendezvous import Rendezvous
 from paceline.parallel.torch_internals import local_address, stop_heartbeats
@@ -35,8 +36,22 @@ AGENT_ENVIRONMENT = {
 }
 
 
-def run_processes(module: str, arguments: Sequence[str], processes: int, rendezvous: Rendezvous | None = None) -> int:
-    """Run `python -m module arguments` in several processes on this host; return their common exit code."""
+def run_processes(
+    module: str,
+    arguments: Sequence[str],
+    processes: int,
+    rendezvous: Rendezvous | None = None,
+    on_failure: Callable[[str], None] = lambda reason: None,
+) -> int:
+    """Run `python -m module arguments` in several processes on this host; return their common exit code.
+
+    If they fail, `on_failure` is called with the reason, unless the function raises UserError.
+    """
+
+    def report(reason: str) -> None:
+        print_line(reason, sys.stderr)
+        on_failure(reason)
+
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     rendezvous = rendezvous or Rendezvous()
     with tempfile.TemporaryDirectory(prefix="paceline-", ignore_cleanup_errors=True) as name:
@@ -54,11 +69,11 @@ def run_processes(module: str, arguments: Sequence[str], processes: int, rendezv
             )
             watchdog.start()
             try:
-                return _exit_code(supervisor.run(), mailbox, signals)
+                return _exit_code(supervisor.run(), mailbox, signals, report)
             except SignalException as stop:
                 return mailbox.stop_code() or _code_of(signals[0] if signals else stop.sigval)
             except (RendezvousError, dist.DistError) as error:
-                return _report_no_rendezvous(error, rendezvous, mailbox)
+                return _report_no_rendezvous(error, rendezvous, mailbox, report)
             finally:
                 watchdog.stop()
                 take_over_terminal()
@@ -139,45 +154,49 @@ def _leave_rendezvous(handler: DynamicRendezvousHandler, closes: bool) -> None:
     thread.join(END_SECONDS / 2)
 
 
-def _exit_code(result: RunResult | None, mailbox: Mailbox, signals: Sequence[int]) -> int:
-    """Return the workers' exit code; print why they ended, unless they have already reported it."""
+def _exit_code(
+    result: RunResult | None, mailbox: Mailbox, signals: Sequence[int], report: Callable[[str], None]
+) -> int:
+    """Return the workers' exit code; report why they ended, unless they have already reported it."""
     if mailbox.user_error():
         raise UserError(mailbox.user_error()) from None
     if mailbox.stop_code():
         return mailbox.stop_code()
     if result is None:
-        print_line("another host ended the run", sys.stderr)
+        report("another host ended the run")
         return 1
     if not result.is_failed():
         return 0
     if signals:
-        print_line("stopped before training began" if len(signals) == 1 else "stopped immediately", sys.stderr)
+        report("stopped before training began" if len(signals) == 1 else "stopped immediately")
         return _code_of(signals[0])
     if mailbox.diagnosis():
         raise UserError(mailbox.diagnosis()) from None
     rank, first = first_failure(result.failures)
-    print_line(f"{describe_failure(result.failures)}; see logs/rank-{rank}.txt for details", sys.stderr)
+    log = log_of_rank(mailbox, rank)
+    report(describe_failure(result.failures) + (f"; see {log} for details" if log else ""))
     return first.exitcode if first.exitcode > 0 else 1
 
 
-def _report_no_rendezvous(error: Exception, rendezvous: Rendezvous, mailbox: Mailbox) -> int:
-    """Print why this host lost or never reached the other hosts; return the exit code."""
+def _report_no_rendezvous(
+    error: Exception, rendezvous: Rendezvous, mailbox: Mailbox, report: Callable[[str], None]
+) -> int:
+    """Report why this host lost or never reached the other hosts; return the exit code."""
     if mailbox.user_error():
         raise UserError(mailbox.user_error()) from None
     if mailbox.stop_code():
         return mailbox.stop_code()
     endpoint = rendezvous.endpoint
     if isinstance(error, RendezvousClosedError):
-        print_line(f"another host ended the run (rendezvous {endpoint})", sys.stderr)
+        report(f"another host ended the run (rendezvous {endpoint})")
     elif isinstance(error, RendezvousTimeoutError):
-        print_line(
+        report(
             f"fewer than {rendezvous.min_hosts} hosts (--nnodes) joined at {endpoint} within "
             f"{rendezvous.join_timeout:g} s (join_timeout); "
-            "run the same command again to resume from the last checkpoint",
-            sys.stderr,
+            "run the same command again to resume from the last checkpoint"
         )
     else:
-        print_line(f"lost the rendezvous host ({endpoint}): {str(error).splitlines()[0]}", sys.stderr)
+        report(f"lost the rendezvous host ({endpoint}): {str(error).splitlines()[0]}")
     return 1
 
 

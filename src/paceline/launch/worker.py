@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from typing import NoReturn
 
 from paceline.config.files import read_file
 from paceline.core.activity import end_activity, show_activities_of_worker
@@ -40,6 +41,9 @@ def main() -> int:
         return 2
     except KeyboardInterrupt:
         return INTERRUPTED
+    except SystemExit as early:  # the recipe has called sys.exit: the launcher must notice that the task did not end
+        traceback.print_exc()
+        _exit(early.code if isinstance(early.code, int) else int(early.code is not None))
     except Exception:
         if user_error_was_reported():
             return 2
@@ -48,9 +52,13 @@ def main() -> int:
         return 1
 
 
-if __name__ == "__main__":
-    code = unregister_worker(main())
+def _exit(code: int) -> NoReturn:
+    """End this process without an interpreter shutdown, during which process-group threads can hang."""
     end_activity()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # skips interpreter shutdown, during which process-group threads can hang
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    _exit(unregister_worker(main()))

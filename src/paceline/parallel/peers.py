@@ -238,8 +238,9 @@ class Peers(threading.Thread):
 
 
 def _silent(rank: int, beat: bytes) -> str:
-    last = beat.decode(errors="replace").partition(" ")[2]
-    return f"rank {rank} ended without a message{f' after {last}' * bool(last)}; it may have been killed or stopped"
+    last = beat.decode(errors="replace").partition(" ")[2]  # up to BEAT_SECONDS before the rank ended
+    seen = f", last seen after {last}" if last else ""
+    return f"rank {rank} ended without a message{seen}; it may have been killed or stopped"
 
 
 def read_failure(store: dist.Store) -> str:

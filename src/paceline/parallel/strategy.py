@@ -14,6 +14,7 @@ from paceline.config.resolve import Config
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Batch, Loss, Phase, Recipe
 from paceline.core.errors import UserError
+from paceline.core.flight_recorder import start_operation
 from paceline.core.registry import load_class
 from paceline.parallel.batchnorm import has_batchnorm, synchronize
 from paceline.parallel.memory_shares import MemoryShares
@@ -128,6 +129,8 @@ class Strategy:
                 f"--strategy {name}: uses only {most} of {settings.devices} devices; use ddp, or --devices {most}"
             )
         self.settings, self.world, self.precision, self.recipe = settings, world, precision, recipe
+        if self.needs_processes and world.size > 1:
+            start_operation("wrap the networks")  # DistributedDataParallel compares the networks of all processes
         self.notes: list[str] = []  # decisions and their reasons, printed before the first step
         self.evaluated: frozenset[str] | None = None  # the networks that predictions use; None if not known yet
         self.place(recipe)

@@ -24,7 +24,7 @@ from paceline.parallel.nccl_record import enable_flight_recorder
 from paceline.parallel.peers import Peers, await_server, call_roll
 from paceline.parallel.store import choose_interface, is_loopback, join_store, serve_store
 
-EXAMINATION_SECONDS = 30.0  # how much longer than `timeout` a collective waits
+EXAMINATION_SECONDS = 30.0  # how much longer than `timeout` a collective, or a store without `Peers`, waits
 FIRST_PORT, NUM_PORTS = 10_000, 10_000  # a port range below the kernel's ephemeral ports
 
 
@@ -243,10 +243,10 @@ def join(settings: RunSettings, *, distributed: bool) -> World:
             os.environ |= {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
         os.environ |= {"RANK": str(place.rank), "WORLD_SIZE": str(place.size), "LOCAL_RANK": str(place.local_rank)}
         own = device if backend == "nccl" else None
-        recorder().join(place.rank, place.size)
         enable_flight_recorder(backend)
         # A hang is examined at `timeout`, while all processes still wait. Collectives must not fail before that.
         timeout = timedelta(seconds=settings.timeout + EXAMINATION_SECONDS)
+        recorder().join(place.rank, place.size)
         store, peers = _rendezvous(place, settings)
         world = World(place, device, backend, peers)
         try:
@@ -272,8 +272,8 @@ def _rendezvous(place: Place, settings: RunSettings) -> tuple[dist.Store, Peers 
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     choose_interface(host, place.num_nodes)
     by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # the default under torchrun
-    key, timeout = (host, port, place), timedelta(seconds=settings.timeout)
     alone = place.size > 1 and not is_watched()
+    key, timeout = (host, port, place), timedelta(seconds=settings.timeout + (0 if alone else EXAMINATION_SECONDS))
     if key not in _stores:
         _stores.clear()  # closes the previous store, which may use this port
         _num_rendezvous.clear()

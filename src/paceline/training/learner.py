@@ -99,6 +99,10 @@ class Learner:
         self.scaler.update()
         self.clear_gradients()
 
+    def without_gradient(self) -> list[str]:
+        """Return the names of the parameters that have no gradient."""
+        return [name for name, parameter in self.named.items() if parameter.grad is None]
+
     def clear_gradients(self) -> None:
         """Remove the gradients, so that the next backward pass starts from none."""
         self.optimizer.zero_grad(set_to_none=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from paceline.contracts.recipe import Batch, Clock, Loss, Phase, Recipe
 from paceline.core.errors import UserError
-from paceline.core.flight_recorder import recorder
+from paceline.core.flight_recorder import INCOMPLETE, recorder
 from paceline.core.streams import run_concurrently
 from paceline.data.feed import StepData
 from paceline.parallel.gradient_wait import GradientWait
@@ -129,7 +129,7 @@ class Step:
                 # Weight the loss so that the average over ranks is the mean over the global batch.
                 weight = samples * self.world.size / self.batch_size
                 with self.annotate(f"{phase.name}/backward"):
-                    self._backward(phase, learner.scale(_total(loss, weight)), last)
+                    self._backward(phase, learner, learner.scale(_total(loss, weight)), last)
             entries.append(Entry.of(phase.name, loss, samples))
             batch |= {name: value.detach() for name, value in loss.shared.items()}
             for name in (name for name in self.signals if name in loss.signals):  # use the same order on every rank
@@ -145,10 +145,12 @@ class Step:
             learner.step()
         return entries
 
-    def _backward(self, phase: Phase, loss: Tensor, last: bool) -> None:
-        if last and self.exchanges:
-            self.recorder.start("gradients")
+    def _backward(self, phase: Phase, learner: Learner, loss: Tensor, last: bool) -> None:
+        number = self.recorder.start("gradients") if last and self.exchanges else 0
         self.strategy.backward(loss, last)
+        if number and any(parameter.grad is None for parameter in learner.parameters):
+            # Then DistributedDataParallel does not exchange these gradients, and the other ranks wait for them.
+            self.recorder.rename(number, f"gradients{INCOMPLETE}{_listed(learner.without_gradient())}")
         if last and self.waits:
             self.waits[phase.network].end_backward(phase.name)
 
@@ -164,14 +166,17 @@ class Step:
 
     def _check_gradients(self, phase: Phase, learner: Learner) -> None:
         self.unchecked.discard(phase.name)
-        missing = [name for name, parameter in learner.named.items() if parameter.grad is None]
+        missing = learner.without_gradient()
         if missing:
-            shown = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
             count = "1 parameter" if len(missing) == 1 else f"{len(missing)} parameters"
             raise UserError(
-                f"phase {phase.name!r} computes no gradient for {count} in {phase.network!r} ({shown}): "
+                f"phase {phase.name!r} computes no gradient for {count} in {phase.network!r} ({_listed(missing)}): "
                 "use every parameter in the loss, or remove it from the network"
             )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
 
 
 def _total(loss: Loss, weight: float) -> Tensor:
