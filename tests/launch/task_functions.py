@@ -26,9 +26,12 @@ def end_with(config: Config, code: int) -> int:
 def raise_user_error(config: Config, rank: int) -> None:
     """Raise a user error in the process with the given rank while all other processes wait."""
     world = join(config.run, distributed=True)
-    if world.rank == rank:
-        raise UserError(f"--data {os.getpid()}: is of no use; give another")
-    world.wait_for_all()
+    try:
+        if world.rank == rank:
+            raise UserError(f"--data {os.getpid()}: is of no use; give another")
+        world.wait_for_all()
+    finally:
+        world.abandon()
 
 
 def outer() -> object:
