@@ -25,9 +25,7 @@ def sample(
     to: Annotated[str, typer.Option(help="new folder for the images of --count", metavar="DIR")] = "",
     class_: Annotated[
         str,
-        typer.Option(
-            "--class", help="generate images of this class (name or index); all: one class per row", metavar="NAME"
-        ),
+        typer.Option("--class", help="generate images of this class; all: one class per row", metavar="NAME"),
     ] = "",
     truncation: Annotated[
         float, typer.Option(help="scale the noise; below 1, images are more alike and often look better")

@@ -16,7 +16,7 @@ from paceline.core.types import SettingValue
 from paceline.images.encode import DEFAULT_ENCODING
 from paceline.images.grids import ANIMATED_SUFFIXES, captioned, save_animation, side_by_side
 from paceline.inference.animation import animation_frames
-from paceline.inference.chosen_draws import EVERY_CLASS
+from paceline.inference.chosen_draws import EVERY_CLASS, class_index
 from paceline.inference.model import Model
 from paceline.inference.run_images import GridOptions, show_run
 from paceline.inference.sample_files import write_samples
@@ -101,6 +101,8 @@ def _write_images(run: str, folder: Path, options: Options) -> int:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"--to {folder}: is not an empty folder; choose a new one")
     model = Model(stored, run, device)
+    index = class_index(model.recipe, model.spec, options.label, "--class ") if options.label else None
+    of_class = "" if index is None else f" of class {model.classes[index]}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for _ in counted(
@@ -111,7 +113,7 @@ def _write_images(run: str, folder: Path, options: Options) -> int:
             pass
     except OSError as error:
         raise UserError(f"--to {folder}: {error.strerror or error}") from None
-    print_line(f"{options.count:,} images from {model.origin} → {folder}")
+    print_line(f"{options.count:,} image{'s' * (options.count != 1)}{of_class} from {model.origin} → {folder}")
     return 0
 
 
