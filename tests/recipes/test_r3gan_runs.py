@@ -189,6 +189,24 @@ def sparse(folder: Path) -> str:
     return str(folder / "sparse")
 
 
+def test_the_nearest_images_are_found_in_data_that_was_moved(
+    sparse: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["sample", sparse, "--nearest", "--grid", "2x3", "--out"]
+    assert run([*words, str(tmp_path / "before.png")]) == 0
+    Path("sparse.npz").rename("moved.npz")
+    try:
+        assert run([*words, str(tmp_path / "none.png")]) == 2
+        assert "--data-root" in capsys.readouterr().err
+        assert run([*words, str(tmp_path / "after.png"), "--data-root", "moved.npz"]) == 0
+    finally:
+        Path("moved.npz").rename("sparse.npz")
+    assert np.array_equal(*(cells(str(tmp_path / name), 2, 3) for name in ("before.png", "after.png")))
+    for more in ([], ["--animate"], ["--count", "1", "--to", str(tmp_path / "none")]):
+        assert run(["sample", sparse, "--data-root", "sparse.npz", *more]) == 2
+        assert "--data-root sparse.npz: " in capsys.readouterr().err
+
+
 def test_classes_without_training_images_are_not_generated(
     sparse: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -36,6 +36,9 @@ def sample(
     inception: Annotated[
         str, typer.Option(help="for --nearest: file with the 2015 Inception network, which computes the features")
     ] = "",
+    data_root: Annotated[
+        str, typer.Option(help="for --nearest and strips: where the run's data is now, if it was moved")
+    ] = "",
     animate: Annotated[bool, typer.Option("--animate", help="show how the images changed during training")] = False,
     next_to: Annotated[
         str, typer.Option(help="second run, whose images are shown alongside the first run's", metavar="RUN")
@@ -62,6 +65,7 @@ def sample(
         truncation=truncation,
         nearest=nearest,
         inception=inception,
+        data_root=data_root,
     )
     raise typer.Exit(job([run, *filter(None, [next_to])], out, options))
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from paceline.commands.configure import checked
 from paceline.commands.device import choose_device
+from paceline.config.resolve import Inherited
+from paceline.config.source_flags import FOLDERS
 from paceline.core.activity import activity, counted
 from paceline.core.errors import UserError
 from paceline.core.files import new_file
@@ -45,6 +47,7 @@ class Options:
     truncation: float = 1.0
     nearest: bool = False
     inception: str = ""  # file with the Inception network, used by `nearest`
+    data_root: str = ""  # where the run's data is now, for `nearest` and strips
 
     @property
     def kind(self) -> str:
@@ -82,6 +85,8 @@ def _check_options(options: Options) -> None:
         raise UserError("--count: writes one file per image; leave out --grid, --interpolate, --nearest and --animate")
     if options.count and options.label == EVERY_CLASS:
         raise UserError(f"--class {EVERY_CLASS}: shows one class per row of a grid; with --count, choose one class")
+    if options.data_root and (options.count or options.animate):
+        raise UserError(f"--data-root {options.data_root}: --count and --animate need no data; leave --data-root out")
     if options.animate and options.interpolate:
         raise UserError("--animate --interpolate: cannot be combined; choose one")
     if options.interpolate and options.nearest:
@@ -152,14 +157,25 @@ def _show(runs: list[str], file: Path, options: Options) -> int:
     if options.nearest and columns < 2:
         raise UserError(f"--grid {options.grid}: --nearest needs at least 2 columns")
     grid_options = GridOptions(
-        rows, columns, options.interpolate, options.flag, options.label, options.truncation, options.nearest
+        rows,
+        columns,
+        options.interpolate,
+        options.flag,
+        options.label,
+        options.truncation,
+        options.nearest,
+        options.data_root,
     )
     flags: dict[str, SettingValue] = {"gpus": "", "devices": 1}
     flags |= {"accelerator": options.accelerator} if options.accelerator else {}
     flags |= {"inception": options.inception} if options.inception else {}
+    flags |= {"data_root": options.data_root} if options.data_root else {}
+    # The other folders in the run's settings belong to the old place of the data.
+    moved = Inherited(dict.fromkeys(FOLDERS, "") if options.data_root else {})
     activity("generating the images")
     shown = [
-        show_run(run, checked(config_of(run, [("flag", flags)])), options.checkpoint, grid_options) for run in runs
+        show_run(run, checked(config_of(run, [("flag", moved), ("flag", flags)])), options.checkpoint, grid_options)
+        for run in runs
     ]
     whole = shown[0][0] if len(shown) == 1 else side_by_side([captioned(*one) for one in shown])
     with new_file(file) as temporary:

@@ -40,6 +40,7 @@ class GridOptions:
     label: str = ""  # class of the images, "all" for one class per row, or "" for random classes
     truncation: float = 1.0  # factor on the noise
     nearest: bool = False  # each row shows an image and the training images that are most similar to it
+    data_root: str = ""  # where the run's data is now
 
 
 def show_run(run: str, config: Config, checkpoint: str, options: GridOptions) -> tuple[Image.Image, str]:
@@ -88,6 +89,8 @@ def _describe_classes(recipe: Recipe, spec: DataSpec, options: GridOptions) -> s
 def _open_needed(run: str, stored: StoredModel, recipe: Recipe, options: GridOptions) -> dict[str, Source]:
     """Open the run's data if it appears in the images: as the inputs of strips, or as the nearest training images."""
     if not has_strips(recipe) and not options.nearest:
+        if options.data_root:
+            raise UserError(f"--data-root {options.data_root}: only --nearest and strips show data; leave it out")
         return {}
     if is_weights_file(run):
         if has_strips(recipe):
