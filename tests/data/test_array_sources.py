@@ -91,7 +91,7 @@ def test_npz_finds_the_only_file_in_a_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"x_train": None}, "has no x_train (found: y_train, x_test, y_test); expected x_train, "),
+        ({"x_train": None}, r"has no x_train \(found: y_train, x_test, y_test\); expected x_train, "),
         ({"y_test": None}, "has no y_test"),
         ({"x_train": np.zeros((6, 5, 4))}, r"x_train: floating-point pixels need a declared range"),
         ({"x_train": np.zeros((6, 5, 4), dtype=np.int32)}, "x_train is int32; expected uint8"),
@@ -101,7 +101,12 @@ def test_npz_finds_the_only_file_in_a_folder(tmp_path: Path) -> None:
         ({"x_train": np.zeros((0, 5, 4), dtype=np.uint8)}, "x_train .* empty"),
         ({"y_train": np.arange(5)}, "x_train has 6 rows but y_train has 5"),
         ({"y_train": np.zeros(6)}, "y_train is float64"),
-        ({"y_train": np.zeros((6, 2), dtype=int)}, r"y_train has shape \(6, 2\)"),
+        ({"y_train": np.zeros((6, 2), dtype=int)}, r"y_train has shape \(6, 2\); expected \[n\].*y_train.argmax\(1\)"),
+        ({"y_train": np.eye(6)}, r"y_train has shape \(6, 6\); expected \[n\].*one-hot, use y_train.argmax\(1\)"),
+        (
+            {"y_train": np.array(["cat", "dog"] * 3)},
+            r"y_train is text; .*np.unique\(labels, return_inverse=True\)\[1\]",
+        ),
         ({"y_train": np.arange(6) - 1}, "y_train contains -1"),
         ({"y_train": np.array([{}] * 6)}, "y_train cannot be read"),
     ],

@@ -147,6 +147,7 @@ def test_the_nearest_training_images_are_shown_next_to_each_image() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["--class", ""], "--class '': expected the name of a class"),
         (["--class", "cat"], "--class cat: unknown class 'cat'"),
         (["--class", "10"], "--class 10: unknown class '10'; choose from: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9"),
         (["--truncation", "-1"], "--truncation -1: must be at least 0 and at most 2"),

@@ -24,9 +24,9 @@ def sample(
     count: Annotated[int, typer.Option(help="for generators: write this many image files to the folder --to")] = 0,
     to: Annotated[str, typer.Option(help="new folder for the images of --count", metavar="DIR")] = "",
     class_: Annotated[
-        str,
+        str | None,
         typer.Option("--class", help="generate images of this class; all: one class per row", metavar="NAME"),
-    ] = "",
+    ] = None,
     truncation: Annotated[
         float, typer.Option(help="scale the noise; below 1, images are more alike and often look better")
     ] = 1.0,

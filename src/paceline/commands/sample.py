@@ -43,7 +43,7 @@ class Options:
     accelerator: str = ""
     count: int = 0  # number of single images to write to the folder `to`
     to: str = ""
-    label: str = ""  # class of the images, or "all" for one class per row
+    label: str | None = None  # class of the images, or "all" for one class per row
     truncation: float = 1.0
     nearest: bool = False
     inception: str = ""  # file with the Inception network, used by `nearest`
@@ -83,6 +83,8 @@ def _check_options(options: Options) -> None:
         raise UserError("--count --to: use both: a number of images (at least 1) and a folder")
     if options.count and (options.grid or options.interpolate or options.animate or options.nearest):
         raise UserError("--count: writes one file per image; leave out --grid, --interpolate, --nearest and --animate")
+    if options.label == "":
+        raise UserError("--class '': expected the name of a class; to generate random classes, leave --class out")
     if options.count and options.label == EVERY_CLASS:
         raise UserError(f"--class {EVERY_CLASS}: shows one class per row of a grid; with --count, choose one class")
     if options.data_root and (options.count or options.animate):
@@ -111,7 +113,7 @@ def _write_images(run: str, folder: Path, options: Options) -> int:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for _ in counted(
-            write_samples(model, folder, options.count, DEFAULT_ENCODING, options.label or None, options.truncation),
+            write_samples(model, folder, options.count, DEFAULT_ENCODING, options.label, options.truncation),
             "generating images",
             options.count,
         ):
@@ -126,6 +128,8 @@ def _files(run: Path, out: str, options: Options) -> list[Path]:
     """Return the files to write: the file given by `--out`, or the default files in the run folder."""
     suffixes = ANIMATED_SUFFIXES if options.animate else (".png",)
     is_file = is_weights_file(str(run))
+    if not run.exists():
+        raise UserError(f"{run}: no such file or folder")
     if not run.is_dir() and not is_file:
         raise UserError(f"{run}: neither a run folder nor a weights file")
     if is_file and (options.animate or not out):
@@ -161,7 +165,7 @@ def _show(runs: list[str], file: Path, options: Options) -> int:
         columns,
         options.interpolate,
         options.flag,
-        options.label,
+        options.label or "",
         options.truncation,
         options.nearest,
         options.data_root,

@@ -12,7 +12,7 @@ from paceline.config.resolve import Config
 from paceline.config.spans import Span, split_batch
 from paceline.contracts.recipe import DataSpec, Recipe
 from paceline.core.activity import activity
-from paceline.core.errors import UserError
+from paceline.core.errors import UserError, too_few_classes
 from paceline.data.class_draws import with_empty_classes
 from paceline.data.crop import check_crop, cropped
 from paceline.data.draws import Drawer
@@ -83,6 +83,16 @@ def assemble(config: Config, world: World | None = None) -> Parts:
         raise
 
 
+def _check_per_class(config: Config, recipe: Recipe, source: Source) -> None:
+    """Raise UserError for `per_class` without classes, which would otherwise fail in the first evaluation."""
+    if not (config.run.per_class and recipe.generates):
+        return
+    if source.spec.num_classes < 2:
+        raise too_few_classes("per_class", source.spec.num_classes)
+    if not recipe.class_draw:
+        raise UserError("per_class=on: the generator is not conditional on classes; use per_class=off")
+
+
 def _build(config: Config, strategy_type: type[Strategy], world: World) -> Parts:
     precision = choose_precision(config.run.precision, world.device)
     precision.apply(deterministic=config.run.deterministic)
@@ -104,6 +114,7 @@ def _build(config: Config, strategy_type: type[Strategy], world: World) -> Parts
         for split, source in sources.items()
     }
     recipe = make_recipe(config, sources)
+    _check_per_class(config, recipe, train)
     strategy = strategy_type(config.run, world, precision, recipe)
     batch_size = split_batch(config.run.batch_size, strategy.num_devices, config.run.accumulate)
     config = config.with_run(batch_size=str(batch_size), precision=precision.name)
