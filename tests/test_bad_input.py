@@ -122,7 +122,7 @@ USER_ERRORS: dict[str, str] = {  # expected part of the error line for each comm
     "verify dcgan --precision bf16": "No such option: --precision (not supported by verify; leave it out)",
     "train": "Missing argument",
     "trian classification": "No such command 'trian'",
-    "evaluate nowhere": "nowhere: not a run folder",
+    "evaluate nowhere": "nowhere: no such file or folder",
     "verify classification --strategies single": "--strategies: expected at least two",
     "verify classification --accelerator cpu --strategies single,dp": "--strategies single,dp: DataParallel needs "
     "GPUs; on a CPU it is the same as single; leave dp out",

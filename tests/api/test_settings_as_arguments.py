@@ -18,6 +18,7 @@ from paceline.config.command_settings import SETTINGS_NOT_IN_VERIFY
 from paceline.config.resolve import Config
 from paceline.config.settings import LearnerSettings, RunSettings
 from paceline.core import types
+from paceline.core.errors import UserError
 
 SETTINGS = get_type_hints(RunSettings) | get_type_hints(LearnerSettings)
 # Some string settings also accept the type that the string represents.
@@ -89,6 +90,13 @@ def test_passing_none_selects_the_recipe_default(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(train_command, "train_and_report", lambda config: config)
     nothing: dict[str, Any] = dict.fromkeys(keywords(paceline.train)) | {"accelerator": "cpu"}
     assert paceline.train("dcgan", **nothing) == paceline.train("dcgan", accelerator="cpu")
+
+
+def test_a_wrong_type_is_reported_under_the_name_that_the_setting_has() -> None:
+    with pytest.raises(UserError, match=r"^width: "):
+        paceline.train("classification", accelerator="cpu", width="wide")
+    with pytest.raises(UserError, match=r"^--epochs: "):
+        paceline.train("classification", accelerator="cpu", epochs="many")
 
 
 def test_a_recipe_may_be_given_as_a_path(monkeypatch: pytest.MonkeyPatch, tiny: str) -> None:

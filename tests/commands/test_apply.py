@@ -276,7 +276,7 @@ def test_unusable_files_are_listed_and_the_other_files_are_processed(tmp_path, c
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["nowhere", "photos", "--out", "o"], "nowhere: expected a run folder or a .safetensors file"),
+        (["nowhere", "photos", "--out", "o"], "nowhere: no such file or folder"),
         (["photos", "photos", "--out", "o"], "photos: not a run folder (it has no config.toml)"),
         (["plain.safetensors", "photos", "--out", "o"], "plain.safetensors: its metadata does not name a recipe"),
         (["damaged.safetensors", "photos", "--out", "o"], "damaged.safetensors: cannot be read"),

@@ -6,17 +6,19 @@ import csv
 import json
 import os
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import tifffile
+import torch
 from PIL import Image
+from torch import Tensor
 
 from paceline.cli.app import run
 from paceline.core.errors import UserError
 from paceline.data.sources.panels import Panels
-from paceline.images.decode import decode
+from paceline.evaluation.features.network import Arithmetic, FeatureNetwork, Features
+from paceline.evaluation.statistics import frechet_distance
 from paceline.inference.matching import match_files
 
 SIDE = 24
@@ -173,34 +175,97 @@ def test_a_wrong_inception_file_is_reported_before_any_image_is_compared(
     for folder in ("made", "targets"):
         for number in range(2):
             save(f"{folder}/{number}.png", noise(number))
+    save("others/photo.png", noise(0))
     compared: list[object] = []
     monkeypatch.setattr("paceline.commands.measure._compare", lambda *pair: compared.append(pair))
-    assert run(["measure", "made", "targets", "--inception", "missing.pt"]) == 2
-    assert "missing.pt" in capsys.readouterr().err and not compared
+    for targets in ("targets", "others"):
+        assert run(["measure", "made", targets, "--inception", "missing.pt"]) == 2
+        assert "--inception missing.pt: no such file" in capsys.readouterr().err and not compared
 
 
-def test_fid_leaves_out_huge_images(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+class MeanColors(FeatureNetwork):
+    """A stand-in for Inception whose features are the mean of each channel."""
+
+    label, weights, num_features = "colors", "abc", 3
+
+    def extract(self, images: Tensor, arithmetic: Arithmetic = "fp32") -> Features:
+        return Features(images.float().mean((2, 3)))
+
+
+@pytest.fixture
+def inception(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.setattr("paceline.commands.measure_fid.load_inception", lambda *_: MeanColors())
+    return ["--inception", "network.pt"]
+
+
+def fid_of(made: list[np.ndarray], real: list[np.ndarray]) -> float:
+    rows = [torch.tensor(np.array([image.mean((0, 1)) for image in images])) for images in (real, made)]
+    (mean1, mean2), (covariance1, covariance2) = zip(*((own.mean(0), own.T.cov()) for own in rows), strict=True)
+    return frechet_distance(mean1, covariance1, mean2, covariance2)
+
+
+def test_fid_uses_all_images_of_both_folders_if_no_names_match(
+    inception: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    made, real = [noise(number) for number in range(3)], [noise(number, 30) for number in range(10, 15)]
+    for number, image in enumerate(made):
+        save(f"made/{number}.png", image)
+    for number, image in enumerate(real):  # the names of the real images are the same in all of their folders
+        save(f"real/{number % 2}/photo{number // 2}.png", image)
+    assert run(["measure", "made", "real", *inception, "--json", "all.json"]) == 0
+    printed = capsys.readouterr().out
+    assert "FID images 3 results, 5 targets" in printed and "psnr" not in printed and "files left out" not in printed
+    note = "only FID was measured, because no result could be compared with a target: "
+    assert [note in line for line in printed.splitlines()].count(True) == 1
+    written = json.loads(Path("all.json").read_text())
+    assert written["metrics"] == {"FID": pytest.approx(fid_of(made, real), rel=1e-4)}
+    assert run(["measure", "made", "real"]) == 2
+    assert run(["measure", "made", "real", *inception, "--masks"]) == 2
+    assert "no images could be compared with real: " in capsys.readouterr().err
+
+
+def test_fid_also_uses_images_that_have_no_matching_name(
+    inception: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    made, real = [noise(number) for number in range(3)], [noise(number) for number in range(10, 14)]
+    for number, image in enumerate(made):
+        save(f"made/{number}.png", image)
+    for number, image in enumerate(real):
+        save(f"real/{number + 2}.png", image)
+    Path("made/damaged.png").write_bytes(Path("made/0.png").read_bytes()[:90])
+    assert run(["measure", "made", "real", *inception, "--json", "all.json"]) == 1
+    printed = capsys.readouterr().out
+    assert "made compared with real: 1 image\n" in printed and "files left out of FID (1): made/damaged.png" in printed
+    assert "files left out of all metrics except FID (6): made/0.png: has no matching target" in printed
+    metrics = json.loads(Path("all.json").read_text())["metrics"]
+    assert metrics["count"] == 1 and metrics["FID"] == pytest.approx(fid_of(made, real), rel=1e-4)
+
+
+def test_fid_rejects_images_that_are_not_grey_or_rgb(inception: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("made/0.tif", "made/1.tif", "real/0.tif", "real/1.tif"):
+        Path(name).parent.mkdir(exist_ok=True)
+        tifffile.imwrite(name, np.zeros((5, SIDE, SIDE), np.uint8), photometric="minisblack")
+    assert run(["measure", "made", "real", *inception]) == 2
+    expected = "--inception: FID needs 8-bit images with 1 or 3 channels, unlike made/0.tif; omit --inception"
+    assert expected in capsys.readouterr().err
+
+
+def test_fid_leaves_out_huge_images(
+    inception: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for folder in ("made", "targets"):
         for number in range(2):
             save(f"{folder}/{number}.png", noise(number))
         save(f"{folder}/huge.png", np.tile(noise(2), (2, 2, 1)))
     for module in ("size_limit", "regions.open_image"):
         monkeypatch.setattr(f"paceline.images.{module}.PIXEL_LIMIT", noise(0)[..., 0].size)
-    network = SimpleNamespace(few_images_note=lambda *_: "", protocol=dict)
-    monkeypatch.setattr("paceline.commands.measure.load_inception", lambda *_: network)
-    decoded: list[str] = []
-
-    def fid(pairs: list[tuple[Path, Path]], _: object) -> dict[str, float]:
-        decoded.extend(file.name for pair in pairs for file in pair if decode(file))
-        return {"FID": 0.0}
-
-    monkeypatch.setattr("paceline.commands.measure._fid", fid)
-    assert run(["measure", "made", "targets", "--inception", "network.pt"]) == 0
-    assert decoded == ["0.png", "0.png", "1.png", "1.png"]
-    assert "FID: left out 1 of 3 images, which have more than 89 megapixels" in capsys.readouterr().out
+    assert run(["measure", "made", "targets", *inception]) == 0
+    printed = capsys.readouterr().out
+    assert "FID images 2 results, 2 targets" in printed
+    assert "FID: left out 2 of 6 images, which have more than 89 megapixels" in printed
     Path("made/1.png").unlink()
-    assert run(["measure", "made", "targets", "--inception", "network.pt"]) == 2
-    assert "FID needs at least 2 images of up to 89 megapixels, got 1" in capsys.readouterr().err
+    assert run(["measure", "made", "targets", *inception]) == 2
+    assert "FID needs at least 2 results of up to 89 megapixels, got 1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [[], ["--protocol", "y", "--border", "3"], ["--masks"]])

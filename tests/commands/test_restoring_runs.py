@@ -217,7 +217,7 @@ def test_the_evaluation_protocol_is_saved_with_the_metrics():
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--init-from", "nowhere"], "--init-from nowhere: expected a run folder, or a file ending in .safetensors"),
+        (["--init-from", "nowhere"], "--init-from nowhere: no such file or folder"),
         (["--init-from", "photos"], "--init-from photos: has no checkpoint yet"),
         (["--init-from", "both"], "choose one of the runs in it: both/adversarial, both/pretrain"),
         (["--init-from", "both/pretrain", "--set", "scale=4"], "trained with scale=2 (not 4): use --set scale=2"),

@@ -80,6 +80,10 @@ def test_a_resumed_run_must_keep_its_arguments() -> None:
     assert "network_args.rate: 0.1 → None" in changed_settings(kept, resolved({}))
 
 
+def test_an_empty_value_is_shown_in_quotes() -> None:
+    assert changed_settings({"network": ""}, resolved({"network": "vit"})) == ["network: '' → vit"]
+
+
 def test_a_setting_that_an_older_run_lacks_counts_as_its_default_on_resume() -> None:
     older = {name: value for name, value in resolved({}).values().items() if name != "label_smoothing"}
     assert changed_settings(older, resolved({})) == []

@@ -108,7 +108,12 @@ def test_npz_finds_the_only_file_in_a_folder(tmp_path: Path) -> None:
         ({"x_train": np.zeros((0, 5, 4), dtype=np.uint8)}, "x_train .* empty"),
         ({"y_train": np.arange(5)}, "x_train has 6 rows but y_train has 5"),
         ({"y_train": np.zeros(6)}, "y_train is float64"),
-        ({"y_train": np.zeros((6, 2), dtype=int)}, r"y_train has shape \(6, 2\)"),
+        ({"y_train": np.zeros((6, 2), dtype=int)}, r"y_train has shape \(6, 2\); expected \[n\].*y_train.argmax\(1\)"),
+        ({"y_train": np.eye(6)}, r"y_train has shape \(6, 6\); expected \[n\].*one-hot, use y_train.argmax\(1\)"),
+        (
+            {"y_train": np.array(["cat", "dog"] * 3)},
+            r"y_train is text; .*np.unique\(labels, return_inverse=True\)\[1\]",
+        ),
         ({"y_train": np.arange(6) - 1}, "y_train contains -1"),
         ({"y_train": np.array([{}] * 6)}, "y_train cannot be read"),
     ],

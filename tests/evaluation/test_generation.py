@@ -249,7 +249,7 @@ def test_evaluation_protocols_count_as_equal_if_only_the_seed_differs():
     assert same_protocol(protocol, evaluator_of(real, 300, seed=7).protocol())
     other = evaluator_of(real, 250).protocol()
     assert not same_protocol(protocol, other)
-    with pytest.raises(UserError, match=r"run a and run b were measured differently .*made: 300 ≠ 250"):
+    with pytest.raises(UserError, match=r"run a and run b were measured differently .*generated images: 300 ≠ 250"):
         require_same({"run a": protocol, "run b": other})
 
 
@@ -384,7 +384,7 @@ def test_a_run_resumes_only_with_the_same_evaluation_protocol(runs):
     rejected = run_fork(runs, *command, "--set", "features=classifier", "--set", "generated_images=700")
     assert rejected.wait() == 2
     assert (
-        "measured under a different protocol (made: 1438 ≠ 700)" in rejected.stderr
+        "measured under a different protocol (generated images: 1438 ≠ 700)" in rejected.stderr
         and len(rejected.stderr.splitlines()) == 1
     )
 

@@ -137,7 +137,7 @@ def test_measure_computes_the_same_fid_as_the_evaluator(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
-    for module in ("paceline.commands.measure", "paceline.evaluation.evaluators.generation"):
+    for module in ("paceline.commands.measure_fid", "paceline.evaluation.evaluators.generation"):
         monkeypatch.setattr(f"{module}.frechet_distance", quick_distance)
     opened(tmp_path, monkeypatch)
     file = str(tmp_path / "narrow.pt")  # the file that `opened` has already loaded
@@ -149,7 +149,10 @@ def test_measure_computes_the_same_fid_as_the_evaluator(
             Image.fromarray(image.numpy()).save(f"{name}/{number}.png")
     words = ["--inception", file, "--inception-sha256", digest, "--json", "measured.json"]
     assert run(["measure", "made", "real", *words]) == 0
-    assert "4 images: fewer images than features (2,048), so FID is unreliable" in capsys.readouterr().out
+    assert (
+        "4 images (4 results, 4 targets): fewer images than features (2,048), so FID is unreliable"
+        in capsys.readouterr().out
+    )
     measured = json.loads(Path("measured.json").read_text())
     assert measured["protocol"]["weights"] == digest
     spec = DataSpec(3, 20, 24)

@@ -18,7 +18,7 @@ from paceline.runs.weights_file import write_weights
 
 MISSING = [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]
 pytestmark = [pytest.mark.extras, pytest.mark.skipif(bool(MISSING), reason=f"needs {', '.join(MISSING)}")]
-SPEC = DataSpec(3, 32, 32, num_classes=3, class_names=("cat", "dog", "owl"))
+SPEC = DataSpec(3, 32, 32, num_classes=3, class_names=("cat", "dog", "owl"), empty_classes=(1,))
 R3GAN = ("width=8", "num_blocks=1", "group_size=4", "nz=5")
 CASES = {
     "dcgan": ("dcgan", ("ngf=4", "nz=5")),
@@ -66,7 +66,9 @@ def test_onnx_runtime_generates_the_images_of_pytorch(
         assert made.shape == (count, 3, 32, 32) and np.abs(made - wanted).max() < 1e-4
         assert wanted.std() > 0.01, "the images are all the same"
     if by_class:
-        assert json.loads(session.get_modelmeta().custom_metadata_map["classes"]) == ["cat", "dog", "owl"]
+        metadata = session.get_modelmeta().custom_metadata_map
+        assert json.loads(metadata["classes"]) == ["cat", "dog", "owl"]
+        assert json.loads(metadata["empty_classes"]) == ["dog"]
         same = np.repeat(np.ones((1, 5), np.float32), 3, axis=0)
         (made,) = session.run(["image"], {"noise": same, "class": np.arange(3)})
         assert np.abs(made[0] - made[1]).max() > 0.01, "the class has no effect"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import signal
 from pathlib import Path
 
@@ -145,8 +147,9 @@ def test_the_nearest_training_images_are_shown_next_to_each_image() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["--class", ""], "--class '': expected the name of a class"),
         (["--class", "cat"], "--class cat: unknown class 'cat'"),
-        (["--class", "10"], "--class 10: unknown class '10'"),
+        (["--class", "10"], "--class 10: unknown class '10'; choose from: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9"),
         (["--truncation", "-1"], "--truncation -1: must be at least 0 and at most 2"),
         (["--nearest", "--interpolate"], "cannot be combined"),
         (["--nearest", "--grid", "2x1"], "--nearest needs at least 2 columns"),
@@ -173,6 +176,80 @@ def test_a_grid_needs_no_training_data(tmp_path: Path, capsys: pytest.CaptureFix
     assert np.array_equal(*(cells(str(tmp_path / name), 2, 4) for name in ("with.png", "without.png")))
     assert run(["sample", "own", "--nearest"]) == 2
     assert "own.npz: no such file" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def sparse(folder: Path) -> str:
+    """The folder of a run whose labels are 2, 4 and 5."""
+    images = np.random.default_rng(0).integers(0, 256, (30, 16, 16), dtype=np.uint8)
+    np.savez(folder / "sparse.npz", x_train=images, y_train=np.array([2, 4, 5])[np.arange(30) % 3])
+    command = with_settings("few_images=allow")
+    command[command.index("384")] = "32"
+    words = ["--data", "npz", "--data-root", "sparse.npz", "--out", "sparse"]
+    assert run_fork(folder, *command, *words).wait() == 0
+    return str(folder / "sparse")
+
+
+def test_the_nearest_images_are_found_in_data_that_was_moved(
+    sparse: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["sample", sparse, "--nearest", "--grid", "2x3", "--out"]
+    assert run([*words, str(tmp_path / "before.png")]) == 0
+    Path("sparse.npz").rename("moved.npz")
+    try:
+        assert run([*words, str(tmp_path / "none.png")]) == 2
+        assert "--data-root" in capsys.readouterr().err
+        assert run([*words, str(tmp_path / "after.png"), "--data-root", "moved.npz"]) == 0
+    finally:
+        Path("moved.npz").rename("sparse.npz")
+    assert np.array_equal(*(cells(str(tmp_path / name), 2, 3) for name in ("before.png", "after.png")))
+    for more in ([], ["--animate"], ["--count", "1", "--to", str(tmp_path / "none")]):
+        assert run(["sample", sparse, "--data-root", "sparse.npz", *more]) == 2
+        assert "--data-root sparse.npz: " in capsys.readouterr().err
+
+
+def test_classes_without_training_images_are_not_generated(
+    sparse: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["sample", sparse, "--class", "all", "--grid", "4x2", "--out", str(tmp_path / "all.png")]) == 0
+    model = paceline.load(sparse, device="cpu")
+    assert model.spec.empty_classes == (0, 1, 3)
+    by_class = {label: model.sample(20, label=label, truncation=0)[0].numpy() for label in (2, 4, 5)}
+    rows = cells(str(tmp_path / "all.png"), 4, 2)
+    for row, label in enumerate((2, 4, 5, 2)):
+        assert np.array_equal(rows[row], model.sample(8, label=label)[2 * row : 2 * row + 2, 0].numpy())
+    drawn = [one.tobytes() for one in model.sample(40, truncation=0).numpy()]
+    assert set(drawn) == {image.tobytes() for image in by_class.values()}
+    for words in (["--out", str(tmp_path / "none.png")], ["--count", "3", "--to", str(tmp_path / "none")]):
+        assert run(["sample", sparse, "--class", "3", *words]) == 2
+        assert "--class 3: the class has no training images; choose from: 2, 4, 5\n" in capsys.readouterr().err
+        assert not Path(words[-1]).exists()
+    with pytest.raises(UserError, match="label=0: the class has no training images"):
+        model.sample(1, label=0)
+
+
+def test_weights_files_know_the_classes_without_training_images(sparse: str, tmp_path: Path) -> None:
+    shutil.copy(Path(sparse, "checkpoints", "000000000032", "weights.safetensors"), tmp_path / "own.safetensors")
+    model = paceline.load(str(tmp_path / "own.safetensors"), device="cpu")
+    assert model.spec.empty_classes == (0, 1, 3)
+    assert np.array_equal(model.sample(9), paceline.load(sparse, device="cpu").sample(9))
+
+
+def test_a_run_of_an_older_version_draws_from_all_classes(sparse: str, tmp_path: Path) -> None:
+    shutil.copytree(sparse, tmp_path / "older")
+    file = tmp_path / "older" / "data_spec.json"
+    stored = json.loads(file.read_text())
+    assert stored.pop("empty_classes") == [0, 1, 3]
+    file.write_text(json.dumps(stored))
+    model = paceline.load(str(tmp_path / "older"), device="cpu")
+    assert model.spec.empty_classes == () and model.sample(1, label=0).shape == (1, 1, 16, 16)
+
+
+def test_the_generated_class_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["sample", "whole", "--class", "7", "--grid", "1x2", "--out", str(tmp_path / "seven.png")]) == 0
+    assert "whole at 384 images, class 7 → " in capsys.readouterr().out
+    assert run(["sample", "whole", "--class", "7", "--count", "1", "--to", str(tmp_path / "sevens")]) == 0
+    assert "1 image of class 7 from whole at 384 images → " in capsys.readouterr().out
 
 
 def test_single_images_have_no_rows_of_classes() -> None:

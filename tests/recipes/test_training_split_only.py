@@ -82,7 +82,29 @@ def test_a_classifier_without_test_images_is_evaluated_on_validation_samples(
     assert run(["evaluate", "run", "--accelerator", "cpu"]) == 0
     assert "on the validation split of npz: 16 samples" in capsys.readouterr().out
     assert run(["evaluate", "run", "--accelerator", "cpu", "--split", "test"]) == 2
-    assert "unknown split 'test'" in capsys.readouterr().err
+    assert "--split test: the data has no test split; choose from: train, validation" in capsys.readouterr().err
+    assert run(["evaluate", "run", "--accelerator", "cpu", "--split", "tset"]) == 2
+    assert "unknown split 'tset'" in capsys.readouterr().err
+
+
+def test_data_with_another_number_of_classes_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    train("r3gan", evaluate_every="never")
+    np.savez("own.npz", x_train=np.zeros((64, 32, 32), np.uint8), y_train=np.zeros(64, int))
+    assert run(["evaluate", "run", "--accelerator", "cpu", "--set", "few_images=allow"]) == 2
+    assert "the data has 1 class, but run expects 2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("recipe", ["dcgan", "r3gan"])
+def test_metrics_by_class_of_an_unconditional_generator_are_rejected_before_the_run_starts(recipe: str) -> None:
+    settings = {"conditional": "off"} if recipe == "r3gan" else {}
+    with pytest.raises(UserError, match="per_class=on: the generator is not conditional on classes"):
+        train(recipe, per_class=True, few_images="allow", **settings)
+    assert not Path("run").exists()
+
+
+def test_a_classifier_for_features_that_does_not_exist_is_reported() -> None:
+    with pytest.raises(UserError, match="runs/nope: no such file or folder"):
+        train("dcgan", features="runs/nope", few_images="allow")
 
 
 def test_a_classifier_without_any_samples_to_evaluate_is_rejected_unless_evaluation_is_switched_off() -> None:

@@ -32,7 +32,7 @@ def test_an_unconditional_gan_trains_on_an_npz_file_without_labels(recipe: str) 
 
 
 def test_a_recipe_that_needs_labels_reports_the_missing_arrays() -> None:
-    missing = "own.npz: has no y_train and y_test"
+    missing = "own.npz: has no y_train or y_test"
     with pytest.raises(UserError, match=f"at least two classes: .*; {missing}"):
         paceline.train("classification", data="npz", data_root="own.npz", images=32, accelerator="cpu", out="run")
     with pytest.raises(UserError, match=f"conditional=on: the data has no classes; .*; {missing}"):

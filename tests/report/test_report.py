@@ -391,8 +391,17 @@ def test_generative_runs_are_compared_only_if_they_were_evaluated_in_the_same_wa
     (only,) = report["groups"].values()
     best = [min(x["train/FID[pixels-8x8]"] for x in lines_of(tmp_path / s) if "train/count" in x) for s in ("0", "1")]
     assert only["quality"]["train/FID[pixels-8x8]"]["values"] == best
+    real, made = (
+        json.loads((tmp_path / "0/protocols.json").read_text())["train"]["pixels-8x8"][n] for n in ("real", "made")
+    )
+    written = (tmp_path / "both/report.md").read_text()
+    assert f"The metrics compare {made:,} generated images with {real:,} training images." in written
+    assert "| generated images |" in written and "| training images |" not in written
     protocols = tmp_path / "1/protocols.json"
-    protocols.write_text(protocols.read_text().replace('"area to 8"', '"none"'))
+    protocols.write_text(protocols.read_text().replace(f'"made": {made}', f'"made": {made + 1}'))
+    rejected = run_fork(tmp_path, "compare", "0", "1", "--trust", "--out", "neither")
+    assert rejected.wait() == 2 and f"(generated images: {made} ≠ {made + 1})" in rejected.stderr
+    protocols.write_text((tmp_path / "0/protocols.json").read_text().replace('"area to 8"', '"none"'))
     for content in (b"", (tmp_path / "0/samples/samples-000000000640.png").read_bytes()[:100]):
         (tmp_path / "0/samples/samples-000000000640.png").write_bytes(content)
         assert run_fork(tmp_path, "compare", "0", "--out", "torn").wait() == 0

@@ -24,11 +24,9 @@ def sample(
     count: Annotated[int, typer.Option(help="for generators: write this many image files to the folder --to")] = 0,
     to: Annotated[str, typer.Option(help="new folder for the images of --count", metavar="DIR")] = "",
     class_: Annotated[
-        str,
-        typer.Option(
-            "--class", help="generate images of this class (name or index); all: one class per row", metavar="NAME"
-        ),
-    ] = "",
+        str | None,
+        typer.Option("--class", help="generate images of this class; all: one class per row", metavar="NAME"),
+    ] = None,
     truncation: Annotated[
         float, typer.Option(help="scale the noise; below 1, images are more alike and often look better")
     ] = 1.0,
@@ -37,6 +35,9 @@ def sample(
     ] = False,
     inception: Annotated[
         str, typer.Option(help="for --nearest: file with the 2015 Inception network, which computes the features")
+    ] = "",
+    data_root: Annotated[
+        str, typer.Option(help="for --nearest and strips: where the run's data is now, if it was moved")
     ] = "",
     animate: Annotated[bool, typer.Option("--animate", help="show how the images changed during training")] = False,
     next_to: Annotated[
@@ -64,6 +65,7 @@ def sample(
         truncation=truncation,
         nearest=nearest,
         inception=inception,
+        data_root=data_root,
     )
     raise typer.Exit(job([run, *filter(None, [next_to])], out, options))
 

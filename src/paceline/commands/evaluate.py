@@ -41,6 +41,8 @@ from paceline.runs.weights_file import check_checkpoint, is_weights_file
 from paceline.training.build import make_loader
 from paceline.training.evaluate import SplitEvaluator
 
+SPLITS = ("train", "validation", "test")
+
 
 def evaluate(
     run: str,
@@ -100,6 +102,10 @@ def _evaluate(config: Config, world: World, run: str, split: str, at: str, blend
     with accepting_huge_images():
         sources = open_sources(config, split)
     if split not in sources:
+        if split in SPLITS:
+            raise UserError(
+                f"--split {split}: the data has no {split} split; choose from: {', '.join(sorted(sources))}"
+            )
         raise unknown("split", split, sources)
     stored = read_blended(run, at or "best", blend)
     _check_class_names(stored, run, split, config.run.data, sources[split].spec)
@@ -193,7 +199,8 @@ def _difference(run: str, trained: DataSpec, spec: DataSpec) -> str:
         what = f"the images have {own}, but {run} expects {trained.channels}"
         return f"{what}; use --set channels={trained.channels}"
     if trained.num_classes != spec.num_classes:
-        what = f"the data has {spec.num_classes} classes, but {run} expects {trained.num_classes}"
+        own = f"{spec.num_classes} class{'es' * (spec.num_classes != 1)}"
+        what = f"the data has {own}, but {run} expects {trained.num_classes}"
         return f"{what}; use data with the same classes"
     if (trained.height, trained.width) != (spec.height, spec.width):
         what = f"the images are {spec.width}×{spec.height} pixels, but {run} expects {trained.width}×{trained.height}"

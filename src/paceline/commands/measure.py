@@ -14,16 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.commands.measure_fid import FidImages, choose_fid_images, measure_fid
 from paceline.commands.measure_means import Row, means_of, protocol_of
 from paceline.commands.metrics_output import print_metrics
-from paceline.contracts.pixel_format import EIGHT_BITS, PixelFormat
+from paceline.contracts.pixel_format import PixelFormat
 from paceline.core.activity import counted
 from paceline.core.errors import UserError
 from paceline.core.files import check_new_file, json_text, new_file
 from paceline.core.printable import print_line, printable
 from paceline.data.file_lists import images_under
-from paceline.evaluation.features.inception import load_inception
-from paceline.evaluation.features.network import FeatureNetwork
 from paceline.evaluation.image_metrics import (
     ALL_CHANNELS,
     PEAK,
@@ -41,14 +40,11 @@ from paceline.evaluation.niqe import check_niqe_size, niqe
 from paceline.evaluation.overlap import CLASSES, MIDDLE, overlaps, pixel_counts
 from paceline.evaluation.perceptual import Distance, perceptual_distance
 from paceline.evaluation.protocol import Protocol
-from paceline.evaluation.statistics import frechet_distance
-from paceline.evaluation.sums import FeatureSums, Layout, statistics_from, unflatten
 from paceline.images.decode import BadImage, decode
 from paceline.images.reader_choice import parse_range
 from paceline.images.regions.open_image import is_huge
-from paceline.images.size_limit import PIXEL_LIMIT
 from paceline.inference.image_pair import Pair, read_pair
-from paceline.inference.matching import match_files
+from paceline.inference.matching import match_files, with_suffix
 from paceline.inference.region_pair import compare_regions
 from paceline.runs.weights_file import is_weights_file
 
@@ -89,14 +85,13 @@ def measure(results: str, targets: str, options: Options) -> int:
     )
     if not targets:
         return _measure_alone(results, options, table, report)
-    pairs, problems = match_files(_images(results), _images(targets), options.suffix)
+    made, real = _images(results), _images(targets)
     # Loaded first, so that a wrong file is reported before anything is measured.
-    decodable = {pair for pair in pairs if not is_huge(pair[0])} if options.inception else set()
-    network = _inception(len(decodable), options) if options.inception else None
-    distance, notes = perceptual_distance(CPU)
+    images = _fid_images(made, real, options) if options.inception else None
+    pairs, problems = _match(made, real, options)
+    distance, notes = perceptual_distance(CPU) if pairs else (None, ())
     rows: dict[str, Row] = {}
     counts = torch.zeros(len(CLASSES), 3, dtype=torch.float64)
-    used: list[tuple[Path, Path]] = []
     formats: set[PixelFormat] = set()
     limits = parse_range(options.value_range) if options.value_range else None
     for result, target in counted(pairs, "comparing images", len(pairs)):
@@ -107,33 +102,30 @@ def measure(results: str, targets: str, options: Options) -> int:
             continue
         rows[str(result)] = row
         formats.add(pixels)
-        used.append((result, target))
         if options.masks:
             counts += own
             row |= overlaps(own)
-    if not rows:
+    if not rows and (images is None or options.masks or table):
         raise UserError(f"{results}: no images could be compared with {targets}: {_listed(problems)}")
+    fid = measure_fid(images) if images else None
     metrics, labels = means_of(list(rows.values()))
     metrics |= overlaps(counts) if options.masks else {}
-    if network and formats != {EIGHT_BITS}:
-        raise UserError("--inception: FID needs 8-bit images with 1 or 3 channels; omit --inception")
-    for_fid = [pair for pair in used if pair in decodable]
-    metrics |= _fid(for_fid, network) if network else {}
-    metrics |= {"count": float(len(rows))}
-    protocol = {"protocol": " and ".join(labels), **_protocol(options, metrics, network, formats)}
-    if network and (note := network.few_images_note(len(for_fid), f"{len(for_fid):,} images")):
-        notes = (*notes, note)
-    if network and len(for_fid) < len(used):
-        left_out = f"{len(used) - len(for_fid)} of {len(used)} images"
-        notes = (*notes, f"FID: left out {left_out}, which have more than {PIXEL_LIMIT // 10**6} megapixels")
-    notes = (*notes, *_notes_on_missing_means(rows, options, distance))
-    print_line(f"{results} compared with {targets}: {len(rows):,} image{'s' * (len(rows) != 1)}")
+    metrics |= fid.metrics if fid else {}
+    metrics |= {"count": float(len(rows))} if rows else {}
+    protocol = {"protocol": " and ".join(labels), **_protocol(options, metrics, formats)} if rows else {}
+    protocol |= fid.protocol if fid else {}
+    notes = (*notes, *(fid.notes if fid else ()), *_notes_on_missing_means(rows, options, distance))
+    if not rows:
+        notes = (*notes, f"only FID was measured, because no result could be compared with a target: {problems[0]}")
+        problems = []
+    count = f": {len(rows):,} image{'s' * (len(rows) != 1)}" if rows else ""
+    print_line(f"{results} compared with {targets}{count}")
     print_metrics(metrics, protocol, notes)
     identical = [name for name, row in rows.items() if np.isclose(row[f"psnr[{protocol_of(row)}]"], PSNR_OF_IDENTICAL)]
     if identical:
         print_line(f"images identical to their targets ({len(identical)} of {len(rows)}): {_listed(identical)}")
     content = {"results": results, "targets": targets, "metrics": metrics, "protocol": dict(protocol)}
-    return _write(content, rows, problems, table, report)
+    return _write(content, rows, problems, table, report, fid.problems if fid else None)
 
 
 def _measure_alone(results: str, options: Options, table: Path | None, report: Path | None) -> int:
@@ -163,17 +155,44 @@ def _measure_alone(results: str, options: Options, table: Path | None, report: P
 
 
 def _write(
-    content: Mapping[str, object], rows: Mapping[str, Row], problems: list[str], table: Path | None, report: Path | None
+    content: Mapping[str, object],
+    rows: Mapping[str, Row],
+    problems: list[str],
+    table: Path | None,
+    report: Path | None,
+    fid_problems: Sequence[str] | None = None,
 ) -> int:
-    """Write the requested files and print which images were left out; return 1 if there are any."""
+    """Write the requested files and print which images were left out; return 1 if there are any.
+
+    `fid_problems` is None if FID was not measured. FID needs no matching names, so it has its own list.
+    """
+    everything = list(dict.fromkeys([*problems, *(fid_problems or ())]))
     if report:
         with new_file(report) as temporary:
-            temporary.write_text(json_text({**content, "left_out": problems}, indent=1))
+            temporary.write_text(json_text({**content, "left_out": everything}, indent=1))
     if table:
         _write_table(table, rows)
     if problems:
-        print_line(f"files left out ({len(problems)}): {_listed(problems)}")
-    return 1 if problems else 0
+        what = "files left out" if fid_problems is None else "files left out of all metrics except FID"
+        print_line(f"{what} ({len(problems)}): {_listed(problems)}")
+    if fid_problems:
+        print_line(f"files left out of FID ({len(fid_problems)}): {_listed(fid_problems)}")
+    return 1 if everything else 0
+
+
+def _fid_images(results: list[Path], targets: list[Path], options: Options) -> FidImages:
+    results = with_suffix(results, options.suffix)
+    return choose_fid_images(results, targets, options.inception, options.inception_sha256)
+
+
+def _match(results: list[Path], targets: list[Path], options: Options) -> tuple[list[tuple[Path, Path]], list[str]]:
+    """Match files by name; if that fails, return no pairs if FID is measured, which needs none."""
+    try:
+        return match_files(results, targets, options.suffix)
+    except UserError as error:
+        if not options.inception:
+            raise
+        return [], [str(error)]
 
 
 def _images(path: str) -> list[Path]:
@@ -236,39 +255,14 @@ def _notes_on_missing_means(rows: Mapping[str, Row], options: Options, distance:
     return found
 
 
-def _inception(num_images: int, options: Options) -> FeatureNetwork:
-    """Load the network for FID; raise UserError if there are too few images."""
-    if num_images < 2:
-        limit = f"of up to {PIXEL_LIMIT // 10**6} megapixels"
-        raise UserError(f"--inception: FID needs at least 2 images {limit}, got {num_images}; omit --inception")
-    return load_inception(options.inception, options.inception_sha256, CPU)
-
-
-def _fid(pairs: Sequence[tuple[Path, Path]], network: FeatureNetwork) -> Row:
-    """Return the FID between all results and all targets, computed as in `evaluate`."""
-    if len(pairs) < 2:
-        raise UserError(f"--inception: FID needs at least 2 images, got {len(pairs)}; omit --inception")
-    found = []
-    for place in (0, 1):
-        sums = FeatureSums(Layout(len(pairs), network.num_features, network.num_classes, 2), CPU)
-        for number, pair in enumerate(counted(pairs, "computing features for FID", len(pairs))):
-            levels = torch.from_numpy(np.array(decode(pair[place]).convert("RGB"))).permute(2, 0, 1)[None]
-            sums.add(network(levels, "fp32"), torch.tensor([number]))
-        found.append(statistics_from(unflatten(sums.flat(), sums.layout)))
-    made, real = found
-    return {"FID": frechet_distance(real.mean, real.covariance, made.mean, made.covariance)}
-
-
-def _protocol(
-    options: Options, metrics: Mapping[str, float], network: FeatureNetwork | None, formats: set[PixelFormat]
-) -> Protocol:
+def _protocol(options: Options, metrics: Mapping[str, float], formats: set[PixelFormat]) -> Protocol:
     found: dict[str, str | int | float] = {"border": options.border}
     found |= describe_rounding(*formats) if len(formats) == 1 else {"rounded": "differs between images"}
     found |= {"ssim": f"gaussian window {WINDOW}, sigma {SIGMA}"}
     found |= {"lpips": "alex" if f"lpips[{options.protocol}]" in metrics else "not measured"}
     found |= {"niqe": NIQE_PROTOCOL} if f"niqe[{options.protocol}]" in metrics else {}
     found |= {"segmentation": f"brightest channel above {MIDDLE}"} if options.masks else {}
-    return {**found, **(network.protocol() if network else {})}
+    return found
 
 
 def _write_table(file: Path, rows: Mapping[str, Row]) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from paceline.commands.configure import checked
 from paceline.commands.device import choose_device
+from paceline.config.resolve import Inherited
+from paceline.config.source_flags import FOLDERS
 from paceline.core.activity import activity, counted
 from paceline.core.errors import UserError
 from paceline.core.files import new_file
@@ -16,7 +18,7 @@ from paceline.core.types import SettingValue
 from paceline.images.encode import DEFAULT_ENCODING
 from paceline.images.grids import ANIMATED_SUFFIXES, captioned, save_animation, side_by_side
 from paceline.inference.animation import animation_frames
-from paceline.inference.chosen_draws import EVERY_CLASS
+from paceline.inference.chosen_draws import EVERY_CLASS, class_index
 from paceline.inference.model import Model
 from paceline.inference.run_images import GridOptions, show_run
 from paceline.inference.sample_files import write_samples
@@ -41,10 +43,11 @@ class Options:
     accelerator: str = ""
     count: int = 0  # number of single images to write to the folder `to`
     to: str = ""
-    label: str = ""  # class of the images, or "all" for one class per row
+    label: str | None = None  # class of the images, or "all" for one class per row
     truncation: float = 1.0
     nearest: bool = False
     inception: str = ""  # file with the Inception network, used by `nearest`
+    data_root: str = ""  # where the run's data is now, for `nearest` and strips
 
     @property
     def kind(self) -> str:
@@ -80,8 +83,12 @@ def _check_options(options: Options) -> None:
         raise UserError("--count --to: use both: a number of images (at least 1) and a folder")
     if options.count and (options.grid or options.interpolate or options.animate or options.nearest):
         raise UserError("--count: writes one file per image; leave out --grid, --interpolate, --nearest and --animate")
+    if options.label == "":
+        raise UserError("--class '': expected the name of a class; to generate random classes, leave --class out")
     if options.count and options.label == EVERY_CLASS:
         raise UserError(f"--class {EVERY_CLASS}: shows one class per row of a grid; with --count, choose one class")
+    if options.data_root and (options.count or options.animate):
+        raise UserError(f"--data-root {options.data_root}: --count and --animate need no data; leave --data-root out")
     if options.animate and options.interpolate:
         raise UserError("--animate --interpolate: cannot be combined; choose one")
     if options.interpolate and options.nearest:
@@ -101,17 +108,19 @@ def _write_images(run: str, folder: Path, options: Options) -> int:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"--to {folder}: is not an empty folder; choose a new one")
     model = Model(stored, run, device)
+    index = class_index(model.recipe, model.spec, options.label, "--class ") if options.label else None
+    of_class = "" if index is None else f" of class {model.classes[index]}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for _ in counted(
-            write_samples(model, folder, options.count, DEFAULT_ENCODING, options.label or None, options.truncation),
+            write_samples(model, folder, options.count, DEFAULT_ENCODING, options.label, options.truncation),
             "generating images",
             options.count,
         ):
             pass
     except OSError as error:
         raise UserError(f"--to {folder}: {error.strerror or error}") from None
-    print_line(f"{options.count:,} images from {model.origin} → {folder}")
+    print_line(f"{options.count:,} image{'s' * (options.count != 1)}{of_class} from {model.origin} → {folder}")
     return 0
 
 
@@ -119,6 +128,8 @@ def _files(run: Path, out: str, options: Options) -> list[Path]:
     """Return the files to write: the file given by `--out`, or the default files in the run folder."""
     suffixes = ANIMATED_SUFFIXES if options.animate else (".png",)
     is_file = is_weights_file(str(run))
+    if not run.exists():
+        raise UserError(f"{run}: no such file or folder")
     if not run.is_dir() and not is_file:
         raise UserError(f"{run}: neither a run folder nor a weights file")
     if is_file and (options.animate or not out):
@@ -150,14 +161,25 @@ def _show(runs: list[str], file: Path, options: Options) -> int:
     if options.nearest and columns < 2:
         raise UserError(f"--grid {options.grid}: --nearest needs at least 2 columns")
     grid_options = GridOptions(
-        rows, columns, options.interpolate, options.flag, options.label, options.truncation, options.nearest
+        rows,
+        columns,
+        options.interpolate,
+        options.flag,
+        options.label or "",
+        options.truncation,
+        options.nearest,
+        options.data_root,
     )
     flags: dict[str, SettingValue] = {"gpus": "", "devices": 1}
     flags |= {"accelerator": options.accelerator} if options.accelerator else {}
     flags |= {"inception": options.inception} if options.inception else {}
+    flags |= {"data_root": options.data_root} if options.data_root else {}
+    # The other folders in the run's settings belong to the old place of the data.
+    moved = Inherited(dict.fromkeys(FOLDERS, "") if options.data_root else {})
     activity("generating the images")
     shown = [
-        show_run(run, checked(config_of(run, [("flag", flags)])), options.checkpoint, grid_options) for run in runs
+        show_run(run, checked(config_of(run, [("flag", moved), ("flag", flags)])), options.checkpoint, grid_options)
+        for run in runs
     ]
     whole = shown[0][0] if len(shown) == 1 else side_by_side([captioned(*one) for one in shown])
     with new_file(file) as temporary:

@@ -113,7 +113,11 @@ def changed_settings(kept: SettingValues, now: Config) -> list[str]:
     mutable = _mutable_on_resume(now)
     names = [name for name in dict.fromkeys([*before, *after]) if name not in mutable]
     pairs = [(name, _as_word(before.get(name)), _as_word(after.get(name))) for name in names]
-    return [f"{name}: {was} → {is_now}" for name, was, is_now in pairs if was != is_now]
+    return [f"{name}: {_shown(was)} → {_shown(is_now)}" for name, was, is_now in pairs if was != is_now]
+
+
+def _shown(value: SettingValue | None) -> str:
+    return "''" if value == "" else str(value)
 
 
 def _as_word(value: SettingValue | None) -> SettingValue | None:

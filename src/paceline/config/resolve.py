@@ -111,7 +111,7 @@ def resolve(
         for full_name, value in flatten(layer).items():
             network, _, name = full_name.rpartition(".")
             name = plain_name(name)
-            shown = f"--{full_name.replace('_', '-')}" if origin == "flag" else f"{origin} {full_name}"
+            shown = namespace.shown(full_name) if origin == "flag" else f"{origin} {full_name}"
             if namespace.is_table(network):
                 tables.setdefault(plain_name(network), {})[name] = argument_value(value, shown)
                 continue
@@ -162,6 +162,7 @@ class _Namespace:
         self._has_unknown_source, self._other_names = has_unknown_source, other_names
         groups: tuple[type[Any], ...] = (run, LearnerSettings, recipe)
         self.owner: dict[str, type[Any]] = {f.name: group for group in groups for f in fields(group)}
+        self._flags = {f.name for group in groups for f in fields(group) if f.metadata.get("flag")}
         hints = {group: get_type_hints(group) for group in groups}
         self.hints = {name: hints[group][name] for name, group in self.owner.items()}
         hidden = next((f.name for f in own_fields(run) if self.owner[f.name] is not run), "")
@@ -194,6 +195,11 @@ class _Namespace:
         raise UserError(
             f"{where}{unknown('setting', name, every, meant=COMMON_ALIASES.get(name), listed_by=listed_by)}"
         )
+
+    def shown(self, full_name: str) -> str:
+        """Return a setting as messages show it: as a flag, unless only `--set` and Python can set it."""
+        is_flag = plain_name(full_name) in self._flags or full_name not in self.owner
+        return f"--{full_name.replace('_', '-')}" if is_flag else full_name
 
     def is_table(self, name: str) -> bool:
         """Return whether a setting is a table, whose entries are set as `name.entry`."""

@@ -27,6 +27,7 @@ class DataSpec:
         panels: The names of the image fields aligned with "image", in order, with the segmentation last.
         dtype: Data type of the pixels: "uint8", "uint16" or "float32".
         value_range: The pixel values that are scaled to -1 and 1; None for the full range of an integer type.
+        empty_classes: Indices of the classes without training images. A run determines them; a source need not.
 
     Examples:
         >>> paceline.DataSpec(channels=1, height=28, width=28, num_classes=10, flip_allowed=False)
@@ -43,6 +44,7 @@ class DataSpec:
     panels: tuple[str, ...] = ()
     dtype: PixelType = "uint8"
     value_range: tuple[float, float] | None = None
+    empty_classes: tuple[int, ...] = ()
 
     @property
     def pixel_format(self) -> PixelFormat:

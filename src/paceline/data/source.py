@@ -96,7 +96,7 @@ class Source(HasSettings):
 
     def __repr__(self) -> str:
         spec = self.spec
-        classes = f", {spec.num_classes:,} classes" if spec.num_classes else ""
+        classes = f", {spec.num_classes:,} class{'es' * (spec.num_classes > 1)}" if spec.num_classes else ""
         return f"{type(self).__name__}({len(self):,} samples, {spec.channels}×{spec.height}×{spec.width}{classes})"
 
     @classmethod

@@ -143,8 +143,14 @@ def _generator(trained: TrainedModel) -> Exportable:
         checks,
         BATCHES,
         f"input {', '.join(inputs)}; output image [n, {spec.channels}, {spec.height}, {spec.width}], in [-1, 1]",
-        {"classes": list(trained.classes)} if by_class else {},
+        _class_metadata(trained) if by_class else {},
     )
+
+
+def _class_metadata(trained: TrainedModel) -> dict[str, list[str]]:
+    """Return the class names and, if there are any, those of the classes without training images."""
+    empty = [trained.classes[index] for index in trained.spec.empty_classes]
+    return {"classes": list(trained.classes), **({"empty_classes": empty} if empty else {})}
 
 
 class _ImageToImage(nn.Module):

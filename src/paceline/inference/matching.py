@@ -22,10 +22,7 @@ def match_files(
     """
     if len(results) == len(targets) == 1:
         return [(results[0], targets[0])], []
-    if suffix:
-        results = [file for file in results if file.stem.endswith(suffix)]
-        if not results:
-            raise UserError(f"--suffix {suffix}: none of the results has a name that ends with this suffix")
+    results = with_suffix(results, suffix)
     by_stem: dict[str, Path] = {}
     for target in targets:
         if target.stem in by_stem:
@@ -48,6 +45,14 @@ def match_files(
             pairs.append((result, by_stem[stem]))
     problems += [f"{target}: has no matching result" for stem, target in by_stem.items() if stem not in taken]
     return pairs, problems
+
+
+def with_suffix(results: Sequence[Path], suffix: str) -> list[Path]:
+    """Return the results whose names, without the file extension, end with a suffix; raise UserError for none."""
+    found = [file for file in results if file.stem.endswith(suffix)]
+    if not found:
+        raise UserError(f"--suffix {suffix}: none of the results has a name that ends with this suffix")
+    return found
 
 
 def _target_of(stem: str, targets: dict[str, Path]) -> str:

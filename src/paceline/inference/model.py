@@ -163,8 +163,8 @@ class Model:
             seed: The seed for the noise; by default the run's seed, which generates the same images as
                 `paceline sample`.
             first: The index of the first image. Image n is the same, no matter how many images are generated at once.
-            label: The class of the images, by name or index, for class-conditional models; by default, classes are
-                drawn at random.
+            label: The class of the images, for class-conditional models: its name or, if no class name is a number,
+                its index. By default, classes that have training images are drawn at random.
             truncation: A factor that scales the noise. Below 1, the images are more alike and often look better.
 
         Returns:
@@ -184,7 +184,7 @@ class Model:
         if count < 1:
             raise UserError(f"sample({count}): the number of images must be at least 1")
         drawer = self._drawer(self._run.seed if seed is None else seed)
-        draws = sample_draws(self.recipe, drawer, range(first, first + count), self.classes, label, truncation)
+        draws = sample_draws(self.recipe, drawer, range(first, first + count), self.spec, label, truncation)
         with self._run_precision():
             images = make_images(self.recipe, draws, self._precision, self.spec.pixel_format)
         return torch.from_numpy(images).permute(0, 3, 1, 2)

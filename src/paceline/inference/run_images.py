@@ -8,14 +8,14 @@ from pathlib import Path
 from PIL import Image
 
 from paceline.config.resolve import Config
-from paceline.contracts.recipe import Recipe
+from paceline.contracts.recipe import DataSpec, Recipe
 from paceline.core.errors import UserError
 from paceline.data.draws import Drawer
 from paceline.data.open_sources import open_sources
 from paceline.data.source import Source
 from paceline.images.grids import grid, to_image
 from paceline.images.shown_channels import ShownChannels
-from paceline.inference.chosen_draws import choose_class, is_every_class, truncate_draws
+from paceline.inference.chosen_draws import choose_class, class_index, is_every_class, trained_classes, truncate_draws
 from paceline.inference.image_model import open_recipe
 from paceline.inference.interpolation import interpolate_draws
 from paceline.inference.nearest import with_nearest
@@ -40,6 +40,7 @@ class GridOptions:
     label: str = ""  # class of the images, "all" for one class per row, or "" for random classes
     truncation: float = 1.0  # factor on the noise
     nearest: bool = False  # each row shows an image and the training images that are most similar to it
+    data_root: str = ""  # where the run's data is now
 
 
 def show_run(run: str, config: Config, checkpoint: str, options: GridOptions) -> tuple[Image.Image, str]:
@@ -62,15 +63,14 @@ def show_run(run: str, config: Config, checkpoint: str, options: GridOptions) ->
         channels = ShownChannels.parse(config.run.preview_channels, sources["train"].spec.channels)
         return make_strips(recipe, samples, precision, channels), caption
     count = options.rows * (2 if options.interpolate else 1 if options.nearest else options.columns)
-    draws = truncate_draws(recipe, fixed_draws(recipe, drawer, count), options.truncation, "--truncation ")
+    draws = fixed_draws(recipe, drawer, stored.spec, count)
+    draws = truncate_draws(recipe, draws, options.truncation, "--truncation ")
     if options.interpolate:
         draws = interpolate_draws(recipe, draws, options.columns)
     if options.label:
         per_row = 1 if options.nearest else options.columns
-        classes = stored.spec.classes
-        draws = choose_class(recipe, draws, classes, options.label, per_row, "--class ")
-        if is_every_class(options.label, classes) and options.rows < len(classes):
-            caption += f" (the first {options.rows} of {len(classes):,} classes)"
+        draws = choose_class(recipe, draws, stored.spec, options.label, per_row, "--class ")
+        caption += _describe_classes(recipe, stored.spec, options)
     images = make_images(recipe, draws, precision)
     if options.nearest:
         images = with_nearest(images, sources["train"], options.columns - 1, config.run, world.device)
@@ -78,9 +78,19 @@ def show_run(run: str, config: Config, checkpoint: str, options: GridOptions) ->
     return to_image(grid(shown, options.columns)), caption
 
 
+def _describe_classes(recipe: Recipe, spec: DataSpec, options: GridOptions) -> str:
+    """Return which classes a grid shows, for its caption."""
+    if not is_every_class(options.label, spec.classes):
+        return f", class {spec.classes[class_index(recipe, spec, options.label, '--class ')]}"
+    num_classes = len(trained_classes(spec))
+    return f" (the first {options.rows} of {num_classes:,} classes)" if options.rows < num_classes else ""
+
+
 def _open_needed(run: str, stored: StoredModel, recipe: Recipe, options: GridOptions) -> dict[str, Source]:
     """Open the run's data if it appears in the images: as the inputs of strips, or as the nearest training images."""
     if not has_strips(recipe) and not options.nearest:
+        if options.data_root:
+            raise UserError(f"--data-root {options.data_root}: only --nearest and strips show data; leave it out")
         return {}
     if is_weights_file(run):
         if has_strips(recipe):

@@ -75,6 +75,8 @@ def read_stored(path: str, checkpoint: str = "best", *, trust: bool = False) -> 
     if is_weights_file(path):
         file = read_weights(place, trust=trust)
         return StoredModel(file.config, file.spec, file.weights, path)
+    if not place.exists():
+        raise UserError(f"{path}: no such file or folder")
     if not place.is_dir():
         raise UserError(f"{path}: expected a run folder or a {SAFETENSORS} file")
     config = config_of(str(place), load_source=False, trust=trust)

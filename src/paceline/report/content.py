@@ -101,16 +101,20 @@ def _quality_note(report: Report) -> str:
 def _evaluated_images(report: Report) -> list[str]:
     """Return how many images each split has, if the numbers are the same for all runs."""
     counts = {
-        (run.selection_metric.num_evaluated, run.checkpoint.num_tested)
+        (run.selection_metric.num_evaluated, run.checkpoint.num_tested, run.selection_metric.num_real)
         for run in report.runs.values()
         if run.selection_metric and run.checkpoint
     }
     first = next(iter(report.runs), "")
     if len(counts) != 1:
         return []
-    ((evaluated, tested),) = counts
+    ((evaluated, tested, real),) = counts
     where = evaluated_images(report.metric.name)
-    parts = [f"{at(',.0f', 'runs', first, 'selection_metric', 'num_evaluated')} {where}"] if evaluated else []
+    count = at(",.0f", "runs", first, "selection_metric", "num_evaluated")
+    if evaluated and real:
+        of_real = at(",.0f", "runs", first, "selection_metric", "num_real")
+        return [f"The metrics compare {count} generated images with {of_real} {where}."]
+    parts = [f"{count} {where}"] if evaluated else []
     parts += [f"{at(',.0f', 'runs', first, 'checkpoint', 'num_tested')} test images"] if tested else []
     return [f"The metrics are computed on {' and '.join(parts)}."] if parts else []
 

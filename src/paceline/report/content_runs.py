@@ -40,7 +40,8 @@ def _counted(report: Report) -> list[str]:
     runs = report.runs.values()
     selected = any(run.selection_metric and run.selection_metric.num_evaluated for run in runs)
     tested = any(run.checkpoint and run.checkpoint.num_tested for run in runs)
-    evaluated = evaluated_images(report.metric.name)
+    generated = any(run.selection_metric and run.selection_metric.num_real for run in runs)
+    evaluated = "generated images" if generated else evaluated_images(report.metric.name)
     return [*([evaluated] if selected else []), *([TEST_IMAGES] if tested else [])]
 
 

@@ -28,6 +28,7 @@ class SelectionMetric:
     value: float
     images: int
     num_evaluated: float | None = None
+    num_real: int | None = None  # number of real images that generated images are compared with; None if none are
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from paceline.config.resolve import flatten
 from paceline.contracts.recipe import Recipe
 from paceline.core.types import Scalar, SettingValue
-from paceline.evaluation.protocol import Protocol
+from paceline.evaluation.protocol import NUM_GENERATED, NUM_REAL, Protocol
 from paceline.report.bottlenecks import find_straggler, profile_of
 from paceline.report.log_intervals import Line, log_intervals, seconds_per_epoch, speed_of
 from paceline.report.phrases import as_words
@@ -52,7 +52,7 @@ def read_run(path: str) -> Run:
     lines, after_gaps, broken = _read_lines(folder.path / METRICS)
     intervals = log_intervals(lines, after_gaps, since)
     recipe = config.recipe_class
-    selection_metric, selected = _select(lines, recipe)
+    selection_metric, selected = _select(lines, recipe, folder)
     quality = _quality(lines, recipe, selected)
     run = config.run
     gpus = run.gpus.split(",") if run.gpus else []
@@ -177,7 +177,9 @@ def _values_of(lines: Sequence[Line], metric: str) -> list[tuple[float, Line]]:
     return [(value, line) for value, line in found if value is not None]
 
 
-def _select(lines: Sequence[Line], recipe: type[Recipe]) -> tuple[SelectionMetric | None, Line | None]:
+def _select(
+    lines: Sequence[Line], recipe: type[Recipe], folder: RunFolder
+) -> tuple[SelectionMetric | None, Line | None]:
     """Return the metric that selected the checkpoint, and its log line; None for both if nothing was evaluated."""
     metric, mode = recipe.best
     evaluated = _values_of(lines, metric)
@@ -185,7 +187,10 @@ def _select(lines: Sequence[Line], recipe: type[Recipe]) -> tuple[SelectionMetri
         return None, None
     value, line = (max if mode == "max" else min)(evaluated, key=lambda pair: pair[0])
     count = line.get(f"{metric.partition('/')[0]}/count")
-    return SelectionMetric(_full_name(line, metric), value, line.images, count), line
+    name = _full_name(line, metric)
+    protocol = folder.protocol_of(name)
+    num_real = protocol.get(NUM_REAL) if NUM_GENERATED in protocol else None
+    return SelectionMetric(name, value, line.images, count, num_real if isinstance(num_real, int) else None), line
 
 
 def _checkpoint(lines: Sequence[Line], selected: Line | None) -> Checkpoint | None:

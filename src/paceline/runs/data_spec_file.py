@@ -20,7 +20,10 @@ LARGEST = 10**6  # upper limit for sizes, channels and classes
 
 def to_json(spec: DataSpec) -> str:
     """Return a data spec as JSON."""
-    return json.dumps(dataclasses.asdict(spec), ensure_ascii=False)
+    values = dataclasses.asdict(spec)
+    if not spec.empty_classes:  # versions of Paceline without this field can then read the file
+        del values["empty_classes"]
+    return json.dumps(values, ensure_ascii=False)
 
 
 def from_json(text: str) -> DataSpec:
@@ -38,7 +41,16 @@ def from_json(text: str) -> DataSpec:
     if values.get("dtype", "uint8") not in get_args(PixelType):  # runs of older versions have 8-bit images
         raise ValueError(f"dtype is none of {', '.join(get_args(PixelType))}")
     values["value_range"] = _parse_range(values.get("value_range"), values.get("dtype", "uint8"))
+    values["empty_classes"] = _parse_empty_classes(values.get("empty_classes", []), values["num_classes"])
     return DataSpec(**values)
+
+
+def _parse_empty_classes(empty: object, num_classes: int) -> tuple[int, ...]:
+    if not isinstance(empty, list) or not all(type(one) is int and 0 <= one < num_classes for one in empty):
+        raise TypeError("empty_classes is not a list of class numbers")
+    if len(set(empty)) != len(empty) or len(empty) >= max(1, num_classes):
+        raise ValueError("empty_classes contains a class twice, or all classes")
+    return tuple(empty)
 
 
 def _parse_range(limits: object, dtype: str) -> tuple[float, float] | None:

@@ -58,6 +58,8 @@ def readable_config_of(run: str, *, trust: bool = False) -> Config:
 
 def _record_of(run: str) -> RunRecord:
     record = read_record(Path(run), run)
+    if record is None and not Path(run).exists():
+        raise UserError(f"{run}: no such file or folder")
     if record is None:
         raise UserError(f"{run}: not a run folder (it has no {CONFIG}){name_stages(Path(run))}")
     return record

@@ -82,6 +82,8 @@ def read_initial_weights(path: str) -> InitialWeights:
         return _of_file(place, path)
     if place.suffix in TORCH_SUFFIXES and place.is_file():
         return InitialWeights(read_state_dict(place), {}, path)
+    if not place.exists():
+        raise UserError("no such file or folder")
     raise UserError(f"expected a run folder, or a file ending in {', '.join((SAFETENSORS, *TORCH_SUFFIXES))}")
 
 

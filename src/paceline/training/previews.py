@@ -12,8 +12,9 @@ from PIL import Image
 from torch import Tensor
 
 from paceline.contracts.pixel_format import EIGHT_BITS, PixelFormat
-from paceline.contracts.recipe import Batch, Recipe
+from paceline.contracts.recipe import Batch, DataSpec, Recipe
 from paceline.core.errors import UserError
+from paceline.data.class_draws import without_empty_classes
 from paceline.data.crop import Window
 from paceline.data.draws import Drawer
 from paceline.data.source import Source, sizes_of
@@ -40,10 +41,13 @@ MULTIPLE_PX = 8  # crop sides are multiples of this, so that every scale divides
 class Previews:
     """The sample images of a run, always computed from the same noise or samples."""
 
-    def __init__(self, recipe: Recipe, drawer: Drawer, source: Source, precision: Precision, channels: str) -> None:
+    def __init__(
+        self, recipe: Recipe, drawer: Drawer, spec: DataSpec, source: Source, precision: Precision, channels: str
+    ) -> None:
+        """Prepare the inputs. `spec` describes the training data, and `source` has the samples that are shown."""
         self._recipe, self._precision, self._source = recipe, precision, source
         self._channels = ShownChannels.parse(channels, source.spec.channels)
-        self._draws = fixed_draws(recipe, drawer, NUM_SAMPLES) if recipe.generates else {}
+        self._draws = fixed_draws(recipe, drawer, spec, NUM_SAMPLES) if recipe.generates else {}
         self._generated_shape: tuple[int, ...] | None = None  # height, width and channels of generated images
         strips = not recipe.generates and has_strips(recipe)
         self._samples = strip_samples(source, drawer, precision) if strips else []
@@ -52,7 +56,8 @@ class Previews:
     def of(cls, parts: Parts) -> Previews:
         """Return the sample images of a run; they show the split that is evaluated."""
         shown = parts.loaders.get(parts.recipe.evaluated_on, parts.loaders["train"]).source
-        return cls(parts.recipe, parts.feed.drawer, shown, parts.precision, parts.config.run.preview_channels)
+        spec, channels = parts.trained_spec(), parts.config.run.preview_channels
+        return cls(parts.recipe, parts.feed.drawer, spec, shown, parts.precision, channels)
 
     def __bool__(self) -> bool:
         """Return whether the recipe has sample images."""
@@ -104,11 +109,16 @@ def _generate(recipe: Recipe, draws: Batch, precision: Precision, pixels: PixelF
     return torch.cat(images).permute(0, 2, 3, 1)
 
 
-def fixed_draws(recipe: Recipe, drawer: Drawer, count: int, first: int = 0) -> Batch:
-    """Return the random inputs for a run's sample images, which are the same during and after training."""
+def fixed_draws(recipe: Recipe, drawer: Drawer, spec: DataSpec, count: int, first: int = 0) -> Batch:
+    """Return the random inputs for a run's sample images, which are the same during and after training.
+
+    They select no class without training images.
+    """
     if not recipe.generates:
         raise UserError(f"{type(recipe).__name__} has no generator: it cannot generate images from noise")
-    return drawer.rows("samples", first, first + count)
+    draws = drawer.rows("samples", first, first + count)
+    name = recipe.class_draw
+    return draws | {name: without_empty_classes(draws[name], spec)} if name else draws
 
 
 def real_crops(source: Source, height: int, width: int, channels: int) -> np.ndarray | None:

@@ -16,7 +16,6 @@ from paceline.core.errors import DISK_FULL, NOT_WRITABLE, UserError
 from paceline.core.machine_load import excess_load
 from paceline.core.numbers import duration, epoch, four_digits
 from paceline.core.printable import print_line
-from paceline.data.crop import cropped
 from paceline.data.file_lists import NOT_USED, write_not_used
 from paceline.data.fingerprint import describe_samples
 from paceline.data.worker_pool import describe_dead_worker
@@ -214,7 +213,7 @@ class Record:
         else:
             provenance = Provenance(self.session.describe_data(), _choices(parts), versions_and_hardware())
             folder.record_settings(parts.config, provenance, images)
-        write_data_spec(folder.path, cropped(parts.loaders["train"].source.spec, parts.config.run.crop))
+        write_data_spec(folder.path, parts.trained_spec())
         self.is_kept = True
 
     def on_saved(self) -> None:

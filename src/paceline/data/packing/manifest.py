@@ -89,6 +89,9 @@ class Manifest:
     def write(self, file: Path) -> None:
         """Write the manifest with its checksum."""
         content = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(self)}
+        for split in content["splits"].values():
+            if not split["spec"]["empty_classes"]:  # versions of Paceline without this field can then read the file
+                del split["spec"]["empty_classes"]
         write_json(file, content | {"sha256": checksum_of_content(content)})
 
 

@@ -151,12 +151,20 @@ def _arranged(array: NDArray[Any], settings: PixelSettings, name: str) -> tuple[
 
 
 def _labels(file: Path, key: str, array: NDArray[Any]) -> NDArray[Any]:
-    if not np.issubdtype(array.dtype, np.integer):
-        raise UserError(f"{file}: {key} is {array.dtype}; expected integers")
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
+    if array.dtype.kind in "US":
+        raise UserError(
+            f"{file}: {key} is text; expected integers: use np.unique(labels, return_inverse=True)[1], "
+            "with the labels of all splits"
+        )
+    if array.ndim == 2:
+        one_hot = f"if the labels are one-hot, use {key}.argmax(1)"
+        raise UserError(f"{file}: {key} has shape {array.shape}; expected [n]: {one_hot}")
     if array.ndim != 1:
         raise UserError(f"{file}: {key} has shape {array.shape}; expected [n]")
+    if not np.issubdtype(array.dtype, np.integer):
+        raise UserError(f"{file}: {key} is {array.dtype}; expected integers")
     if array.min(initial=0) < 0:
         raise UserError(f"{file}: {key} contains {array.min()}; labels must be 0 or greater")
     return array.astype(np.int64)

@@ -28,7 +28,7 @@ from paceline.evaluation.class_sums import CLASS_FID, MIN_IMAGES, ClassStatistic
 from paceline.evaluation.contract import Case, Evaluator
 from paceline.evaluation.features.choice import choose_features
 from paceline.evaluation.features.network import NAMES, FeatureNetwork
-from paceline.evaluation.protocol import Protocol
+from paceline.evaluation.protocol import NUM_GENERATED, NUM_REAL, Protocol
 from paceline.evaluation.row_order import random_positions
 from paceline.evaluation.statistics import (
     KERNEL_SUBSET,
@@ -63,7 +63,7 @@ class Generation(Evaluator):
             "split": case.split,
             "size": f"{spec.width}×{spec.height}×{spec.channels}",
             "fingerprint": fingerprint(case.source),
-            "real": len(case.source),
+            NUM_REAL: len(case.source),
             "rows": min(NUM_ROWS, len(case.source)),
         }
         self.positions = random_positions(case.source)
@@ -85,7 +85,7 @@ class Generation(Evaluator):
         estimators = f"KID of {KERNEL_SUBSET}, {NEIGHBOURS} neighbours, IS of {NUM_SPLITS} splits"
         return {
             **self.real_protocol,
-            "made": self.case.count,
+            NUM_GENERATED: self.case.count,
             "estimators": estimators,
             "seed": self.settings.seed,
         }
