@@ -50,10 +50,10 @@ def parse_interval(text: str, name: str) -> Span | None:
     if is_never(text):
         if can_be_never:
             return None
-        raise UserError(f"{name}={text!r}: not supported; use '100%', the length of the run")
+        raise UserError(f"{name}={text!r}: not supported; use '100%' for an interval as long as the run")
     span = Span.parse(text, name, can_be_never=can_be_never)
     if not span.amount:
-        alternative = "'never' to switch it off" if can_be_never else "'100%', the length of the run"
+        alternative = "'never' to switch it off" if can_be_never else "'100%' for an interval as long as the run"
         raise UserError(f"{name}={text!r}: must be greater than 0; use {alternative}")
     return span
 

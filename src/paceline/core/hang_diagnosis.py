@@ -76,9 +76,10 @@ def deviation(witnesses: Sequence[Witness]) -> Diagnosis | None:
 def _odd_one(
     number: int, groups: Mapping[tuple[int, str], list[int]], by_rank: Mapping[int, Mapping[int, Operation]]
 ) -> list[int]:
-    """Return the ranks that left the common order: the minority or, of two equal groups, the one further ahead.
+    """Return the ranks that caused a difference between the sequences of operations.
 
-    A rank that did not exchange all gradients has left it in any case.
+    These are ranks that did not exchange all gradients. If there are none, it is the smaller group of ranks with the
+    same operation or, of two equal groups, the one that has started more operations.
     """
     incomplete = [rank for (_, name), ranks in groups.items() if INCOMPLETE in name for rank in ranks]
     if 0 < len(incomplete) < len(by_rank):

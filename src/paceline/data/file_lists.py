@@ -43,17 +43,17 @@ class Problem(NamedTuple):
 
     @classmethod
     def of(cls, name: str, reason: str, kind: str = "") -> Problem:
-        """Return a problem with a file or sample. By default, its kind is the reason without details in brackets."""
+        """Return a problem with a file or sample. By default, `kind` is the part of the reason before a bracket."""
         return cls(name, kind or without_details(reason), f"{name}: {reason}")
 
     @classmethod
     def no_counterpart(cls, name: str) -> Problem:
-        """Return the problem of a file that belongs to another file, which is missing."""
+        """Return the problem with a file that has no counterpart, such as an input image without a target image."""
         return cls(name, "no counterpart", f"{name} has no counterpart")
 
 
 def without_details(reason: str) -> str:
-    """Return a reason up to the details in brackets."""
+    """Return the part of a reason before the first bracket, which contains details."""
     return reason.partition(" (")[0]
 
 

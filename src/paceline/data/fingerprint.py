@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from typing import Protocol
@@ -15,9 +16,10 @@ from paceline.data.subset import is_in_memory
 
 FINGERPRINT_SAMPLES = 256  # number of samples to hash if the source is not in memory
 FINGERPRINT_PIXELS = 16_000_000  # approximate limit on hashed pixels, for large images
-STAT_THREADS = 16
+STAT_THREADS, STAT_SAMPLES = 16, 256  # threads that look up files, and samples that a thread takes at a time
 IDENTITY_SAMPLES = 16  # number of samples needed to distinguish two datasets
 _known: WeakKeyDictionary[Source, dict[int, str]] = WeakKeyDictionary()  # cached for repeated evaluations
+_known_files: WeakKeyDictionary[Source, str] = WeakKeyDictionary()
 
 
 class _Digest(Protocol):
@@ -43,24 +45,43 @@ def fingerprint(source: Source, samples: int = FINGERPRINT_SAMPLES) -> str:
 
 
 def fingerprint_of_files(source: Source) -> str:
-    """Return a hash of the size and modification time of every image file; "" if the samples are not separate files.
+    """Return a hash of every image file's name, size and modification time; "" if the samples are not separate files.
 
     Unlike `fingerprint`, it changes if any image changes, but it differs between copies of the same data.
     """
-    if is_in_memory(source):
+    if source not in _known_files:
+        try:
+            _known_files[source] = sha256_of_stats(source)
+        except (OSError, LookupError):  # a missing file is reported when it is read
+            return ""
+    return _known_files[source]
+
+
+def sha256_of_stats(source: Source) -> str:
+    """Return a hash of the name, size and modification time of every sample's files; "" if there are no files.
+
+    Raise OSError if a file is missing, and LookupError if only some samples have files.
+    """
+    if source.files_of(0) is None:
         return ""
+    parts = np.array_split(np.arange(len(source)), -(-len(source) // STAT_SAMPLES))
+    digest = sha256()
     with ThreadPoolExecutor(STAT_THREADS) as threads:  # in a network file system, each call takes milliseconds
-        stats = list(threads.map(lambda index: _stats_of(source, index), range(len(source))))
-    return sha256("\n".join(stats).encode()).hexdigest()[:32] if all(stats) else ""
+        for lines in threads.map(lambda indices: _stats_of(source, indices), parts):
+            digest.update(lines)
+    return digest.hexdigest()
 
 
-def _stats_of(source: Source, index: int) -> str:
-    try:
+def _stats_of(source: Source, indices: NDArray[np.int64]) -> bytes:
+    lines = []
+    for index in indices.tolist():
         sample = source.files_of(index)
-        stats = [path.stat() for path in sample.files.values()] if sample else []
-    except OSError:
-        return ""
-    return " ".join(f"{one.st_size} {one.st_mtime_ns}" for one in stats)
+        if sample is None:
+            raise LookupError(f"{source.name_of(index)}: is not in a file of its own, unlike other samples")
+        for name, path in sample.files.items():
+            status = path.stat()
+            lines.append(f"{json.dumps([name, path.name, status.st_size, status.st_mtime_ns])}\n")
+    return "".join(lines).encode()
 
 
 def _fingerprint_of_images(source: Source, samples: int) -> str:

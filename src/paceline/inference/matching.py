@@ -48,7 +48,7 @@ def match_files(
 
 
 def with_suffix(results: Sequence[Path], suffix: str) -> list[Path]:
-    """Return the results whose names, without the file extension, end with a suffix; raise UserError for none."""
+    """Return the results whose names without the extension end with `suffix`. Raise UserError if there are none."""
     found = [file for file in results if file.stem.endswith(suffix)]
     if not found:
         raise UserError(f"--suffix {suffix}: none of the results has a name that ends with this suffix")

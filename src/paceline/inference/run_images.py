@@ -22,8 +22,6 @@ from paceline.inference.nearest import with_nearest
 from paceline.inference.trained import StoredModel, read_stored
 from paceline.parallel.precision import choose_precision
 from paceline.parallel.world import join
-from paceline.runs.checkpoint import choose_checkpoint
-from paceline.runs.folder import RunFolder
 from paceline.runs.recipe import check_sources
 from paceline.runs.weights_file import is_weights_file
 from paceline.training.previews import fixed_draws, has_strips, make_images, make_strips, strip_samples
@@ -48,10 +46,8 @@ def show_run(run: str, config: Config, checkpoint: str, options: GridOptions) ->
     world = join(config.run, distributed=False)
     precision = choose_precision(config.run.precision, world.device)
     precision.apply(deterministic=config.run.deterministic)
-    caption = Path(run).name
-    if not is_weights_file(run):
-        caption += f" at {choose_checkpoint(RunFolder(Path(run)).checkpoints, checkpoint).images:,} images"
     stored = replace(read_stored(run, checkpoint), config=config)
+    caption = Path(run).name + ("" if is_weights_file(run) else stored.origin.removeprefix(run))  # " at N images"
     recipe = open_recipe(stored, run)
     sources = _open_needed(run, stored, recipe, options)
     recipe.to(device=world.device, dtype=precision.weights)

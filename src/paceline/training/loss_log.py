@@ -57,7 +57,7 @@ class Reading(NamedTuple):
         return (collapse(collapsed), images) if collapsed else None
 
     def suspect(self, recipe: Recipe) -> str:
-        """Return a value that must vary, but was zero in the last step; empty if there is none.
+        """Return the name of a value that must vary but was zero in the last step; "" if there is none.
 
         A network may have collapsed during the last log interval, so its weights must not be saved.
         """

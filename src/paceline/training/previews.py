@@ -44,7 +44,7 @@ class Previews:
     def __init__(
         self, recipe: Recipe, drawer: Drawer, spec: DataSpec, source: Source, precision: Precision, channels: str
     ) -> None:
-        """Prepare the inputs. `spec` describes the training data, and `source` has the samples that are shown."""
+        """Prepare the inputs. `spec` describes the training data, and `source` provides the samples that are shown."""
         self._recipe, self._precision, self._source = recipe, precision, source
         self._channels = ShownChannels.parse(channels, source.spec.channels)
         self._draws = fixed_draws(recipe, drawer, spec, NUM_SAMPLES) if recipe.generates else {}

@@ -60,7 +60,10 @@ class StepProfiler:
 
     @classmethod
     def of(cls, parts: Parts, stopwatch: Stopwatch, run: Path, images: int) -> StepProfiler | None:
-        """Return a profiler; None if `--profile` is 0 or no steps are left. Remove files of a killed profiler."""
+        """Return a profiler; None if `--profile` is 0 or no steps are left.
+
+        Unfinished files from a run that was killed while it wrote a trace are removed.
+        """
         world, wanted = parts.world, parts.config.run.profile
         if world.place.local_rank == 0:  # no rank traces until all ranks train
             remove_unfinished(run / PROFILE)

@@ -44,7 +44,7 @@ class Work(NamedTuple):
 
     @classmethod
     def of(cls, steps: Sequence[StepTimes]) -> Work:
-        """Return the time per step over these steps."""
+        """Summarise the times of several steps."""
         if not steps:
             return cls(0.0, 0.0, 0.0)
         work, data, step = zip(*steps, strict=True)

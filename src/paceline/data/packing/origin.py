@@ -14,7 +14,7 @@ from hashlib import sha256
 import numpy as np
 
 from paceline.core.errors import UserError
-from paceline.data.fingerprint import IDENTITY_SAMPLES, fingerprint
+from paceline.data.fingerprint import IDENTITY_SAMPLES, fingerprint, sha256_of_stats
 from paceline.data.packing.manifest import Layout, SplitRecord
 from paceline.data.source import Source
 from paceline.data.subset import is_in_memory
@@ -71,20 +71,12 @@ def sha256_of_files(source: Source) -> str:
     """Return a hash of the name, size and modification time of every sample's files; "" if there are no files."""
     if not _lists_its_files(source):
         return ""
-    digest = sha256()
-    for index in range(len(source)):
-        sample = source.files_of(index)
-        assert sample is not None
-        for name, path in sample.files.items():
-            try:
-                status = path.stat()
-            except OSError as error:
-                raise UserError(
-                    f"{path}: {error.strerror}; the file was removed or changed during packing; pack again"
-                ) from error
-            stat = [name, path.name, status.st_size, status.st_mtime_ns]
-            digest.update(f"{json.dumps(stat)}\n".encode())
-    return digest.hexdigest()
+    try:
+        return sha256_of_stats(source)
+    except OSError as error:
+        raise UserError(
+            f"{error.filename}: {error.strerror}; the file was removed or changed during packing; pack again"
+        ) from error
 
 
 def _lists_its_files(source: Source) -> bool:

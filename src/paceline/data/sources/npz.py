@@ -160,7 +160,7 @@ def _labels(file: Path, key: str, array: NDArray[Any]) -> NDArray[Any]:
         )
     if array.ndim == 2:
         one_hot = f"if the labels are one-hot, use {key}.argmax(1)"
-        raise UserError(f"{file}: {key} has shape {array.shape}; expected [n]: {one_hot}")
+        raise UserError(f"{file}: {key} has shape {array.shape}; expected [n]; {one_hot}")
     if array.ndim != 1:
         raise UserError(f"{file}: {key} has shape {array.shape}; expected [n]")
     if not np.issubdtype(array.dtype, np.integer):

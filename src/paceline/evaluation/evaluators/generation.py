@@ -70,7 +70,7 @@ class Generation(Evaluator):
         if self.positions is not None:
             self.real_protocol = {**self.real_protocol, "order": "random"}
             self.positions = self.positions.to(device)
-        # The fingerprint in the protocol covers only some images of a folder.
+        # The fingerprint in the protocol covers only some images of a folder; the statistics depend on all of them.
         self.cache_key: Protocol = {**self.real_protocol, "files": fingerprint_of_files(case.source)}
         self.real: Statistics | None = find_statistics(self.cache_key, device)
         self.by_class = settings.per_class
