@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from paceline.contracts.pixel_format import PixelFormat, PixelType
 from paceline.core.short_repr import short_repr
@@ -58,6 +59,17 @@ class DataSpec:
 
     def __repr__(self) -> str:
         return short_repr(self)
+
+
+def written_values(spec: DataSpec) -> dict[str, Any]:
+    """Return the values of a data spec for a file.
+
+    Older versions of Paceline do not know `empty_classes`, so it is left out if there are none.
+    """
+    values = asdict(spec)
+    if not spec.empty_classes:
+        del values["empty_classes"]
+    return values
 
 
 def output_panels(names: Iterable[str]) -> tuple[str, ...]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from pathlib import Path
 from typing import get_args
 
+from paceline.contracts.data_spec import written_values
 from paceline.contracts.pixel_format import WHITE, PixelType
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
@@ -20,10 +20,7 @@ LARGEST = 10**6  # upper limit for sizes, channels and classes
 
 def to_json(spec: DataSpec) -> str:
     """Return a data spec as JSON."""
-    values = dataclasses.asdict(spec)
-    if not spec.empty_classes:  # versions of Paceline without this field can then read the file
-        del values["empty_classes"]
-    return json.dumps(values, ensure_ascii=False)
+    return json.dumps(written_values(spec), ensure_ascii=False)
 
 
 def from_json(text: str) -> DataSpec:

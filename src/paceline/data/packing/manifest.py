@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from paceline.contracts.data_spec import written_values
 from paceline.contracts.recipe import DataSpec
 from paceline.core.checksums import checksum_of_content
 from paceline.core.errors import UserError
@@ -88,10 +89,10 @@ class Manifest:
 
     def write(self, file: Path) -> None:
         """Write the manifest with its checksum."""
-        content = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(self)}
-        for split in content["splits"].values():
-            if not split["spec"]["empty_classes"]:  # versions of Paceline without this field can then read the file
-                del split["spec"]["empty_classes"]
+        splits = {
+            name: dataclasses.asdict(one) | {"spec": written_values(one.spec)} for name, one in self.splits.items()
+        }
+        content = {"format": FORMAT, "version": VERSION, "made_from": dict(self.made_from), "splits": splits}
         write_json(file, content | {"sha256": checksum_of_content(content)})
 
 
