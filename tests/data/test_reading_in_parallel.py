@@ -120,7 +120,7 @@ class Slow(Source):
 
     def read_many(self, indices):
         open(f"reads-{os.getpid()}", "w").close()
-        time.sleep(5)
+        time.sleep(60)  # much longer than the test takes
 """
 
 
