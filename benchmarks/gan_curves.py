@@ -5,7 +5,8 @@
     python benchmarks/gan_curves.py batches --tiny --out out    # on a CPU: checks that everything runs
 
 `batches` trains both recipes at batch 64, 128, 256 and 512, with learning rates scaled by the square root of the batch
-size: once for the same number of images, and once for the same number of updates. At batch 128, there are three seeds.
+size: once for the same number of images, and once for the same number of updates. At batch 128, or at the batch sizes
+given with --several-seeds-at, there are three seeds.
 `quality` trains dcgan with several settings that may improve FID, at the same batch size. --rows selects rows by name.
 
 The Inception Score needs logits, which the Inception file does not provide: they come from a classifier, which is
@@ -39,7 +40,7 @@ from _timed_training import Deadline, Stopped, run_paceline, sets, split_argumen
 from paceline.report.svg import Axis
 
 RECIPES = ("dcgan", "dual_gan")
-BATCHES, SEVERAL_SEEDS_AT = (64, 128, 256, 512), 128
+BATCHES, SEVERAL_SEEDS_AT = (64, 128, 256, 512), (128,)
 SEEDS = {"batches": (0, 1, 2), "quality": (0,)}
 IMAGES = {"batches": 2_000_000, "quality": 8_000_000}
 METRICS = ("FID", "IS")
@@ -94,7 +95,7 @@ def rows_of(task: str, options: argparse.Namespace) -> list[Row]:
     for recipe in RECIPES:
         for batch in options.batches:
             scaled = (f"{BATCH}{batch}", "scale_lr=sqrt")
-            for seed in options.seeds if batch == options.several_seeds_at else options.seeds[:1]:
+            for seed in options.seeds if batch in options.several_seeds_at else options.seeds[:1]:
                 name = f"{recipe}-{batch}-images-{seed}"
                 rows.append(Row(name, f"{recipe}, batch {batch}", recipe, scaled, options.images, seed))
     for recipe in RECIPES:
@@ -184,7 +185,10 @@ def main() -> None:
     parser.add_argument("--inception", default="", help="file with the 2015 Inception network")
     parser.add_argument("--preset", default="cifar10", help="preset of both recipes: cifar10 or cifar10_reference")
     parser.add_argument("--images", type=int, help="images of a row; 2,000,000 for batches, 8,000,000 for quality")
-    parser.add_argument("--seeds", type=int, nargs="*", help="seeds, for batches at batch 128; 0 1 2, 0 for quality")
+    parser.add_argument("--seeds", type=int, nargs="*", help="seeds; 0 1 2 for batches, 0 for quality")
+    parser.add_argument(
+        "--several-seeds-at", type=int, nargs="*", choices=BATCHES, default=SEVERAL_SEEDS_AT, help="batch sizes; 128"
+    )
     parser.add_argument("--evaluations", type=int, default=5, help="evaluations during a run")
     parser.add_argument("--generated", type=int, default=10_000, help="generated images per evaluation")
     parser.add_argument("--classifier-epochs", type=int, default=20, help="length of the classifier's training")
@@ -197,11 +201,11 @@ def main() -> None:
     own, extra = split_arguments()
     options = parser.parse_args(own)
     options.extra = extra
-    options.batches, options.several_seeds_at = BATCHES, SEVERAL_SEEDS_AT
+    options.batches = BATCHES
     options.seeds = options.seeds or SEEDS[options.task]
     options.images = options.images or IMAGES[options.task]
     if options.tiny:
-        options.batches, options.several_seeds_at = TINY_BATCHES, TINY_BATCHES[1]
+        options.batches, options.several_seeds_at = TINY_BATCHES, TINY_BATCHES[1:]
         options.images, options.generated, options.classifier_epochs = 160, 40, 1
         options.data_root = options.out / "random.npz"
     elif not options.data_root and not options.list:

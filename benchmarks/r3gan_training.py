@@ -16,6 +16,9 @@ and, for each row, the curve of FID during training, the final metrics, versions
 evaluation. Rows that it lists as complete are not repeated. OUT/ROW.png shows samples, and OUT/TASK-FID.svg the curves.
 Arguments after `--` are passed to every training run.
 
+--jobs trains several rows at the same time on one GPU. Use it with --images, since speeds are not measured while rows
+share the GPU, and with CUDA MPS, without which processes on one GPU slow each other down.
+
 --data-root is the folder for the source cifar10, or an .npz file with x_train, y_train, x_test and y_test. `small`
 needs an .npz file.
 """
@@ -124,7 +127,8 @@ class Benchmark:
             started_with = {"settings": row.settings, "extra": self.options.extra, "seed": self.options.seed}
             self.results.update(row.name, **started_with, curve=curve(folder))
 
-        trained = train(folder, [*words, *self.inception], self.deadline, save_curve)
+        label = f"{row.name}: " if self.options.jobs > 1 else ""
+        trained = train(folder, [*words, *self.inception], self.deadline, save_curve, label)
         save_curve()
         copy_samples(folder, folder.with_suffix(".png"))
         self.results.update(row.name, training=trained)
@@ -198,6 +202,7 @@ def main() -> None:
     parser.add_argument("--generated", type=int, default=50_000, help="number of generated images for the final FID")
     parser.add_argument("--evaluation", nargs="*", default=[], help="settings for the final evaluation")
     parser.add_argument("--seed", type=int, default=0, help="seed of the runs")
+    parser.add_argument("--jobs", type=int, default=1, help="rows that are trained at the same time")
     parser.add_argument("--tiny", action="store_true", help="tiny networks and random images, to test on a CPU")
     parser.add_argument("--out", type=Path, required=True, help="folder for the runs and results.json")
     own, extra = split_arguments()
@@ -205,6 +210,8 @@ def main() -> None:
     options.extra, options.evaluation = extra, tuple(options.evaluation)
     if not options.data_root and not options.tiny:
         parser.error("--data-root is required")
+    if options.jobs > 1 and not options.images:
+        parser.error("--jobs needs --images")
     if options.task == "small" and options.data_root and options.data_root.suffix != ".npz":
         parser.error(f"--data-root {options.data_root}: small needs an .npz file")
     options.out.mkdir(parents=True, exist_ok=True)
@@ -219,7 +226,7 @@ def main() -> None:
     results = Results(options.out / "results.json")
     benchmark = Benchmark(options, data, results)
     rows = rows_of(options)
-    failed = run_rows(rows, benchmark.run, after=lambda: draw_curves(options, rows, results))
+    failed = run_rows(rows, benchmark.run, options.jobs, lambda: draw_curves(options, rows, results))
     for row in rows:
         print_row(row, results)
     sys.exit(1 if failed else 0)
