@@ -33,6 +33,7 @@ from pathlib import Path
 from paceline.runs import display as module
 from paceline.runs.console import log_output
 module._TICK_SECONDS = 1e6  # a slow machine must not print more lines
+module._MAX_LINE_SECONDS = 0  # print every line
 log_output(Path(sys.argv[1]), 0)
 with module.Display(45_000, 0, "tiny on digits", True, 10_000) as display:
     for images in range(6400, 45_000, 6400):
@@ -163,6 +164,24 @@ def test_without_a_terminal_each_update_is_one_plain_line(tmp_path: Path) -> Non
     assert second in kept(tmp_path) and "warned at 6400" in done.stderr
 
 
+@pytest.mark.parametrize(("hours", "lines"), [(0.02, 73), (1, 600), (4, 1700)])
+def test_a_fast_run_prints_few_lines_without_a_terminal_and_its_last_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, hours: float, lines: int
+) -> None:
+    clock = [0.0]
+    for name in ("perf_counter", "monotonic"):
+        monkeypatch.setattr(time, name, lambda: clock[0])
+    monkeypatch.setattr(display_module, "Ticker", NoTicker)
+    total = int(hours * 36_000)  # 10 updates per second
+    with Display(total, 0, "", True) as display:
+        for images in range(1, total + 1):
+            clock[0] = images / 10
+            display.update(images, {"classifier/loss": 1.0})
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) <= lines
+    assert f" 1/{total:,} images" in printed[0] and f"{total:,}/{total:,} images" in printed[-1]
+
+
 def test_a_disabled_display_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
     with Display(10, 0, "title", False) as display:
         display.update(5, {"loss": 1.0})
@@ -170,7 +189,10 @@ def test_a_disabled_display_is_silent(capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr() == ("", "")
 
 
-def test_the_rate_of_a_resumed_run_counts_only_images_since_the_resume(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_rate_of_a_resumed_run_counts_only_images_since_the_resume(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(display_module, "_MAX_LINE_SECONDS", 0.0)
     with Display(2_000_000, 1_000_000, "", True) as display:
         time.sleep(0.05)
         display.update(1_000_100, {})

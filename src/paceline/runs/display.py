@@ -20,11 +20,13 @@ from paceline.core.activity import end_activity, is_terminal
 from paceline.core.numbers import duration, epoch, four_digits, rate
 from paceline.core.printable import print_line, printable
 from paceline.core.screen import open_screen
-from paceline.core.ticker import Patience, Ticker
+from paceline.core.ticker import MAX_SECONDS, Patience, Ticker
 from paceline.runs.console import Tee, user_stream
 
 _TICK_SECONDS = 0.5  # time between two checks of whether the loop has reported
 _FRAME_SECONDS = 0.1  # minimum time between two frames, so that a fast loop does not redraw constantly
+# Without a terminal, the minimum time between two lines with losses is a share of the time so far, within limits.
+_LINE_SHARE, _MIN_LINE_SECONDS, _MAX_LINE_SECONDS = 0.01, 1.0, MAX_SECONDS
 _STILL_SECONDS = 1.5  # time without a report from the loop after which the waiting time is shown
 _OTHER_GROUPS = ("gpu", "host", "ranks", "spread", "time")  # metric groups that are not losses
 FIRST_STEP, CURRENT_STEP = "first step", "current step"  # what the loop does unless it reports something else
@@ -40,7 +42,8 @@ class Display:
     def __init__(self, total_images: int, start_images: int, title: str, enabled: bool, epoch_images: int = 0) -> None:
         self._total, self._images, self._title, self._enabled = total_images, start_images, printable(title), enabled
         self._epoch_images = epoch_images
-        self._clock = self._news_at = time.perf_counter()
+        self._clock = self._news_at = self._start = time.perf_counter()
+        self._next_line = 0.0
         self._patience = Patience()
         self._first: tuple[int, float] | None = None  # images and time at the first update, after warm-up
         self._next_frame = 0.0
@@ -52,7 +55,7 @@ class Display:
         self._ending = ExitStack()
 
     def __enter__(self) -> Self:
-        self._clock = self._news_at = time.perf_counter()
+        self._clock = self._news_at = self._start = time.perf_counter()
         if not self._enabled:
             return self
         end_activity()
@@ -76,6 +79,8 @@ class Display:
     def update(self, images: int, values: Mapping[str, float]) -> None:
         """Show the speed, the time left, the position and all losses.
 
+        Without a terminal, print at most one line per second, and fewer in long runs; always print the last one.
+
         `values` may contain `images_per_second` and `data_wait` (the fraction of time spent waiting for data), with any
         prefix. Without `images_per_second`, the rate since the last update is shown.
         """
@@ -89,10 +94,12 @@ class Display:
         shown = self._progress(images, now, speed)
         self._images, self._clock = images, now
         self._note(CURRENT_STEP, now, shown)
-        if self._live is None:
-            self._print(shown)
-        else:
+        if self._live is not None:
             self._draw(images, shown, now)
+        elif now >= self._next_line or images >= self._total:
+            seconds = _LINE_SHARE * (now - self._start)
+            self._next_line = now + min(max(seconds, _MIN_LINE_SECONDS), _MAX_LINE_SECONDS)
+            self._print(shown)
 
     def tick(self, images: int) -> None:
         """Show the number of images after a step. Without a terminal, print a line only after a long silence.
