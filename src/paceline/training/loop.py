@@ -148,10 +148,10 @@ class Loop:
         if not (self.profiler and self.profiler.delays_log):
             self._finish_log()
         before, self.images = data.images, data.images + self.parts.feed.images_per_step
-        self.outputs.display.tick(self.images)
         due = partial(self.cadence.is_due, before=before, after=self.images)
         if due("log_every"):
             self._request_log()
+        self.outputs.display.tick(self.images)  # after the log, so that a line shows the losses up to this step
         if due("sample_every"):  # before the evaluation, which may save: a checkpoint follows its samples
             self._sample()
         if due("evaluate_every"):
