@@ -140,6 +140,7 @@ def test_a_mistake_in_an_evaluator_is_reported_before_training(tmp_path: Path, r
             "'label' is a float32 array of shape []: return",
         ),
         ("channels=1", "channels=3", "spec.channels is 3"),
+        ("label.astype(np.int64)", "(label + 1).astype(np.int64)", "a label is 2, but spec.num_classes is 2"),
     ],
 )
 def test_samples_in_the_wrong_format_are_reported_before_training(
@@ -151,7 +152,7 @@ def test_samples_in_the_wrong_format_are_reported_before_training(
     assert right in own.read_text()
     own.write_text(own.read_text().replace(right, wrong))
     line = one_line_before_training(tmp_path, "--data", "./shapes.py")
-    assert "--data ./shapes.py: sample 0 of split 'train': " in line and message in line
+    assert "--data ./shapes.py: " in line and "split 'train': " in line and message in line
 
 
 def test_a_strategy_that_does_not_declare_its_devices_can_use_only_one(tmp_path: Path) -> None:
