@@ -86,9 +86,12 @@ def describe_size(folder: Path) -> str:
 
 
 def _settings(origin: str, flags: SettingValues, assignments: SettingValues) -> RunSettings:
-    chosen = dict(flags)
-    if Path(origin).expanduser().is_dir():
-        chosen = {"data": "photos", "data_root": origin} | chosen
+    chosen, path = dict(flags), Path(origin).expanduser()
+    is_name = origin in names("source") and "data_root" in chosen  # even if there is a folder with this name
+    if not is_name and (path.is_dir() or path.suffix == ".npz"):
+        if "data_root" in chosen:
+            raise UserError(f"--data-root {chosen['data_root']}: {origin} is packed; leave one of the two out")
+        chosen = {"data": "npz" if path.suffix == ".npz" else "photos", "data_root": origin} | chosen
     elif is_path(origin) or origin in names("source"):
         if chosen.setdefault("data", origin) != origin:
             raise UserError(f"--data {chosen['data']}: {origin} is the name of a different source; leave --data out")
