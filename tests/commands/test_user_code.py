@@ -48,15 +48,29 @@ def test_worker_processes_print_no_file_names_and_receive_all_settings(tmp_path:
     assert "noise = 7.0" in kept and "width = 2" in kept
 
 
-def test_a_loss_function_that_returns_a_wrong_type_is_reported_in_one_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("right", "wrong", "message"),
+    [
+        ("return Loss(", "return dict(", "phase 'classifier': the loss is a dict: return paceline.Loss("),
+        (
+            "label_smoothing=self",
+            "reduction='none', label_smoothing=self",
+            "phase 'classifier': loss term 'cross_entropy' has the shape [64]: return its mean over samples",
+        ),
+        ('return Loss({"', 'return Loss({"a": 0.5, "', "phase 'classifier': loss term 'a' is of type float: return"),
+        ("cross_entropy(logits,", "cross_entropy(logits.detach(),", "phase 'classifier': no loss term depends on"),
+        ("@dataclass(frozen=True)\n", "", "recipe './mine.py': its Settings must be a frozen @dataclass; decorate"),
+    ],
+)
+def test_a_mistake_in_a_loss_or_in_settings_is_reported_in_one_line(
+    tmp_path: Path, right: str, wrong: str, message: str
+) -> None:
     new("recipe", "mine", tmp_path)
     own = tmp_path / "mine.py"
     text = own.read_text()
-    assert text.count("return Loss(") == 1
-    own.write_text(text.replace("return Loss(", "return dict("))
-    rejected = run_fork(tmp_path, "train", "./mine.py", *SHORT)
-    assert rejected.wait() == 2 and len(rejected.stderr.splitlines()) == 1, rejected.stderr
-    assert "the loss is a dict: return paceline.Loss(" in rejected.stderr
+    assert text.count(right) == 1
+    own.write_text(text.replace(right, wrong))
+    assert message in one_line_before_training(tmp_path)
 
 
 EVALUATOR = """
@@ -140,6 +154,7 @@ def test_a_mistake_in_an_evaluator_is_reported_before_training(tmp_path: Path, r
             "'label' is a float32 array of shape []: return",
         ),
         ("channels=1", "channels=3", "spec.channels is 3"),
+        ("label.astype(np.int64)", "(label + 1).astype(np.int64)", "a label is 2, but spec.num_classes is 2"),
     ],
 )
 def test_samples_in_the_wrong_format_are_reported_before_training(
@@ -151,7 +166,7 @@ def test_samples_in_the_wrong_format_are_reported_before_training(
     assert right in own.read_text()
     own.write_text(own.read_text().replace(right, wrong))
     line = one_line_before_training(tmp_path, "--data", "./shapes.py")
-    assert "--data ./shapes.py: sample 0 of split 'train': " in line and message in line
+    assert "--data ./shapes.py: " in line and "split 'train': " in line and message in line
 
 
 def test_a_strategy_that_does_not_declare_its_devices_can_use_only_one(tmp_path: Path) -> None:

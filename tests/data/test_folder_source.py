@@ -72,6 +72,39 @@ def test_a_class_may_be_named_train(tmp_path: Path) -> None:
     assert Folder("train", settings(tmp_path)).spec.class_names == ("boat", "train")
 
 
+@pytest.mark.parametrize(
+    "names", [("Train", "Test"), ("training", "testing"), ("train", "TEST"), ("Train", "Test", "Meta")]
+)
+def test_split_folders_with_other_names_are_not_used_as_classes(names: tuple[str, ...], tmp_path: Path) -> None:
+    for name in names:
+        for kind in ("a", "b"):
+            save(tmp_path / name / kind / "0.png", random_images(8, 8))
+    with pytest.raises(UserError, match=r"would be classes; .* rename them to train and test$"):
+        Folder("train", settings(tmp_path))
+
+
+def test_a_class_that_loses_all_training_images_is_reported(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        for number in range(4):
+            save(tmp_path / "train" / name / f"{number}.png", random_images(8, 8))
+        save(tmp_path / "test" / name / "0.png", random_images(8, 8))
+    assert not Folder("train", settings(tmp_path)).notes
+    for file in (tmp_path / "train" / "b").iterdir():
+        file.write_bytes(file.read_bytes()[:60])
+    notes = Folder("train", settings(tmp_path, bad_images="skip")).notes
+    assert any("1 of 3 classes have no training images (b); add images" in note for note in notes), notes
+    assert not Folder("test", settings(tmp_path, bad_images="skip")).notes
+
+
+def test_a_linked_class_folder_with_a_colon_in_its_name_is_not_reported_as_ignored(tmp_path: Path) -> None:
+    for number in range(6):
+        save(tmp_path / "elsewhere" / f"{number}.png", random_images(8, 8))
+        save(tmp_path / "data" / "b" / f"{number}.png", random_images(8, 8))
+    (tmp_path / "data" / "a:1").symlink_to(tmp_path / "elsewhere")
+    source = Folder("train", settings(tmp_path / "data"))
+    assert source.spec.class_names == ("a:1", "b") and not source.notes and not source.not_used
+
+
 def test_images_alongside_class_folders_are_skipped_with_a_note(tmp_path: Path) -> None:
     save_train_and_test(tmp_path, "a/0.png", random_images(4, 4, 3))
     save(tmp_path / "train" / "stray.png", random_images(4, 4, 3))

@@ -194,6 +194,26 @@ def test_the_source_to_pack_must_exist_and_be_given_only_once(tmp_path: Path) ->
         pack("nowhere", str(tmp_path / "packed"), NO_FLAGS, {})
     with pytest.raises(UserError, match="--data degraded: photos is the name of a different source"):
         pack("photos", str(tmp_path / "packed"), NO_FLAGS | {"data": "degraded"}, {})
+    (tmp_path / "one").mkdir()
+    with pytest.raises(UserError, match=r"--data-root other: .*one is packed; leave one of the two out"):
+        pack(str(tmp_path / "one"), str(tmp_path / "packed"), NO_FLAGS | {"data_root": "other"}, {})
+
+
+@pytest.mark.parametrize("flags", [{}, {"data": "npz"}])
+def test_an_npz_file_is_packed_by_its_path(flags: dict[str, str], tmp_path: Path) -> None:
+    np.savez(tmp_path / "own.npz", x_train=random_images(6, 8, 8, 3), y_train=np.arange(6) % 2)
+    assert pack(str(tmp_path / "own.npz"), str(tmp_path / "packed"), NO_FLAGS | flags, {}) == 0
+    packed = Packed("train", RunSettings(data_root=str(tmp_path / "packed")))
+    assert len(packed) == 6 and packed.spec.num_classes == 2
+
+
+def test_a_source_name_with_a_data_root_is_not_taken_for_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.savez(tmp_path / "own.npz", x_train=random_images(6, 8, 8, 3), y_train=np.arange(6) % 2)
+    (tmp_path / "npz").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert pack("npz", "packed", NO_FLAGS | {"data_root": "own.npz"}, {}) == 0
 
 
 def test_a_pack_that_does_not_fit_on_the_disk_is_rejected(

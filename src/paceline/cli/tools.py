@@ -104,7 +104,9 @@ def new(
 
 
 def pack(
-    origin: Annotated[str, typer.Argument(metavar="SRC", help="a folder of images, or the name of a data source")],
+    origin: Annotated[
+        str, typer.Argument(metavar="SRC", help="a folder of images, an .npz file, or the name of a data source")
+    ],
     destination: Annotated[str, typer.Argument(metavar="DST", help="the folder to create for the packed files")],
     data: Annotated[str, typer.Option(help="the source that reads the folder (default: photos)")] = "",
     data_root: Annotated[str, typer.Option(help="folder with the source's files, if SRC is a source name")] = "",

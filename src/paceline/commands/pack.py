@@ -24,6 +24,7 @@ from paceline.data.file_lists import not_used_file, write_not_used
 from paceline.data.packing.manifest import MANIFEST, UNFINISHED, SplitRecord
 from paceline.data.packing.origin import describe
 from paceline.data.packing.writer import Progress, begin, check_same, check_whole, fill, finish
+from paceline.data.sample_check import check_classes, check_sample
 from paceline.data.source import Source
 from paceline.data.whole_source import bytes_needed
 from paceline.data.worker_pool import reporting_dead_workers
@@ -68,6 +69,9 @@ def open_origin(
     settings = source_class.measure_whole(settings) if train_only else settings
     splits = ("train",) if train_only else source_class.splits_of(settings)
     sources = {split: source_class(split, settings) for split in splits}
+    for split, source in sources.items():
+        check_sample(source, f"{settings.data}: sample 0 of split {split!r}")
+        check_classes(source, f"{settings.data}: split {split!r}")
     for note in dict.fromkeys(note for source in sources.values() for note in source.notes):
         print_line(note)
     not_used = dict.fromkeys(file for source in sources.values() for file in source.not_used)
@@ -82,9 +86,12 @@ def describe_size(folder: Path) -> str:
 
 
 def _settings(origin: str, flags: SettingValues, assignments: SettingValues) -> RunSettings:
-    chosen = dict(flags)
-    if Path(origin).expanduser().is_dir():
-        chosen = {"data": "photos", "data_root": origin} | chosen
+    chosen, path = dict(flags), Path(origin).expanduser()
+    is_name = origin in names("source") and "data_root" in chosen  # even if there is a folder with this name
+    if not is_name and (path.is_dir() or path.suffix == ".npz"):
+        if "data_root" in chosen:
+            raise UserError(f"--data-root {chosen['data_root']}: {origin} is packed; leave one of the two out")
+        chosen = {"data": "npz" if path.suffix == ".npz" else "photos", "data_root": origin} | chosen
     elif is_path(origin) or origin in names("source"):
         if chosen.setdefault("data", origin) != origin:
             raise UserError(f"--data {chosen['data']}: {origin} is the name of a different source; leave --data out")

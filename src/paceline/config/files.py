@@ -34,11 +34,11 @@ def read_file(path: str) -> Layer:
     if not file.exists():
         raise UserError(f"--config {path}: no such file")
     try:
-        content = read_bounded(file, MAX_TOML_BYTES)
-        content.decode()
+        content = read_bounded(file, MAX_TOML_BYTES).decode("utf-8-sig")  # some editors write a byte order mark
         if file.suffix == ".ini":
-            parser = configparser.ConfigParser()
-            parser.read_string(content.decode())
+            # A percent sign is part of a value, such as 50%, and [DEFAULT] is a section like any other.
+            parser = configparser.ConfigParser(interpolation=None, default_section="")
+            parser.read_string(content)
             return {name: Text(value) for section in parser.sections() for name, value in parser.items(section)}
         settings: dict[str, SettingValue | Table] = parse_toml(content)
     except UnicodeDecodeError:

@@ -6,8 +6,7 @@ import numpy as np
 
 from paceline.core.errors import UserError
 from paceline.data.source import Source
-
-LABELS = (np.dtype(np.int64), np.dtype(np.uint8))  # label types that torch's loss functions accept
+from paceline.data.subset import decodes
 
 
 def check_sample(source: Source, what: str) -> None:
@@ -15,6 +14,8 @@ def check_sample(source: Source, what: str) -> None:
     if not len(source):
         return
     for name, value in source.read(0).items():
+        if not isinstance(value, (np.ndarray, np.generic)):
+            raise UserError(f"{what}: {name!r} is of type {type(value).__name__}: return a NumPy array or number")
         array = np.asarray(value)
         found = f"{what}: {name!r} is a {array.dtype} array of shape {list(array.shape)}"
         if (name == "image" or array.ndim == 3) and (array.dtype != source.spec.dtype or array.ndim != 3):
@@ -23,5 +24,26 @@ def check_sample(source: Source, what: str) -> None:
             )
         if name == "image" and array.shape[2] != source.spec.channels:
             raise UserError(f"{found}, but spec.channels is {source.spec.channels}; set it to {array.shape[2]}")
-        if name == "label" and (array.dtype not in LABELS or array.ndim):
+        if name == "label" and (array.dtype != np.int64 or array.ndim):
             raise UserError(f"{found}: return a single int64 number")
+
+
+def check_classes(source: Source, what: str) -> None:
+    """Raise UserError if class names or labels do not match `spec.num_classes`; the message starts with `what`.
+
+    If samples have to be decoded, only the first label is checked.
+    """
+    names, num_classes = source.spec.class_names, source.spec.num_classes
+    if names and len(names) != num_classes:
+        what = f"{what}: spec.num_classes is {num_classes}, but there are {len(names)} class names"
+        raise UserError(f"{what}; use one name per class")
+    if not num_classes or not len(source):
+        return
+    found = None if decodes(source) else source.numbers_of(np.arange(len(source)))
+    labels = np.atleast_1d((found or source.read(0)).get("label", np.int64(0)))
+    wrong = labels[(labels < 0) | (labels >= num_classes)]
+    if len(wrong):
+        raise UserError(
+            f"{what}: a label is {wrong[0]}, but spec.num_classes is {num_classes}; "
+            f"labels must be from 0 to {num_classes - 1}"
+        )

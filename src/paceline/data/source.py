@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from paceline.config.settings import HasSettings, RunSettings
 from paceline.contracts.recipe import DataSpec
+from paceline.core.errors import UserError
 from paceline.data.crop import Window, cut
 from paceline.data.tickets import FULL, Shuffle
 
@@ -213,6 +214,10 @@ class ArraySource(Source):
 
     def __init__(self, arrays: Sample, spec: DataSpec) -> None:
         """Store the arrays by field: "image" is [n, h, w, c] of type `spec.dtype`, "label" is int64 [n]."""
+        lengths = {name: len(array) for name, array in arrays.items()}
+        if len(set(lengths.values())) > 1:
+            listed = ", ".join(f"{name!r} has {length:,}" for name, length in lengths.items())
+            raise UserError(f"{type(self).__name__}: the arrays differ in length ({listed}); use one row per sample")
         self.arrays, self.spec = arrays, spec
 
     def __len__(self) -> int:

@@ -42,11 +42,24 @@ class PhaseCall(nn.Module):
             return Loss({NOTHING: sum(p.sum() * 0 for p in self.recipe.parameters() if p.requires_grad)})  # type: ignore[dict-item]
         with self.precision.autocast():
             loss = self.recipe(phase, batch)
-        if not isinstance(loss, Loss):
-            raise UserError(
-                f"phase {phase!r}: the loss is a {type(loss).__name__}: return paceline.Loss({{NAME: tensor}})"
-            )
-        return loss
+        return _checked(phase, loss)
+
+
+def _checked(phase: str, loss: object) -> Loss:
+    """Return a recipe's loss; raise UserError if it has no gradient. Nothing here waits for the device."""
+    if not isinstance(loss, Loss):
+        raise UserError(f"phase {phase!r}: the loss is a {type(loss).__name__}: return paceline.Loss({{NAME: tensor}})")
+    for name, term in loss.terms.items():
+        if not isinstance(term, Tensor):
+            raise UserError(f"phase {phase!r}: loss term {name!r} is of type {type(term).__name__}: return a tensor")
+        if term.numel() != 1:
+            shape = f"loss term {name!r} has the shape {list(term.shape)}"
+            raise UserError(f"phase {phase!r}: {shape}: return its mean over samples")
+    if torch.is_grad_enabled() and not any(term.requires_grad for term in loss.terms.values()):
+        raise UserError(
+            f"phase {phase!r}: no loss term depends on the weights of its network: use its output in the loss"
+        )
+    return loss
 
 
 class Strategy:

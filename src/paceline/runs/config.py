@@ -24,7 +24,10 @@ def load_recipe(name: str) -> type[Recipe]:
         raise UserError(
             f"{name}: a weights file, not a recipe; to start from its weights, use RECIPE --init-from {name}"
         )
-    return load_class("recipe", name, Recipe)
+    found = load_class("recipe", name, Recipe)
+    if "__dataclass_fields__" not in vars(found.Settings):
+        raise UserError(f"recipe {name!r}: its Settings must be a frozen @dataclass; decorate the class")
+    return found
 
 
 def find_recipe(name: str) -> type[Recipe]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paceline.config.settings import RunSettings
 from paceline.config.source_flags import SeparateTestFolder
@@ -24,6 +25,7 @@ from paceline.data.file_lists import (
     Listing,
     describe_problems,
     existing_folder,
+    first_few,
     is_hidden,
     is_image,
     list_folder,
@@ -37,6 +39,8 @@ from paceline.data.source import Encoded, Sample, Source
 from paceline.data.whole_source import num_readers
 from paceline.images.decode import BadImage
 from paceline.images.reader_choice import choose_reader
+
+SPLIT_NAMES = {"train": "train", "training": "train", "test": "test", "testing": "test"}  # other spellings, lower case
 
 
 class _Listed(NamedTuple):
@@ -79,6 +83,8 @@ class Folder(Source):
         self.reader, self.notes = chosen.reader, (*self.notes, *chosen.notes)
         if settings.bad_images == "skip":
             self._leave_out_bad(root, max(1, num_readers(settings)))
+        if split == "train" and self.labels is not None:
+            self.notes += _missing_classes(root, self.labels, listed.class_names)
         self.groups = group_keys(settings.group_by, listed.base, self.paths)
         side = settings.size or self._side_of_first()
         pixels = self.reader.pixel_format
@@ -168,7 +174,7 @@ def _list_images(root: Path, split: str, settings: SeparateTestFolder) -> _Liste
     outside, labels = [file for file in listing.files if is_image(file)], None
     if classes:
         # Links to class folders are followed, so they are not listed as unusable.
-        listing.unusable = [entry for entry in listing.unusable if entry.partition(":")[0] not in classes]
+        listing.unusable = [entry for entry in listing.unusable if entry.rpartition(": ")[0] not in classes]
         may_lack = split == "test" and (has_splits or bool(test_root))
         paths, labels = _list_classes(base, classes, listing, may_lack)
     else:
@@ -195,7 +201,24 @@ def _has_splits(root: Path) -> bool:
             f"--data-root {root}: has a {validation[0]} folder but no test folder; to test on {validation[0]}, "
             f"use --data-root {root / 'train'} --test-root {root / validation[0]}"
         )
-    return {"train", "test"} <= folders or folders == {"train"}
+    if {"train", "test"} <= folders or folders == {"train"}:
+        return True
+    spelled = [name for name in sorted(folders) if name.lower() in SPLIT_NAMES]
+    if {SPLIT_NAMES[name.lower()] for name in spelled} == {"train", "test"}:
+        raise UserError(
+            f"--data-root {root}: the folders {' and '.join(spelled)} would be classes; "
+            "to use them as splits, rename them to train and test"
+        )
+    return False
+
+
+def _missing_classes(root: Path, labels: NDArray[np.int64], names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return a note if no training images of some classes are left: a model cannot learn these classes."""
+    missing = [names[label] for label in np.setdiff1d(np.arange(len(names)), labels)]
+    if not missing:
+        return ()
+    what = f"{len(missing)} of {len(names)} classes have no training images ({first_few(missing)})"
+    return (f"{root}: {what}; add images to these classes, or remove their folders",)
 
 
 def _class_folders(base: Path) -> list[str]:
