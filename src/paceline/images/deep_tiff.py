@@ -96,10 +96,14 @@ def write_deep_colours(path: Path, pixels: NDArray[np.uint16], alpha: Image.Imag
             file.write(np.concatenate([pixels[top : top + len(levels)], levels], axis=-1).data)
 
 
-def write_planes(path: Path | IO[bytes], pixels: NDArray[Any], ome: Ome | None = None) -> None:
+def write_planes(path: Path | IO[bytes], pixels: NDArray[Any], ome: Ome | None = None, profile: bytes = b"") -> None:
     """Write an image [h, w, c] as a TIFF with one page per channel, or as an OME-TIFF."""
     height, width, channels = pixels.shape
     more = {} if ome is None else ome.for_result(channels, width)
+    if ome is not None and ome.is_colour and channels == COLOURS:
+        metadata = {"axes": "YXS", **more}
+        tifffile.imwrite(path, pixels, photometric="rgb", metadata=metadata, ome=True, iccprofile=profile or None)
+        return
     tifffile.imwrite(
         path,
         data=(np.ascontiguousarray(pixels[..., channel]) for channel in range(channels)),
@@ -108,6 +112,7 @@ def write_planes(path: Path | IO[bytes], pixels: NDArray[Any], ome: Ome | None =
         photometric="minisblack",
         metadata={"axes": "CYX", **more},
         ome=ome is not None,
+        iccprofile=profile or None,
     )
 
 

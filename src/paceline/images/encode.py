@@ -119,8 +119,8 @@ def _write_png(path: Path, pixels: Pixels, encoding: Encoding, attached: Attachm
 
 def _write_tiff(path: Path, pixels: Pixels, encoding: Encoding, attached: Attachments) -> None:
     is_plain = pixels.dtype != np.float32 and pixels.shape[-1] in GREY_AND_RGB
-    if not is_plain or attached.ome is not None:
-        write_planes(path, pixels, attached.ome)
+    if not is_plain or (attached.ome is not None and attached.alpha is None):
+        write_planes(path, pixels, attached.ome, attached.profile)
         return
     if pixels.dtype == np.uint16 and pixels.shape[-1] == 3:
         write_deep_colours(path, pixels, attached.alpha, attached.profile)
