@@ -165,7 +165,7 @@ def _read_grey_or_colour(path: Path) -> ImageData:
             return ImageData(pixels, None, profile, suffix, "; ".join(notes), exif)
         if image.mode in UNBOUNDED_MODES:
             raise BadImage(
-                f"32-bit pixels (mode {image.mode}) have no defined white level; "
+                f"signed or 32-bit pixels (mode {image.mode}) have no defined white level; "
                 "save the image with 8 or 16 bits per channel"
             )
         alpha = None
