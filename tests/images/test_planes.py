@@ -250,6 +250,10 @@ def test_the_result_of_a_single_page_of_an_ome_tiff_is_described_by_its_own_meta
         assert 'PhysicalSizeX="0.25"' in (file.ome_metadata or "")
         assert ('Name="DAPI"' in (file.ome_metadata or "")) == (kind in ("first_of_five", "grey"))
         assert "FITC" not in (file.ome_metadata or "")
+    in_colour = np.repeat(image.pixels[..., :1], 3, axis=-1)  # as a network for colour panels returns it
+    write_image(made, in_colour, attached=Attachments(ome=image.ome))
+    with tifffile.TiffFile(made) as file:
+        assert file.series[0].axes == "YXS" and np.array_equal(file.asarray(), in_colour)
 
 
 @pytest.mark.parametrize("options", [{"imagej": True, "metadata": {"axes": "CYX"}}, {"photometric": "minisblack"}])

@@ -112,7 +112,7 @@ def write_planes(
     """Write an image [h, w, c] as a TIFF with one page per channel, or as an OME-TIFF."""
     height, width, channels = pixels.shape
     more = {} if ome is None else ome.for_result(channels, width)
-    if ome is not None and ome.is_colour and channels == COLOURS:
+    if ome is not None and ome.is_one_page and channels == COLOURS:
         colours: dict[str, Any] = {"photometric": "rgb", "metadata": {"axes": "YXS", **more}}
         tifffile.imwrite(path, pixels, ome=True, iccprofile=profile or None, **colours, **_deflate(compression))
         return

@@ -28,7 +28,6 @@ from paceline.images.decode import (
 )
 from paceline.images.deep_image import GREY_AND_RGB, to_format
 from paceline.images.deep_tiff import (
-    COLOURS,
     EXTRA_CHANNELS_IGNORED,
     has_deep_colours,
     has_extra_channels,
@@ -84,10 +83,10 @@ def read_image(path: Path, channels: int = 3, pixels: PixelFormat = EIGHT_BITS) 
         return _read_planes(path, channels, pixels)
     image = _read_grey_or_colour(path)
     check_channels(image.pixels.shape[-1], channels)
-    return replace(image, ome=_ome_of_first_page(path, image.pixels.shape[-1]))
+    return replace(image, ome=_ome_of_first_page(path))
 
 
-def _ome_of_first_page(path: Path, channels: int) -> Ome | None:
+def _ome_of_first_page(path: Path) -> Ome | None:
     """Return the metadata of an OME-TIFF that also applies to its first page alone; None for other files."""
     if path.suffix.lower() not in TIFF_SUFFIXES:
         return None
@@ -98,7 +97,7 @@ def _ome_of_first_page(path: Path, channels: int) -> Ome | None:
     if header is None or not header.ome:
         return None
     found = Ome.parse(header.ome)
-    return replace(found, channel_names=found.channel_names[:1], is_colour=channels == COLOURS)
+    return replace(found, channel_names=found.channel_names[:1], is_one_page=True)
 
 
 def _is_stack_of(channels: int, path: Path) -> bool:

@@ -20,7 +20,7 @@ class Ome:
     pixel_size: tuple[float, float] | None = None  # width and height of a pixel
     units: tuple[str, str] = ("µm", "µm")
     width_px: int = 0  # width of the image that the pixel size belongs to
-    is_colour: bool = False  # whether the image is RGB, rather than one plane per channel
+    is_one_page: bool = False  # whether the image is one grey or RGB page, rather than one plane per channel
 
     @classmethod
     def parse(cls, text: str) -> Ome:
