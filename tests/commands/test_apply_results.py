@@ -192,9 +192,20 @@ def test_the_error_for_float_images_differs_from_that_for_other_unsupported_file
     assert apply(weights / "twice.safetensors", "*.tif", "--out", "out") == 1
     *lines, _ = capsys.readouterr().err.splitlines()
     colours, grey, text = (next(line for line in lines if name in line) for name in ("colours", "grey", "text"))
-    assert "colours.tif: 32-bit pixels have no defined white" in colours
-    assert "grey.tif: 32-bit pixels (mode F) have no defined white level; save the image with 8 or 16 bits" in grey
+    assert "colours.tif: float32 pixels have no defined white" in colours
+    assert "grey.tif: signed or 32-bit pixels (mode F) have no defined white level; save the image" in grey
     assert "text.tif: not an image in a supported format" in text
+
+
+def test_the_error_for_a_16_bit_tiff_states_what_is_not_supported(weights, capsys):
+    tifffile.imwrite("half.tif", PHOTO[..., 0].astype(np.float16))
+    tifffile.imwrite("signed.tif", PHOTO[..., 0].astype(np.int16))
+    tifffile.imwrite("order.tif", PHOTO, photometric="rgb", bigtiff=True, byteorder=">")
+    assert apply(weights / "twice.safetensors", "*.tif", "--out", "out") == 1
+    errors = capsys.readouterr().err
+    assert "half.tif: float16 pixels have no defined white level; save the image as uint8 or uint16" in errors
+    assert "signed.tif: signed or 32-bit pixels (mode I) have no defined white level" in errors
+    assert "order.tif: big-endian BigTIFF files are not supported; save the image as little-endian" in errors
 
 
 def test_progress_for_few_images_counts_pixels_and_ends_at_the_total(weights, capsys, monkeypatch):

@@ -15,6 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from paceline.cli.app import run
+from paceline.core.activity import end_activity
 from paceline.core.errors import UserError
 from paceline.data.sources.panels import Panels
 from paceline.evaluation.features.network import Arithmetic, FeatureNetwork, Features
@@ -239,6 +240,21 @@ def test_fid_also_uses_images_that_have_no_matching_name(
     assert "files left out of all metrics except FID (6): made/0.png: has no matching target" in printed
     metrics = json.loads(Path("all.json").read_text())["metrics"]
     assert metrics["count"] == 1 and metrics["FID"] == pytest.approx(fid_of(made, real), rel=1e-4)
+
+
+def test_fid_reports_what_it_is_doing_after_the_features_are_computed(
+    inception: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise, the activity before the features, such as loading PyTorch, would be reported again."""
+    for number in range(2):
+        save(f"made/{number}.png", noise(number))
+    monkeypatch.setenv("PACELINE_ACTIVITY", "1")
+    try:
+        assert run(["measure", "made", "made", *inception]) == 0
+    finally:
+        end_activity()
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith(("loading the", "computing FID"))]
+    assert lines == ["loading the Inception network …", "computing FID from the features …"]
 
 
 def test_fid_rejects_images_that_are_not_grey_or_rgb(inception: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -91,6 +91,15 @@ def test_an_imported_network_is_fine_tuned_with_one_command(name, arguments, rec
     assert run([*words, "--set", "rot90=off"]) == 0  # a finished run does not need the initial weights
 
 
+def test_settings_of_srresnet_do_not_matter_for_the_weights_of_another_network():
+    name, arguments, recipe, scale = next(case for case in CASES if case[2] == "super_resolution")
+    public_file(name, "theirs.pth", **arguments)
+    assert run(["import", "theirs.pth", "--out", "ours.safetensors"]) == 0
+    words = ["train", recipe, "--preset", "quick", "--init-from", "ours.safetensors", "--data-root", "photos"]
+    words += ["--crop", "32", "--images", "4", "--batch-size", "4", *CPU, "--out", "run"]
+    assert run([*words, "--set", f"scale={scale}"]) == 0
+
+
 @pytest.mark.parametrize(("name", "arguments", "recipe", "scale"), CASES[:2])
 def test_an_imported_network_is_exported_to_onnx(name, arguments, recipe, scale, capsys):
     missing = [one for one in ("onnx", "onnxruntime", "onnxscript") if importlib.util.find_spec(one) is None]

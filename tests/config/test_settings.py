@@ -60,6 +60,16 @@ def test_a_span_that_is_too_long_to_count_is_rejected(name: str, amount: str, un
     assert str(caught.value) == f"{name}='{amount} {unit}': must be at most 1e+18 {unit}"
 
 
+def test_a_span_of_zero_needs_no_unit() -> None:
+    assert Span.parse("0", "ema_half_life") == Span.parse("0 images", "ema_half_life")
+    for given in ("0", 0):
+        resolved(ema_half_life=given, burn_in=given, warmup=given)
+    with pytest.raises(UserError, match="evaluate_every='0': must be greater than 0; use 'never' to switch it off"):
+        resolved(evaluate_every="0")
+    with pytest.raises(UserError, match="warmup='5': expected a span like '5 epochs'"):
+        Span.parse("5", "warmup")
+
+
 def test_a_span_may_be_longer_than_the_run() -> None:
     span = Span.parse("1e18 epochs", "warmup")
     assert span.to_images(epoch=10**9, step=8, total=80) == round(1e27)

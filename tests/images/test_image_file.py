@@ -16,8 +16,9 @@ from PIL import ExifTags, Image, ImageCms
 
 from paceline.images import encode
 from paceline.images.decode import BadImage, decode, upright_size
-from paceline.images.encode import Attachments, write_image
+from paceline.images.encode import Attachments, Encoding, write_image
 from paceline.images.image_file import read_image
+from paceline.images.ome import Ome
 
 DEEP = np.random.default_rng(0).integers(0, 65536, (20, 30, 4), dtype=np.uint16)
 TURNED = {
@@ -156,6 +157,22 @@ def test_a_16_bit_image_with_alpha_is_written_without_a_copy_in_memory(tmp_path:
     with Image.open(tmp_path / "made.tif") as image:
         assert image.mode == "RGBA" and image.info["icc_profile"] == PROFILE
     assert [path.name for path in tmp_path.iterdir()] == ["made.tif"]
+
+
+@pytest.mark.parametrize("kind", ["16-bit colours", "16-bit colours with alpha", "planes", "OME-TIFF"])
+def test_the_compression_applies_to_every_kind_of_tiff(kind: str, tmp_path: Path) -> None:
+    pixels = np.zeros((80, 60, 5 if kind == "planes" else 3), np.uint16)
+    pixels[::7] = 40_000
+    alpha = Image.new("L", (60, 80), 99) if kind.endswith("alpha") else None
+    attached = Attachments(alpha, ome=Ome() if kind == "OME-TIFF" else None)
+    sizes, made = [], []
+    for level in (0, 1, 9):
+        path = tmp_path / f"{level}.tif"
+        write_image(path, pixels, Encoding("tiff", compression=level), attached)
+        sizes.append(path.stat().st_size)
+        made.append(tifffile.imread(path))
+    assert sizes[0] > pixels.nbytes > 5 * sizes[1] and sizes[1] > sizes[2]
+    assert np.array_equal(made[0], made[1]) and np.array_equal(made[0], made[2])
 
 
 @pytest.mark.parametrize("suffix", [".jpg", ".tif", ".png"])

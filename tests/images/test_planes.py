@@ -229,6 +229,42 @@ def test_results_keep_the_channel_names_and_pixel_size_of_the_input(tmp_path: Pa
     assert all(f'Name="{name}"' in xml for name in names)
 
 
+@pytest.mark.parametrize("kind", ["first_of_five", "grey", "colour", "deep_colour"])
+def test_the_result_of_a_single_page_of_an_ome_tiff_is_described_by_its_own_metadata(kind: str, tmp_path: Path) -> None:
+    """Copied OME-XML would describe the pages and the size of the input, so readers would return other pixels."""
+    source, made = tmp_path / "a.ome.tif", tmp_path / "made.ome.tif"
+    metadata: dict[str, Any] = {"PhysicalSizeX": 0.5, "PhysicalSizeY": 0.5}
+    if kind in ("first_of_five", "grey"):
+        planes = PLANES if kind == "first_of_five" else PLANES[:1]
+        metadata |= {"axes": "CYX", "Channel": {"Name": ["DAPI", "FITC", "TRITC", "Cy5", "BF"][: len(planes)]}}
+        tifffile.imwrite(source, planes, photometric="minisblack", metadata=metadata)
+    else:
+        colours = np.moveaxis(PLANES[:3], 0, -1)
+        colours = colours if kind == "deep_colour" else (colours >> 8).astype(np.uint8)
+        tifffile.imwrite(source, colours, photometric="rgb", metadata=metadata | {"axes": "YXS"})
+    image = read_image(source, 3)
+    enlarged = np.repeat(np.repeat(image.pixels, 2, axis=0), 2, axis=1)
+    write_image(made, enlarged, attached=Attachments(image.alpha, image.profile, image.exif, image.ome))
+    with tifffile.TiffFile(made) as file:
+        assert file.series[0].kind == "ome" and np.array_equal(file.asarray(), enlarged.squeeze())
+        assert 'PhysicalSizeX="0.25"' in (file.ome_metadata or "")
+        assert ('Name="DAPI"' in (file.ome_metadata or "")) == (kind in ("first_of_five", "grey"))
+        assert "FITC" not in (file.ome_metadata or "")
+    in_colour = np.repeat(image.pixels[..., :1], 3, axis=-1)  # as a network for colour panels returns it
+    write_image(made, in_colour, attached=Attachments(ome=image.ome))
+    with tifffile.TiffFile(made) as file:
+        assert file.series[0].axes == "YXS" and np.array_equal(file.asarray(), in_colour)
+
+
+@pytest.mark.parametrize("options", [{"imagej": True, "metadata": {"axes": "CYX"}}, {"photometric": "minisblack"}])
+def test_the_result_of_the_first_page_is_not_described_as_a_stack(options: dict[str, Any], tmp_path: Path) -> None:
+    tifffile.imwrite(tmp_path / "a.tif", PLANES, **options)
+    image = read_image(tmp_path / "a.tif", 3)
+    write_image(tmp_path / "made.tif", image.pixels, attached=Attachments(exif=image.exif))
+    with tifffile.TiffFile(tmp_path / "made.tif") as file:
+        assert file.pages.first.description == "" and np.array_equal(file.asarray(), PLANES[0])
+
+
 def test_floating_point_results_are_not_rounded(tmp_path: Path) -> None:
     values = (PLANES.astype(np.float32) / 65535 * 4 - 1).clip(-1, 3)
     tifffile.imwrite(tmp_path / "a.tif", values, photometric="minisblack")

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from paceline.core.activity import counted
+from paceline.core.activity import activity, counted
 from paceline.core.errors import UserError
 from paceline.evaluation.features.inception import load_inception
 from paceline.evaluation.features.network import FeatureNetwork
@@ -48,6 +48,7 @@ class MeasuredFid:
 
 def choose_fid_images(results: Sequence[Path], targets: Sequence[Path], inception: str, sha256: str) -> FidImages:
     """Load the network and return it with the images to compare; raise UserError if there are too few images."""
+    activity("loading the Inception network")
     network = load_inception(inception, sha256, CPU)
     made, real = _usable("result", results), _usable("target", targets)
     num_huge = len(results) + len(targets) - len(made) - len(real)
@@ -75,6 +76,7 @@ def measure_fid(images: FidImages) -> MeasuredFid:
     if images.num_huge:
         total = images.num_huge + len(images.results) + len(images.targets)
         notes.append(f"FID: left out {images.num_huge} of {total} images, which have more than {MEGAPIXELS} megapixels")
+    activity("computing FID from the features")
     return MeasuredFid(
         {"FID": frechet_distance(real.mean, real.covariance, made.mean, made.covariance)},
         {**network.protocol(), "FID images": shown},

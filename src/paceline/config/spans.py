@@ -17,7 +17,7 @@ MAX_AMOUNT = 1e18  # far longer than any run; the number of images in such a spa
 
 @dataclass(frozen=True)
 class Span:
-    """A length of training: `5 epochs`, `200k images`, `50 steps` or `50%` of the run."""
+    """A length of training: `5 epochs`, `200k images`, `50 steps`, `50%` of the run, or `0`."""
 
     amount: float
     unit: Unit
@@ -25,6 +25,8 @@ class Span:
     @classmethod
     def parse(cls, text: str, name: str, *, can_be_never: bool = False) -> Span:
         """Parse a span; the error message refers to the setting `name`, and says whether it can be `never`."""
+        if re.fullmatch(r"\s*0+\s*", str(text)):
+            return cls(0.0, "images")  # zero is the same in every unit
         match = re.fullmatch(r"\s*([\d.]+(?:e\d+)?)\s*(k|m)?\s*(images?|epochs?|steps?|%)\s*", str(text).lower())
         try:
             if not match:

@@ -221,6 +221,11 @@ class Recipe(nn.Module):
         """
         raise NotImplementedError(f"{type(self).__name__} has no published_weights()")
 
+    @classmethod
+    def settings_of_weights(cls, settings: Any) -> tuple[str, ...]:
+        """Return the entries of `must_match_weights` that apply to the networks which these settings choose."""
+        return cls.must_match_weights
+
     def adopt_weights(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Convert the tensors in another project's file to the recipe's tensor names.
 

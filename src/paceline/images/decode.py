@@ -263,7 +263,7 @@ def to_eight_bits(image: Image.Image) -> Image.Image:
         return Image.fromarray(((values * 255 + WHITE // 2) // WHITE).astype(np.uint8))
     if image.mode in UNBOUNDED_MODES:
         raise BadImage(
-            f"32-bit pixels (mode {image.mode}) have no defined white level; "
+            f"signed or 32-bit pixels (mode {image.mode}) have no defined white level; "
             "save the image with 8 or 16 bits per channel"
         )
     if image.has_transparency_data:
@@ -287,11 +287,11 @@ def _unknown_kind(path: Path | BytesIO) -> str:
 
     try:
         with tifffile.TiffFile(path) as file:
-            numbers = file.pages[0].dtype
+            numbers, is_big_endian_bigtiff = file.pages[0].dtype, file.is_bigtiff and file.byteorder == ">"
     except Exception:  # not a TIFF, or a damaged one
         return "not an image in a supported format"
-    if numbers is None or numbers.itemsize < 4:
-        return "this kind of TIFF is not supported; save it as 8-bit or 16-bit with interleaved channels"
-    return (
-        f"{numbers.itemsize * 8}-bit pixels have no defined white level; save the image with 8 or 16 bits per channel"
-    )
+    if numbers is not None and (numbers.itemsize > 2 or numbers.kind != "u"):
+        return f"{numbers.name} pixels have no defined white level; save the image as uint8 or uint16"
+    if is_big_endian_bigtiff:
+        return "big-endian BigTIFF files are not supported; save the image as little-endian, or as a TIFF below 4 GiB"
+    return "this kind of TIFF is not supported; save it as 8-bit or 16-bit with interleaved channels"

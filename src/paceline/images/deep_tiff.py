@@ -73,18 +73,24 @@ def read_deep_colours(path: Path, image: Image.Image) -> DeepColours | None:
     return DeepColours(pixels, Image.fromarray((alpha >> 8).astype(np.uint8)), "")
 
 
-def write_deep_colours(path: Path, pixels: NDArray[np.uint16], alpha: Image.Image | None, profile: bytes) -> None:
-    """Write a uint16 [h, w, 3] image; to save memory, alpha is upscaled a few rows at a time."""
+def write_deep_colours(
+    path: Path, pixels: NDArray[np.uint16], alpha: Image.Image | None, profile: bytes, compression: int = 0
+) -> None:
+    """Write a uint16 [h, w, 3] image; uncompressed, alpha is upscaled a few rows at a time to save memory."""
     height, width, channels = pixels.shape
-    place = tifffile.imwrite(
-        path,
-        shape=(height, width, channels + (alpha is not None)),
-        dtype=np.uint16,
-        photometric="rgb",
-        extrasamples=None if alpha is None else ["unassalpha"],
-        iccprofile=profile or None,
-        returnoffset=True,
-    )
+    shape = (height, width, channels + (alpha is not None))
+    options: dict[str, Any] = {
+        "photometric": "rgb",
+        "extrasamples": None if alpha is None else ["unassalpha"],
+        "iccprofile": profile or None,
+    }
+    if compression:
+        if alpha is not None:
+            levels = np.concatenate([np.asarray(rows) for _, rows in _enlarged(alpha, height, width)])
+            pixels = np.concatenate([pixels, levels.astype(np.uint16)[..., np.newaxis] * 257], axis=-1)
+        tifffile.imwrite(path, pixels, **options, **_deflate(compression))
+        return
+    place = tifffile.imwrite(path, shape=shape, dtype=np.uint16, **options, returnoffset=True)
     assert place is not None
     with path.open("r+b") as file:
         file.seek(place[0])
@@ -96,10 +102,20 @@ def write_deep_colours(path: Path, pixels: NDArray[np.uint16], alpha: Image.Imag
             file.write(np.concatenate([pixels[top : top + len(levels)], levels], axis=-1).data)
 
 
-def write_planes(path: Path | IO[bytes], pixels: NDArray[Any], ome: Ome | None = None) -> None:
+def _deflate(level: int) -> dict[str, Any]:
+    return {"compression": "zlib", "compressionargs": {"level": level}} if level else {}
+
+
+def write_planes(
+    path: Path | IO[bytes], pixels: NDArray[Any], ome: Ome | None = None, profile: bytes = b"", compression: int = 0
+) -> None:
     """Write an image [h, w, c] as a TIFF with one page per channel, or as an OME-TIFF."""
     height, width, channels = pixels.shape
     more = {} if ome is None else ome.for_result(channels, width)
+    if ome is not None and ome.is_one_page and channels == COLOURS:
+        colours: dict[str, Any] = {"photometric": "rgb", "metadata": {"axes": "YXS", **more}}
+        tifffile.imwrite(path, pixels, ome=True, iccprofile=profile or None, **colours, **_deflate(compression))
+        return
     tifffile.imwrite(
         path,
         data=(np.ascontiguousarray(pixels[..., channel]) for channel in range(channels)),
@@ -108,6 +124,8 @@ def write_planes(path: Path | IO[bytes], pixels: NDArray[Any], ome: Ome | None =
         photometric="minisblack",
         metadata={"axes": "CYX", **more},
         ome=ome is not None,
+        iccprofile=profile or None,
+        **_deflate(compression),
     )
 
 

@@ -119,11 +119,11 @@ def _write_png(path: Path, pixels: Pixels, encoding: Encoding, attached: Attachm
 
 def _write_tiff(path: Path, pixels: Pixels, encoding: Encoding, attached: Attachments) -> None:
     is_plain = pixels.dtype != np.float32 and pixels.shape[-1] in GREY_AND_RGB
-    if not is_plain or attached.ome is not None:
-        write_planes(path, pixels, attached.ome)
+    if not is_plain or (attached.ome is not None and attached.alpha is None):
+        write_planes(path, pixels, attached.ome, attached.profile, encoding.compression or 0)
         return
     if pixels.dtype == np.uint16 and pixels.shape[-1] == 3:
-        write_deep_colours(path, pixels, attached.alpha, attached.profile)
+        write_deep_colours(path, pixels, attached.alpha, attached.profile, encoding.compression or 0)
         return
     image = _pillow_image(pixels, attached)
     compression = "tiff_lzw" if pixels.dtype == np.uint8 else None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from PIL import ExifTags, Image
 
+from paceline.images.ome import is_ome
+
 TEXTS = (
     ExifTags.Base.ImageDescription,
     ExifTags.Base.Make,
@@ -22,6 +24,8 @@ STALE_TAGS = {
     ExifTags.Base.MakerNote,
 }
 
+PAGE_DESCRIPTIONS = ("ImageJ=", '{"shape":')  # as written by ImageJ and tifffile
+
 
 def portable_exif(image: Image.Image) -> bytes:
     """Return the EXIF metadata that also applies to results: date, place, camera, author and description."""
@@ -29,7 +33,8 @@ def portable_exif(image: Image.Image) -> bytes:
         found, kept = image.getexif(), Image.Exif()
         for tag in TEXTS:
             text = found.get(tag)
-            if isinstance(text, str):  # Pillow decodes any text as Latin-1, but would encode it as ASCII
+            if isinstance(text, str) and not _describes_pages(text):
+                # Pillow decodes any text as Latin-1, but would encode it as ASCII.
                 kept[tag] = text.encode("latin-1", "replace")
         for table in TABLES:
             inner = {tag: value for tag, value in found.get_ifd(table).items() if tag not in STALE_TAGS}
@@ -38,6 +43,11 @@ def portable_exif(image: Image.Image) -> bytes:
         return kept.tobytes() if len(kept) else b""
     except Exception:  # an image with damaged EXIF is still usable
         return b""
+
+
+def _describes_pages(text: str) -> bool:
+    """Return whether a program stores the number and size of a file's pages in a text. They differ in a result."""
+    return is_ome(text) or text.startswith(PAGE_DESCRIPTIONS)
 
 
 def without_tables(exif: bytes) -> bytes:

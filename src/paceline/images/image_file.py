@@ -8,7 +8,7 @@ the same number of channels; results are then also written as planes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -83,7 +83,21 @@ def read_image(path: Path, channels: int = 3, pixels: PixelFormat = EIGHT_BITS) 
         return _read_planes(path, channels, pixels)
     image = _read_grey_or_colour(path)
     check_channels(image.pixels.shape[-1], channels)
-    return image
+    return replace(image, ome=_ome_of_first_page(path))
+
+
+def _ome_of_first_page(path: Path) -> Ome | None:
+    """Return the metadata of an OME-TIFF that also applies to its first page alone; None for other files."""
+    if path.suffix.lower() not in TIFF_SUFFIXES:
+        return None
+    try:
+        header = read_planes_header(path)
+    except BadImage:
+        return None
+    if header is None or not header.ome:
+        return None
+    found = Ome.parse(header.ome)
+    return replace(found, channel_names=found.channel_names[:1], is_one_page=True)
 
 
 def _is_stack_of(channels: int, path: Path) -> bool:
@@ -150,7 +164,7 @@ def _read_grey_or_colour(path: Path) -> ImageData:
             return ImageData(pixels, None, profile, suffix, "; ".join(notes), exif)
         if image.mode in UNBOUNDED_MODES:
             raise BadImage(
-                f"32-bit pixels (mode {image.mode}) have no defined white level; "
+                f"signed or 32-bit pixels (mode {image.mode}) have no defined white level; "
                 "save the image with 8 or 16 bits per channel"
             )
         alpha = None

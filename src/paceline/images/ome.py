@@ -7,6 +7,11 @@ from typing import Any
 from xml.etree import ElementTree
 
 
+def is_ome(description: str) -> bool:
+    """Return whether the description of a TIFF is OME-XML."""
+    return description.rstrip("\0 \r\n").endswith("OME>")
+
+
 @dataclass(frozen=True)
 class Ome:
     """Metadata of an OME-TIFF."""
@@ -15,6 +20,7 @@ class Ome:
     pixel_size: tuple[float, float] | None = None  # width and height of a pixel
     units: tuple[str, str] = ("µm", "µm")
     width_px: int = 0  # width of the image that the pixel size belongs to
+    is_one_page: bool = False  # whether the image is one grey or RGB page, rather than one plane per channel
 
     @classmethod
     def parse(cls, text: str) -> Ome:

@@ -81,7 +81,7 @@ def _check_settings(stored: StoredModel, other: StoredModel, path: str, other_pa
             f"--interpolate-with {other_path}: its recipe is {names[1]!r}, but that of {path} is {names[0]!r}; "
             "use two models of the same recipe"
         )
-    for name in stored.recipe_class.must_match_weights:
+    for name in stored.recipe_class.settings_of_weights(stored.config.recipe):
         ours, theirs = (getattr(one.config.recipe, name) for one in (stored, other))
         if ours != theirs:
             raise UserError(

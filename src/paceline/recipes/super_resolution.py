@@ -129,6 +129,11 @@ class SuperResolution(UpscalingRecipe):
     }
     small = {**UpscalingRecipe.small, "scale": "2"}
 
+    @classmethod
+    def settings_of_weights(cls, settings: SuperResolutionSettings) -> tuple[str, ...]:
+        """Return the settings that must match weights; for a network from spandrel, only the scale."""
+        return cls.must_match_weights if settings.network == "srresnet" else ("scale",)
+
     def __init__(self, settings: SuperResolutionSettings, spec: DataSpec) -> None:
         super().__init__(settings, spec)
         low_px = spec.height // self.output_scale, spec.width // self.output_scale

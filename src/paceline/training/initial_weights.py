@@ -134,7 +134,8 @@ def _fill(recipe: Recipe, config: Config, spec: DataSpec, initial: InitialWeight
             f"--init-from {path}: its {name} is a different network: {differing[0]!r} does not match "
             f"(differing tensors: {len(differing)}); {advice}"
         )
-    _reject_settings({name: value for name, value in others.items() if name in recipe.must_match_weights}, config, path)
+    required = recipe.settings_of_weights(config.recipe)
+    _reject_settings({name: value for name, value in others.items() if name in required}, config, path)
     for name, weights in found.items():
         fill_module(recipe.networks[name], weights)
     return list(found)
@@ -188,7 +189,7 @@ def _affecting_networks(
     """Return the settings that change what the networks compute or the shapes of their tensors."""
     changing = {}
     for name, value in others.items():
-        if name not in recipe.must_match_weights:
+        if name not in recipe.settings_of_weights(config.recipe):
             with (
                 torch.random.fork_rng(devices=[]),
                 suppress(UserError),
