@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -68,8 +69,19 @@ def job_script(command: TrainCommand, options: SlurmOptions, run: Path, python: 
     lines.append("#SBATCH --requeue" if options.requeue else "#SBATCH --no-requeue")
     train = quoted([python, "-m", "paceline", *words]).replace(shlex.quote("\0"), '"$rendezvous"')
     again = f"""
-if [ "$code" -eq {RESUME_LATER} ]; then
-    echo "saved a checkpoint; job requeued"
+# A job that is about to end without USR1, and that was not preempted, was cancelled. Only then it is not requeued.
+cancelled= preempted=
+case "$(scontrol show job -o "$SLURM_JOB_ID")" in
+    *PreemptTime=[0-9]*) preempted=yes ;;
+    *JobState=RUNNING*) ;;
+    *) [ -z "$warned" ] && cancelled=yes ;;
+esac
+case "$code" in
+    {RESUME_LATER}) [ -z "$cancelled" ] && again="saved a checkpoint" ;;
+    {128 + signal.SIGUSR1}|{128 + signal.SIGTERM}) [ -n "$preempted" ] && again="stopped before training began" ;;
+esac
+if [ -n "$again" ]; then
+    echo "$again; job requeued"
     scontrol requeue "$SLURM_JOB_ID"
     scontrol update JobId="$SLURM_JOB_ID" StartTime=now 2>/dev/null
 fi
@@ -84,9 +96,10 @@ cd {shlex.quote(str(Path.cwd()))} || exit 1
 rendezvous="$(hostname):$(({FIRST_PORT} + (7919 * SLURM_JOB_ID) % {NUM_PORTS}))"
 
 # SLURM sends USR1 before the time limit and TERM before preemption. All hosts then finish the same step and save.
-step= stop_requested=
+step= stop_requested= warned= again=
 request_stop() {{ stop_requested=yes; [ -n "$step" ] && kill -USR1 "$step"; }}
-trap request_stop USR1 TERM
+trap 'warned=yes; request_stop' USR1
+trap request_stop TERM
 
 srun --kill-on-bad-exit=0 --wait=60 \\
     {train} &
