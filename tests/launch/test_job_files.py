@@ -16,7 +16,7 @@ from paceline.launch.command import plain_name
 ODD = 'runs/it\'s $(touch pwned) `touch pwned` "x"; touch pwned #%j'
 TIME = "2026-01-01T00:00:00"
 SRUN = """#!/bin/bash
-while [ "$1" != -m ]; do shift; done
+while [ "$1" != -m ]; do echo "$1" >> options; shift; done
 printf '%s\\0' "$@" > words
 trap 'echo asked > asked; exit ${CODE:-75}' USR1
 [ -e hold ] && { touch began; while :; do sleep 0.1; done; }
@@ -57,6 +57,13 @@ def test_a_slurm_job_passes_user_arguments_unchanged(here: Path) -> None:
     assert words[-6:-1] == ["--devices", "3", "--nnodes", "2", "--rdzv"]
     assert words[-1] == f"{os.uname().nodename}:{10000 + 7919 * 12345 % 10000}"
     assert not list(here.rglob("pwned"))
+
+
+def test_each_launcher_of_a_slurm_job_gets_the_requested_cores(here: Path) -> None:
+    assert slurm("--out", "run", "--cpus-per-node", "6") == 0
+    subprocess.run(["bash", "run/launch/slurm.sh"], check=True, timeout=30)
+    assert "--cpus-per-task=6" in (here / "options").read_text().splitlines()
+    assert "#SBATCH --cpus-per-task=6\n" in (here / "run" / "launch" / "slurm.sh").read_text()
 
 
 def run_and_stop(here: Path, number: signal.Signals, **variables: str) -> tuple[int, str]:
@@ -109,6 +116,7 @@ def test_a_job_with_no_requeue_is_not_requeued(here: Path) -> None:
         (("--partition", "a; touch pwned"), "--partition 'a; touch pwned'"),
         (("--account", "a b"), "--account 'a b'"),
         (("--nodes", "0"), "--nodes 0"),
+        (("--cpus-per-node", "-2"), "--cpus-per-node -2: must be at least 0"),
         (("--gpus-per-node", "2"), "--devices 3: differs from --gpus-per-node 2"),
         (("--batch-size", "4"), "batch"),
         (("--strategy", "single"), "--strategy single: runs in a single process; use ddp, fsdp or lightning"),

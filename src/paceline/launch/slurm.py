@@ -41,6 +41,8 @@ class SlurmOptions:
         """Raise UserError for values that SLURM would reject or misread."""
         if not TIME.fullmatch(self.time):
             raise UserError(f"--time {self.time}: expected hours:minutes:seconds, like 2:00:00")
+        if self.cpus_per_node < 0:
+            raise UserError(f"--cpus-per-node {self.cpus_per_node}: must be at least 0")
         for flag, value in (("--partition", self.partition), ("--account", self.account)):
             if value and not WORD.fullmatch(value):
                 raise UserError(f"{flag} {value!r}: expected a name made of letters, digits and . _ - @ +")
@@ -67,6 +69,8 @@ def job_script(command: TrainCommand, options: SlurmOptions, run: Path, python: 
     }
     lines = [f"#SBATCH --{name}={value}" for name, value in directives.items() if value]
     lines.append("#SBATCH --requeue" if options.requeue else "#SBATCH --no-requeue")
+    # Since SLURM 22.05, srun does not use the number of cores per task that the job requested.
+    cores = f" --cpus-per-task={options.cpus_per_node}" if options.cpus_per_node else ""
     train = quoted([python, "-m", "paceline", *words]).replace(shlex.quote("\0"), '"$rendezvous"')
     again = f"""
 # A job that is about to end without USR1, and that was not preempted, was cancelled. Only then it is not requeued.
@@ -101,7 +105,7 @@ request_stop() {{ stop_requested=yes; [ -n "$step" ] && kill -USR1 "$step"; }}
 trap 'warned=yes; request_stop' USR1
 trap request_stop TERM
 
-srun --kill-on-bad-exit=0 --wait=60 \\
+srun --kill-on-bad-exit=0 --wait=60{cores} \\
     {train} &
 step=$! code=0
 while :; do
