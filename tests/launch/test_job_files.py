@@ -157,7 +157,15 @@ def test_invalid_hosts_are_rejected(here: Path, capsys: pytest.CaptureFixture[st
 
 @pytest.mark.parametrize(
     ("text", "name"),
-    [("My Run", "my-run"), ("../../etc", "etc"), ("$(x)", "x"), ("7", "run-7"), ("", "run"), ("a" * 99, "a" * 40)],
+    [
+        ("My Run", "my-run"),
+        ("../../etc", "etc"),
+        ("$(x)", "x"),
+        ("7", "run-7"),
+        ("", "run"),
+        ("a" * 99, "a" * 40),
+        ("7" * 99, "run-" + "7" * 36),
+    ],
 )
 def test_any_text_is_converted_to_a_valid_job_name(text: str, name: str) -> None:
     assert plain_name(text) == name
