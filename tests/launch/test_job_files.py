@@ -139,6 +139,20 @@ def test_invalid_options_are_rejected_in_one_line(
     assert not (here / "runs").exists()
 
 
+def test_a_job_may_list_several_partitions_and_needs_enough_hosts_in_one_of_them(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, text in {"sinfo": "echo 'main|2|(null)|up'; echo 'side|2|(null)|up'", "sbatch": "echo 7"}.items():
+        (here / "tools" / name).write_text(f"#!/bin/sh\n{text}\n")
+        (here / "tools" / name).chmod(0o755)
+    assert slurm("--out", "run", "--submit", "--partition", "main,side") == 0
+    assert "as job 7" in capsys.readouterr().out
+    assert slurm("--out", "run", "--submit", "--partition", "main,sdie") == 2
+    assert "unknown partition 'sdie'; did you mean 'side'?" in capsys.readouterr().err
+    assert slurm("--out", "run", "--submit", "--partition", "main,side", "--nodes", "3") == 2
+    assert "--nodes 3: the maximum for main,side is 2" in capsys.readouterr().err
+
+
 def test_launch_torchrun_prints_the_command_for_each_host(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["launch", "torchrun", "classification", "--hosts", "a,b.c", "--devices", "4", "--out", ODD]) == 0
     parts = capsys.readouterr().out.strip().split("\n\n")

@@ -136,11 +136,13 @@ def write_job(script: str, run: Path) -> Path:
 def check_cluster(command: TrainCommand, options: SlurmOptions) -> None:
     """Raise UserError if the cluster lacks the partition, hosts, GPUs or ports that the job needs."""
     rows = [line.split("|") for line in _query("sinfo", "-h", "-o", "%R|%D|%G|%a").splitlines()]
-    names = sorted({row[0] for row in rows})
-    if options.partition and options.partition not in names:
-        raise UserError(f"--partition: {unknown('partition', options.partition, names)}")
-    mine = [row for row in rows if not options.partition or row[0] == options.partition]
-    hosts = sum(int(row[1]) for row in mine)
+    names, wanted = sorted({row[0] for row in rows}), options.partition.split(",") if options.partition else []
+    for partition in wanted:
+        if partition not in names:
+            raise UserError(f"--partition: {unknown('partition', partition, names)}")
+    mine = [row for row in rows if not wanted or row[0] in wanted]
+    # A job runs in one of the partitions.
+    hosts = max((sum(int(row[1]) for row in mine if row[0] == name) for name in wanted or names), default=0)
     if command.nodes > hosts:
         raise UserError(f"--nodes {command.nodes}: the maximum for {options.partition or 'this cluster'} is {hosts}")
     gpus = max((_gpus(row[2]) for row in mine), default=0)
