@@ -64,6 +64,21 @@ def test_a_preempted_job_is_requeued_and_ends_with_bit_identical_weights(
     assert tensors(tmp_path / "run") == whole
 
 
+def test_a_cancelled_job_saves_a_checkpoint_and_is_not_requeued(slurm: None, tmp_path: Path) -> None:
+    holds = Holds(tmp_path / "holds")
+    holds.hold("loss", after=4)
+    running = launch(tmp_path, "run", "--wait")
+    holds.wait_for("loss", running, num_ranks=2)
+    job = re.search(r"^submitted .* as job (\d+)", running.stdout, re.MULTILINE)
+    assert job, running.stdout
+    subprocess.run(["scancel", job[1]], check=True, timeout=30)
+    holds.release("loss")
+    assert running.wait(100) != 0
+    assert f"job {job[1]}: cancelled" in running.stdout and "requeued" not in running.stdout
+    assert list((tmp_path / "run" / "checkpoints").iterdir())
+    assert not ask("squeue", "-h")
+
+
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import subprocess
 from pathlib import Path
 
@@ -13,12 +14,17 @@ from paceline.cli.app import run
 from paceline.launch.command import plain_name
 
 ODD = 'runs/it\'s $(touch pwned) `touch pwned` "x"; touch pwned #%j'
+TIME = "2026-01-01T00:00:00"
 SRUN = """#!/bin/bash
-while [ "$1" != -m ]; do shift; done
+while [ "$1" != -m ]; do echo "$1" >> options; shift; done
 printf '%s\\0' "$@" > words
-trap 'echo asked > asked; exit 75' USR1
+trap 'echo asked > asked; exit ${CODE:-75}' USR1
 [ -e hold ] && { touch began; while :; do sleep 0.1; done; }
 exit 0
+"""
+SCONTROL = """#!/bin/sh
+[ "$1" = show ] && { echo "JobId=1 JobState=${STATE:-RUNNING}${PREEMPTED:+ PreemptTime=$PREEMPTED}"; exit; }
+echo "$@" >> scontrol
 """
 
 
@@ -27,7 +33,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with fake srun and scontrol commands that record how they were called."""
     tools = tmp_path / "tools"
     tools.mkdir()
-    for name, text in {"srun": SRUN, "scontrol": '#!/bin/sh\necho "$@" >> scontrol\n'}.items():
+    for name, text in {"srun": SRUN, "scontrol": SCONTROL}.items():
         (tools / name).write_text(text)
         (tools / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
@@ -53,17 +59,48 @@ def test_a_slurm_job_passes_user_arguments_unchanged(here: Path) -> None:
     assert not list(here.rglob("pwned"))
 
 
-def test_a_job_forwards_a_stop_signal_and_is_requeued(here: Path) -> None:
+def test_each_launcher_of_a_slurm_job_gets_the_requested_cores(here: Path) -> None:
+    assert slurm("--out", "run", "--cpus-per-node", "6") == 0
+    subprocess.run(["bash", "run/launch/slurm.sh"], check=True, timeout=30)
+    assert "--cpus-per-task=6" in (here / "options").read_text().splitlines()
+    assert "#SBATCH --cpus-per-task=6\n" in (here / "run" / "launch" / "slurm.sh").read_text()
+
+
+def run_and_stop(here: Path, number: signal.Signals, **variables: str) -> tuple[int, str]:
+    """Run a job script, send it a signal, and return its exit code and output."""
     (here / "hold").touch()
     assert slurm("--out", "run") == 0
-    job = subprocess.Popen(["bash", "run/launch/slurm.sh"], stdout=subprocess.PIPE, text=True)
+    environment = {**os.environ, **variables}
+    job = subprocess.Popen(["bash", "run/launch/slurm.sh"], stdout=subprocess.PIPE, text=True, env=environment)
     while not (here / "began").exists():
         assert job.poll() is None
-    job.send_signal(subprocess.signal.SIGUSR1)  # type: ignore[attr-defined]
+    job.send_signal(number)
     output, _ = job.communicate(timeout=100)
-    assert job.returncode == 75 and "requeued" in output
     assert (here / "asked").exists()
+    return job.returncode, output
+
+
+@pytest.mark.parametrize(
+    ("number", "variables", "line"),
+    [
+        (signal.SIGUSR1, {}, "saved a checkpoint; job requeued"),
+        (signal.SIGUSR1, {"STATE": "COMPLETING"}, "saved a checkpoint; job requeued"),  # the time limit was reached
+        (signal.SIGTERM, {"STATE": "COMPLETING", "PREEMPTED": TIME}, "saved a checkpoint; job requeued"),
+        (signal.SIGTERM, {"CODE": "138", "PREEMPTED": TIME}, "stopped before training began; job requeued"),
+    ],
+)
+def test_a_job_forwards_a_stop_signal_and_is_requeued(
+    here: Path, number: signal.Signals, variables: dict[str, str], line: str
+) -> None:
+    code, output = run_and_stop(here, number, **variables)
+    assert code == int(variables.get("CODE", 75)) and line in output
     assert (here / "scontrol").read_text().splitlines()[0] == "requeue 12345"
+
+
+def test_a_job_that_the_user_cancels_is_not_requeued(here: Path) -> None:
+    code, output = run_and_stop(here, signal.SIGTERM, STATE="COMPLETING")
+    assert code == 75 and "requeued" not in output
+    assert not (here / "scontrol").exists()
 
 
 def test_a_job_with_no_requeue_is_not_requeued(here: Path) -> None:
@@ -79,6 +116,7 @@ def test_a_job_with_no_requeue_is_not_requeued(here: Path) -> None:
         (("--partition", "a; touch pwned"), "--partition 'a; touch pwned'"),
         (("--account", "a b"), "--account 'a b'"),
         (("--nodes", "0"), "--nodes 0"),
+        (("--cpus-per-node", "-2"), "--cpus-per-node -2: must be at least 0"),
         (("--gpus-per-node", "2"), "--devices 3: differs from --gpus-per-node 2"),
         (("--batch-size", "4"), "batch"),
         (("--strategy", "single"), "--strategy single: runs in a single process; use ddp, fsdp or lightning"),
@@ -101,6 +139,20 @@ def test_invalid_options_are_rejected_in_one_line(
     assert not (here / "runs").exists()
 
 
+def test_a_job_may_list_several_partitions_and_needs_enough_hosts_in_one_of_them(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, text in {"sinfo": "echo 'main|2|(null)|up'; echo 'side|2|(null)|up'", "sbatch": "echo 7"}.items():
+        (here / "tools" / name).write_text(f"#!/bin/sh\n{text}\n")
+        (here / "tools" / name).chmod(0o755)
+    assert slurm("--out", "run", "--submit", "--partition", "main,side") == 0
+    assert "as job 7" in capsys.readouterr().out
+    assert slurm("--out", "run", "--submit", "--partition", "main,sdie") == 2
+    assert "unknown partition 'sdie'; did you mean 'side'?" in capsys.readouterr().err
+    assert slurm("--out", "run", "--submit", "--partition", "main,side", "--nodes", "3") == 2
+    assert "--nodes 3: the maximum for main,side is 2" in capsys.readouterr().err
+
+
 def test_launch_torchrun_prints_the_command_for_each_host(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["launch", "torchrun", "classification", "--hosts", "a,b.c", "--devices", "4", "--out", ODD]) == 0
     parts = capsys.readouterr().out.strip().split("\n\n")
@@ -119,7 +171,15 @@ def test_invalid_hosts_are_rejected(here: Path, capsys: pytest.CaptureFixture[st
 
 @pytest.mark.parametrize(
     ("text", "name"),
-    [("My Run", "my-run"), ("../../etc", "etc"), ("$(x)", "x"), ("7", "run-7"), ("", "run"), ("a" * 99, "a" * 40)],
+    [
+        ("My Run", "my-run"),
+        ("../../etc", "etc"),
+        ("$(x)", "x"),
+        ("7", "run-7"),
+        ("", "run"),
+        ("a" * 99, "a" * 40),
+        ("7" * 99, "run-" + "7" * 36),
+    ],
 )
 def test_any_text_is_converted_to_a_valid_job_name(text: str, name: str) -> None:
     assert plain_name(text) == name

@@ -68,6 +68,14 @@ def test_a_train_job_and_its_runtime_are_valid(tmp_path: Path) -> None:
     assert job["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"] == "cifar"
 
 
+def test_names_of_existing_objects_may_be_long_and_contain_dots(tmp_path: Path) -> None:
+    claim = "2026.data-of-a-team-with-a-very-long-name-and-many-images"
+    _, job = written(tmp_path, "--plain", "--runs-claim", claim, "--secret", "s3.keys", "--namespace", "7-vision")
+    check_core(job)
+    claims = [volume.get("persistentVolumeClaim") for volume in job["spec"]["template"]["spec"]["volumes"]]
+    assert {"claimName": claim} in claims and job["metadata"]["namespace"] == "7-vision"
+
+
 @pytest.mark.parametrize("path", [("spec", "trainer", "numNode"), ("spec", "runtimeref"), ("specs",)])
 def test_the_schema_rejects_an_unknown_key(tmp_path: Path, path: tuple[str, ...]) -> None:
     _, job = written(tmp_path)
@@ -96,6 +104,7 @@ def test_user_arguments_reach_the_container_unchanged(tmp_path: Path) -> None:
         ({"image": ""}, "--image"),
         ({"runs_claim": ""}, "--runs-claim"),
         ({"runs_claim": "../x"}, "--runs-claim '../x'"),
+        ({"namespace": "a.b"}, "--namespace 'a.b'"),
         ({"memory": "lots"}, "--memory 'lots'"),
         ({"environment": ("no equals",)}, "--env no equals"),
         ({"environment": ("AWS_SECRET_ACCESS_KEY=x",)}, "--env AWS_SECRET_ACCESS_KEY: keep credentials in a Secret"),

@@ -48,7 +48,7 @@ def quoted(words: Iterable[str], lead: str = "") -> str:
 def plain_name(text: str) -> str:
     """Return a name that schedulers accept: at most 40 lowercase letters, digits and hyphens."""
     name = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:40].rstrip("-")
-    return name if name[:1].isalpha() else f"run-{name}".rstrip("-")
+    return name if name[:1].isalpha() else f"run-{name}"[:40].rstrip("-")
 
 
 def check_words(words: Iterable[str]) -> None:

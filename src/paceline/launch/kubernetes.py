@@ -21,6 +21,8 @@ DATA, RUNS = "/data", "/runs"
 USER = 1000  # user ID in the Containerfile
 TRAINER = "trainer.kubeflow.org/v1alpha1"
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
+LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+NAMESPACE, CLAIM = re.compile(LABEL), re.compile(rf"(?=.{{1,253}}$){LABEL}(\.{LABEL})*")  # names of existing objects
 QUANTITY = re.compile(r"\d+(\.\d+)?(m|[kMGTPE]i?)?")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -43,10 +45,14 @@ class KubernetesOptions:
 
     def check(self) -> None:
         """Raise UserError for values that Kubernetes would reject, and for credentials in the environment."""
-        names = {"--name": self.name, "--runs-claim": self.runs_claim, "--data-claim": self.data_claim}
-        for flag, name in [*names.items(), ("--namespace", self.namespace), *(("--secret", s) for s in self.secrets)]:
-            if name and not NAME.fullmatch(name):
-                raise UserError(f"{flag} {name!r}: expected up to 40 lowercase letters, digits and hyphens")
+        if self.name and not NAME.fullmatch(self.name):
+            raise UserError(f"--name {self.name!r}: expected up to 40 lowercase letters, digits and hyphens")
+        if self.namespace and not NAMESPACE.fullmatch(self.namespace):
+            raise UserError(f"--namespace {self.namespace!r}: expected up to 63 lowercase letters, digits and hyphens")
+        claims = {"--runs-claim": self.runs_claim, "--data-claim": self.data_claim}
+        for flag, name in [*claims.items(), *(("--secret", secret) for secret in self.secrets)]:
+            if name and not CLAIM.fullmatch(name):
+                raise UserError(f"{flag} {name!r}: expected lowercase letters, digits, hyphens and dots")
         if not self.image:
             raise UserError(
                 "--image: missing; pass the container image to run (the repository's Containerfile builds one)"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -40,6 +41,8 @@ class SlurmOptions:
         """Raise UserError for values that SLURM would reject or misread."""
         if not TIME.fullmatch(self.time):
             raise UserError(f"--time {self.time}: expected hours:minutes:seconds, like 2:00:00")
+        if self.cpus_per_node < 0:
+            raise UserError(f"--cpus-per-node {self.cpus_per_node}: must be at least 0")
         for flag, value in (("--partition", self.partition), ("--account", self.account)):
             if value and not WORD.fullmatch(value):
                 raise UserError(f"{flag} {value!r}: expected a name made of letters, digits and . _ - @ +")
@@ -66,10 +69,23 @@ def job_script(command: TrainCommand, options: SlurmOptions, run: Path, python: 
     }
     lines = [f"#SBATCH --{name}={value}" for name, value in directives.items() if value]
     lines.append("#SBATCH --requeue" if options.requeue else "#SBATCH --no-requeue")
+    # Since SLURM 22.05, srun does not use the number of cores per task that the job requested.
+    cores = f" --cpus-per-task={options.cpus_per_node}" if options.cpus_per_node else ""
     train = quoted([python, "-m", "paceline", *words]).replace(shlex.quote("\0"), '"$rendezvous"')
     again = f"""
-if [ "$code" -eq {RESUME_LATER} ]; then
-    echo "saved a checkpoint; job requeued"
+# A job that is about to end without USR1, and that was not preempted, was cancelled. Only then it is not requeued.
+cancelled= preempted=
+case "$(scontrol show job -o "$SLURM_JOB_ID")" in
+    *PreemptTime=[0-9]*) preempted=yes ;;
+    *JobState=RUNNING*) ;;
+    *) [ -z "$warned" ] && cancelled=yes ;;
+esac
+case "$code" in
+    {RESUME_LATER}) [ -z "$cancelled" ] && again="saved a checkpoint" ;;
+    {128 + signal.SIGUSR1}|{128 + signal.SIGTERM}) [ -n "$preempted" ] && again="stopped before training began" ;;
+esac
+if [ -n "$again" ]; then
+    echo "$again; job requeued"
     scontrol requeue "$SLURM_JOB_ID"
     scontrol update JobId="$SLURM_JOB_ID" StartTime=now 2>/dev/null
 fi
@@ -84,11 +100,12 @@ cd {shlex.quote(str(Path.cwd()))} || exit 1
 rendezvous="$(hostname):$(({FIRST_PORT} + (7919 * SLURM_JOB_ID) % {NUM_PORTS}))"
 
 # SLURM sends USR1 before the time limit and TERM before preemption. All hosts then finish the same step and save.
-step= stop_requested=
+step= stop_requested= warned= again=
 request_stop() {{ stop_requested=yes; [ -n "$step" ] && kill -USR1 "$step"; }}
-trap request_stop USR1 TERM
+trap 'warned=yes; request_stop' USR1
+trap request_stop TERM
 
-srun --kill-on-bad-exit=0 --wait=60 \\
+srun --kill-on-bad-exit=0 --wait=60{cores} \\
     {train} &
 step=$! code=0
 while :; do
@@ -119,11 +136,13 @@ def write_job(script: str, run: Path) -> Path:
 def check_cluster(command: TrainCommand, options: SlurmOptions) -> None:
     """Raise UserError if the cluster lacks the partition, hosts, GPUs or ports that the job needs."""
     rows = [line.split("|") for line in _query("sinfo", "-h", "-o", "%R|%D|%G|%a").splitlines()]
-    names = sorted({row[0] for row in rows})
-    if options.partition and options.partition not in names:
-        raise UserError(f"--partition: {unknown('partition', options.partition, names)}")
-    mine = [row for row in rows if not options.partition or row[0] == options.partition]
-    hosts = sum(int(row[1]) for row in mine)
+    names, wanted = sorted({row[0] for row in rows}), options.partition.split(",") if options.partition else []
+    for partition in wanted:
+        if partition not in names:
+            raise UserError(f"--partition: {unknown('partition', partition, names)}")
+    mine = [row for row in rows if not wanted or row[0] in wanted]
+    # A job runs in one of the partitions.
+    hosts = max((sum(int(row[1]) for row in mine if row[0] == name) for name in wanted or names), default=0)
     if command.nodes > hosts:
         raise UserError(f"--nodes {command.nodes}: the maximum for {options.partition or 'this cluster'} is {hosts}")
     gpus = max((_gpus(row[2]) for row in mine), default=0)
