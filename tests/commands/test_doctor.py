@@ -23,8 +23,9 @@ from paceline.data.loader import Loader
 from paceline.data.loaders.workers import Workers
 from paceline.data.sources.digits import Digits
 from paceline.data.tickets import Tickets, in_order
+from paceline.parallel.place import Place
 from paceline.parallel.strategy import Strategy
-from paceline.parallel.world import Place, World
+from paceline.parallel.world import World
 from paceline.runs import machine_record
 from paceline.runs.machine_record import LOADERS, SELF_TEST, cache_file, graph_obstacle, identity, read_cached
 from paceline.training.graph import RunStep

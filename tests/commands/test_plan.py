@@ -23,8 +23,9 @@ from paceline.core.files import write_json
 from paceline.core.screen import open_screen
 from paceline.core.small_files import read_json
 from paceline.parallel.batchnorm import SynchronizedBatchNorm
+from paceline.parallel.place import Place
 from paceline.parallel.torch_internals import AnyBatchNorm
-from paceline.parallel.world import Place, World
+from paceline.parallel.world import World
 
 SEEN = Measurement(
     alone_seconds={64: 0.040},

@@ -25,7 +25,8 @@ from paceline.data.memory import SHARES
 from paceline.data.source import ArraySource, Source
 from paceline.data.sources.digits import Digits
 from paceline.data.tickets import in_order
-from paceline.parallel.world import Place, World
+from paceline.parallel.place import Place
+from paceline.parallel.world import World
 from paceline.training.build import assemble
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)

@@ -16,74 +16,13 @@ from running import TIMEOUT_SECONDS, free_port
 from paceline.config.settings import RunSettings
 from paceline.core.errors import UserError
 from paceline.parallel import world as environment
-from paceline.parallel.world import Place, check_devices, gpu_ids, join, place_from, slurm_rendezvous
-
-TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "GROUP_WORLD_SIZE": "2"}
-SRUN = {"SLURM_STEP_NUM_TASKS": "7", "SLURM_STEP_TASKS_PER_NODE": "2(x3),1"}
+from paceline.parallel.world import check_devices, gpu_ids, join
 
 
 @pytest.fixture(autouse=True)
 def unchanged_recorder(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep the variable that turns NCCL's recorder on from reaching later tests."""
     monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "0")
-
-
-@pytest.mark.parametrize(
-    ("environ", "place"),
-    [
-        ({}, None),
-        (TORCHRUN, Place(rank=5, size=8, local_rank=1, local_size=4, num_nodes=2)),
-        ({"RANK": "1", "WORLD_SIZE": "2"}, Place(1, 2, local_rank=0, local_size=1, num_nodes=2)),
-        ({"SLURM_PROCID": "0", "SLURM_JOB_ID": "1"}, None),  # inside a batch script, without srun
-        ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, None),
-        (
-            SRUN | {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NODEID": "1"},
-            Place(rank=3, size=7, local_rank=1, local_size=2, num_nodes=4),
-        ),
-        (
-            SRUN | {"SLURM_PROCID": "6", "SLURM_LOCALID": "0", "SLURM_NODEID": "3"},
-            Place(rank=6, size=7, local_rank=0, local_size=1, num_nodes=4),
-        ),
-        (SRUN | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0"}, Place(0, 7, 0, local_size=2, num_nodes=4)),
-        (SRUN | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "9"}, Place(0, 7, 0, 2, 4)),
-        (
-            {"SLURM_STEP_NUM_TASKS": "6", "SLURM_STEP_TASKS_PER_NODE": "3,1,2", "SLURM_NODEID": "2"}
-            | {"SLURM_PROCID": "5", "SLURM_LOCALID": "1"},
-            Place(rank=5, size=6, local_rank=1, local_size=2, num_nodes=3),
-        ),
-    ],
-)
-def test_the_rank_of_a_process_is_read_from_torchrun_or_slurm_variables(
-    environ: dict[str, str], place: Place | None
-) -> None:
-    assert place_from(environ) == place
-
-
-@pytest.mark.parametrize(
-    ("nodes", "first"),
-    [
-        ("gpu07", "gpu07"),
-        ("a,b", "a"),
-        ("gpu[07-09],x1", "gpu07"),
-        ("gpu[1,3-5]", "gpu1"),
-        ("rack[1-2]node[3-4]", "rack1node3"),
-        ("gpu[1-2]-ib", "gpu1-ib"),
-        ("a1,gpu[1-2]", "a1"),
-    ],
-)
-def test_processes_started_by_srun_connect_through_the_first_host(nodes: str, first: str) -> None:
-    assert slurm_rendezvous({"SLURM_STEP_NODELIST": nodes})[0] == first
-    assert slurm_rendezvous({"SLURM_NODELIST": nodes})[0] == first
-
-
-def test_slurm_jobs_and_steps_on_one_host_use_different_ports() -> None:
-    def port(job: int, step: int) -> int:
-        environ = {"SLURM_NODELIST": "a", "SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)}
-        return slurm_rendezvous(environ)[1]
-
-    ports = [port(4_000_000 + job, step) for job in range(50) for step in range(20)]
-    assert len(set(ports)) == len(ports)
-    assert all(10_000 <= one < 20_000 for one in ports)
 
 
 class Gpus:
@@ -105,6 +44,7 @@ class Gpus:
             "LOCAL_RANK": local_rank,
             "LOCAL_WORLD_SIZE": local_size,
             "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": 29500,
         }.items():
             self.patch.setenv(name, str(value))
 

@@ -21,7 +21,8 @@ from paceline.config.resolve import Config
 from paceline.contracts.recipe import Batch, Phase
 from paceline.launch.tasks import Task
 from paceline.parallel.batchnorm import synchronize
-from paceline.parallel.world import Place, World
+from paceline.parallel.place import Place
+from paceline.parallel.world import World
 from paceline.runs.checkpoint import Checkpoints
 from paceline.runs.compile_table import TABLE, CompileCost, compile_cost, record_gain, record_seconds
 from paceline.runs.folder import RunFolder

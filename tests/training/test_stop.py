@@ -28,7 +28,8 @@ from running import (
     weights_of,
 )
 
-from paceline.parallel.world import Place, World
+from paceline.parallel.place import Place
+from paceline.parallel.world import World
 from paceline.runs.checkpoint import Checkpoints
 from paceline.runs.status import Status
 from paceline.training import stop as stop_module

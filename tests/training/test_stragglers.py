@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from paceline.parallel.exchange import waiting
-from paceline.parallel.world import Place, World
+from paceline.parallel.place import Place
+from paceline.parallel.world import World
 from paceline.training.pace import MAX_STEPS, Pace
 from paceline.training.stragglers import MIN_STEPS, StepTimes, StragglerWatch, Work, slowest_rank
 

@@ -23,9 +23,10 @@ from paceline.config.resolve import Config
 from paceline.core.activity import activity, counted
 from paceline.core.files import write_json
 from paceline.parallel.batchnorm import has_batchnorm, synchronize
+from paceline.parallel.place import Place
 from paceline.parallel.strategy import AUTO
 from paceline.parallel.torch_internals import local_collectives
-from paceline.parallel.world import Place, World, join
+from paceline.parallel.world import World, join
 from paceline.training.build import Parts, assemble
 
 ROUNDS = 21

@@ -22,8 +22,9 @@ from paceline.core.files import write_json
 from paceline.data.feed import StepData
 from paceline.parallel.batchnorm import has_batchnorm
 from paceline.parallel.exchange import sum_over_processes
+from paceline.parallel.place import Place
 from paceline.parallel.strategy import AUTO, strategy_class
-from paceline.parallel.world import Place, World
+from paceline.parallel.world import World
 from paceline.training.build import Parts, assemble
 from paceline.training.graph import GraphedStep
 

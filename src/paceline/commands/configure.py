@@ -15,8 +15,9 @@ from paceline.core.secrets import reject_credentials
 from paceline.core.types import SettingValues
 from paceline.data.loader import Loader
 from paceline.data.source import Source
+from paceline.parallel.place import place_of
 from paceline.parallel.strategy import Strategy
-from paceline.parallel.world import check_devices, gpu_ids, place_of
+from paceline.parallel.world import check_devices, gpu_ids
 from paceline.runs.config import load_recipe, resolve_config
 from paceline.runs.stored_network import stored_network
 

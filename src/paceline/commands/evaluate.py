@@ -30,8 +30,9 @@ from paceline.inference.region_evaluation import RegionEvaluation, SplitMetrics
 from paceline.inference.trained import StoredModel
 from paceline.inference.uses import uses_of
 from paceline.launch.tasks import Task, run_in_processes
+from paceline.parallel.place import place_from
 from paceline.parallel.precision import choose_precision
-from paceline.parallel.world import World, join, place_from
+from paceline.parallel.world import World, join
 from paceline.runs.checkpoint import choose_checkpoint
 from paceline.runs.finished_run import config_of
 from paceline.runs.folder import RunFolder

@@ -19,8 +19,9 @@ from paceline.data.worker_pool import reporting_dead_workers
 from paceline.launch.rendezvous import Rendezvous
 from paceline.launch.tasks import Task, run_in_processes
 from paceline.parallel.nccl_record import write_nccl_record
+from paceline.parallel.place import place_from, place_of
 from paceline.parallel.strategy import strategy_class
-from paceline.parallel.world import World, join, place_from, place_of
+from paceline.parallel.world import World, join
 from paceline.runs.console import LOGS
 from paceline.runs.folder import RunFolder
 from paceline.runs.logger import check_loggers

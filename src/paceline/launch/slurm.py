@@ -15,7 +15,7 @@ from pathlib import Path
 from paceline.core.errors import UserError, unknown
 from paceline.core.files import replacing
 from paceline.launch.command import TrainCommand, check_words, plain_name, quoted
-from paceline.parallel.world import FIRST_PORT, NUM_PORTS
+from paceline.parallel.place import FIRST_PORT, NUM_PORTS
 from paceline.training.stop import RESUME_LATER
 
 FOLDER = "launch"  # subfolder of the run folder that holds the job script and its logs

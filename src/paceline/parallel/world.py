@@ -1,12 +1,11 @@
-"""The processes of a run, read from the environment that torchrun, srun or Kubernetes sets."""
+"""The processes of a run: their devices, and the group through which they communicate."""
 
 from __future__ import annotations
 
 import os
-import re
 import socket
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -22,61 +21,10 @@ from paceline.core.heartbeat import is_watched
 from paceline.parallel.exchange import sum_over_processes
 from paceline.parallel.nccl_record import enable_flight_recorder
 from paceline.parallel.peers import Peers, await_server, call_roll
+from paceline.parallel.place import Place, meeting_point, place_from, place_of
 from paceline.parallel.store import choose_interface, is_loopback, join_store, serve_store
 
 EXAMINATION_SECONDS = 30.0  # how much longer than `timeout` a collective, or a store without `Peers`, waits
-FIRST_PORT, NUM_PORTS = 10_000, 10_000  # a port range below the kernel's ephemeral ports
-
-
-@dataclass(frozen=True)
-class Place:
-    """A process's rank, and the size of its group."""
-
-    rank: int = 0
-    size: int = 1
-    local_rank: int = 0
-    local_size: int = 1  # processes on this machine; other machines may have more or fewer
-    num_nodes: int = 1
-
-
-def place_from(environ: Mapping[str, str]) -> Place | None:
-    """Return this process's rank and world size if a launcher started it; None if the user started it."""
-    if "RANK" in environ and "WORLD_SIZE" in environ:
-        size, local_rank = int(environ["WORLD_SIZE"]), int(environ.get("LOCAL_RANK", 0))
-        local_size = int(environ.get("LOCAL_WORLD_SIZE", local_rank + 1))
-        num_nodes = int(environ.get("GROUP_WORLD_SIZE", max(1, size // local_size)))
-        return Place(int(environ["RANK"]), size, local_rank, local_size, num_nodes)
-    # SLURM also sets SLURM_PROCID in batch scripts; only srun starts steps with several tasks.
-    if int(environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1 and "SLURM_PROCID" in environ:
-        tasks, node = _tasks_per_node(environ), int(environ.get("SLURM_NODEID", 0))
-        return Place(
-            rank=int(environ["SLURM_PROCID"]),
-            size=int(environ["SLURM_STEP_NUM_TASKS"]),
-            local_rank=int(environ["SLURM_LOCALID"]),
-            local_size=tasks[node if node < len(tasks) else 0],
-            num_nodes=len(tasks),
-        )
-    return None
-
-
-def place_of(settings: RunSettings) -> Place | None:
-    """Return this process's rank and group size. With `--rdzv`, srun starts launchers, so its variables are ignored."""
-    return None if settings.rdzv and "RANK" not in os.environ else place_from(os.environ)
-
-
-def _tasks_per_node(environ: Mapping[str, str]) -> list[int]:
-    """Parse SLURM's `2(x3),1` into 2, 2, 2, 1."""
-    words = re.findall(r"(\d+)(?:\(x(\d+)\))?", environ.get("SLURM_STEP_TASKS_PER_NODE", "1"))
-    return [int(count) for count, times in words for _ in range(int(times or 1))]
-
-
-def slurm_rendezvous(environ: Mapping[str, str]) -> tuple[str, int]:
-    """Return the first host of the SLURM step, and a port derived from the job and step IDs."""
-    nodes = environ.get("SLURM_STEP_NODELIST") or environ["SLURM_NODELIST"]
-    first = re.sub(r"\[(\d+)[^\]]*\]", r"\1", nodes).split(",")[0]  # e.g. gpu[07-09,12]-ib → gpu07-ib
-    job, step = int(environ.get("SLURM_JOB_ID", 0)), int(environ.get("SLURM_STEP_ID", 0))
-    # Ports of consecutive jobs are a prime number apart, so that their steps do not collide on one host.
-    return first, FIRST_PORT + (7919 * job + step) % NUM_PORTS
 
 
 @dataclass(frozen=True)
@@ -238,9 +186,8 @@ def join(settings: RunSettings, *, distributed: bool) -> World:
     if place.size == 1 and "MASTER_ADDR" not in os.environ:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     else:
-        if "MASTER_ADDR" not in os.environ:
-            host, port = slurm_rendezvous(os.environ)
-            os.environ |= {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
+        host, port = meeting_point(os.environ)
+        os.environ |= {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
         os.environ |= {"RANK": str(place.rank), "WORLD_SIZE": str(place.size), "LOCAL_RANK": str(place.local_rank)}
         own = device if backend == "nccl" else None
         enable_flight_recorder(backend)
@@ -269,7 +216,7 @@ def _rendezvous(place: Place, settings: RunSettings) -> tuple[dist.Store, Peers 
     connects to a store that is about to close, or reads keys from the previous group. The processes start and end their
     groups together, so their group counts agree.
     """
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    host, port = meeting_point(os.environ)
     choose_interface(host, place.num_nodes)
     by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # the default under torchrun
     alone = place.size > 1 and not is_watched()

@@ -23,11 +23,12 @@ from paceline.contracts.recipe import Batch, Loss, Phase, Recipe
 from paceline.core.errors import UserError
 from paceline.data.crop import Window, cut
 from paceline.data.source import Source
+from paceline.parallel.place import Place
 from paceline.parallel.precision import Precision
 from paceline.parallel.recompute import Mode, recompute_blocks
 from paceline.parallel.strategy import Strategy
 from paceline.parallel.torch_internals import FakeTensorMode, real_tensors
-from paceline.parallel.world import Place, World
+from paceline.parallel.world import World
 from paceline.runs.recipe import make_recipe
 from paceline.training.build import make_learners
 from paceline.training.graph import culprit, first_line

@@ -1,0 +1,105 @@
+"""A process's rank and the address at which its group meets, as torchrun, srun or Kubernetes set them."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from paceline.config.settings import RunSettings
+from paceline.core.errors import UserError
+
+FIRST_PORT, NUM_PORTS = 10_000, 10_000  # a port range below the kernel's ephemeral ports
+MAX_PORT = 65_535
+
+
+@dataclass(frozen=True)
+class Place:
+    """A process's rank, and the size of its group."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1  # processes on this machine; other machines may have more or fewer
+    num_nodes: int = 1
+
+
+def place_from(environ: Mapping[str, str]) -> Place | None:
+    """Return this process's rank and world size if a launcher started it; None if the user started it."""
+    if "RANK" in environ and "WORLD_SIZE" in environ:
+        size = _number(environ, "WORLD_SIZE", at_least=1)
+        rank = _number(environ, "RANK", at_most=size - 1)
+        local_rank = _number(environ, "LOCAL_RANK", 0)
+        local_size = _number(environ, "LOCAL_WORLD_SIZE", local_rank + 1, at_least=local_rank + 1)
+        num_nodes = _number(environ, "GROUP_WORLD_SIZE", max(1, size // local_size), at_least=1)
+        return Place(rank, size, local_rank, local_size, num_nodes)
+    # SLURM also sets SLURM_PROCID in batch scripts; only srun starts steps with several tasks.
+    if "SLURM_PROCID" in environ and (size := _number(environ, "SLURM_STEP_NUM_TASKS", 1)) > 1:
+        tasks, node = _tasks_per_node(environ), _number(environ, "SLURM_NODEID", 0)
+        return Place(
+            rank=_number(environ, "SLURM_PROCID", at_most=size - 1),
+            size=size,
+            local_rank=_number(environ, "SLURM_LOCALID"),
+            local_size=tasks[node if node < len(tasks) else 0],
+            num_nodes=len(tasks),
+        )
+    return None
+
+
+def place_of(settings: RunSettings) -> Place | None:
+    """Return this process's rank and group size. With `--rdzv`, srun starts launchers, so its variables are ignored."""
+    return None if settings.rdzv and "RANK" not in os.environ else place_from(os.environ)
+
+
+def meeting_point(environ: Mapping[str, str]) -> tuple[str, int]:
+    """Return the host and the port at which the processes of a group meet; raise UserError if they are not usable."""
+    if "MASTER_ADDR" in environ:
+        host, port = environ["MASTER_ADDR"], _number(environ, "MASTER_PORT", at_least=1, at_most=MAX_PORT)
+    elif "SLURM_STEP_NODELIST" in environ or "SLURM_NODELIST" in environ:
+        host, port = slurm_rendezvous(environ)
+    else:
+        raise UserError(
+            "RANK and WORLD_SIZE are set, but MASTER_ADDR and MASTER_PORT are not: set them to a host name of rank 0 "
+            "and a free port on it, or use torchrun"
+        )
+    try:
+        socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise UserError(f"MASTER_ADDR={host}: this machine cannot find the host ({error})") from None
+    return host, port
+
+
+def slurm_rendezvous(environ: Mapping[str, str]) -> tuple[str, int]:
+    """Return the first host of the SLURM step, and a port derived from the job and step IDs."""
+    nodes = environ.get("SLURM_STEP_NODELIST") or environ["SLURM_NODELIST"]
+    first = re.sub(r"\[(\d+)[^\]]*\]", r"\1", nodes).split(",")[0]  # e.g. gpu[07-09,12]-ib → gpu07-ib
+    job, step = _number(environ, "SLURM_JOB_ID", 0), _number(environ, "SLURM_STEP_ID", 0)
+    # Ports of consecutive jobs are a prime number apart, so that their steps do not collide on one host.
+    return first, FIRST_PORT + (7919 * job + step) % NUM_PORTS
+
+
+def _tasks_per_node(environ: Mapping[str, str]) -> list[int]:
+    """Parse SLURM's `2(x3),1` into 2, 2, 2, 1."""
+    words = re.findall(r"(\d+)(?:\(x(\d+)\))?", environ.get("SLURM_STEP_TASKS_PER_NODE", "1"))
+    return [int(count) for count, times in words for _ in range(int(times or 1))]
+
+
+def _number(
+    environ: Mapping[str, str], name: str, default: int | None = None, *, at_least: int = 0, at_most: int | None = None
+) -> int:
+    """Return the value of a variable that a launcher sets; raise UserError if it is not a number within the limits."""
+    limits = f"of at least {at_least}" if at_most is None else f"from {at_least} to {at_most}"
+    text = environ.get(name)
+    if text is None:
+        if default is None:
+            raise UserError(f"the environment variable {name} is not set: expected a whole number {limits}")
+        return default
+    try:
+        value = int(text)
+    except ValueError:
+        value = at_least - 1
+    if value < at_least or (at_most is not None and value > at_most):
+        raise UserError(f"the environment variable {name} is {text!r}: expected a whole number {limits}")
+    return value
