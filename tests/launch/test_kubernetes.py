@@ -17,7 +17,7 @@ jsonschema = pytest.importorskip("jsonschema")
 kubernetes_validate = pytest.importorskip("kubernetes_validate")
 
 COMMAND = ("launch", "kubernetes", "classification", "--nodes", "2", "--gpus-per-node", "4", "--image", "paceline:1")
-VOLUMES = ("--runs-claim", "runs", "--data-claim", "photos", "--memory", "64Gi", "--cpus", "16")
+VOLUMES = ("--runs-claim", "runs", "--data-claim", "photos", "--memory", "67108864Ki", "--cpus", "16")
 ODD = "a $(HOME) `touch pwned` 'b' \"c\" ../d: #e"
 
 
@@ -106,6 +106,7 @@ def test_user_arguments_reach_the_container_unchanged(tmp_path: Path) -> None:
         ({"runs_claim": "../x"}, "--runs-claim '../x'"),
         ({"namespace": "a.b"}, "--namespace 'a.b'"),
         ({"memory": "lots"}, "--memory 'lots'"),
+        ({"memory": "512ki"}, "--memory '512ki'"),
         ({"environment": ("no equals",)}, "--env no equals"),
         ({"environment": ("AWS_SECRET_ACCESS_KEY=x",)}, "--env AWS_SECRET_ACCESS_KEY: keep credentials in a Secret"),
         ({"environment": ("URL=https://me:pass@host/",)}, "--env URL: keep credentials in a Secret"),

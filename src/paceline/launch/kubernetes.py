@@ -23,7 +23,7 @@ TRAINER = "trainer.kubeflow.org/v1alpha1"
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 NAMESPACE, CLAIM = re.compile(LABEL), re.compile(rf"(?=.{{1,253}}$){LABEL}(\.{LABEL})*")  # names of existing objects
-QUANTITY = re.compile(r"\d+(\.\d+)?(m|[kMGTPE]i?)?")
+QUANTITY = re.compile(r"\d+(\.\d+)?(m|k|Ki|[MGTPE]i?)?")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
