@@ -70,8 +70,32 @@ def test_checkpoint_weights_can_be_applied_to_images_and_used_to_start_runs(caps
     assert all(torch.equal(first[key], second[key]) for key in first if not key.startswith("ema/"))
 
 
-def _last() -> list[Path]:
-    return sorted(Path("next/checkpoints").glob("0*"))[-1:]
+def _last(name: str = "next") -> list[Path]:
+    return sorted(Path(name, "checkpoints").glob("0*"))[-1:]
+
+
+@pytest.mark.parametrize("devices", [("--strategy", "single"), ("--strategy", "fsdp", "--devices", "2")])
+def test_a_classifier_for_other_classes_starts_with_a_new_last_layer(devices: tuple[str, ...]) -> None:
+    random = np.random.default_rng(0)
+    for num_classes in (2, 3):
+        images, labels = random.integers(256, size=(24, 8, 8, 1), dtype=np.uint8), np.arange(24) % num_classes
+        np.savez(f"{num_classes}.npz", x_train=images, y_train=labels, x_test=images[:6], y_test=labels[:6])
+    name = f"classes-{devices[1]}"
+    words = ["train", "classification", "--data", "npz", "--accelerator", "cpu", "--batch-size", "8", "--images", "8"]
+    words += ["--set", "width=4", "--lr", "0", "--set", "validation=0"]
+    first = run_fork(Path.cwd(), *words, "--data-root", "2.npz", "--out", f"{name}-2")
+    assert first.wait() == 0, first.stderr
+    second = run_fork(
+        Path.cwd(), *words, "--data-root", "3.npz", "--init-from", f"{name}-2", "--out", f"{name}-3", *devices
+    )
+    assert second.wait() == 0, second.stderr
+    assert "classifier (new for 3 classes: fc.bias, fc.weight)" in second.stdout
+    before, after = (read_tensors(_last(f"{name}-{count}")[0] / "weights.safetensors")[0] for count in (2, 3))
+    assert len(after["classifier.fc.weight"]) == 3 and after["classifier.fc.weight"].abs().sum() > 0
+    kept = [key for key in before if not key.startswith("classifier.fc.")]
+    assert all(torch.equal(before[key], after[key]) for key in kept if key.endswith("weight"))
+    narrow = run_fork(Path.cwd(), *words, "--set", "width=3", "--data-root", "3.npz", "--init-from", f"{name}-2")
+    assert narrow.wait() == 2 and "trained with width=4 (not 3)" in narrow.stderr
 
 
 def test_sample_accepts_a_generators_weights_file_and_rejects_unsupported_options(

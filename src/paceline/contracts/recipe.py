@@ -83,6 +83,8 @@ class Recipe(nn.Module):
     """Maps setting names from other projects to advice on what to use instead, shown for an unknown setting."""
     must_match_weights: ClassVar[tuple[str, ...]] = ()
     """Settings that must have the same values as in the `--init-from` run, even if its weights fit either way."""
+    has_row_per_class: ClassVar[bool] = False
+    """Whether the last layer has one row per class. It is new if `--init-from` weights have more or fewer."""
     from_weights: ClassVar[tuple[str, ...]] = ()
     """Settings that a run takes from its `--init-from` weights if they contain a network from another library.
 

@@ -6,7 +6,7 @@ All functions also accept plain tensors, of which every process has all rows.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, TypeGuard
 
 import torch
@@ -65,12 +65,12 @@ def select_rows(whole: Tensor, like: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def fill_module(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Load whole tensors into a module whose parameters may be sharded; the names must match its state dict."""
+def fill_module(module: nn.Module, weights: Mapping[str, Tensor], unchanged: Collection[str] = ()) -> None:
+    """Load whole tensors into a module whose parameters may be sharded; only those in `unchanged` may be missing."""
     own: dict[str, Tensor] = module.state_dict()
     if not any(is_sharded(tensor) for tensor in own.values()):
-        module.load_state_dict(weights)
+        module.load_state_dict({**{name: own[name] for name in unchanged}, **weights})
         return
-    assert own.keys() == weights.keys()
-    for name, tensor in own.items():
-        own_rows(tensor).copy_(select_rows(weights[name], tensor))
+    assert own.keys() == {*weights, *unchanged}
+    for name, values in weights.items():
+        own_rows(own[name]).copy_(select_rows(values, own[name]))

@@ -80,6 +80,7 @@ class Classification(Recipe):
     }
     presets = PRESETS
     must_match_weights = ("network",)  # weights may fit a network of the same shape with different activations
+    has_row_per_class = True
     small = {"width": 8, "size": 16, "pad_crop": 2, "batch_size": "32"}
     phases = (Phase("classifier", "classifier"),)
     ema = ("classifier",)

@@ -124,7 +124,10 @@ def _fill(recipe: Recipe, config: Config, spec: DataSpec, initial: InitialWeight
         wanted = ", ".join(recipe.networks)
         raise UserError(f"--init-from {path}: contains none of the networks {wanted}; {_other_use(initial, path)}")
     others = _differing_settings(config, initial, path)
-    misfits = {name: _misfits(recipe.networks[name], weights) for name, weights in found.items()}
+    renewed = {name: _rows_of_other_classes(recipe, name, weights, spec) for name, weights in found.items()}
+    for name, weights in found.items():
+        found[name] = {key: value for key, value in weights.items() if key not in renewed[name]}
+    misfits = {name: _misfits(recipe.networks[name], weights, renewed[name]) for name, weights in found.items()}
     if any(misfits.values()):
         _reject_settings(_affecting_networks(others, recipe, config, spec, found), config, path)
         name, differing = next((name, differing) for name, differing in misfits.items() if differing)
@@ -137,8 +140,28 @@ def _fill(recipe: Recipe, config: Config, spec: DataSpec, initial: InitialWeight
     required = recipe.settings_of_weights(config.recipe)
     _reject_settings({name: value for name, value in others.items() if name in required}, config, path)
     for name, weights in found.items():
-        fill_module(recipe.networks[name], weights)
-    return list(found)
+        fill_module(recipe.networks[name], weights, renewed[name])
+    return [f"{name}{_describe_new(renewed[name], spec)}" for name in found]
+
+
+def _rows_of_other_classes(
+    recipe: Recipe, network: str, weights: Mapping[str, Tensor], spec: DataSpec
+) -> frozenset[str]:
+    """Return the tensors of a classifier that have one row per class, if the weights have another number of classes."""
+    if not recipe.has_row_per_class:
+        return frozenset()
+    own = recipe.networks[network].state_dict()
+    return frozenset(
+        key
+        for key in weights.keys() & own.keys()
+        if own[key].shape[:1] == (spec.num_classes,) != weights[key].shape[:1]
+        and own[key].shape[1:] == weights[key].shape[1:]
+        and own[key].ndim == weights[key].ndim
+    )
+
+
+def _describe_new(tensors: frozenset[str], spec: DataSpec) -> str:
+    return f" (new for {spec.num_classes} classes: {', '.join(sorted(tensors))})" if tensors else ""
 
 
 def _other_use(initial: InitialWeights, path: str) -> str:
@@ -159,11 +182,12 @@ def _with_prefix(prefix: str, weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return {key.removeprefix(prefix): value for key, value in weights.items() if key.startswith(prefix)}
 
 
-def _misfits(network: nn.Module, weights: Mapping[str, Tensor]) -> list[str]:
+def _misfits(network: nn.Module, weights: Mapping[str, Tensor], without: frozenset[str] = frozenset()) -> list[str]:
     """Return the names of tensors that are missing on one side, then the names of those whose shapes differ."""
     own = network.state_dict()
+    one_sided = (weights.keys() ^ own.keys()) - without
     common = sorted(weights.keys() & own.keys())
-    return sorted(weights.keys() ^ own.keys()) + [key for key in common if weights[key].shape != own[key].shape]
+    return sorted(one_sided) + [key for key in common if weights[key].shape != own[key].shape]
 
 
 def _differing_settings(config: Config, initial: InitialWeights, path: str) -> dict[str, Any]:
