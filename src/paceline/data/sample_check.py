@@ -22,6 +22,8 @@ def check_sample(source: Source, what: str) -> None:
             raise UserError(
                 f"{found}: return a {source.spec.dtype} [height, width, channels] array (spec.dtype is the data type)"
             )
+        if name == "image" and array.shape[2] != source.spec.channels == array.shape[0]:
+            raise UserError(f"{found}: its channels come first; return it with channels last: image.transpose(1, 2, 0)")
         if name == "image" and array.shape[2] != source.spec.channels:
             raise UserError(f"{found}, but spec.channels is {source.spec.channels}; set it to {array.shape[2]}")
         if name == "label" and (array.dtype != np.int64 or array.ndim):
