@@ -131,7 +131,7 @@ def test_a_loaded_classifier_uses_the_same_ema_weights_as_evaluation():
         (torch.zeros(2, 3, 12, 12, dtype=torch.uint8), "not torch.uint8 [2, 3, 12, 12]"),
         (torch.zeros(2, 1, 5, 5, dtype=torch.uint8), "[n, 1, 12, 12], not torch.uint8 [2, 1, 5, 5]"),
         (np.zeros((1, 1, 12, 12), object), "expected images as uint8 [n, 1, 12, 12], not object [1, 1, 12, 12]"),
-        ([Image.new("F", (9, 9))], "an image cannot be used: 32-bit pixels"),
+        ([Image.new("F", (9, 9))], "an image cannot be used: signed or 32-bit pixels"),
         ("one.png", "expected a list of Pillow images or uint8 [n, 1, 12, 12], not str"),
         (["one.png"], "expected a list of Pillow images or uint8 [n, 1, 12, 12], not str in a list"),
         ([np.zeros((12, 12), np.uint8)], "not ndarray in a list"),

@@ -156,7 +156,7 @@ def test_pixel_formats_without_a_white_level_are_rejected(tmp_path: Path) -> Non
     save_train_and_test(tmp_path, "a.tif", Image.fromarray(np.ones((4, 4), dtype=np.float32)))
     with pytest.raises(UserError, match=r"a\.tif: floating-point pixels need a declared range.*value_range=0,1"):
         read_only_image(tmp_path)
-    with pytest.raises(UserError, match=r"a\.tif: unreadable image \(32-bit pixels"):
+    with pytest.raises(UserError, match=r"a\.tif: unreadable image \(signed or 32-bit pixels"):
         read_only_image(tmp_path, pixels="uint8", channels=3)
 
 

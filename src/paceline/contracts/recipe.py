@@ -225,7 +225,11 @@ class Recipe(nn.Module):
 
     @classmethod
     def settings_of_weights(cls, settings: Any) -> tuple[str, ...]:
-        """Return the entries of `must_match_weights` that apply to the networks which these settings choose."""
+        """Return the settings that must match the weights of a network.
+
+        By default, these are all settings in `must_match_weights`. Override this method if some of them apply only to
+        networks that `settings` does not choose.
+        """
         return cls.must_match_weights
 
     def adopt_weights(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
