@@ -24,7 +24,7 @@ from paceline.data.file_lists import not_used_file, write_not_used
 from paceline.data.packing.manifest import MANIFEST, UNFINISHED, SplitRecord
 from paceline.data.packing.origin import describe
 from paceline.data.packing.writer import Progress, begin, check_same, check_whole, fill, finish
-from paceline.data.sample_check import check_classes, check_sample
+from paceline.data.sample_check import check_split
 from paceline.data.source import Source
 from paceline.data.whole_source import bytes_needed
 from paceline.data.worker_pool import reporting_dead_workers
@@ -70,8 +70,7 @@ def open_origin(
     splits = ("train",) if train_only else source_class.splits_of(settings)
     sources = {split: source_class(split, settings) for split in splits}
     for split, source in sources.items():
-        check_sample(source, f"{settings.data}: sample 0 of split {split!r}")
-        check_classes(source, f"{settings.data}: split {split!r}")
+        check_split(source, split, settings.data)
     for note in dict.fromkeys(note for source in sources.values() for note in source.notes):
         print_line(note)
     not_used = dict.fromkeys(file for source in sources.values() for file in source.not_used)

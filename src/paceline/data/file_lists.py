@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from paceline.config.settings import RunSettings
 from paceline.core.errors import UserError
 from paceline.core.files import write_file
@@ -232,6 +235,12 @@ def first_few(names: Sequence[str]) -> str:
     """Return the first few names, and how many more there are."""
     more = len(names) - MAX_NAMED
     return ", ".join(map(printable, names[:MAX_NAMED])) + (f" and {more} more" if more > 0 else "")
+
+
+def untrained_classes(labels: NDArray[np.int64], names: Sequence[str]) -> str:
+    """Return how many classes no label refers to, and the first of their names; "" if there are none."""
+    missing = [names[label] for label in np.setdiff1d(np.arange(len(names)), labels)]
+    return f"{len(missing)} of {len(names)} classes have no training images ({first_few(missing)})" if missing else ""
 
 
 def first_messages(problems: Sequence[Problem]) -> str:

@@ -9,6 +9,12 @@ from paceline.data.source import Source
 from paceline.data.subset import decodes
 
 
+def check_split(source: Source, split: str, name: str) -> None:
+    """Raise UserError if the first sample or the classes of a split are wrong; the message starts with `name`."""
+    check_sample(source, f"{name}: sample 0 of split {split!r}")
+    check_classes(source, f"{name}: split {split!r}")
+
+
 def check_sample(source: Source, what: str) -> None:
     """Raise UserError if the first sample has a format that is not allowed; the message starts with `what`."""
     if not len(source):

@@ -86,8 +86,8 @@ def write_deep_colours(
     }
     if compression:
         if alpha is not None:
-            levels = np.concatenate([np.asarray(rows) for _, rows in _enlarged(alpha, height, width)])
-            pixels = np.concatenate([pixels, levels.astype(np.uint16)[..., np.newaxis] * 257], axis=-1)
+            levels = np.concatenate([_sixteen_bits(rows) for _, rows in _enlarged(alpha, height, width)])
+            pixels = np.concatenate([pixels, levels], axis=-1)
         tifffile.imwrite(path, pixels, **options, **_deflate(compression))
         return
     place = tifffile.imwrite(path, shape=shape, dtype=np.uint16, **options, returnoffset=True)
@@ -98,8 +98,13 @@ def write_deep_colours(
             file.write(np.ascontiguousarray(pixels).data)
             return
         for top, rows in _enlarged(alpha, height, width):
-            levels = np.asarray(rows).astype(np.uint16)[..., np.newaxis] * 257
+            levels = _sixteen_bits(rows)
             file.write(np.concatenate([pixels[top : top + len(levels)], levels], axis=-1).data)
+
+
+def _sixteen_bits(rows: Image.Image) -> NDArray[np.uint16]:
+    """Return an 8-bit alpha channel as uint16 [h, w, 1]."""
+    return np.asarray(rows).astype(np.uint16)[..., np.newaxis] * 257
 
 
 def _deflate(level: int) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def portable_exif(image: Image.Image) -> bytes:
 
 
 def _describes_pages(text: str) -> bool:
-    """Return whether a program stores the number and size of a file's pages in a text. They differ in a result."""
+    """Return whether a text describes the number and size of a file's pages, which are different in a result."""
     return is_ome(text) or text.startswith(PAGE_DESCRIPTIONS)
 
 

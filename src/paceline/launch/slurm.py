@@ -73,7 +73,7 @@ def job_script(command: TrainCommand, options: SlurmOptions, run: Path, python: 
     cores = f" --cpus-per-task={options.cpus_per_node}" if options.cpus_per_node else ""
     train = quoted([python, "-m", "paceline", *words]).replace(shlex.quote("\0"), '"$rendezvous"')
     again = f"""
-# A job that is about to end without USR1, and that was not preempted, was cancelled. Only then it is not requeued.
+# If SLURM ends a job that it neither warned with USR1 nor preempted, a user has cancelled it: do not requeue it.
 cancelled= preempted=
 case "$(scontrol show job -o "$SLURM_JOB_ID")" in
     *PreemptTime=[0-9]*) preempted=yes ;;

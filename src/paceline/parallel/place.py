@@ -61,8 +61,8 @@ def meeting_point(environ: Mapping[str, str]) -> tuple[str, int]:
         host, port = slurm_rendezvous(environ)
     else:
         raise UserError(
-            "RANK and WORLD_SIZE are set, but MASTER_ADDR and MASTER_PORT are not: set them to a host name of rank 0 "
-            "and a free port on it, or use torchrun"
+            "RANK and WORLD_SIZE are set, but MASTER_ADDR and MASTER_PORT are not: set them to the host of rank 0 and "
+            "a free port on that host, or use torchrun"
         )
     try:
         socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)

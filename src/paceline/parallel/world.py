@@ -216,7 +216,7 @@ def _rendezvous(place: Place, settings: RunSettings) -> tuple[dist.Store, Peers 
     connects to a store that is about to close, or reads keys from the previous group. The processes start and end their
     groups together, so their group counts agree.
     """
-    host, port = meeting_point(os.environ)
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     choose_interface(host, place.num_nodes)
     by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # the default under torchrun
     alone = place.size > 1 and not is_watched()

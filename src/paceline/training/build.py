@@ -22,7 +22,7 @@ from paceline.data.loader import Loader
 from paceline.data.loader_choice import choose_loader, choose_loaders
 from paceline.data.open_sources import check_evaluated, open_sources
 from paceline.data.pipeline import BatchPipeline
-from paceline.data.sample_check import check_classes, check_sample
+from paceline.data.sample_check import check_split
 from paceline.data.source import Source, sizes_of
 from paceline.data.tickets import Stream
 from paceline.data.transforms import Augment
@@ -108,8 +108,7 @@ def _build(config: Config, strategy_type: type[Strategy], world: World, check: C
     sources = open_sources(config)
     check_evaluated(config, sources)
     for split, source in sources.items():
-        check_sample(source, f"--data {config.run.data}: sample 0 of split {split!r}")
-        check_classes(source, f"--data {config.run.data}: split {split!r}")
+        check_split(source, split, f"--data {config.run.data}")
     notes = list(dict.fromkeys(note for source in sources.values() for note in getattr(source, "notes", [])))
     not_used = tuple(dict.fromkeys(file for source in sources.values() for file in getattr(source, "not_used", ())))
     choices, reasons = choose_loaders(config.run, sources, world.device)

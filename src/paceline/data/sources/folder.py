@@ -25,13 +25,13 @@ from paceline.data.file_lists import (
     Listing,
     describe_problems,
     existing_folder,
-    first_few,
     is_hidden,
     is_image,
     list_folder,
     named_root,
     unreadable,
     unreadable_file,
+    untrained_classes,
     unused_validation,
 )
 from paceline.data.groups import group_keys, split_files
@@ -214,11 +214,8 @@ def _has_splits(root: Path) -> bool:
 
 def _missing_classes(root: Path, labels: NDArray[np.int64], names: tuple[str, ...]) -> tuple[str, ...]:
     """Return a note if no training images of some classes are left: a model cannot learn these classes."""
-    missing = [names[label] for label in np.setdiff1d(np.arange(len(names)), labels)]
-    if not missing:
-        return ()
-    what = f"{len(missing)} of {len(names)} classes have no training images ({first_few(missing)})"
-    return (f"{root}: {what}; add images to these classes, or remove their folders",)
+    missing = untrained_classes(labels, names)
+    return (f"{root}: {missing}; add images to these classes, or remove their folders",) if missing else ()
 
 
 def _class_folders(base: Path) -> list[str]:

@@ -17,7 +17,7 @@ from paceline.config.source_flags import PixelSettings
 from paceline.contracts.pixel_format import MAX_CHANNELS, PixelFormat
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
-from paceline.data.file_lists import first_few, named_root
+from paceline.data.file_lists import first_few, named_root, untrained_classes
 from paceline.data.source import ArraySource
 from paceline.images.decode import BadImage, arrange_images, check_image_settings
 from paceline.images.deep_image import GREY_AND_RGB, DeepImage, to_format
@@ -172,11 +172,8 @@ def _labels(file: Path, key: str, array: NDArray[Any]) -> NDArray[Any]:
 
 def _note_missing_classes(file: Path, labels: NDArray[Any], num_classes: int) -> tuple[str, ...]:
     """Return a note if some class numbers have no training images: a model cannot learn these classes."""
-    missing = [str(number) for number in np.setdiff1d(np.arange(num_classes), labels)]
-    if not missing:
-        return ()
-    what = f"{len(missing)} of {num_classes} classes have no training images ({first_few(missing)})"
-    return (f"{file}: {what}; number the classes from 0 without gaps",)
+    missing = untrained_classes(labels, [str(number) for number in range(num_classes)])
+    return (f"{file}: {missing}; number the classes from 0 without gaps",) if missing else ()
 
 
 def _note_cropping(file: Path, sides: tuple[int, ...], size: int) -> tuple[str, ...]:
