@@ -14,6 +14,7 @@ import sys
 import termios
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -233,6 +234,27 @@ def test_a_slow_step_is_reported_without_a_terminal_and_each_wait_is_longer_than
         display.busy("evaluating on the validation split: 10 of 20 samples")
         assert capsys.readouterr().out == "  evaluating on the validation split: 10 of 20 samples\n"
     assert printed == [2, 6, 14, 24, 34]
+
+
+@pytest.mark.parametrize("steps_per_update", [2, 7, 29])
+def test_without_a_terminal_a_long_run_prints_its_lines_neither_in_pairs_nor_far_apart(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, steps_per_update: int
+) -> None:
+    clock = [0.0]
+    for name in ("perf_counter", "monotonic"):
+        monkeypatch.setattr(time, name, lambda: clock[0])
+    monkeypatch.setattr(display_module, "Ticker", NoTicker)
+    printed_at = []
+    with Display(9000, 0, "", True) as display:
+        for images in range(1, 9001):  # 3 steps per second, for 50 minutes
+            clock[0] = images / 3
+            if images % steps_per_update == 0:
+                display.update(images, {"classifier/loss": 1.0})
+            display.tick(images)
+            printed_at += [clock[0]] * len(capsys.readouterr().out.splitlines())
+    gaps = [(earlier, later - earlier) for earlier, later in pairwise(printed_at[:-1])]
+    assert max(gap for _, gap in gaps) <= 10.5
+    assert not [gap for earlier, gap in gaps if gap < min(earlier / 200, 5)]
 
 
 class NoTicker:

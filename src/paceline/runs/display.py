@@ -92,11 +92,13 @@ class Display:
         self._first = self._first or (images, now)
         self._values = _losses(values) + ([f"data wait {named['data_wait']:.1%}"] if "data_wait" in named else [])
         shown = self._progress(images, now, speed)
+        next_update = now + (now - self._clock)
         self._images, self._clock = images, now
         self._note(CURRENT_STEP, now, shown)
+        self._patience.note_output()  # a line follows within _MAX_LINE_SECONDS, so `tick` need not print one
         if self._live is not None:
             self._draw(images, shown, now)
-        elif now >= self._next_line or images >= self._total:
+        elif next_update > self._next_line or images >= self._total:
             seconds = _LINE_SHARE * (now - self._start)
             self._next_line = now + min(max(seconds, _MIN_LINE_SECONDS), _MAX_LINE_SECONDS)
             self._print(shown)
