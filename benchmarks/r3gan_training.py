@@ -66,6 +66,7 @@ class Row(NamedTuple):
     settings: tuple[str, ...]
     speed_of: str  # rows with the same value have the same speed
     reach: str = ""  # goal, printed with the results
+    label: str = ""  # in the plot; the name if empty
 
 
 def rows_of(options: argparse.Namespace) -> list[Row]:
@@ -75,8 +76,8 @@ def rows_of(options: argparse.Namespace) -> list[Row]:
         settings += ("evaluate_every=10%", "sample_every=10%")  # often, to show when the discriminator overfits
         ada = ("ada=blit,geometry,color", "ada_images=100000")
         return [
-            Row("small-plain", "small", (*settings, "ada="), "small"),
-            Row("small-adaptive", "small", (*settings, *ada), "small"),
+            Row("small-plain", "small", (*settings, "ada="), "small", label="without augmentation"),
+            Row("small-adaptive", "small", (*settings, *ada), "small", label="with adaptive augmentation"),
         ]
     cadence: tuple[str, ...] = ("evaluate_every=20%", "sample_every=20%", "save_every=10%")
     if options.task == "candidates":
@@ -236,7 +237,7 @@ def draw_curves(options: argparse.Namespace, rows: Sequence[Row], results: Resul
     """Draw the curves of FID during training."""
     found = [results.row(row.name).get("curve", []) for row in rows]
     groups = [
-        Group(row.name, [points_of(curve, "FID")], number)
+        Group(row.label or row.name, [points_of(curve, "FID")], number)
         for number, (row, curve) in enumerate(zip(rows, found, strict=True))
     ]
     title = f"FID during training, {min(FEW_GENERATED, options.generated):,} generated images"

@@ -441,6 +441,11 @@ def test_a_plot_has_few_tick_marks_and_they_cover_the_range(low: float, high: fl
     assert found[0] <= low and found[-1] >= high and 2 <= len(found) <= 8
 
 
+def test_a_tooltip_shows_all_digits_of_a_large_number_of_images() -> None:
+    drawn = lines("FID", Axis("images", "images"), Axis("FID"), [Series("a", [(1.5, 90.0), (3_000_064, 40.2)], "c0")])
+    assert "a: 90 at 1.5 images" in drawn and "a: 40.2 at 3,000,064 images" in drawn
+
+
 def test_labels_in_a_plot_are_escaped() -> None:
     drawn = lines("<b>", Axis("x"), Axis("y"), [Series('"<script>', [(0, 1), (1, 2)], "c0")])
     assert "<b>" not in drawn and "<script>" not in drawn

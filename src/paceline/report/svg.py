@@ -114,9 +114,14 @@ def _dots(one: Series, path: Points, x_unit: str, y_unit: str) -> str:
     for number, ((a, b), (x, y)) in enumerate(zip(path, one.points, strict=True)):
         label, colour = one.dots[number] if one.dots else (one.label, one.colour)
         kind = "dot" if visible or (number == len(path) - 1 and not one.thin) else "dot hidden"
-        text = f"{escape(label)}: {y:.4g}{escape(y_unit)} at {x:,.5g} {escape(x_unit)}"
+        text = f"{escape(label)}: {y:.4g}{escape(y_unit)} at {_whole_if_large(x)} {escape(x_unit)}"
         made.append(f'<circle class="{kind} {colour}" cx="{a:.1f}" cy="{b:.1f}" r="3.2"><title>{text}</title></circle>')
     return "".join(made)
+
+
+def _whole_if_large(value: float) -> str:
+    """Return a number with all its digits, such as 3,000,064, or with five digits if it is small."""
+    return f"{value:,.0f}" if abs(value) >= 1e5 else f"{value:,.5g}"
 
 
 def _coincidence_note(sets: Sequence[Sequence[str]]) -> str:
