@@ -35,12 +35,14 @@ class AugmentationSettings:
     )
     ada_target: float = setting(
         0.6,
-        "ADA adjusts its strength so that the discriminator's certainty has this value: the mean sign of its output "
-        "for real images (r3gan: of the difference between its outputs for real and fake images)",
+        "target for the discriminator's certainty, which is the mean sign of its output for real images (r3gan: of the "
+        "difference between its outputs for real and fake images); ADA raises its strength if the certainty is higher",
         at_least=0,
         below=1,
     )
-    ada_images: int = setting(500_000, "number of images in which the strength of ADA can rise from 0 to 1", at_least=1)
+    ada_images: int = setting(
+        500_000, "number of images in which the strength of ADA can change by 1 (it is at most 0.8)", at_least=1
+    )
     ada_strength: float = setting(
         0.0,
         "strength of `ada`, which rises from 0 to this value during the burn-in; 0: adaptive strength",
