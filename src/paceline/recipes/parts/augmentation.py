@@ -36,7 +36,8 @@ class AugmentationSettings:
     ada_target: float = setting(
         0.6,
         "ADA adjusts its strength so that the discriminator's certainty has this value: the mean sign of its output "
-        "for real images (r3gan: of the difference between its outputs for real and fake images)",
+        "for real images, relative to that of an uncertain discriminator "
+        "(r3gan: of the difference between its outputs for real and fake images)",
         at_least=0,
         below=1,
     )
