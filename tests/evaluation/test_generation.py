@@ -394,7 +394,8 @@ def test_features_from_an_unsuitable_run_or_for_different_images_are_rejected(ru
     assert rejected.wait() == 2 and "features=gan: not a classification run" in rejected.stderr
     monkeypatch.chdir(runs)
     case = Case(source_of(images(300, 1)), "train", 300, open_run)
-    with pytest.raises(UserError, match="trained on 8×8×1 images, but the images to evaluate are 12×12×3"):
+    message = "trained on 8×8×1 images, but the images to evaluate are 12×12×3; .*--set size=12 --set channels=3"
+    with pytest.raises(UserError, match=message):
         Generation(case, DATA_SPEC, CPU, RunSettings(features="classifier"))
 
 

@@ -23,6 +23,12 @@ def test_a_class_is_chosen_by_name_or_index() -> None:
         index_of("2", "cat", "dog")
 
 
+def test_a_class_is_found_in_either_spelling_of_an_accented_name() -> None:
+    composed, decomposed = "\u00c4pfel", "A\u0308pfel"
+    assert index_of(composed, "Birnen", decomposed) == index_of(decomposed, "Birnen", composed) == 1
+    assert [index_of(name, decomposed, composed) for name in (decomposed, composed)] == [0, 1]
+
+
 @pytest.mark.parametrize("names", [("1", "2", "10"), ("1", "2", "cat")])
 def test_if_class_names_are_numbers_an_index_is_not_accepted(names: tuple[str, ...]) -> None:
     assert [index_of(name, *names) for name in names] == [0, 1, 2]

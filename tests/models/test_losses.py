@@ -45,6 +45,13 @@ def test_d2gan_trains_one_discriminator_to_score_real_images_high_and_the_other_
     torch.testing.assert_close(first.generator(LOGITS) + second.generator(LOGITS), -output + beta * output.log())
 
 
+@pytest.mark.parametrize("objective", [BCE, HINGE, LEAST_SQUARES, *d2gan(0.2, 0.1)])
+def test_the_boundary_is_the_best_logit_for_an_image_that_is_as_likely_real_as_fake(objective):
+    logits = torch.tensor(objective.boundary, dtype=torch.float64) + torch.tensor([-0.1, 0.0, 0.1])
+    losses = objective.real(logits) + objective.fake(logits)
+    assert losses[1] <= losses.min() + 1e-12
+
+
 def test_log_softplus_and_its_gradient_are_finite_and_smooth():
     logits = torch.tensor([-1e4, -100.0, -30.001, -29.999, 0.0, 50.0], requires_grad=True)
     value = log_softplus(logits)

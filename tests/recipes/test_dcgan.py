@@ -113,6 +113,17 @@ def test_augmentation_changes_what_the_discriminator_sees_but_not_the_generated_
     assert set(changed.draws) - set(plain.draws) == {"view_of_own", "view_of_fake", "view_of_real"}
 
 
+@pytest.mark.parametrize(("objective", "boundary"), [("bce", 0.0), ("hinge", 0.0), ("lsgan", 0.5)])
+def test_the_certainty_is_the_mean_sign_of_the_output_relative_to_the_boundary(objective, boundary):
+    recipe = build(objective=objective, ada="color")
+    batch = make_batch(recipe) | {"augment_strength": torch.zeros(NUM_SAMPLES)}
+    batch["fake"] = batch["image"]
+    for offset, certainty in ((-0.1, -1), (0.0, 0), (0.1, 1)):
+        logits = torch.full((NUM_SAMPLES,), boundary + offset, dtype=torch.float64)
+        recipe.discriminator.forward = lambda images, logits=logits: logits
+        assert recipe("discriminator", batch).signals["augment_certainty"] == certainty
+
+
 def test_batchnorm_and_spectral_norm_of_the_discriminator_can_be_configured():
     assert not any(isinstance(m, nn.BatchNorm2d) for m in build(d_norm="none").discriminator.modules())
     names = build(spectral_norm=True).discriminator.state_dict()

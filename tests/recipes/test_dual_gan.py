@@ -163,3 +163,16 @@ def test_the_priorities_of_the_discriminators_are_passed_to_the_next_step():
     for number in (1, 2):
         loss = sum(losses[f"discriminator_{number}"].terms.values()).item()
         assert parts.step.signals[f"priority_{number}"].item() == pytest.approx(loss, rel=1e-6)
+
+
+def test_with_d2gan_the_certainty_is_relative_to_the_best_output_of_an_uncertain_discriminator():
+    recipe = build(objective="d2gan", ada="color", d2gan_alpha=0.2)
+    batch = make_batch(recipe, augment_strength=0.0)
+    batch |= {
+        f"view_of_{what}": torch.zeros(NUM_SAMPLES, *recipe.draws["view_of_real"].shape) for what in ("real", "fake")
+    }
+    batch["fake"] = batch["image"]
+    for output, certainty in ((0.19, -1), (0.21, 1)):
+        logits = torch.full((NUM_SAMPLES,), output, dtype=torch.float64).expm1().log()
+        recipe.discriminator_1.forward = lambda images, logits=logits: logits
+        assert recipe("discriminator_1", batch).signals["augment_certainty"] == certainty

@@ -208,6 +208,14 @@ def test_the_nearest_images_are_found_in_data_that_was_moved(
         assert "--data-root sparse.npz: " in capsys.readouterr().err
 
 
+def test_no_training_image_is_shown_twice_if_there_are_fewer_than_columns(sparse: str, tmp_path: Path) -> None:
+    file = str(tmp_path / "all.png")
+    assert run(["sample", sparse, "--nearest", "--grid", "1x40", "--out", file]) == 0
+    with Image.open(file) as image:
+        assert image.width == 31 * CELL_PX + GAP_PX  # one generated image and 30 training images
+    assert len({image.tobytes() for image in cells(file, 1, 31)[0, 1:]}) == 30
+
+
 def test_classes_without_training_images_are_not_generated(
     sparse: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Sequence
 
 from paceline.contracts.recipe import Batch, DataSpec, Recipe
@@ -75,6 +76,11 @@ def class_index(recipe: Recipe, spec: DataSpec, label: str | int, flag: str) -> 
 def _find(label: str | int, classes: tuple[str, ...], flag: str) -> int:
     if str(label) in classes:
         return classes.index(str(label))
+    # Folders that were copied from macOS have decomposed names: "ü" is two characters, but is typed as one.
+    composed = [unicodedata.normalize("NFC", name) for name in classes]
+    typed = unicodedata.normalize("NFC", str(label))
+    if typed in composed:
+        return composed.index(typed)
     if any(name.isdecimal() for name in classes):
         raise UserError(f"{flag}{label}: unknown class {str(label)!r}; choose from: {_listed(classes)}")
     number = int(label) if str(label).isdecimal() else -1

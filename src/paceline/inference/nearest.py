@@ -20,7 +20,10 @@ IMAGES_AT_ONCE = 500
 def with_nearest(
     images: NDArray[np.uint8], source: Source, count: int, settings: RunSettings, device: torch.device
 ) -> NDArray[np.uint8]:
-    """Return each uint8 [h, w, c] image followed by the `count` training images with the nearest features."""
+    """Return each uint8 [h, w, c] image followed by the `count` training images with the nearest features.
+
+    `source` contains at least `count` images.
+    """
     if not has_one_size(source) or tuple(sizes_of(source)[0]) != images.shape[1:3]:
         raise UserError(f"--nearest: the run trains on crops of the images in {settings.data}; leave --nearest out")
     network = choose_features(settings, source.spec, device, open_run)

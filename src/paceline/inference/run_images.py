@@ -67,11 +67,12 @@ def show_run(run: str, config: Config, checkpoint: str, options: GridOptions) ->
         per_row = 1 if options.nearest else options.columns
         draws = choose_class(recipe, draws, stored.spec, options.label, per_row, "--class ")
         caption += _describe_classes(recipe, stored.spec, options)
-    images = make_images(recipe, draws, precision)
+    images, columns = make_images(recipe, draws, precision), options.columns
     if options.nearest:
-        images = with_nearest(images, sources["train"], options.columns - 1, config.run, world.device)
+        columns = min(columns, 1 + len(sources["train"]))  # no training image twice
+        images = with_nearest(images, sources["train"], columns - 1, config.run, world.device)
     shown = ShownChannels.parse(config.run.preview_channels, images.shape[-1]).of(images)
-    return to_image(grid(shown, options.columns)), caption
+    return to_image(grid(shown, columns)), caption
 
 
 def _describe_classes(recipe: Recipe, spec: DataSpec, options: GridOptions) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
@@ -14,11 +15,12 @@ SMALLEST_LOGIT = -30.0  # below this value, log(softplus(x)) equals x in float32
 
 
 class Objective(NamedTuple):
-    """Three functions that map logits to losses, one loss per logit."""
+    """Three functions that map logits to losses, one loss per logit, and the logit of an uncertain discriminator."""
 
     generator: Callable[[Tensor], Tensor]  # the generator's loss on fake images
     real: Callable[[Tensor], Tensor]  # the discriminator's loss on real images
     fake: Callable[[Tensor], Tensor]  # the discriminator's loss on fake images
+    boundary: float = 0.0  # the best logit for an image that is as likely to be real as fake
 
 
 BCE = Objective(  # Goodfellow et al. 2014, with the non-saturating generator loss
@@ -35,11 +37,13 @@ LEAST_SQUARES = Objective(  # Mao et al. 2017, with targets 0 and 1, and with th
     generator=lambda logits: (logits - 1).square() / 2,
     real=lambda logits: (logits - 1).square() / 2,
     fake=lambda logits: logits.square() / 2,
+    boundary=0.5,
 )
 SQUARES = Objective(  # least squares without the factor of 1/2, as in pix2pix
     generator=lambda logits: (logits - 1).square(),
     real=lambda logits: (logits - 1).square(),
     fake=lambda logits: logits.square(),
+    boundary=0.5,
 )
 OBJECTIVES = {"bce": BCE, "hinge": HINGE, "lsgan": LEAST_SQUARES}
 
@@ -53,11 +57,13 @@ def d2gan(alpha: float, beta: float) -> tuple[Objective, Objective]:
         generator=lambda logits: -F.softplus(logits),
         real=lambda logits: -alpha * log_softplus(logits),
         fake=F.softplus,
+        boundary=math.log(math.expm1(alpha)),
     )
     second = Objective(
         generator=lambda logits: beta * log_softplus(logits),
         real=F.softplus,
         fake=lambda logits: -beta * log_softplus(logits),
+        boundary=math.log(math.expm1(beta)),
     )
     return first, second
 

@@ -68,7 +68,7 @@ class Dcgan(DcganRecipe):
         fake = self.discriminator(self.augment(batch["fake"], batch, "fake"))
         terms = {"real": self.objective.real(real).mean(), "fake": self.objective.fake(fake).mean()}
         scores = {"real_score": score(real), "fake_score": score(fake)}
-        return Loss(terms, signals=scores | self.augment.certainty(real))
+        return Loss(terms, signals=scores | self.augment.certainty(real, self.objective.boundary))
 
     def penalty_loss(self, batch: Batch) -> Loss:
         """R1 = r1 · ½‖∇D(x)‖² at real images x. R1 runs every R1_EVERY steps, so its weight is scaled by R1_EVERY."""

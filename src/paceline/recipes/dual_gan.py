@@ -134,7 +134,7 @@ class DualGan(DcganRecipe):
         terms = {"real": objective.real(real).mean(), "fake": objective.fake(fake).mean()}
         signals = {"real_score": score(real), "fake_score": score(fake)}
         if number == 1:  # one strength for both discriminators, controlled by the first
-            signals |= self.augment.certainty(real)
+            signals |= self.augment.certainty(real, objective.boundary)
         if self.against in PRIORITIES:
             signals[f"priority_{number}"] = PRIORITIES[self.against](terms["real"], terms["fake"]).detach()
         return Loss(terms, signals=signals)

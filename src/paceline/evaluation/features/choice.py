@@ -46,7 +46,7 @@ class Classifier(FeatureNetwork):
             raise UserError(
                 f"features={name}: trained on {_shape(run.spec)} images, "
                 f"but the images to evaluate are {_shape(spec)}; "
-                "train a classifier on images of this size (--set size=…)"
+                f"train a classifier on such images (--set size={spec.height} --set channels={spec.channels})"
             )
         self.recipe, self.last = run.recipe.float().to(device).eval().requires_grad_(False), layers[-1]
         self.num_features, self.num_classes = self.last.in_features, self.last.out_features

@@ -35,8 +35,9 @@ class AugmentationSettings:
     )
     ada_target: float = setting(
         0.6,
-        "target for the discriminator's certainty, which is the mean sign of its output for real images (r3gan: of the "
-        "difference between its outputs for real and fake images); ADA raises its strength if the certainty is higher",
+        "target for the discriminator's certainty, which is the mean sign of its output for real images, relative to "
+        "that of an uncertain discriminator (r3gan: of the difference between its outputs for real and fake images); "
+        "ADA raises its strength if the certainty is higher",
         at_least=0,
         below=1,
     )
@@ -103,9 +104,9 @@ class Augmentation:
         strength = batch[STRENGTH][0] + excess.clamp(-1, 1) * batch[STEP][0]
         return {STRENGTH: strength.clamp(0, MAX_STRENGTH)}
 
-    def certainty(self, logits: Tensor) -> dict[str, Tensor]:
-        """Return the signal that controls the strength, from logits that are positive for images classified as real."""
-        return {CERTAINTY: logits.detach().sign().mean()} if self.is_adaptive else {}
+    def certainty(self, logits: Tensor, boundary: float = 0.0) -> dict[str, Tensor]:
+        """Return the signal that controls the strength, from logits above `boundary` for images classified as real."""
+        return {CERTAINTY: (logits.detach() - boundary).sign().mean()} if self.is_adaptive else {}
 
 
 def _parse(name: str, text: str, known: tuple[str, ...]) -> tuple[str, ...]:
