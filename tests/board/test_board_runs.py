@@ -264,6 +264,31 @@ def test_a_run_with_empty_files_is_listed(strange_runs: dict[str, RunSummary]) -
     assert strange_runs["empty files"]["state"] == "unknown" and strange_runs["empty files"]["lines"] == 0
 
 
+def test_a_file_that_cannot_be_read_hides_no_run_and_no_setting_of_other_runs(tmp_path: Path) -> None:
+    make_run(tmp_path / "good", state="finished")
+    for name in ("config.toml", "status.json", "mirror.json", "notes.json"):
+        (make_run(tmp_path / f"folder {name}", state="finished") / name).unlink(missing_ok=True)
+        (tmp_path / f"folder {name}" / name).mkdir()
+    logs = make_run(tmp_path / "failed", state="failed") / "logs"
+    (logs / "rank-0.txt").mkdir(parents=True)
+    (logs / "rank-1.txt").write_text("too many pigeons\n")
+    locked = make_run(tmp_path / "locked", lines=LARGE // 50, state="failed")
+    (locked / "logs").mkdir()
+    (locked / "logs" / "rank-0.txt").write_text("a log\n")
+    for file in (*locked.glob("*.*"), locked / "logs" / "rank-0.txt"):
+        file.chmod(0)  # no effect if the test runs as root
+    with serve(tmp_path) as board:
+        answer = board.json("/api/runs")
+        runs = {run["name"]: run for run in answer["runs"]}
+        assert not answer["error"] and len(runs) == 7 and runs["good"]["state"] == "finished"
+        assert runs["failed"]["log_tail"] == ["too many pigeons"]
+        assert len(board.json("/api/leaderboard")["rows"]) == 7
+        for name in ("locked", "failed"):
+            assert board.json(f"/api/runs/{runs[name]['id']}/log?rank=0")["rank"] == 0
+            assert board.json(f"/api/runs/{runs[name]['id']}/log?rank=0&find=log")["rank"] == 0
+            assert "settings" in board.json(f"/api/runs/{runs[name]['id']}/settings")
+
+
 def test_folders_beyond_the_limit_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(4):
         make_run(tmp_path / f"run-{number}")

@@ -6,9 +6,10 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple
 
-from paceline.board.files import Entry, Files
+from paceline.board.files import UNREADABLE, Entry, Files
 from paceline.board.requests import Requests
 from paceline.board.run import RUN_FILES, Run, RunSummary
 from paceline.core.secrets import one_line
@@ -92,7 +93,8 @@ class Gallery:
             name = folder or self.files.shown.rstrip("/").rpartition("/")[2] or self.files.shown
             run = runs[identity] = self.runs.get(identity) or Run(self.files, folder, identity, name)
             run.refresh(entries)
-            run.metrics.preview(run.metrics_size)
+            with suppress(*UNREADABLE):
+                run.metrics.preview(run.metrics_size)
         self.runs, self.truncated = runs, left[0] < 0
         short = [run for run in runs.values() if run.metrics.read_share == 1]
         self._read_metrics(short, until=time.monotonic() + FIRST_READING_SECONDS)
