@@ -229,6 +229,7 @@ STRANGE = {  # content of metrics.jsonl: number of valid lines, number of broken
         0.5,
     ),
     "huge numbers": (GOOD + f'{{"images": 30, "net/loss": {"9" * 400}, "net/other": 1e400}}\n', 3, 0, 0.5),
+    "sums that overflow": (GOOD + '{"images": 30, "net/loss": 1e308, "time/step_seconds": 1e308}\n' * 3, 5, 0, 0.5),
     "nested too deeply": ("[" * 50_000 + "]" * 50_000 + "\n" + GOOD, 2, 1, 0.5),
     "the same name twice": ('{"images": 10, "net/loss": 1, "net/loss": 2}\n', 1, 0, 2.0),
     "binary": ("\0" * 5000, 0, 0, None),
@@ -262,6 +263,25 @@ def test_strange_metrics_are_read_as_far_as_possible(kind: str, strange_runs: di
 
 def test_a_run_with_empty_files_is_listed(strange_runs: dict[str, RunSummary]) -> None:
     assert strange_runs["empty files"]["state"] == "unknown" and strange_runs["empty files"]["lines"] == 0
+
+
+def test_numbers_and_characters_that_json_cannot_contain_do_not_hide_the_runs(tmp_path: Path) -> None:
+    make_run(tmp_path / "good", state="finished")
+    make_run(tmp_path / "not finite", state="failed", since=float("nan"))
+    make_run(tmp_path / "surrogate", state="failed", reason="\ud800", host="\ud800")
+    mirror = {"url": "s3://bucket", "images": 1, "since": float("inf"), "error": "\ud800"}
+    (tmp_path / "good" / "mirror.json").write_text(json.dumps(mirror))
+    (tmp_path / "surrogate" / "mirror.json").write_text(json.dumps(mirror | {"since": 1.0}))
+    (tmp_path / "surrogate" / "metrics.jsonl").write_text(json.dumps({"images": 1, "net/\ud800": 1e300}) + "\n")
+    (tmp_path / "good" / "metrics.jsonl").write_text(
+        f'{{"images": {"9" * 50}, "net/loss": 1e50}}\n{line(10, net__loss=1)}'
+    )
+    with serve(tmp_path) as board:  # also checks that the board prints no warning
+        assert {"good", "not finite", "surrogate"} == set(board.runs())
+        assert board.runs()["good"]["last_values"] == {"net/loss": 1}
+        for path in ("/api/series", "/api/leaderboard"):
+            assert board.json(path)
+        assert board.ask("/api/series?format=binary").status == 200
 
 
 def test_a_file_that_cannot_be_read_hides_no_run_and_no_setting_of_other_runs(tmp_path: Path) -> None:

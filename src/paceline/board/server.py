@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from paceline import __version__
@@ -216,7 +216,8 @@ def _lists(points: Numbers) -> list[list[float | None]]:
 
 
 def _json(content: object) -> Response:
-    return JSONResponse(content)
+    """Return JSON in ASCII, because text in a run's files may contain characters that UTF-8 cannot encode."""
+    return Response(json.dumps(content, allow_nan=False, separators=(",", ":")), media_type="application/json")
 
 
 def _binary(found: list[Curve]) -> Response:
