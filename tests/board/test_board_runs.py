@@ -309,6 +309,18 @@ def test_a_file_that_cannot_be_read_hides_no_run_and_no_setting_of_other_runs(tm
             assert "settings" in board.json(f"/api/runs/{runs[name]['id']}/settings")
 
 
+@pytest.mark.parametrize("name", ["logs", "checkpoints", "samples"])
+def test_runs_in_a_folder_that_is_named_like_a_part_of_a_run_are_found(name: str, tmp_path: Path) -> None:
+    make_run(tmp_path / "project" / name / "first")
+    make_run(tmp_path / name)
+    inner = make_run(tmp_path / "run") / name / "0001"
+    inner.mkdir(parents=True)
+    (inner / "status.json").touch()  # the folders of a run are not searched
+    gallery = Gallery(open_files(str(tmp_path)))
+    gallery.refresh()
+    assert {run.name for run in gallery.runs.values()} == {f"project/{name}/first", name, "run"}
+
+
 def test_folders_beyond_the_limit_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(4):
         make_run(tmp_path / f"run-{number}")

@@ -16,7 +16,6 @@ from paceline.core.secrets import one_line
 
 MAX_DEPTH = 3  # number of folder levels below the root that are searched for runs
 MAX_FOLDERS = 5000
-RUN_SUBFOLDERS = {"checkpoints", "tensorboard", "logs", "samples"}
 LOCAL_SECONDS = 1.0  # time between two scans of all folders
 REMOTE_SECONDS = 10.0  # longer for remote storage, because requests may cost money
 FIRST_READING_SECONDS = 0.2  # time for reading metrics before a scan is shown; enough for typical runs
@@ -121,12 +120,7 @@ class Gallery:
             return {folder: entries}
         found: dict[str, list[Entry]] = {}
         for entry in entries if depth < MAX_DEPTH else ():
-            if (
-                entry.is_folder
-                and left[0] >= 0
-                and entry.basename not in RUN_SUBFOLDERS
-                and not entry.basename.startswith(".")
-            ):
+            if entry.is_folder and left[0] >= 0 and not entry.basename.startswith("."):
                 found |= self._find(entry.name, depth + 1, left)
         return found
 
