@@ -27,7 +27,6 @@ MAY_NAME_ANY_PACKAGE = {"paceline/core/registry.py"}  # this file lists the plug
 TOLERATED_IMPORTS: dict[str, str] = {}  # the reason for each tolerated violation
 TOLERATED_COMPARISONS = {
     "paceline/models/diffaugment.py: compares with the plugin 'translation'": "the paper's name for a shift",
-    "paceline/board/gallery.py: compares with the plugin 'tensorboard'": "the name of a folder inside a run",
 }
 
 

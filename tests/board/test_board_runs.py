@@ -229,6 +229,7 @@ STRANGE = {  # content of metrics.jsonl: number of valid lines, number of broken
         0.5,
     ),
     "huge numbers": (GOOD + f'{{"images": 30, "net/loss": {"9" * 400}, "net/other": 1e400}}\n', 3, 0, 0.5),
+    "sums that overflow": (GOOD + '{"images": 30, "net/loss": 1e308, "time/step_seconds": 1e308}\n' * 3, 5, 0, 0.5),
     "nested too deeply": ("[" * 50_000 + "]" * 50_000 + "\n" + GOOD, 2, 1, 0.5),
     "the same name twice": ('{"images": 10, "net/loss": 1, "net/loss": 2}\n', 1, 0, 2.0),
     "binary": ("\0" * 5000, 0, 0, None),
@@ -262,6 +263,62 @@ def test_strange_metrics_are_read_as_far_as_possible(kind: str, strange_runs: di
 
 def test_a_run_with_empty_files_is_listed(strange_runs: dict[str, RunSummary]) -> None:
     assert strange_runs["empty files"]["state"] == "unknown" and strange_runs["empty files"]["lines"] == 0
+
+
+def test_numbers_and_characters_that_json_cannot_contain_do_not_hide_the_runs(tmp_path: Path) -> None:
+    make_run(tmp_path / "good", state="finished")
+    make_run(tmp_path / "not finite", state="failed", since=float("nan"))
+    make_run(tmp_path / "surrogate", state="failed", reason="\ud800", host="\ud800")
+    mirror = {"url": "s3://bucket", "images": 1, "since": float("inf"), "error": "\ud800"}
+    (tmp_path / "good" / "mirror.json").write_text(json.dumps(mirror))
+    (tmp_path / "surrogate" / "mirror.json").write_text(json.dumps(mirror | {"since": 1.0}))
+    (tmp_path / "surrogate" / "metrics.jsonl").write_text(json.dumps({"images": 1, "net/\ud800": 1e300}) + "\n")
+    (tmp_path / "good" / "metrics.jsonl").write_text(
+        f'{{"images": {"9" * 50}, "net/loss": 1e50}}\n{line(10, net__loss=1)}'
+    )
+    with serve(tmp_path) as board:  # also checks that the board prints no warning
+        assert {"good", "not finite", "surrogate"} == set(board.runs())
+        assert board.runs()["good"]["last_values"] == {"net/loss": 1}
+        for path in ("/api/series", "/api/leaderboard"):
+            assert board.json(path)
+        assert board.ask("/api/series?format=binary").status == 200
+
+
+def test_a_file_that_cannot_be_read_hides_no_run_and_no_setting_of_other_runs(tmp_path: Path) -> None:
+    make_run(tmp_path / "good", state="finished")
+    for name in ("config.toml", "status.json", "mirror.json", "notes.json"):
+        (make_run(tmp_path / f"folder {name}", state="finished") / name).unlink(missing_ok=True)
+        (tmp_path / f"folder {name}" / name).mkdir()
+    logs = make_run(tmp_path / "failed", state="failed") / "logs"
+    (logs / "rank-0.txt").mkdir(parents=True)
+    (logs / "rank-1.txt").write_text("too many pigeons\n")
+    locked = make_run(tmp_path / "locked", lines=LARGE // 50, state="failed")
+    (locked / "logs").mkdir()
+    (locked / "logs" / "rank-0.txt").write_text("a log\n")
+    for file in (*locked.glob("*.*"), locked / "logs" / "rank-0.txt"):
+        file.chmod(0)  # no effect if the test runs as root
+    with serve(tmp_path) as board:
+        answer = board.json("/api/runs")
+        runs = {run["name"]: run for run in answer["runs"]}
+        assert not answer["error"] and len(runs) == 7 and runs["good"]["state"] == "finished"
+        assert runs["failed"]["log_tail"] == ["too many pigeons"]
+        assert len(board.json("/api/leaderboard")["rows"]) == 7
+        for name in ("locked", "failed"):
+            assert board.json(f"/api/runs/{runs[name]['id']}/log?rank=0")["rank"] == 0
+            assert board.json(f"/api/runs/{runs[name]['id']}/log?rank=0&find=log")["rank"] == 0
+            assert "settings" in board.json(f"/api/runs/{runs[name]['id']}/settings")
+
+
+@pytest.mark.parametrize("name", ["logs", "checkpoints", "samples"])
+def test_runs_in_a_folder_that_is_named_like_a_part_of_a_run_are_found(name: str, tmp_path: Path) -> None:
+    make_run(tmp_path / "project" / name / "first")
+    make_run(tmp_path / name)
+    inner = make_run(tmp_path / "run") / name / "0001"
+    inner.mkdir(parents=True)
+    (inner / "status.json").touch()  # the folders of a run are not searched
+    gallery = Gallery(open_files(str(tmp_path)))
+    gallery.refresh()
+    assert {run.name for run in gallery.runs.values()} == {f"project/{name}/first", name, "run"}
 
 
 def test_folders_beyond_the_limit_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -187,6 +187,15 @@ def test_malformed_lines_in_metrics_jsonl_are_skipped_and_counted(runs: Path, mo
     assert report["groups"][name]["images_per_second"] == before["groups"][name]["images_per_second"]
 
 
+def test_malformed_lines_are_counted_even_if_no_line_can_be_read(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(runs)
+    shutil.copytree("single-2", "binary")
+    Path("binary/metrics.jsonl").write_bytes(b"\x00\xff\n" * 3)
+    assert run(["compare", "binary", "single-4", "--out", "with-binary"]) == 0
+    report = json.loads(Path("with-binary/report.json").read_text())
+    assert "3 malformed lines in binary/metrics.jsonl (skipped)" in report["not_measured"]
+
+
 def test_every_run_is_listed_with_its_checkpoint_and_the_number_of_evaluated_images(
     runs: Path, report: dict[str, Any]
 ) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from paceline.core.errors import UserError
 from paceline.core.small_files import read_bounded
 from paceline.runs import checkpoint_reader
-from paceline.runs.checkpoint import Checkpoints
+from paceline.runs.checkpoint import Checkpoints, choose_checkpoint
 from paceline.runs.checkpoint_reader import is_whole, load
 from paceline.runs.snapshot import Best, CheckpointNumbers, Snapshot
 from paceline.runs.tensors import pack, unpack
@@ -153,6 +153,17 @@ def test_nothing_is_deleted_if_no_checkpoint_is_intact(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="there is no earlier checkpoint"):
         checkpoints.latest(lambda line: None)
     assert checkpoints.all() == [640, 1280]
+
+
+def test_a_command_that_only_reads_a_run_does_not_advise_a_different_output_folder(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    with pytest.raises(UserError, match="train the run until it has saved one"):
+        choose_checkpoint(checkpoints, "best")
+    checkpoints.save(snapshot(640))
+    (checkpoints.path(640) / "weights.safetensors").write_bytes(b"")
+    with pytest.raises(UserError, match="train the run again") as error:
+        choose_checkpoint(checkpoints, "best")
+    assert "--out" not in str(error.value)
 
 
 def test_a_damaged_checkpoint_is_set_aside_when_the_run_resumes_from_an_earlier_one(tmp_path: Path) -> None:

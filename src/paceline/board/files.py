@@ -18,6 +18,8 @@ from paceline.core.file_systems import open_file_system
 from paceline.core.lock import is_locked
 from paceline.core.secrets import redact
 
+UNREADABLE = (FileNotFoundError, PermissionError, IsADirectoryError)  # errors that concern one file, not the storage
+
 
 class Entry(NamedTuple):
     """One file or subfolder in a folder."""
@@ -43,7 +45,7 @@ class Files(Protocol):
         """Return the files and subfolders in a folder; empty if the folder does not exist."""
 
     def read(self, name: str, start: int = 0, end: int | None = None) -> bytes:
-        """Return the bytes [start, end) of a file; raise FileNotFoundError if it is missing or may not be read."""
+        """Return the bytes [start, end) of a file; raise one of `UNREADABLE` if it cannot be read."""
 
     def sample(self, name: str, starts: Iterable[int], length: int) -> list[bytes]:
         """Return `length` bytes from each of several positions in a file."""

@@ -6,16 +6,16 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple
 
-from paceline.board.files import Entry, Files
+from paceline.board.files import UNREADABLE, Entry, Files
 from paceline.board.requests import Requests
 from paceline.board.run import RUN_FILES, Run, RunSummary
 from paceline.core.secrets import one_line
 
 MAX_DEPTH = 3  # number of folder levels below the root that are searched for runs
 MAX_FOLDERS = 5000
-RUN_SUBFOLDERS = {"checkpoints", "tensorboard", "logs", "samples"}
 LOCAL_SECONDS = 1.0  # time between two scans of all folders
 REMOTE_SECONDS = 10.0  # longer for remote storage, because requests may cost money
 FIRST_READING_SECONDS = 0.2  # time for reading metrics before a scan is shown; enough for typical runs
@@ -92,7 +92,8 @@ class Gallery:
             name = folder or self.files.shown.rstrip("/").rpartition("/")[2] or self.files.shown
             run = runs[identity] = self.runs.get(identity) or Run(self.files, folder, identity, name)
             run.refresh(entries)
-            run.metrics.preview(run.metrics_size)
+            with suppress(*UNREADABLE):
+                run.metrics.preview(run.metrics_size)
         self.runs, self.truncated = runs, left[0] < 0
         short = [run for run in runs.values() if run.metrics.read_share == 1]
         self._read_metrics(short, until=time.monotonic() + FIRST_READING_SECONDS)
@@ -119,12 +120,7 @@ class Gallery:
             return {folder: entries}
         found: dict[str, list[Entry]] = {}
         for entry in entries if depth < MAX_DEPTH else ():
-            if (
-                entry.is_folder
-                and left[0] >= 0
-                and entry.basename not in RUN_SUBFOLDERS
-                and not entry.basename.startswith(".")
-            ):
+            if entry.is_folder and left[0] >= 0 and not entry.basename.startswith("."):
                 found |= self._find(entry.name, depth + 1, left)
         return found
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
-from paceline.board.files import Entry, Files
+from paceline.board.files import UNREADABLE, Entry, Files
 from paceline.core.printable import printable, printable_lines
 from paceline.core.secrets import redact
 
@@ -37,7 +38,8 @@ class Found(NamedTuple):
 
 def log_files(files: Files, folder: str) -> dict[int, Entry]:
     """Return the log file of each rank in a folder."""
-    entries = {_LOG_NAME.fullmatch(entry.basename): entry for entry in files.entries(folder)}
+    found = [entry for entry in files.entries(folder) if not entry.is_folder]
+    entries = {_LOG_NAME.fullmatch(entry.basename): entry for entry in found}
     return dict(sorted((int(match[1]), entry) for match, entry in entries.items() if match))
 
 
@@ -79,11 +81,14 @@ def _lines(files: Files, entry: Entry, start: int) -> Iterator[str]:
 
 def failure_tail(files: Files, logs: Sequence[Entry]) -> list[str]:
     """Return the last log lines of the rank that failed first or, if none did, of the rank that printed last."""
-    ends = {entry: tail(files, entry, TAIL_BYTES // 4) for entry in logs}
-    failed = [entry for entry in logs if "Traceback" in ends[entry]]
+    ends: dict[Entry, str] = {}
+    for entry in logs:
+        with suppress(*UNREADABLE):
+            ends[entry] = tail(files, entry, TAIL_BYTES // 4)
     if not ends:
         return []
-    chosen = min(failed, key=_changed) if failed else max(logs, key=_changed)
+    failed = [entry for entry, text in ends.items() if "Traceback" in text]
+    chosen = min(failed, key=_changed) if failed else max(ends, key=_changed)
     return [line for line in ends[chosen].splitlines() if line.strip()][-NUM_TAIL_LINES:]
 
 

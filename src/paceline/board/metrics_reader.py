@@ -27,6 +27,7 @@ BYTES_PER_PROBE = 2**14  # a file is sampled once for this many bytes
 PROBE_BYTES = 4096
 MAX_NAMES = 1000  # maximum number of metrics per run
 MARK = 96  # number of bytes before the read position that are compared to detect a replaced file
+LARGEST_VALUE = float(np.finfo(np.float32).max)  # the page receives curves as float32, and sums must not overflow
 _AXES = ("images", "seconds", "time")
 
 
@@ -188,7 +189,10 @@ def _parse(lines: Sequence[bytes]) -> tuple[list[JsonObject], int]:
 
 
 def _columns(rows: Sequence[JsonObject]) -> Numbers:
-    """Return one row of values per metric, for lines with the same metrics; values that are not numbers become NaN."""
+    """Return one row of values per metric, for lines with the same metrics.
+
+    Values that are not numbers, or are too large, become NaN.
+    """
     values = list(chain.from_iterable(map(dict.values, rows)))
     if not set(map(type, values)) <= _NUMBERS:
         values = [_number(value) for value in values]
@@ -196,6 +200,7 @@ def _columns(rows: Sequence[JsonObject]) -> Numbers:
         table = np.array(values, dtype=np.float64)
     except OverflowError:  # an integer is too large for a float
         table = np.array([_number(value) for value in values])
+    table[np.abs(table) > LARGEST_VALUE] = np.nan
     return table.reshape(len(rows), -1).T
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, NamedTuple, TypedDict
 
-from paceline.board.files import Entry, Files
+from paceline.board.files import UNREADABLE, Entry, Files
 from paceline.board.logs import failure_tail, log_files
 from paceline.board.metrics_reader import MetricsReader, Table
 from paceline.board.notes import NOTES, Notes
@@ -176,7 +176,7 @@ class Run:
     def _read_settings(self) -> dict[str, dict[str, SettingValue]]:
         try:
             kept = parse_toml(self._small_file(CONFIG))
-        except (FileNotFoundError, ValueError):
+        except ValueError:
             return {"settings": {}, PROVENANCE: {}}
         provenance = kept.pop(PROVENANCE, {})
         return {"settings": _shown(kept), PROVENANCE: _shown(provenance if isinstance(provenance, dict) else {})}
@@ -184,7 +184,7 @@ class Run:
     def read_notes(self) -> Notes:
         """Return the run's tags and note, read from its folder; empty if there are none."""
         try:
-            return Notes.parse(self._small_file(NOTES))
+            return Notes.parse(self._start_of(NOTES))
         except OSError:
             return Notes()
 
@@ -238,6 +238,13 @@ class Run:
         return max(changed, self.metrics.table.time)
 
     def _small_file(self, name: str) -> bytes:
+        """Return the content of a file; empty if it cannot be read, because other runs must still be shown."""
+        try:
+            return self._start_of(name)
+        except UNREADABLE:
+            return b""
+
+    def _start_of(self, name: str) -> bytes:
         return self.files.read(self._path(name), 0, MAX_SMALL_FILE_BYTES)
 
     def _version_of(self, name: str) -> tuple[float, int]:

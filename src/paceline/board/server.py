@@ -15,10 +15,11 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from paceline import __version__
+from paceline.board.files import UNREADABLE
 from paceline.board.gallery import MAX_FOLDERS, Gallery
 from paceline.board.guard import Guard
 from paceline.board.leaderboard import make_row
@@ -39,6 +40,7 @@ KINDS = {
 MANY_FOLDERS = (
     f"only the first {MAX_FOLDERS:,} folders are searched for runs: start the board with a subfolder to see others"
 )
+UNREADABLE_LOG = "This log cannot be read: check the permissions of the file."
 MAX_BODY_BYTES = 2**16
 MAX_FIND_LENGTH = 200
 UNCOMPRESSED = {"content-encoding": "identity"}  # disables gzip for content that compresses poorly
@@ -181,9 +183,12 @@ class Board:
         wanted = request.query_params.get("find", "").strip()[:MAX_FIND_LENGTH]
         if rank not in logs:
             return _json(answer | {"text": ""})
-        if not wanted:
-            return _json(answer | {"text": tail(run.files, logs[rank])})
-        found = search(run.files, logs[rank], wanted)
+        try:
+            if not wanted:
+                return _json(answer | {"text": tail(run.files, logs[rank])})
+            found = search(run.files, logs[rank], wanted)
+        except UNREADABLE:
+            return _json(answer | {"text": UNREADABLE_LOG})
         matches = [match._asdict() for match in found.matches]
         return _json(answer | {"matches": matches, "total": found.total, "searched_share": found.searched_share})
 
@@ -211,7 +216,8 @@ def _lists(points: Numbers) -> list[list[float | None]]:
 
 
 def _json(content: object) -> Response:
-    return JSONResponse(content)
+    """Return JSON in ASCII, because text in a run's files may contain characters that UTF-8 cannot encode."""
+    return Response(json.dumps(content, allow_nan=False, separators=(",", ":")), media_type="application/json")
 
 
 def _binary(found: list[Curve]) -> Response:

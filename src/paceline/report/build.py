@@ -74,7 +74,7 @@ def make_report(
         best_group=_best_group(groups, mode),
         time_split=time_split,
         time_split_note=NOTE,
-        not_measured=[*not_measured, *unplaced, *missing, *_broken(runs)],
+        not_measured=[*not_measured, *unplaced, *missing, *_broken(cells)],
     )
 
 
@@ -106,7 +106,9 @@ def _is_weak(group: Group) -> bool:
     return group.scaling is not None and group.scaling.kind == "weak"
 
 
-def _broken(runs: Sequence[Run]) -> list[str]:
+def _broken(cells: Sequence[Cell]) -> list[str]:
+    """Return how many lines were skipped in each run, including runs that count as unfinished because of that."""
+    runs = [cell.run for cell in cells if cell.run is not None]
     return [
         f"{run.broken_lines} malformed line{'s' if run.broken_lines > 1 else ''} in {run.folder}/{METRICS} (skipped)"
         for run in runs

@@ -98,13 +98,16 @@ class Checkpoints:
         report: Callable[[str], None],
         check: Callable[[Snapshot], None] = lambda snapshot: None,
         read: Callable[[Path], Snapshot] = load,
+        remedy: str = "",
     ) -> Snapshot | None:
         """Return the newest usable checkpoint, or None if the run has no checkpoints.
 
         A checkpoint is usable if it is intact and `check` raises no UserError. `report` is called with a message for
         each newer checkpoint that is not usable. Raise UserError if no checkpoint is usable.
-        `read` is one of the functions of `checkpoint_reader`.
+        `read` is one of the functions of `checkpoint_reader`. `remedy` is the end of the error message for damaged
+        checkpoints; by default, it explains how to train the run again.
         """
+        remedy = remedy or f"to start over, rename {self.folder} or choose a different --out"
         kept, unfit = self.all(), list[tuple[int, UserError]]()
         for images in reversed(kept):
             try:
@@ -112,10 +115,7 @@ class Checkpoints:
                 check(snapshot)
             except Damaged as damage:
                 if images == kept[0] and not unfit:
-                    raise UserError(
-                        f"{damage.problem}, and there is no earlier checkpoint; "
-                        f"to start over, rename {self.folder} or choose a different --out"
-                    ) from None
+                    raise UserError(f"{damage.problem}, and there is no earlier checkpoint; {remedy}") from None
                 report(f"{damage.problem}; using the previous one")
             except UserError as error:
                 unfit.append((images, error))  # reported only if an older checkpoint fits; otherwise, raised below
@@ -179,9 +179,9 @@ def choose_checkpoint(checkpoints: Checkpoints, which: str) -> Snapshot:
 
     If the best checkpoint is damaged or missing, print a line and return the last one.
     """
-    last = checkpoints.latest(print, read=load_without_state)
+    last = checkpoints.latest(print, read=load_without_state, remedy="restore it from a copy, or train the run again")
     if last is None:
-        raise UserError(f"{checkpoints.folder}: has no checkpoint yet")
+        raise UserError(f"{checkpoints.folder}: has no checkpoint yet; train the run until it has saved one")
     if which == "last":
         return last
     if which == "best":

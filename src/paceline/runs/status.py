@@ -7,6 +7,7 @@ the process dies, or how long ago a file was last written.
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
 import time
@@ -21,6 +22,13 @@ STATUS = "status.json"
 MIRROR_STATE = "mirror.json"
 STATES = ("running", "finished", "stopped", "failed")
 _UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+
+
+def _finite(value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"not a finite number: {value}")
+    return number
 
 
 @dataclass(frozen=True)
@@ -47,7 +55,7 @@ class Status:
             read: Any = json.loads(content)
             return cls(
                 state=str(read["state"]),
-                since=float(read["since"]),
+                since=_finite(read["since"]),
                 total_images=int(read.get("total_images", 0)),
                 reason=str(read.get("reason", "")),
                 host=str(read.get("host", "")),
@@ -84,7 +92,7 @@ class MirrorState:
         """Parse a mirror state file; return None if it cannot be read."""
         try:
             read: Any = json.loads(content)
-            return cls(str(read["url"]), int(read["images"]), float(read["since"]), str(read["error"]))
+            return cls(str(read["url"]), int(read["images"]), _finite(read["since"]), str(read["error"]))
         except _UNREADABLE:
             return None
 
