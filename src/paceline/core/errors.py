@@ -6,6 +6,7 @@ from difflib import get_close_matches
 
 # Error codes for a full disk, an exceeded quota and a file above the size limit.
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NOT_FOUND = "no such file or folder"
 NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)  # errno values for a missing permission or a read-only disk
 
 
