@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from paceline.commands.configure import configure
 from paceline.config.files import read_file
+from paceline.core.errors import UserError
 
 
 def test_a_percent_sign_in_an_ini_file_is_part_of_the_value(tmp_path: Path) -> None:
@@ -26,3 +28,31 @@ def test_a_byte_order_mark_is_ignored(tmp_path: Path, name: str, text: str) -> N
     file = tmp_path / name
     file.write_text(text, encoding="utf-8-sig")
     assert read_file(str(file)) == {"epochs": "3"}
+
+
+@pytest.mark.parametrize("text", ['diffaugment = "color"', 'preset = "cifar10_reference"'])
+def test_settings_of_another_recipe_are_reported_with_the_name_of_that_recipe(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(f'recipe = "dcgan"\n{text}\n')
+    with pytest.raises(UserError, match=r"^--config .*config\.toml: is for recipe 'dcgan' .*; use recipe 'dcgan', or"):
+        configure("classification", {}, config_file=str(file))
+
+
+def test_a_file_of_another_recipe_is_accepted_if_its_settings_fit(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text('recipe = "dcgan"\nepochs = 3\n')
+    assert configure("classification", {}, config_file=str(file)).run.epochs == 3
+    with pytest.raises(UserError, match=r"^--set: unknown setting 'epocs'; did you mean 'epochs'"):
+        configure("classification", {}, config_file=str(file), assignments=["epocs=3"])
+
+
+def test_a_folder_is_reported_with_the_file_to_use(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r": a folder; use a TOML or INI file, such as the config\.toml in a run"):
+        read_file(str(tmp_path))
+
+
+def test_a_file_of_another_format_is_reported_with_a_remedy_that_works(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text("epochs = 3\n[provenance]\nformat = 1\n")
+    with pytest.raises(UserError, match=r"run format 1, .*: copy the settings that you need into a new file, or use"):
+        read_file(str(file))

@@ -159,8 +159,11 @@ def test_a_discriminator_with_a_constant_output_is_recognised_by_its_score_range
     ("settings", "message"),
     [
         ({"ada": "colour"}, "ada=colour: unknown augmentation 'colour'; did you mean 'color'"),
+        ({"ada": "foo"}, "ada=foo: unknown augmentation 'foo'; choose from: blit, color, cutout, geometry"),
         ({"ada": "color", "diffaugment": "color"}, "cannot be combined; choose one"),
         ({"ada_strength": 0.3}, "ada_strength=0.3: there is nothing to apply; choose transforms"),
+        ({"ada_target": 0.5}, "ada_target=0.5: there is nothing to apply; choose transforms"),
+        ({"ada_images": 1000}, "ada_images=1000: there is nothing to apply; choose transforms"),
     ],
 )
 def test_invalid_augmentations_are_reported(settings: dict[str, Any], message: str) -> None:

@@ -196,6 +196,31 @@ def test_a_second_interrupt_ends_two_processes_immediately(tmp_path: Path, tiny:
     assert status and (status.state, status.reason) == ("stopped", "a second Ctrl-C stopped the run immediately")
 
 
+CATCHES_EVERYTHING = """
+import os, signal
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+    sum(range(1000))
+except BaseException:
+    pass
+"""
+
+
+def test_an_interrupt_during_an_import_that_catches_every_exception_is_not_lost(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(CATCHES_EVERYTHING)
+    running = start_command(tmp_path, "train", "./own.py")
+    assert running.wait() == 130
+    assert running.stderr == "paceline: interrupted\n"
+
+
+def test_an_interrupt_while_two_processes_load_torch_is_reported_in_one_line(tmp_path: Path, tiny: str) -> None:
+    running = start_command(tmp_path, "train", tiny, "--devices", "2", "--accelerator", "cpu", "--out", "run")
+    wait_for_workers(running)
+    running.interrupt_group()
+    assert running.wait() == 130
+    assert running.stderr == "stopped before training began\n"
+
+
 WAITS_IN_WORKERS = """
 import os, time
 while "RANK" in os.environ and os.path.exists("startup"):

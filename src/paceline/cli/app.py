@@ -36,7 +36,7 @@ from paceline.cli.flags import (
 )
 from paceline.cli.help import CONTEXT, Command, Commands
 from paceline.cli.images import apply, export, import_weights, measure, predict, sample
-from paceline.cli.interrupt import Interrupted
+from paceline.cli.interrupt import EXIT_CODE, MESSAGE, Interrupted, handle_interrupts
 from paceline.cli.launch import launch
 from paceline.cli.tools import board, doctor, new, pack, settings
 from paceline.config.command_settings import SETTINGS_NOT_IN_PLAN, SETTINGS_NOT_IN_VERIFY
@@ -268,9 +268,9 @@ def run(arguments: list[str] | None = None) -> int:
     except UserError as error:
         print_line(f"paceline: {' '.join(str(error).splitlines())}", sys.stderr)
         return 2
-    except Interrupted as stop:
-        print("; ".join(["paceline: interrupted", *filter(None, [str(stop)])]), file=sys.stderr)
-        return 130
+    except (Interrupted, KeyboardInterrupt) as stop:
+        print("; ".join([MESSAGE, *filter(None, [str(stop)])]), file=sys.stderr)
+        return EXIT_CODE
     except Exception as error:
         if not isinstance(error, ParserError):
             traceback.print_exc()
@@ -283,6 +283,7 @@ def run(arguments: list[str] | None = None) -> int:
 
 def main() -> None:
     """Run the `paceline` command and exit."""
+    handle_interrupts()
     keep_bytecode()
     record_load()
     print_any_text()

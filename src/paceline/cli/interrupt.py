@@ -1,5 +1,36 @@
-"""The exception for Ctrl-C, which the parser would otherwise turn into an exit code without a message."""
+"""Ctrl-C in a command: the exception that reports it, and its handler."""
+
+from __future__ import annotations
+
+import os
+import signal
+from types import FrameType
+
+EXIT_CODE = 130
+STDERR = 2  # file descriptor
+MESSAGE = "paceline: interrupted"
+ERASE_LINE = "\r\x1b[K"
 
 
 class Interrupted(Exception):
     """Raised when the user presses Ctrl-C during a command; the parser does not intercept this exception."""
+
+
+def handle_interrupts() -> None:
+    """Make Ctrl-C end this process at once while modules are imported, unless the process ignores Ctrl-C.
+
+    Some modules of torch catch every exception while they are imported. A KeyboardInterrupt would then have no effect.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    while frame is not None:
+        is_module = frame.f_code.co_name == "<module>"
+        if is_module and frame.f_globals.get("__name__") != "__main__":
+            # This handler may have interrupted the owner of the stream's lock, so it does not use the stream.
+            os.write(STDERR, f"{ERASE_LINE if os.isatty(STDERR) else ''}{MESSAGE}\n".encode())
+            os._exit(EXIT_CODE)
+        frame = frame.f_back
+    raise KeyboardInterrupt

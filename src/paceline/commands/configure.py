@@ -43,7 +43,10 @@ def configure(
     check_named_code(f"--config {config_file}", from_file, [flags, from_sets])
     check_trusting_setting(f"--config {config_file}", from_file)
     preset = str(from_sets.get("preset") or flags.get("preset") or from_file.get("preset") or "")
-    if preset and preset not in recipe_class.presets:
+    has_preset = not preset or preset in recipe_class.presets
+    if not has_preset and preset == from_file.get("preset"):
+        _check_recipe_of_file(config_file, from_file, recipe)
+    if not has_preset:
         raise unknown("preset", preset, recipe_class.presets)
     user_layers = (recipe_class.presets.get(preset, {}), from_file, flags, from_sets)
     stored = stored_network(recipe, recipe_class.from_weights, user_layers)
@@ -56,7 +59,23 @@ def configure(
         ("flag", flags),
         ("--set", from_sets),
     ]
-    return checked(resolve_config(recipe, layers), elsewhere=elsewhere)
+    try:
+        config = resolve_config(recipe, layers)
+    except UserError as error:
+        if str(error).startswith(f"--config {config_file}: unknown setting"):
+            _check_recipe_of_file(config_file, from_file, recipe)
+        raise
+    return checked(config, elsewhere=elsewhere)
+
+
+def _check_recipe_of_file(config_file: str, settings: SettingValues, recipe: str) -> None:
+    """Raise UserError if a settings file that does not fit the recipe is for another recipe."""
+    other = settings.get("recipe", recipe)
+    if other != recipe:
+        raise UserError(
+            f"--config {config_file}: is for recipe {other!r} and has settings that {recipe!r} does not have; "
+            f"use recipe {other!r}, or copy the settings that both have into a new file"
+        )
 
 
 def _renamed(settings: SettingValues, aliases: Mapping[str, str]) -> SettingValues:

@@ -19,7 +19,7 @@ from paceline.commands.measure_means import Row, means_of, protocol_of
 from paceline.commands.metrics_output import print_metrics
 from paceline.contracts.pixel_format import PixelFormat
 from paceline.core.activity import counted
-from paceline.core.errors import UserError
+from paceline.core.errors import NOT_FOUND, UserError
 from paceline.core.files import check_new_file, json_text, new_file
 from paceline.core.printable import print_line, printable
 from paceline.data.file_lists import images_under
@@ -202,7 +202,7 @@ def _images(path: str) -> list[Path]:
     if place.is_file():
         return [place]
     if not place.is_dir():
-        raise UserError(f"{path}: no such file or folder")
+        raise UserError(f"{path}: {NOT_FOUND}")
     found = images_under(place)
     if not found:
         raise UserError(f"{path}: contains no images")

@@ -11,7 +11,7 @@ from paceline.commands.device import choose_device
 from paceline.config.resolve import Inherited
 from paceline.config.source_flags import FOLDERS
 from paceline.core.activity import activity, counted
-from paceline.core.errors import UserError
+from paceline.core.errors import NOT_FOUND, UserError
 from paceline.core.files import new_file
 from paceline.core.printable import print_line
 from paceline.core.types import SettingValue
@@ -129,7 +129,7 @@ def _files(run: Path, out: str, options: Options) -> list[Path]:
     suffixes = ANIMATED_SUFFIXES if options.animate else (".png",)
     is_file = is_weights_file(str(run))
     if not run.exists():
-        raise UserError(f"{run}: no such file or folder")
+        raise UserError(f"{run}: {NOT_FOUND}")
     if not run.is_dir() and not is_file:
         raise UserError(f"{run}: neither a run folder nor a weights file")
     if is_file and (options.animate or not out):

@@ -33,6 +33,8 @@ def read_file(path: str) -> Layer:
     file = Path(path)
     if not file.exists():
         raise UserError(f"--config {path}: no such file")
+    if file.is_dir():
+        raise UserError(f"--config {path}: a folder; use a TOML or INI file, such as the config.toml in a run folder")
     try:
         content = read_bounded(file, MAX_TOML_BYTES).decode("utf-8-sig")  # some editors write a byte order mark
         if file.suffix == ".ini":
@@ -48,7 +50,7 @@ def read_file(path: str) -> Layer:
     provenance = settings.pop(PROVENANCE, None)
     if not isinstance(provenance, Mapping):
         return settings
-    check_format(provenance.get(FORMAT), f"--config {path}")
+    check_format(provenance.get(FORMAT), f"--config {path}", "copy the settings that you need into a new file")
     return inherited(settings)
 
 

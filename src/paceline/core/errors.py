@@ -6,6 +6,7 @@ from difflib import get_close_matches
 
 # Error codes for a full disk, an exceeded quota and a file above the size limit.
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NOT_FOUND = "no such file or folder"
 NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)  # errno values for a missing permission or a read-only disk
 
 
@@ -55,7 +56,7 @@ def unknown(kind: str, name: str, names: Iterable[str], *, meant: str | None = N
     If no name is close, the message lists all names or, if `listed_by` is given, the command that lists them.
     """
     names = sorted(names)
-    close = [meant] if meant in names else get_close_matches(name, names, n=1, cutoff=0.5)
+    close = [meant] if meant in names else get_close_matches(name, names, n=1, cutoff=0.6)
     listed = f"{listed_by} lists every {kind}" if listed_by else f"choose from: {', '.join(names)}"
     hint = f"did you mean {close[0]!r}?" if close else listed if names else "there are none"
     return UserError(f"unknown {kind} {name!r}; {hint}")

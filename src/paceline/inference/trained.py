@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from paceline.config.resolve import Config
 from paceline.contracts.recipe import DataSpec, Recipe
-from paceline.core.errors import UserError
+from paceline.core.errors import NOT_FOUND, UserError
 from paceline.core.files import SAFETENSORS
 from paceline.runs.checkpoint import choose_checkpoint
 from paceline.runs.data_spec_file import read_data_spec
@@ -76,7 +76,7 @@ def read_stored(path: str, checkpoint: str = "best", *, trust: bool = False) -> 
         file = read_weights(place, trust=trust)
         return StoredModel(file.config, file.spec, file.weights, path)
     if not place.exists():
-        raise UserError(f"{path}: no such file or folder")
+        raise UserError(f"{path}: {NOT_FOUND}")
     if not place.is_dir():
         raise UserError(f"{path}: expected a run folder or a {SAFETENSORS} file")
     config = config_of(str(place), load_source=False, trust=trust)

@@ -34,6 +34,7 @@ AGENT_ENVIRONMENT = {
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
     "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGQUIT",  # Paceline forwards other signals, so that workers can save
 }
+NOT_BEGUN = "stopped before training began"
 
 
 def run_processes(
@@ -52,7 +53,7 @@ def run_processes(
         print_line(reason, sys.stderr)
         on_failure(reason)
 
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    _silence("torch.distributed.elastic")
     rendezvous = rendezvous or Rendezvous()
     with tempfile.TemporaryDirectory(prefix="paceline-", ignore_cleanup_errors=True) as name:
         mailbox = Mailbox(Path(name))
@@ -71,12 +72,22 @@ def run_processes(
             try:
                 return _exit_code(supervisor.run(), mailbox, signals, report)
             except SignalException as stop:
-                return mailbox.stop_code() or _code_of(signals[0] if signals else stop.sigval)
+                if mailbox.stop_code():
+                    return mailbox.stop_code()
+                report(NOT_BEGUN)
+                return _code_of(signals[0] if signals else stop.sigval)
             except (RendezvousError, dist.DistError) as error:
                 return _report_no_rendezvous(error, rendezvous, mailbox, report)
             finally:
                 watchdog.stop()
                 take_over_terminal()
+
+
+def _silence(package: str) -> None:
+    """Log only critical errors of a package; torch gives each of its loggers a level of its own."""
+    for name in (package, *logging.root.manager.loggerDict):
+        if f"{name}.".startswith(f"{package}."):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 class _Supervisor:
@@ -168,7 +179,7 @@ def _exit_code(
     if not result.is_failed():
         return 0
     if signals:
-        report("stopped before training began" if len(signals) == 1 else "stopped immediately")
+        report(NOT_BEGUN if len(signals) == 1 else "stopped immediately")
         return _code_of(signals[0])
     if mailbox.diagnosis():
         raise UserError(mailbox.diagnosis()) from None

@@ -9,7 +9,7 @@ from paceline.config.named_code import check_named_code
 from paceline.config.resolve import Config, Inherited, flatten, plain_name, resolve
 from paceline.config.settings import SHARED_SETTINGS
 from paceline.contracts.recipe import Recipe
-from paceline.core.errors import UserError
+from paceline.core.errors import NOT_FOUND, UserError
 from paceline.core.trust import check_may_run, may_run
 from paceline.data.crop import cropped
 from paceline.data.data_name import data_name
@@ -59,7 +59,7 @@ def readable_config_of(run: str, *, trust: bool = False) -> Config:
 def _record_of(run: str) -> RunRecord:
     record = read_record(Path(run), run)
     if record is None and not Path(run).exists():
-        raise UserError(f"{run}: no such file or folder")
+        raise UserError(f"{run}: {NOT_FOUND}")
     if record is None:
         raise UserError(f"{run}: not a run folder (it has no {CONFIG}){name_stages(Path(run))}")
     return record

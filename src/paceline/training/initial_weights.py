@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from paceline.config.arguments import Arguments, argument_value
 from paceline.config.resolve import Config, convert, flatten
 from paceline.contracts.recipe import DataSpec, Recipe
-from paceline.core.errors import UserError
+from paceline.core.errors import NOT_FOUND, UserError
 from paceline.core.files import SAFETENSORS
 from paceline.core.small_files import parse_json, why
 from paceline.core.types import SettingValue
@@ -83,7 +83,7 @@ def read_initial_weights(path: str) -> InitialWeights:
     if place.suffix in TORCH_SUFFIXES and place.is_file():
         return InitialWeights(read_state_dict(place), {}, path)
     if not place.exists():
-        raise UserError("no such file or folder")
+        raise UserError(NOT_FOUND)
     raise UserError(f"expected a run folder, or a file ending in {', '.join((SAFETENSORS, *TORCH_SUFFIXES))}")
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from paceline.contracts.data_spec import DataSpec, output_panels
 from paceline.contracts.importer import Importer
-from paceline.core.errors import UserError
+from paceline.core.errors import NOT_FOUND, UserError
 from paceline.core.types import SettingValue
 from paceline.models.torch_file import read_state_dict
 
@@ -74,7 +74,7 @@ def _network_files(path: Path) -> list[Path]:
     if path.is_dir():
         return sorted(path.glob("*.pth"))
     if not path.is_file():
-        raise UserError(f"{path}: no such file or folder")
+        raise UserError(f"{path}: {NOT_FOUND}")
     return [path]
 
 

@@ -62,11 +62,13 @@ class Augmentation:
             raise UserError(
                 f"diffaugment={settings.diffaugment} and ada={settings.ada}: cannot be combined; choose one"
             )
-        if settings.ada_strength and not self.variable:
-            raise UserError(
-                f"ada_strength={settings.ada_strength:g}: there is nothing to apply; choose transforms, "
-                "for example with ada=blit,geometry,color"
-            )
+        for name in ("ada_target", "ada_images", "ada_strength"):
+            value = getattr(settings, name)
+            if value != getattr(type(settings), name) and not self.variable:
+                raise UserError(
+                    f"{name}={value:g}: there is nothing to apply; choose transforms, "
+                    "for example with ada=blit,geometry,color"
+                )
         self.final_strength = settings.ada_strength
         self.is_adaptive = bool(self.variable) and not self.final_strength
         self.target, self.num_images = settings.ada_target, settings.ada_images
