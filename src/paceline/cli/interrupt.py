@@ -19,7 +19,7 @@ class Interrupted(Exception):
 def handle_interrupts() -> None:
     """Make Ctrl-C end this process at once while modules are imported, unless the process ignores Ctrl-C.
 
-    Some modules of torch catch every exception while they are imported. A KeyboardInterrupt would then have no effect.
+    A module may catch every exception while it is imported. A KeyboardInterrupt would then have no effect.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
