@@ -87,6 +87,17 @@ def test_the_launcher_names_the_rank_whose_loss_does_not_use_every_parameter(tmp
     assert re.search(rf"{arrived}the loss on rank {rank} did not use 8\.factor; ", running.stderr)
 
 
+def test_a_parameter_that_all_ranks_leave_out_in_one_step_is_reported_in_one_line(tmp_path: Path) -> None:
+    faults = ("--set", "fault=unused", "--set", "faulty_rank=-2", "--set", "at=3")
+    once = start_fork(tmp_path, *COMMAND, *faults)
+    # The first micro-batch of the second step is the third call; its last micro-batch is the fourth.
+    last = start_fork(tmp_path, *COMMAND[:-1], "accumulated", *faults[:-1], "at=4", "--accumulate", "2")
+    for running in (once, last):
+        assert running.wait() == 2
+        error = r"paceline: phase 'classifier': in the previous step, the loss.* on rank \d did not use every parameter"
+        assert re.match(error, running.stderr) and running.stderr.count("\n") == 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_the_launcher_names_a_rank_that_hangs_in_start_up_and_prints_its_stack(tmp_path: Path, rank: int) -> None:

@@ -104,6 +104,10 @@ INTERNALS: dict[str, tuple[Callable[[], bool], str]] = {
         lambda: torch_internals.TCPStore is dist.TCPStore,
         "every run in several processes: they meet at this store",
     ),
+    "DistributedDataParallel._check_reducer_finalized()": (
+        lambda: parameters(nn.parallel.DistributedDataParallel._check_reducer_finalized) == ["self"],
+        "the error for parameters that a step does not use (--strategy ddp)",
+    ),
     "Module._compiled_call_impl": (
         lambda: nn.Linear(1, 1)._compiled_call_impl is None,
         "training continues eagerly where --compile fails",

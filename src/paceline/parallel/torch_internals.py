@@ -44,6 +44,7 @@ __all__ = [
     "copy_all",
     "end_broken_capture",
     "group_store",
+    "has_exchanged_gradients",
     "has_no_result",
     "is_view",
     "lerp_all",
@@ -196,10 +197,7 @@ def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
 
 
 def lerp_all(targets: Sequence[Tensor], ends: Sequence[Tensor], weight: float | Tensor) -> None:
-    """Interpolate many tensors towards others with the same weight, using only a few kernels; see `copy_all`.
-
-    A weight that is a tensor can change in a captured step.
-    """
+    """Interpolate many tensors like `copy_all`; a weight that is a tensor can change in a captured step."""
     if isinstance(weight, Tensor):
         difference = torch._foreach_sub(list(ends), list(targets))
         torch._foreach_mul_(difference, weight)
@@ -248,6 +246,14 @@ def group_store() -> dist.Store:
     """Return the store of the process group; torch has no public way to get it."""
     store: dist.Store = dist.distributed_c10d._get_default_store()
     return store
+
+
+def has_exchanged_gradients(wrapper: nn.parallel.DistributedDataParallel) -> bool:
+    """Return whether the last backward pass exchanged all gradients; torch has no public way to ask."""
+    with suppress(RuntimeError):
+        wrapper._check_reducer_finalized()
+        return True
+    return False
 
 
 def start_trace(device: torch.device) -> profile:
