@@ -216,7 +216,7 @@ def _lists(points: Numbers) -> list[list[float | None]]:
 
 
 def _json(content: object) -> Response:
-    """Return JSON in ASCII, because text in a run's files may contain characters that UTF-8 cannot encode."""
+    """Return a JSON response in ASCII: text in a run's files may contain characters that UTF-8 cannot encode."""
     return Response(json.dumps(content, allow_nan=False, separators=(",", ":")), media_type="application/json")
 
 

@@ -17,7 +17,7 @@ class Interrupted(Exception):
 
 
 def handle_interrupts() -> None:
-    """Make Ctrl-C end this process at once while modules are imported, unless the process ignores Ctrl-C.
+    """Make Ctrl-C end this process at once while it imports modules, unless it was started to ignore Ctrl-C.
 
     A module may catch every exception while it is imported. A KeyboardInterrupt would then have no effect.
     """

@@ -8,7 +8,7 @@ from paceline.config.files import parse_assignments, read_file
 from paceline.config.named_code import check_named_code, check_trusting_setting
 from paceline.config.resolve import Config, Inherited
 from paceline.config.settings import RunSettings
-from paceline.core.errors import UserError, missing, unknown
+from paceline.core.errors import UnknownSetting, UserError, missing, unknown
 from paceline.core.installed import is_installed
 from paceline.core.registry import load_class
 from paceline.core.secrets import reject_credentials
@@ -43,10 +43,9 @@ def configure(
     check_named_code(f"--config {config_file}", from_file, [flags, from_sets])
     check_trusting_setting(f"--config {config_file}", from_file)
     preset = str(from_sets.get("preset") or flags.get("preset") or from_file.get("preset") or "")
-    has_preset = not preset or preset in recipe_class.presets
-    if not has_preset and preset == from_file.get("preset"):
-        _check_recipe_of_file(config_file, from_file, recipe)
-    if not has_preset:
+    if preset and preset not in recipe_class.presets:
+        if preset == from_file.get("preset"):
+            _check_recipe_of_file(config_file, from_file, recipe)
         raise unknown("preset", preset, recipe_class.presets)
     user_layers = (recipe_class.presets.get(preset, {}), from_file, flags, from_sets)
     stored = stored_network(recipe, recipe_class.from_weights, user_layers)
@@ -61,8 +60,8 @@ def configure(
     ]
     try:
         config = resolve_config(recipe, layers)
-    except UserError as error:
-        if str(error).startswith(f"--config {config_file}: unknown setting"):
+    except UnknownSetting as error:
+        if error.origin == f"--config {config_file}":
             _check_recipe_of_file(config_file, from_file, recipe)
         raise
     return checked(config, elsewhere=elsewhere)

@@ -19,7 +19,7 @@ from paceline.config.other_names import COMMON
 from paceline.config.setting import BOUNDS
 from paceline.config.settings import COMMON_ALIASES, SHARED_SETTINGS, LearnerSettings, RunSettings
 from paceline.config.spans import INTERVALS, Span, parse_interval
-from paceline.core.errors import UserError, unknown
+from paceline.core.errors import UnknownSetting, UserError, unknown
 from paceline.core.registry import is_path
 from paceline.core.types import SettingValue, SettingValues
 
@@ -189,12 +189,11 @@ class _Namespace:
             )
         where = "" if origin == "flag" else f"{origin}: "
         if name in self._other_names:
-            raise UserError(f"{where}unknown setting {name!r}: {self._other_names[name]}")
+            raise UnknownSetting(f"{where}unknown setting {name!r}: {self._other_names[name]}", origin)
         listed_by = f"`paceline settings {self._recipe_name}`"
         every = {*self.owner, *others}
-        raise UserError(
-            f"{where}{unknown('setting', name, every, meant=COMMON_ALIASES.get(name), listed_by=listed_by)}"
-        )
+        error = unknown("setting", name, every, meant=COMMON_ALIASES.get(name), listed_by=listed_by)
+        raise UnknownSetting(f"{where}{error}", origin)
 
     def shown(self, full_name: str) -> str:
         """Return a setting as messages show it: as a flag, unless only `--set` and Python can set it."""

@@ -227,8 +227,8 @@ class Recipe(nn.Module):
     def settings_of_weights(cls, settings: Any) -> tuple[str, ...]:
         """Return the settings that must match the weights of a network.
 
-        By default, these are all settings in `must_match_weights`. Override this method if some of them apply only to
-        networks that `settings` does not choose.
+        By default, these are all settings in `must_match_weights`. Override this method to leave out those that do not
+        affect the network chosen by `settings`.
         """
         return cls.must_match_weights
 

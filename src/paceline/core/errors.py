@@ -24,6 +24,14 @@ class UserError(ValueError):
     """
 
 
+class UnknownSetting(UserError):
+    """The run does not have a setting. `origin` is the place where it was set, for example `--config FILE`."""
+
+    def __init__(self, message: str, origin: str = "") -> None:
+        super().__init__(message)
+        self.origin = origin
+
+
 class NoClasses(UserError):
     """The data has no classes, or too few for the recipe. The data source's notes are appended to the message."""
 

@@ -238,7 +238,7 @@ def first_few(names: Sequence[str]) -> str:
 
 
 def untrained_classes(labels: NDArray[np.int64], names: Sequence[str]) -> str:
-    """Return how many classes no label refers to, and the first of their names; "" if there are none."""
+    """Return a text about the classes without a label: how many, and the first few names; "" if there are none."""
     missing = [names[label] for label in np.setdiff1d(np.arange(len(names)), labels)]
     return f"{len(missing)} of {len(names)} classes have no training images ({first_few(missing)})" if missing else ""
 

@@ -103,7 +103,7 @@ def write_deep_colours(
 
 
 def _sixteen_bits(rows: Image.Image) -> NDArray[np.uint16]:
-    """Return an 8-bit alpha channel as uint16 [h, w, 1]."""
+    """Scale an 8-bit alpha channel to 16 bits, and return it as uint16 [h, w, 1]."""
     return np.asarray(rows).astype(np.uint16)[..., np.newaxis] * 257
 
 

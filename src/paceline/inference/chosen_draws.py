@@ -76,7 +76,7 @@ def class_index(recipe: Recipe, spec: DataSpec, label: str | int, flag: str) -> 
 def _find(label: str | int, classes: tuple[str, ...], flag: str) -> int:
     if str(label) in classes:
         return classes.index(str(label))
-    # Folders that were copied from macOS have decomposed names: "ü" is two characters, but is typed as one.
+    # In names of folders copied from macOS, "ü" may be stored as two characters, but users type it as one.
     composed = [unicodedata.normalize("NFC", name) for name in classes]
     typed = unicodedata.normalize("NFC", str(label))
     if typed in composed:

@@ -197,7 +197,7 @@ def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
 
 
 def lerp_all(targets: Sequence[Tensor], ends: Sequence[Tensor], weight: float | Tensor) -> None:
-    """Interpolate many tensors like `copy_all`; a weight that is a tensor can change in a captured step."""
+    """Interpolate many tensors towards others in a few kernels; a weight in a tensor can change in a captured step."""
     if isinstance(weight, Tensor):
         difference = torch._foreach_sub(list(ends), list(targets))
         torch._foreach_mul_(difference, weight)

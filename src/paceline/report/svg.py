@@ -120,7 +120,7 @@ def _dots(one: Series, path: Points, x_unit: str, y_unit: str) -> str:
 
 
 def _whole_if_large(value: float) -> str:
-    """Return a number with all its digits, such as 3,000,064, or with five digits if it is small."""
+    """Return a number from 100,000 on as a whole number, such as 3,000,064, and a smaller one with five digits."""
     return f"{value:,.0f}" if abs(value) >= 1e5 else f"{value:,.5g}"
 
 
