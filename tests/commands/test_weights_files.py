@@ -58,6 +58,27 @@ def test_a_checkpoint_and_its_weights_file_give_the_same_metrics(capsys: pytest.
     assert found[0] == found[1] == found[2] and "psnr" in found[0][0]
 
 
+def test_data_that_was_moved_is_split_as_in_training(capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree("own", "moved")
+    printed = []
+    for words in ([], ["--data-root", "moved"], ["--set", "data_root=moved", "--split", "test"]):
+        assert run(["evaluate", "run", "--accelerator", "cpu", *words]) == 0
+        printed.append(capsys.readouterr().out.splitlines())
+    assert "on the test split of pairs: 2 samples" in printed[0][0]
+    note = "moved: has the training data of run, so it is split as in training"
+    assert printed[1] == printed[2] == [note, *printed[0]]
+    assert run(["evaluate", "run", "--accelerator", "cpu", "--data-root", "moved", "--split", "validation"]) == 0
+    assert "on the validation split of pairs: 1 sample\n" in capsys.readouterr().out
+
+
+def test_training_data_that_was_moved_keeps_its_separate_test_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*TRAIN, "--test-root", "other", "--out", "separate"]) == 0
+    shutil.copytree("own", "moved-from-test")
+    capsys.readouterr()
+    assert run(["evaluate", "separate", "--accelerator", "cpu", "--data-root", "moved-from-test"]) == 0
+    assert f"on all samples in other (pairs): {COUNT} samples\n" in capsys.readouterr().out
+
+
 def test_checkpoint_weights_can_be_applied_to_images_and_used_to_start_runs(capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("run", "alone.safetensors"):
         assert run(["apply", name, "other/input/0.png", "--out", f"made-{name}", "--accelerator", "cpu"]) == 0

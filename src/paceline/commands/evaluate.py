@@ -34,7 +34,8 @@ from paceline.parallel.place import place_from
 from paceline.parallel.precision import choose_precision
 from paceline.parallel.world import World, join
 from paceline.runs.checkpoint import choose_checkpoint
-from paceline.runs.finished_run import config_of
+from paceline.runs.config import Layers
+from paceline.runs.finished_run import config_of, is_training_data
 from paceline.runs.folder import RunFolder
 from paceline.runs.recipe import make_recipe
 from paceline.runs.stages import last_finished
@@ -55,12 +56,16 @@ def evaluate(
 ) -> int:
     """Print the metrics of a checkpoint or a weights file, on the run's data or on a different source."""
     given, run = {name: value for name, value in flags.items() if value}, last_finished(run)
-    # The folders in the run's settings belong to the run's data, so they do not apply to a new --data-root.
+    layers: Layers = [("flag", {"gpus": "", **given}), ("--set", assignments)]
+    not_inherited = ("test_low_root",) if "test_root" in given else ()
+    config = checked(config_of(run, [("flag", Inherited(dict.fromkeys(not_inherited, ""))), *layers]))
     elsewhere = "data_root" in {**given, **assignments}
-    not_inherited = FOLDERS if elsewhere else ("test_low_root",)
-    own = Inherited(dict.fromkeys(not_inherited, "") if elsewhere or "test_root" in given else {})
-    config = checked(config_of(run, [("flag", own), ("flag", {"gpus": "", **given}), ("--set", assignments)]))
-    config = _for_whole_folder(config) if elsewhere else config
+    if elsewhere:
+        # The folders in the run's settings belong to the run's data, so they do not apply to other data.
+        other = checked(config_of(run, [("flag", Inherited(dict.fromkeys(FOLDERS, ""))), *layers]))
+        whole = _for_whole_folder(other)
+        elsewhere = whole == other or not _is_moved(run, config)
+        config = whole if elsewhere else config
     recipe_class = config.recipe_class
     if not recipe_class.evaluator:
         raise UserError(f"{run}: recipe {config.recipe_name!r} has no evaluator; set `evaluator` in the recipe")
@@ -71,6 +76,16 @@ def evaluate(
         return run_in_processes(Task.of(evaluate_here, run, split, at, *blend), config)
     evaluate_here(config, run, split, at, *blend)
     return 0
+
+
+def _is_moved(run: str, config: Config) -> bool:
+    """Return whether --data-root has the run's own data; print that it is split as in training."""
+    activity(f"comparing {config.run.data_root} with the data of {run}")
+    is_moved = is_training_data(run, config)
+    place = place_from(os.environ)
+    if is_moved and (place is None or place.rank == 0):
+        print_line(f"{config.run.data_root}: has the training data of {run}, so it is split as in training")
+    return is_moved
 
 
 def _default_split(config: Config, elsewhere: bool) -> str:

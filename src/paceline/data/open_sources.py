@@ -27,13 +27,13 @@ def open_sources(config: Config, split: str = "") -> dict[str, Source]:
     if split != "train" and split in splits:
         return {split: source_class(split, settings)}
     sources = {split: source_class(split, settings) for split in splits}
-    if config.run.validation:
-        whole = sources["train"]
-        sources["train"], sources["validation"] = _split_off(whole, config.run.validation, config.run.split_seed)
-        sources["train"].notes, sources["train"].not_used = whole.notes, whole.not_used
-        if not len(sources["train"]) or not len(sources["validation"]):
-            raise _no_validation(config.run.validation, len(whole))
-    return sources
+    return sources | _hold_out(config.run, sources["train"])
+
+
+def open_training_samples(config: Config) -> Source:
+    """Return the samples that a run is trained on, without opening its test split."""
+    source_class = load_class("source", config.run.data, Source)
+    return _hold_out(config.run, source_class("train", settings_and_splits(config)[0]))["train"]
 
 
 def check_evaluated(config: Config, sources: Mapping[str, Source]) -> None:
@@ -59,6 +59,17 @@ def settings_and_splits(config: Config) -> tuple[RunSettings, Sequence[str]]:
         if whole != config.run:
             return whole, ("train",)
     return config.run, source_class.splits_of(config.run)
+
+
+def _hold_out(run: RunSettings, whole: Source) -> dict[str, Source]:
+    """Return the training samples and, if samples are held out, the validation samples."""
+    if not run.validation:
+        return {"train": whole}
+    train, validation = _split_off(whole, run.validation, run.split_seed)
+    train.notes, train.not_used = whole.notes, whole.not_used
+    if not len(train) or not len(validation):
+        raise _no_validation(run.validation, len(whole))
+    return {"train": train, "validation": validation}
 
 
 def _split_off(whole: Source, fraction: float, seed: int) -> tuple[Source, Source]:

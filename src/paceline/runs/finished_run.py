@@ -13,7 +13,8 @@ from paceline.core.errors import NOT_FOUND, UserError
 from paceline.core.trust import check_may_run, may_run
 from paceline.data.crop import cropped
 from paceline.data.data_name import data_name
-from paceline.data.open_sources import open_sources
+from paceline.data.fingerprint import describe_samples
+from paceline.data.open_sources import open_sources, open_training_samples
 from paceline.data.source_settings import RegisteredSources
 from paceline.evaluation.contract import OpenedRun
 from paceline.runs.checkpoint import choose_checkpoint
@@ -54,6 +55,16 @@ def readable_config_of(run: str, *, trust: bool = False) -> Config:
     known = {name: value for name, value in kept.items() if plain_name(name.rpartition(".")[2]) in SHARED_SETTINGS}
     layers = [(str(Path(run) / CONFIG), Inherited(known))]
     return resolve(record.recipe, Recipe, layers, RegisteredSources(), load_source=False)
+
+
+def is_training_data(run: str, config: Config) -> bool:
+    """Return whether the training samples under `config` are those of a run; False for a weights file."""
+    if is_weights_file(run):
+        return False
+    try:
+        return describe_samples(open_training_samples(config)) == _record_of(run).provenance.data
+    except (UserError, OSError):  # other data may have too few samples for a run, or different folders
+        return False
 
 
 def _record_of(run: str) -> RunRecord:
