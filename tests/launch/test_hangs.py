@@ -92,7 +92,8 @@ def test_a_parameter_that_all_ranks_leave_out_in_one_step_is_reported_in_one_lin
     once = start_fork(tmp_path, *COMMAND, *faults)
     # The first micro-batch of the second step is the third call; its last micro-batch is the fourth.
     last = start_fork(tmp_path, *COMMAND[:-1], "accumulated", *faults[:-1], "at=4", "--accumulate", "2")
-    for running in (once, last):
+    in_trainer = start_fork(tmp_path, *COMMAND[:-1], "trainer", *faults, "--strategy", "lightning")
+    for running in (once, last, in_trainer):
         assert running.wait() == 2
         error = r"paceline: phase 'classifier': in the previous step, the loss.* on rank \d did not use every parameter"
         assert re.match(error, running.stderr) and running.stderr.count("\n") == 1

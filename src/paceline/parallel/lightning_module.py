@@ -10,6 +10,7 @@ from typing import Any
 import lightning
 from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from torch.nn.parallel import DistributedDataParallel
 
 from paceline.parallel.ddp_options import NO_BUFFER_BROADCAST
 from paceline.parallel.world import World
@@ -53,16 +54,23 @@ class Steps:
 class Module(lightning.LightningModule):
     """The recipe as a LightningModule without Lightning optimizers; each batch runs one Paceline step."""
 
-    def __init__(self, recipe: Any, advance: Callable[[Any], None]) -> None:
+    def __init__(
+        self, recipe: Any, advance: Callable[[Any], None], check: Callable[[DistributedDataParallel], None]
+    ) -> None:
         super().__init__()
         self.automatic_optimization = False
-        self.recipe, self.advance = recipe, advance
+        self.recipe, self.advance, self.check = recipe, advance, check
         self.on_sigterm = signal.getsignal(signal.SIGTERM)
 
     def on_train_start(self) -> None:
         # The Trainer's own handler would start a collective inside the signal handler, in the middle of a step.
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self.on_sigterm)
+
+    def on_train_batch_start(self, batch: Any, batch_index: int) -> None:
+        wrapper = self.trainer.strategy.model
+        if isinstance(wrapper, DistributedDataParallel):
+            self.check(wrapper)
 
     def training_step(self, batch: Any, batch_index: int) -> None:
         self.advance(batch)

@@ -11,12 +11,11 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Batch, Loss, Phase, Recipe
-from paceline.core.errors import UserError
 from paceline.parallel.ddp_options import NO_BUFFER_BROADCAST
 from paceline.parallel.memory_shares import MemoryShares, bytes_of
 from paceline.parallel.precision import Precision
 from paceline.parallel.strategy import NOTHING, Strategy
-from paceline.parallel.torch_internals import has_exchanged_gradients
+from paceline.parallel.unused_parameters import check_gradients
 from paceline.parallel.world import World
 
 
@@ -85,13 +84,7 @@ class DistributedDataParallel(Strategy):
 
     def forward(self, phase: Phase, batch: Batch) -> Loss:
         wrapper = self.wrappers[phase.name]
-        if not has_exchanged_gradients(wrapper):
-            loss_name = "the loss of the last micro-batch" if self.settings.accumulate > 1 else "the loss"
-            raise UserError(
-                f"phase {phase.name!r}: in the previous step, {loss_name} on rank {self.world.rank} did not use every "
-                f"parameter of {phase.network!r}, so some gradients were not exchanged: use every parameter in "
-                f"{loss_name}, with a weight of 0 where necessary"
-            )
+        check_gradients(wrapper, phase, self.settings, self.world.rank)
         loss: Loss = wrapper(phase.name, batch)
         return loss
 

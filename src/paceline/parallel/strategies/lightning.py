@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Recipe
@@ -20,6 +20,7 @@ from paceline.core.errors import UserError, install_extra
 from paceline.parallel.memory_shares import MemoryShares, bytes_of
 from paceline.parallel.precision import Precision
 from paceline.parallel.strategy import StepData, Strategy
+from paceline.parallel.unused_parameters import check_gradients
 from paceline.parallel.world import World
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class Lightning(Strategy):
         for name in ("lightning.pytorch", "lightning.fabric"):
             logging.getLogger(name).setLevel(logging.ERROR)
         self.trainable.release()  # Lightning's DDP wrapper ignores parameters that do not yet require grad
-        self._module = Module(self.recipe, advance)
+        self._module = Module(self.recipe, advance, self._check_gradients)
         # With several networks, each phase leaves parameters unused. With one network on three or more ranks,
         # find_unused_parameters keeps the order of the buckets, so that a resumed run sums gradients in the same order.
         unused = len(self.recipe.networks) > 1 or self.world.size > 2
@@ -66,6 +67,9 @@ class Lightning(Strategy):
             except SystemExit:  # the Trainer turns Ctrl-C into SystemExit
                 raise KeyboardInterrupt from None
         self.recipe.to(self.world.device)  # the Trainer leaves its module on the CPU
+
+    def _check_gradients(self, wrapper: nn.parallel.DistributedDataParallel) -> None:
+        check_gradients(wrapper, self.recipe.phases[-1], self.settings, self.world.rank)
 
     def backward(self, loss: Tensor, last: bool) -> None:
         # manual_backward prepares Lightning's reducer. Until the last micro-batch, gradients stay local.
