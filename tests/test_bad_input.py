@@ -81,6 +81,11 @@ USER_ERRORS: dict[str, str] = {  # expected part of the error line for each comm
     "train classification --precision fp8": "unknown value 'fp8'",
     "train classification --batch-size many": "--batch-size 'many': expected a number like 128",
     "train classification --batch-size 0": "--batch-size '0': expected a number like 128",
+    "train classification --batch-size 99999999999999999999": "--batch-size 99999999999999999999: must be at most "
+    "10,000,000 images",
+    "train classification --set workers=99999999999999999999": "must be at least 0 and below 513",
+    "train classification --set size=99999999999999999999": "must be at most 65536",
+    "train classification --accelerator cpu --devices 99999": "--devices 99999: must be at most 1,024 on a CPU",
     "train classification --batch-size 3 --accumulate 4": "--batch-size 3: needs at least 4 images (1 devices × 4",
     "train classification --gpus two": "--gpus",
     "train classification --config nothing.toml": "--config nothing.toml: no such file",

@@ -94,7 +94,7 @@ def test_every_numeric_setting_has_bounds_or_is_checked_where_it_is_used() -> No
         for f in dataclasses.fields(group)
         if f.type in ("int", "float") and not f.metadata["bounds"]
     }
-    assert unbounded == {"size", "channels"}  # each source checks these two settings
+    assert unbounded == {"channels"}  # each source checks this setting
     assert set(RunSettings.__dataclass_fields__["seed"].metadata["bounds"]) <= set(BOUNDS)
 
 

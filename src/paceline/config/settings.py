@@ -157,12 +157,12 @@ class RunSettings:
         mutable_on_resume=True,
     )
     workers: int = setting(
-        2, "number of worker processes per device, for --loader workers", flag=True, mutable_on_resume=True, at_least=0
+        2, "worker processes per device, for --loader workers", flag=True, mutable_on_resume=True, at_least=0, below=513
     )
     bad_images: Literal["fail", "skip"] = setting(
         "fail", "what to do with unreadable images: fail or skip them", flag=True
     )
-    size: int = setting(0, "height and width of the images in pixels; 0 keeps the source's size")
+    size: int = setting(0, "height and width of the images in pixels; 0 keeps the source's size", at_most=65_536)
     channels: int = setting(
         0, "number of channels; 1 converts to greyscale, 3 to RGB; 0: the source's channels (for most sources: RGB)"
     )

@@ -12,6 +12,7 @@ Unit: TypeAlias = Literal["images", "epochs", "steps", "%"]
 NEVER = "never"
 INTERVALS = ("log_every", "evaluate_every", "sample_every", "save_every")
 CAN_BE_NEVER = ("evaluate_every", "sample_every")
+MAX_BATCH = 10_000_000  # a larger batch is a mistake, which would fill the memory
 MAX_AMOUNT = 1e18  # far longer than any run; the number of images in such a span is still finite
 
 
@@ -71,6 +72,8 @@ def split_batch(text: str, devices: int, accumulate: int) -> int:
     if not match or int(match[1]) == 0:
         raise UserError(f"--batch-size {text!r}: expected a number like 128, or a number per device like 32/device")
     batch = int(match[1]) * (devices if match[2] else 1)
+    if batch > MAX_BATCH:
+        raise UserError(f"--batch-size {text}: must be at most {MAX_BATCH:,} images; use a smaller batch")
     if batch < devices * accumulate:
         raise UserError(
             f"--batch-size {batch}: needs at least {devices * accumulate} images "

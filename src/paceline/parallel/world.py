@@ -24,6 +24,7 @@ from paceline.parallel.peers import Peers, await_server, call_roll
 from paceline.parallel.place import Place, meeting_point, place_from, place_of
 from paceline.parallel.store import choose_interface, is_loopback, join_store, serve_store
 
+MAX_CPU_PROCESSES = 1024
 EXAMINATION_SECONDS = 30.0  # how much longer than `timeout` a collective, or a store without `Peers`, waits
 
 
@@ -147,6 +148,8 @@ def check_devices(settings: RunSettings) -> None:
             raise UserError(
                 f"--gpus {settings.gpus}: no CUDA device is visible to PyTorch, or --accelerator is cpu; remove --gpus"
             )
+        if settings.devices > MAX_CPU_PROCESSES:
+            raise UserError(f"--devices {settings.devices}: must be at most {MAX_CPU_PROCESSES:,} on a CPU")
         return
     count, ids = torch.cuda.device_count(), gpu_ids(settings)
     missing = [number for number in ids if not 0 <= number < count]
