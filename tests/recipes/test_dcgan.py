@@ -1,4 +1,5 @@
 import dataclasses
+import math
 from pathlib import Path
 
 import pytest
@@ -49,8 +50,8 @@ def test_the_loss_terms_are_computed_with_the_configured_objective(objective):
     loss = recipe("discriminator", batch)
     assert torch.equal(loss.terms["real"], functions.real(real).mean())
     assert torch.equal(loss.terms["fake"], functions.fake(fake).mean())
-    assert torch.equal(loss.signals["real_score"], real.sigmoid().mean())
-    assert torch.equal(loss.signals["fake_score"], fake.sigmoid().mean())
+    assert torch.equal(loss.signals["real_score"], (real - functions.boundary).sigmoid().mean())
+    assert torch.equal(loss.signals["fake_score"], (fake - functions.boundary).sigmoid().mean())
 
 
 def test_the_discriminator_trains_on_images_generated_from_the_noise_in_the_batch():
@@ -114,14 +115,19 @@ def test_augmentation_changes_what_the_discriminator_sees_but_not_the_generated_
 
 
 @pytest.mark.parametrize(("objective", "boundary"), [("bce", 0.0), ("hinge", 0.0), ("lsgan", 0.5)])
-def test_the_certainty_is_the_mean_sign_of_the_output_relative_to_the_boundary(objective, boundary):
-    recipe = build(objective=objective, ada="color")
+def test_certainty_and_scores_are_relative_to_the_boundary_between_real_and_fake(objective, boundary):
+    plain, recipe = build(objective=objective), build(objective=objective, ada="color")
     batch = make_batch(recipe) | {"augment_strength": torch.zeros(NUM_SAMPLES)}
     batch["fake"] = batch["image"]
     for offset, certainty in ((-0.1, -1), (0.0, 0), (0.1, 1)):
         logits = torch.full((NUM_SAMPLES,), boundary + offset, dtype=torch.float64)
         recipe.discriminator.forward = lambda images, logits=logits: logits
-        assert recipe("discriminator", batch).signals["augment_certainty"] == certainty
+        signals = recipe("discriminator", batch).signals
+        assert signals["augment_certainty"] == certainty
+        plain.discriminator.forward = recipe.discriminator.forward
+        generated = plain("generator", make_batch(plain)).signals
+        scores = (signals["real_score"], signals["fake_score"], generated["fake_score"])
+        assert all(score.item() == pytest.approx(1 / (1 + math.exp(-offset))) for score in scores)
 
 
 def test_batchnorm_and_spectral_norm_of_the_discriminator_can_be_configured():

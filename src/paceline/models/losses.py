@@ -74,9 +74,13 @@ def log_softplus(logits: Tensor) -> Tensor:
     return torch.where(logits < SMALLEST_LOGIT, logits, inner)
 
 
-def score(logits: Tensor) -> Tensor:
-    """Return the mean predicted probability of "real", from 0 to 1, without gradients; used for logging."""
-    return logits.detach().sigmoid().mean()
+def score(logits: Tensor, boundary: float) -> Tensor:
+    """Return the mean of sigmoid(logit - boundary), without gradients; used for logging.
+
+    A score is between 0 and 1. It is 0.5 at the boundary of an `Objective`. With BCE, whose boundary is 0, it is the
+    predicted probability of "real".
+    """
+    return (logits.detach() - boundary).sigmoid().mean()
 
 
 def r1_penalty(discriminator: Callable[[Tensor], Tensor], images: Tensor) -> tuple[Tensor, Tensor]:

@@ -58,7 +58,9 @@ class Dcgan(DcganRecipe):
         logits = self.discriminator(self.augment(fake, batch, "own"))
         terms = {"adversarial": self.objective.generator(logits).mean()}
         return Loss(
-            terms, shared={"fake": fake}, signals={"fake_score": score(logits), **self.augment.next_strength(batch)}
+            terms,
+            shared={"fake": fake},
+            signals={"fake_score": score(logits, self.objective.boundary), **self.augment.next_strength(batch)},
         )
 
     def discriminator_loss(self, batch: Batch) -> Loss:
@@ -67,7 +69,10 @@ class Dcgan(DcganRecipe):
         real = self.discriminator(self.augment(batch["image"], batch, "real"))
         fake = self.discriminator(self.augment(batch["fake"], batch, "fake"))
         terms = {"real": self.objective.real(real).mean(), "fake": self.objective.fake(fake).mean()}
-        scores = {"real_score": score(real), "fake_score": score(fake)}
+        scores = {
+            "real_score": score(real, self.objective.boundary),
+            "fake_score": score(fake, self.objective.boundary),
+        }
         return Loss(terms, signals=scores | self.augment.certainty(real, self.objective.boundary))
 
     def penalty_loss(self, batch: Batch) -> Loss:

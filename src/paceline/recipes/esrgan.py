@@ -168,7 +168,7 @@ class Esrgan(UpscalingRecipe):
                 real = self.discriminator(batch["image"])
             rating = fake - real
         terms["adversarial"] = self.adversarial * self.objective.generator(rating).mean()
-        return Loss(terms, shared={"fake": upscaled}, signals={"fake_score": score(fake)})
+        return Loss(terms, shared={"fake": upscaled}, signals={"fake_score": score(fake, self.objective.boundary)})
 
     def discriminator_loss(self, batch: Batch) -> Loss:
         """Real images should score as real and upscaled images as fake, or real ones as more real than upscaled ones.
@@ -183,7 +183,13 @@ class Esrgan(UpscalingRecipe):
             terms = {"relativistic": self.objective.real(real - fake).mean()}
         else:
             terms = {"real": self.objective.real(real).mean(), "fake": self.objective.fake(fake).mean()}
-        return Loss(terms, signals={"real_score": score(real), "fake_score": score(fake)})
+        return Loss(
+            terms,
+            signals={
+                "real_score": score(real, self.objective.boundary),
+                "fake_score": score(fake, self.objective.boundary),
+            },
+        )
 
     def degrade(self, high: Tensor, batch: Batch) -> Tensor:
         """Return low-resolution images: downsampled (bicubic) or, with `second_order`, degraded as real photographs."""

@@ -137,7 +137,7 @@ class Restoration(RestorationRecipe):
             return Loss(terms)
         logits = self.discriminator(restored)
         terms["adversarial"] = self.adversarial * self.objective.generator(logits).mean()
-        return Loss(terms, shared={"fake": restored}, signals={"fake_score": score(logits)})
+        return Loss(terms, shared={"fake": restored}, signals={"fake_score": score(logits, self.objective.boundary)})
 
     def discriminator_loss(self, batch: Batch) -> Loss:
         """Targets should score as real, restored images as fake."""
@@ -145,7 +145,13 @@ class Restoration(RestorationRecipe):
         # Use two passes, so that real and restored images have separate BatchNorm statistics.
         real, fake = self.discriminator(batch["target"]), self.discriminator(batch["fake"])
         terms = {"real": self.objective.real(real).mean(), "fake": self.objective.fake(fake).mean()}
-        return Loss(terms, signals={"real_score": score(real), "fake_score": score(fake)})
+        return Loss(
+            terms,
+            signals={
+                "real_score": score(real, self.objective.boundary),
+                "fake_score": score(fake, self.objective.boundary),
+            },
+        )
 
     def _input(self, batch: Batch) -> Tensor:
         """Return the images to restore during training."""

@@ -157,7 +157,7 @@ class SuperResolution(UpscalingRecipe):
             return Loss(terms)
         logits = self.discriminator(upscaled)
         terms["adversarial"] = self.adversarial * self.objective.generator(logits).mean()
-        return Loss(terms, shared={"fake": upscaled}, signals={"fake_score": score(logits)})
+        return Loss(terms, shared={"fake": upscaled}, signals={"fake_score": score(logits, self.objective.boundary)})
 
     def discriminator_loss(self, batch: Batch) -> Loss:
         """Real images should score as real, upscaled images as fake."""
@@ -165,7 +165,13 @@ class SuperResolution(UpscalingRecipe):
         # Use two passes, so that real and upscaled images have separate BatchNorm statistics.
         real, fake = self.discriminator(batch["image"]), self.discriminator(batch["fake"])
         terms = {"real": self.objective.real(real).mean(), "fake": self.objective.fake(fake).mean()}
-        return Loss(terms, signals={"real_score": score(real), "fake_score": score(fake)})
+        return Loss(
+            terms,
+            signals={
+                "real_score": score(real, self.objective.boundary),
+                "fake_score": score(fake, self.objective.boundary),
+            },
+        )
 
 
 def _make_srresnet(settings: SuperResolutionSettings, channels: int) -> SRResNet:
