@@ -119,6 +119,8 @@ def test_two_runs_are_shown_side_by_side():
         ("classifier --animate", "classifier: has no images in samples/ to animate"),
         ("nowhere", "nowhere: no such file or folder"),
         ("long --next-to nowhere", "nowhere: no such file or folder"),
+        ("long --next-to short --class 3", "paceline: long: --class 3: "),
+        ("long --next-to short --checkpoint 1920", "paceline: short: --checkpoint 1920: "),
         ("long --grid 8", "--grid 8: expected rows and columns like 8x8"),
         ("long --grid 0x3", "--grid 0x3: expected rows"),
         ("long --grid 100x100", "at most 4,096 images"),

@@ -177,10 +177,15 @@ def _show(runs: list[str], file: Path, options: Options) -> int:
     # The other folders in the run's settings belong to the old place of the data.
     moved = Inherited(dict.fromkeys(FOLDERS, "") if options.data_root else {})
     activity("generating the images")
-    shown = [
-        show_run(run, checked(config_of(run, [("flag", moved), ("flag", flags)])), options.checkpoint, grid_options)
-        for run in runs
-    ]
+    shown = []
+    for run in runs:
+        try:
+            config = checked(config_of(run, [("flag", moved), ("flag", flags)]))
+            shown.append(show_run(run, config, options.checkpoint, grid_options))
+        except UserError as error:
+            if len(runs) == 1 or run in str(error):
+                raise
+            raise UserError(f"{run}: {error}") from None
     whole = shown[0][0] if len(shown) == 1 else side_by_side([captioned(*one) for one in shown])
     with new_file(file) as temporary:
         whole.save(temporary, format="PNG")
