@@ -32,7 +32,8 @@ def make_compared_runs(root: Path) -> Path:
         rows += [line(100 * i, validation__top1=50.0 + i / 10 + number) for i in (40, 80, NUM_LINES)]
         rows.append(line(100 * NUM_LINES, test__top1=60.0 + number, test__checkpoint_images=100 * NUM_LINES))
         (run / "metrics.jsonl").write_text("".join(rows))
-        (run / "config.toml").write_text(f'recipe = "dcgan"\nseed = 3\n\n[generator]\nlr = {rate}\n')
+        odd = 'constructor = "odd"\n' if name == "wild" else ""  # every JavaScript object has such a property
+        (run / "config.toml").write_text(f'recipe = "dcgan"\nseed = 3\n{odd}\n[generator]\nlr = {rate}\n')
         status = f'{{"state": "finished", "since": {time.time() - 100 * number}, "total_images": 12000}}'
         (run / "status.json").write_text(status)
         for images in (0, 6000, 12000):

@@ -40,6 +40,16 @@ def test_run_states_are_read_only_from_files(board: Served) -> None:
     assert states["private"] == "unknown"  # the run has no status file, and no process holds its lock
 
 
+def test_a_run_is_listed_once_whatever_links_lead_to_it(tmp_path: Path) -> None:
+    make_run(tmp_path / "runs" / "deep" / "one")
+    make_run(tmp_path / "runs" / ".store" / "hidden")
+    (tmp_path / "runs" / "a-latest").symlink_to("deep/one")
+    (tmp_path / "runs" / "deep" / "loop").symlink_to("..")
+    (tmp_path / "runs" / "shown").symlink_to(".store/hidden")
+    with serve(tmp_path / "runs") as board:
+        assert board.runs().keys() == {"deep/one", "shown"}
+
+
 def test_the_log_tail_is_from_the_rank_that_failed(board: Served) -> None:
     assert board.runs()["failed"]["log_tail"][-1] == "ValueError: too many pigeons"
     assert board.json(f"/api/runs/{board.runs()['failed']['id']}/log?rank=1")["ranks"] == [0, 1]

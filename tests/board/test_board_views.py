@@ -96,7 +96,7 @@ def test_the_table_sorts_runs_by_a_metric_and_lists_the_settings_that_differ(pag
     click(page, "[data-view=table]")
     page.wait_for("document.querySelectorAll('table.board tbody tr').length == 4")
     heads = names(page, "table.board thead .link")
-    assert "generator.lr" in heads and "seed" not in heads and "recipe" not in heads
+    assert "generator.lr" in heads and not {"seed", "recipe", "constructor"} & set(heads)
     assert {"test/top1", "validation/top1best", "validation/top1last", "images", "time"} <= set(heads)
     assert names(page, "table.board td.best") == ["63", "65"]  # the speed is the same in all runs
     hidden = {"test/checkpoint_images", "host/cpu_percent", "net/loss", "time/step_seconds", "seed", "host"}
@@ -142,6 +142,7 @@ def test_a_filter_compares_settings_metrics_and_states(page: Browser) -> None:
     for text, expected in (
         ("lr>0.005 lr<0.5", {"middle", "high"}),
         ("generator.lr=1", {"wild"}),
+        ("constructor=odd", {"wild"}),
         ("test/top1>=62", {"high", "wild"}),
         ("lr!=1 state:finished", {"low", "middle", "high"}),
         ("iddl", {"middle"}),

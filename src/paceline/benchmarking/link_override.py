@@ -15,7 +15,7 @@ SHORT = re.compile(NUMBER + r"([kKMGT]?)([bB])\s*(?:/\s*s|ps)?\s*")  # B means b
 AMBIGUOUS = re.compile(NUMBER + r"[kmgt]?b?\s*(?:/\s*s|ps)?\s*", re.IGNORECASE)
 SPELLED = re.compile(NUMBER + r"([kmgt]?)(bits?|bytes?)\s*(?:/\s*s|ps)?\s*", re.IGNORECASE)
 BARE = re.compile(NUMBER)
-SECONDS = re.compile(NUMBER + r"(us|µs|ms|s|)\s*")
+SECONDS = re.compile(NUMBER + r"(us|µs|ms|s)\s*")
 PREFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 
 
@@ -71,11 +71,11 @@ def parse_bandwidth(text: str) -> float:
 
 
 def parse_seconds(text: str) -> float:
-    """Convert `20us`, `0.1ms` or `1e-5` to seconds."""
+    """Convert `20us`, `0.1ms` or `1e-5s` to seconds."""
     match = SECONDS.fullmatch(text.lower())
     value = math.inf
     if match:
-        value = float(match[1] + match[2]) * {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0}[match[3]]
+        value = float(match[1] + match[2]) * {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}[match[3]]
     if value == math.inf:
         raise UserError(f"--latency {text}: expected something like 20us or 0.1ms")
     return value
