@@ -135,8 +135,10 @@ def differences(
     """Run the same training steps under each strategy and compare the networks with those from the first strategy."""
     if control and control not in CONTROLS:
         raise unknown("control", control, CONTROLS)
-    if len(strategies) < 2:
-        raise UserError("--strategies: expected at least two strategies, e.g. single,ddp")
+    if len(strategies) < 2 or len(set(strategies)) < len(strategies):
+        raise UserError(f"--strategies {','.join(strategies)}: expected two or more different names, e.g. single,ddp")
+    if steps < 1:
+        raise UserError(f"--steps {steps}: must be at least 1")
     classes = {name: load_class("strategy", name, Strategy) for name in strategies}
     for name, strategy in classes.items():
         if strategy.cpu_obstacle and not uses_cuda(config.run):
@@ -167,9 +169,8 @@ def _trace(config: Config, path: Path, control: str, steps: int) -> Trace:
         if code == INTERRUPTED:
             raise KeyboardInterrupt
         if code:
-            raise UserError(
-                f"strategy {config.run.strategy}: training failed with exit code {code}; see the output above"
-            )
+            name = config.run.strategy
+            raise UserError(f"strategy {name}: training failed with exit code {code}; see the output above")
     else:
         most = strategy_class(config).max_devices
         alone = config.with_run(devices=min(most or config.run.devices, config.run.devices))
