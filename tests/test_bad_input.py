@@ -128,7 +128,9 @@ USER_ERRORS: dict[str, str] = {  # expected part of the error line for each comm
     "train": "Missing argument",
     "trian classification": "No such command 'trian'",
     "evaluate nowhere": "nowhere: no such file or folder",
-    "verify classification --strategies single": "--strategies: expected at least two",
+    "verify classification --strategies single": "--strategies single: expected two or more different names",
+    "verify classification --strategies single,single": "--strategies single,single: expected two or more different",
+    "verify classification --steps 0": "--steps 0: must be at least 1",
     "verify classification --accelerator cpu --strategies single,dp": "--strategies single,dp: DataParallel needs "
     "GPUs; on a CPU it is the same as single; leave dp out",
     "verify classification --strategies single,dpd": "unknown strategy 'dpd'",

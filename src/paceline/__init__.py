@@ -215,8 +215,8 @@ def verify(
 
     Args:
         recipe: The name of a recipe, or the path to your own .py file.
-        strategies: At least two strategies: names, or paths to your own .py files.
-        steps: The number of training steps.
+        strategies: At least two different strategies: names, or paths to your own .py files.
+        steps: The number of training steps, at least 1.
         tolerance: The largest allowed difference between weights, relative to the largest weight in the network.
         data: Same as in `train`.
         data_root: Same as in `train`.

@@ -128,6 +128,10 @@ def test_two_runs_are_shown_side_by_side():
         ("long --animate --out moving.mp4", "--out moving.mp4: expected a file name ending in .gif or .webp"),
         ("long --animate --interpolate", "--animate --interpolate: cannot be combined"),
         ("long --animate --grid 2x2", "--grid 2x2: --animate shows the sample grids saved during training"),
+        ("long --animate --checkpoint last", "--checkpoint last: --animate shows the whole training; leave it out"),
+        ("long --inception net.pt", "--inception net.pt: only --nearest uses features; leave it out"),
+        ("long --count 2 --to new --out grid.png", "--out grid.png: --count writes the images of one run"),
+        ("long --count 2 --to new --next-to short", "--next-to short: --count writes the images of one run"),
         ("long --checkpoint 7", "--checkpoint 7: no checkpoint was kept at this number of images"),
     ],
 )

@@ -1,12 +1,16 @@
-"""`verify` explains differences between weights that come from the optimizer, not from the strategy."""
+"""`verify` reports differences on the screen and in a file, and explains those that come from the optimizer."""
 
 from __future__ import annotations
+
+import json
 
 import pytest
 import torch
 
+from paceline.commands import verify as verify_command
 from paceline.commands.configure import configure
-from paceline.commands.verify import Difference, compare, explain
+from paceline.commands.verify import Difference, compare, explain, verify
+from paceline.core.errors import UserError
 
 
 def found(kind: str, value: float) -> Difference:
@@ -34,3 +38,13 @@ def test_empty_tensors_are_not_compared():
     trace = {"weights//generator/weight": torch.ones(2), "weights//generator/empty": torch.ones(0)}
     (difference,) = compare({"single": trace, "ddp": trace}, 1e-9)
     assert difference.value == 0 and difference.ok
+
+
+def test_the_differences_are_written_to_a_json_file_or_the_error_names_the_flag(tmp_path, monkeypatch):
+    config = configure("classification", {"data": "digits", "accelerator": "cpu"})
+    monkeypatch.setattr(verify_command, "differences", lambda *_: [found("weights", 1e-15)])
+    file = tmp_path / "new folder" / "differences.json"
+    assert verify(config, ["single", "ddp"], 2, 1e-9, "", str(file)) == 0
+    assert json.loads(file.read_text())["differences"][0]["value"] == 1e-15
+    with pytest.raises(UserError, match=f"--json {tmp_path}: "):
+        verify(config, ["single", "ddp"], 2, 1e-9, "", str(tmp_path))

@@ -56,3 +56,13 @@ def test_a_file_of_another_format_is_reported_with_a_remedy_that_works(tmp_path:
     file.write_text("epochs = 3\n[provenance]\nformat = 1\n")
     with pytest.raises(UserError, match=r"run format 1, .*: copy the settings that you need into a new file, or use"):
         read_file(str(file))
+
+
+def test_an_empty_preset_on_the_command_line_overrides_the_preset_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text('preset = "quick"\nlr = 0.3\n')
+    without = configure("classification", {}).recipe
+    assert configure("classification", {}, config_file=str(file)).recipe != without
+    for flags, assignments in (({"preset": ""}, []), ({}, ["preset="])):
+        config = configure("classification", flags, config_file=str(file), assignments=assignments)
+        assert config.run.preset == "" and config.recipe == without and config.learner.lr == 0.3

@@ -157,6 +157,18 @@ def test_the_next_command_removes_what_a_killed_profiler_left_behind(tmp_path: P
     assert sorted(file.name for file in folder.iterdir()) == ["rank-1.json.gz", "summary.txt"]
 
 
+def test_a_profile_replaces_the_traces_of_an_earlier_profile_with_more_ranks(tmp_path: Path, tiny: str) -> None:
+    folder = tmp_path / PROFILE
+    folder.mkdir()
+    for name in ("rank-1.json.gz", "rank-10.json.gz", "rank-notes.json.gz"):
+        (folder / name).write_text("")
+    profiler, stopwatch = start_profiler(tmp_path, tiny)
+    for _ in range(2):
+        run_step(profiler, stopwatch)
+    profiler.finish()
+    assert sorted(file.name for file in folder.glob("rank-*")) == ["rank-0.json.gz", "rank-notes.json.gz"]
+
+
 def test_a_finished_run_has_no_steps_to_profile(tmp_path: Path, tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
     parts = assemble(make_config(tiny, profile=10))
     assert StepProfiler.of(parts, Stopwatch(), tmp_path, parts.total_images) is None

@@ -81,13 +81,16 @@ class LocalFiles:
 
     def _entry(self, one: os.DirEntry[str], folder: str) -> Entry | None:
         try:
-            if not one.name.isprintable() or (one.is_symlink() and not self._inside(os.path.realpath(one.path))):
+            target = os.path.realpath(one.path) if one.is_symlink() else ""
+            if not one.name.isprintable() or (target and not self._inside(target)):
                 return None
             status = one.stat()
         except (OSError, ValueError):  # the entry was just removed, or its name cannot be decoded
             return None
         if not (stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode)):
             return None
+        if target and stat.S_ISDIR(status.st_mode) and not _is_hidden(target[len(self._prefix) :]):
+            return None  # the folder itself is found, too
         name = f"{folder}/{one.name}" if folder else one.name
         return Entry(name, stat.S_ISDIR(status.st_mode), status.st_size, status.st_mtime)
 
@@ -137,6 +140,10 @@ class LocalFiles:
 
     def _inside(self, path: str) -> bool:
         return os.path.join(path, "").startswith(self._prefix)
+
+
+def _is_hidden(path: str) -> bool:
+    return any(part.startswith(".") for part in path.split(os.sep))
 
 
 def _read_all(file: int, start: int, length: int) -> bytes:

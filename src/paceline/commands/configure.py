@@ -42,7 +42,7 @@ def configure(
     from_sets = parse_assignments(assignments)
     check_named_code(f"--config {config_file}", from_file, [flags, from_sets])
     check_trusting_setting(f"--config {config_file}", from_file)
-    preset = str(from_sets.get("preset") or flags.get("preset") or from_file.get("preset") or "")
+    preset = next((str(layer["preset"]) for layer in (from_sets, flags, from_file) if "preset" in layer), "")
     if preset and preset not in recipe_class.presets:
         if preset == from_file.get("preset"):
             _check_recipe_of_file(config_file, from_file, recipe)

@@ -71,6 +71,9 @@ class Options:
 def sample(runs: list[str], out: str, options: Options) -> int:
     """Write an image or an animation that shows one run, or several runs side by side."""
     _check_options(options)
+    if options.count and (out or len(runs) > 1):
+        unused = f"--out {out}" if out else f"--next-to {runs[1]}"
+        raise UserError(f"{unused}: --count writes the images of one run to the folder --to; leave it out")
     runs = [last_finished(run) for run in runs]
     if options.count:
         return _write_images(runs[0], Path(options.to).expanduser(), options)
@@ -89,6 +92,10 @@ def _check_options(options: Options) -> None:
         raise UserError(f"--class {EVERY_CLASS}: shows one class per row of a grid; with --count, choose one class")
     if options.data_root and (options.count or options.animate):
         raise UserError(f"--data-root {options.data_root}: --count and --animate need no data; leave --data-root out")
+    if options.inception and not options.nearest:
+        raise UserError(f"--inception {options.inception}: only --nearest uses features; leave it out")
+    if options.animate and options.checkpoint != "best":
+        raise UserError(f"--checkpoint {options.checkpoint}: --animate shows the whole training; leave it out")
     if options.animate and options.interpolate:
         raise UserError("--animate --interpolate: cannot be combined; choose one")
     if options.interpolate and options.nearest:

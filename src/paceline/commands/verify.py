@@ -21,7 +21,7 @@ from paceline.config.spans import split_batch
 from paceline.contracts.recipe import Phase
 from paceline.core.activity import activity, counted
 from paceline.core.errors import UserError, unknown
-from paceline.core.files import SAFETENSORS, write_json
+from paceline.core.files import SAFETENSORS, new_file, write_json
 from paceline.core.registry import load_class
 from paceline.core.screen import open_screen
 from paceline.data.feed import StepData
@@ -125,7 +125,8 @@ def verify(config: Config, strategies: list[str], steps: int, tolerance: float, 
     if explanation := explain(config, found):
         console.print(explanation, soft_wrap=True)
     if result:
-        write_json(Path(result), {"description": title, "differences": [asdict(one) for one in found]}, indent=1)
+        with new_file(Path(result), "--json") as file:
+            write_json(file, {"description": title, "differences": [asdict(one) for one in found]}, indent=1)
     return int(not VerifyResult(tuple(found)).ok)
 
 
@@ -135,8 +136,10 @@ def differences(
     """Run the same training steps under each strategy and compare the networks with those from the first strategy."""
     if control and control not in CONTROLS:
         raise unknown("control", control, CONTROLS)
-    if len(strategies) < 2:
-        raise UserError("--strategies: expected at least two strategies, e.g. single,ddp")
+    if len(strategies) < 2 or len(set(strategies)) < len(strategies):
+        raise UserError(f"--strategies {','.join(strategies)}: expected two or more different names, e.g. single,ddp")
+    if steps < 1:
+        raise UserError(f"--steps {steps}: must be at least 1")
     classes = {name: load_class("strategy", name, Strategy) for name in strategies}
     for name, strategy in classes.items():
         if strategy.cpu_obstacle and not uses_cuda(config.run):
@@ -167,9 +170,7 @@ def _trace(config: Config, path: Path, control: str, steps: int) -> Trace:
         if code == INTERRUPTED:
             raise KeyboardInterrupt
         if code:
-            raise UserError(
-                f"strategy {config.run.strategy}: training failed with exit code {code}; see the output above"
-            )
+            raise UserError(f"strategy {config.run.strategy}: failed with exit code {code}; see the output above")
     else:
         most = strategy_class(config).max_devices
         alone = config.with_run(devices=min(most or config.run.devices, config.run.devices))

@@ -133,14 +133,14 @@ def check_new_file(out: str, suffixes: tuple[str, ...], *, overwrite: bool) -> P
 
 
 @contextmanager
-def new_file(target: Path) -> Iterator[Path]:
-    """Yield a temporary file that becomes `target`; report file system errors as a UserError about `--out`."""
+def new_file(target: Path, flag: str = "--out") -> Iterator[Path]:
+    """Yield a temporary file that becomes `target`; report file system errors as a UserError about a flag."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with replacing(target) as temporary:
             yield temporary
     except OSError as error:
-        raise UserError(f"--out {target}: {error.strerror or error}") from None
+        raise UserError(f"{flag} {target}: {error.strerror or error}") from None
 
 
 def _create_temporary(target: Path) -> Path:

@@ -30,7 +30,14 @@ from paceline.training.remedies import Situation, remedies
 from paceline.training.step import no_range
 from paceline.training.stopwatch import Annotate, Stopwatch, with_other, with_whole_steps
 from paceline.training.trace import PHASE, SECTION, Collective, TraceTimes, compressed_path
-from paceline.training.trace_process import TraceError, clean_up, remove_unfinished, summarise_trace, write_trace
+from paceline.training.trace_process import (
+    TraceError,
+    clean_up,
+    remove_traces_of_other_ranks,
+    remove_unfinished,
+    summarise_trace,
+    write_trace,
+)
 
 WARMUP_STEPS = 5  # steps before the trace; a CUDA graph must also have been captured
 STEPS_OF_OTHER_RANKS = 10  # enough to see which rank the others wait for
@@ -156,6 +163,7 @@ class StepProfiler:
             collectives = times.collectives
             if not world.is_first:
                 return
+            remove_traces_of_other_ranks(path.parent, world.size)
             self._made = _Made.of(times, receive(world), self._traced, seconds)
             summary = self._summary(self._made, {})
             summary.write(self._run)

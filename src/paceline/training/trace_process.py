@@ -78,3 +78,12 @@ def remove_unfinished(folder: Path, names: str = "*") -> None:
             if leftover.match(names):
                 with suppress(OSError):
                     leftover.unlink()
+
+
+def remove_traces_of_other_ranks(folder: Path, num_ranks: int) -> None:
+    """Remove traces of ranks that this run does not have, which an earlier profile with more ranks left."""
+    for file in folder.glob("rank-*.json.gz"):
+        rank = file.name.removeprefix("rank-").removesuffix(".json.gz")
+        if rank.isdecimal() and int(rank) >= num_ranks:
+            with suppress(OSError):
+                file.unlink()

@@ -9,6 +9,9 @@ async function request(path, parameters = [], options = {}) {
   return response;
 }
 
+// A setting or metric by its name. A name such as "constructor" would otherwise give a property that every object has.
+export const lookUp = (table, name) => (table && Object.hasOwn(table, name) ? table[name] : undefined);
+
 export const MAX_RUNS_IN_URL = 500; // a server rejects a URL of more than 64 kB
 
 const byRun = (runs) => runs.map((run) => ["run", run]);

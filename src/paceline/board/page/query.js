@@ -1,4 +1,6 @@
 // The filter for runs: words in the name, state, tags or note, and conditions such as lr>0.01, recipe=dcgan or tag:baseline.
+import { lookUp } from "./api.js";
+
 const CONDITION = /^([^\s=<>!:"]+)(!=|<=|>=|=|<|>|:)(.*)$/;
 
 export function parseQuery(text) {
@@ -36,9 +38,9 @@ function own(run, { name, value }) {
 function find(run, row, name) {
   if (name === "state" || name === "name" || name === "host") return run[name];
   const settings = row?.settings ?? {};
-  if (name in settings) return settings[name];
+  if (Object.hasOwn(settings, name)) return settings[name];
   const key = Object.keys(settings).find((one) => one.endsWith(`.${name}`));
-  return key ? settings[key] : run.last_values[name] ?? undefined;
+  return key ? settings[key] : lookUp(run.last_values, name) ?? undefined;
 }
 
 function compare(value, sign, wanted) {

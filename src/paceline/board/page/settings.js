@@ -1,5 +1,5 @@
 // Settings of the selected runs side by side, by default only those that differ.
-import { fetchSettings } from "./api.js";
+import { fetchSettings, lookUp } from "./api.js";
 import { colorOf } from "./colors.js";
 import { $, empty, make, remember, remembered } from "./dom.js";
 
@@ -35,7 +35,7 @@ export class Settings {
     for (const [table, title] of [["settings", "Settings"], ["provenance", "Provenance"]]) {
       const names = [...new Set(this.runs.flatMap((run) => Object.keys(this.kept.get(run.id)?.[table] ?? {})))];
       const found = names.map((name) => {
-        const values = this.runs.map((run) => this.kept.get(run.id)?.[table]?.[name]);
+        const values = this.runs.map((run) => lookUp(this.kept.get(run.id)?.[table], name));
         return { name, values, differs: new Set(values.map((value) => JSON.stringify(value))).size > 1 };
       }).filter(({ name, values, differs }) => (!only || differs) && `${name} ${values.join(" ")}`.toLowerCase().includes(filter));
       if (!found.length) continue;

@@ -1,4 +1,5 @@
 // The leaderboard: one row per run with the best and last values of its metrics and the settings that differ.
+import { lookUp } from "./api.js";
 import { colorOf } from "./colors.js";
 import { ColumnMenu } from "./columns.js";
 import { isLowerBetter, switchDirection } from "./direction.js";
@@ -71,8 +72,8 @@ export class Table {
 
   metricColumns(name) {
     const section = SECTIONS.find(([, holds]) => holds(name))[0];
-    const result = (run) => this.rows.get(run.id)?.results[name];
-    const value = (run) => result(run)?.last ?? run.last_values[name];
+    const result = (run) => lookUp(this.rows.get(run.id)?.results, name);
+    const value = (run) => result(run)?.last ?? lookUp(run.last_values, name);
     const usual = name === SPEED || (EVALUATED.test(name) && !COUNTED.test(name) && !BASELINE.test(name) && !this.isRepeated(name));
     const last = { key: `${name} last`, head: name, part: "last", section, usual, metric: name, hint: `${name}: last value`, value, number: true, cell: (run, digits) => show(name, value(run), digits) };
     if (!EVALUATED.test(name) || COUNTED.test(name)) return [{ ...last, part: "", mark: name === SPEED }];
@@ -90,7 +91,7 @@ export class Table {
 
   settings() {
     const names = [...new Set(this.runs.flatMap((run) => Object.keys(this.rows.get(run.id)?.settings ?? {})))];
-    const value = (run, name) => this.rows.get(run.id)?.settings[name];
+    const value = (run, name) => lookUp(this.rows.get(run.id)?.settings, name);
     const kinds = (name) => new Set(this.runs.map((run) => value(run, name)).filter((one) => one !== undefined)).size;
     const usual = new Set(names.filter((name) => !PLACES.has(name) && kinds(name) > 1).slice(0, MAX_USUAL_SETTINGS));
     return names.map((name) => ({ key: `setting ${name}`, head: name, section: "Settings", usual: usual.has(name), hint: `setting ${name}`, setting: true, value: (run) => value(run, name), cell: (run) => text(value(run, name)) }));
