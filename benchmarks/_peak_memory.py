@@ -30,7 +30,7 @@ def measure_peak_memory(config: Config, folder: str, steps: int) -> None:
         parts.step(data)
     training = _peak(device, before)
     _reset_peak(device)
-    snapshot = take_snapshot(0, parts.step, None, -1)()
+    snapshot = take_snapshot(0, parts.step, None, -1, {})()
     result = {
         "parameters": sum(parameter.numel() for parameter in parts.recipe.parameters()),
         "training_mib": training,

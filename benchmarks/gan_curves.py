@@ -63,12 +63,15 @@ class Row(NamedTuple):
 
 # By preset. The half-life is fixed, so that rows of different lengths differ in nothing else.
 EMA = {"cifar10": ("ema_half_life=50k images",)}
-# Each adds to the preset cifar10, which has an EMA. The learning rate decays to zero in all but the first.
+# Each adds to the preset cifar10, which has an EMA. In the rows with _DECAY, the learning rate decays to zero.
 _DECAY = ("schedule=cosine", "ema_half_life=3%")
 _WIDE = ("ngf=128", "ndf=128")
 _NO_NORM = ("d_norm=none", "beta1=0", "beta2=0.99")
 QUALITY = {
     "ema": (),
+    "flip": ("flip=on",),
+    "constant-wide-flip": (*_WIDE, "flip=on"),
+    "constant-wide-ada": (*_WIDE, "flip=on", "ada=blit,geometry,color", "ada_images=500000"),
     "decay": _DECAY,
     "wide": (*_DECAY, *_WIDE),
     "wide-flip": (*_DECAY, *_WIDE, "flip=on"),

@@ -11,7 +11,7 @@ from ranks import make_parts, run_steps
 
 from paceline.contracts.recipe import Batch
 from paceline.parallel.graphed_function import EAGER_CALLS, Function
-from paceline.training.evaluate import evaluated_weights
+from paceline.training.evaluated_weights import evaluated_weights
 from paceline.training.predictor import LARGEST_PX, Predictor
 
 GPU = torch.device("cuda")  # only its type is used

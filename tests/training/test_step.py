@@ -81,10 +81,10 @@ def test_a_phase_receives_the_latest_signals_from_this_or_the_previous_step(watc
 
 
 def test_signals_optimizers_and_emas_are_restored_from_a_snapshot(watched: Any, duet: str) -> None:
-    taken = take_snapshot(336, watched.step, None, -1)()
+    taken = take_snapshot(336, watched.step, None, -1, {})()
     fresh = make_parts(duet)
     restore_snapshot(taken, fresh.step)
-    again = take_snapshot(336, fresh.step, None, -1)()
+    again = take_snapshot(336, fresh.step, None, -1, {})()
     for before, after in ((taken.weights, again.weights), (taken.state, again.state)):
         assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
     assert {"signals/gap", "signals/level", "critic/0.weight/exp_avg"} <= taken.state.keys()

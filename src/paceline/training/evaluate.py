@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
 
 import torch
 
@@ -27,7 +26,6 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.snapshot import Best
 from paceline.training.build import Parts
 from paceline.training.predictor import Predictor
-from paceline.training.step import Step
 
 
 class SplitEvaluator:
@@ -126,20 +124,6 @@ class SplitEvaluator:
 
     def _sample_batches(self) -> Iterator[Batch]:
         return evaluation_batches(self.pipeline, self.world.rank, self.world.size, self.drawer)
-
-
-@contextmanager
-def evaluated_weights(step: Step) -> Iterator[None]:
-    """Use EMA weights inside the context, for the networks that the recipe evaluates with an EMA.
-
-    All processes must enter the context together. Inside it, each may call the networks without the others.
-    """
-    with ExitStack() as stack:
-        for name in step.recipe.ema:
-            if name in step.learners:
-                stack.enter_context(step.learners[name].ema_weights())
-        stack.enter_context(step.strategy.whole_weights())
-        yield
 
 
 def training_evaluator(parts: Parts) -> SplitEvaluator | None:

@@ -25,7 +25,8 @@ from paceline.runs.snapshot import Best, Snapshot
 from paceline.training.build import Parts
 from paceline.training.cadence import Cadence
 from paceline.training.divergence import explain_divergence
-from paceline.training.evaluate import SplitEvaluator, evaluated_weights, is_better
+from paceline.training.evaluate import SplitEvaluator, is_better
+from paceline.training.evaluated_weights import ema_statistics, evaluated_weights
 from paceline.training.loss_log import LossLog, Request, collapse
 from paceline.training.pace import Pace
 from paceline.training.previews import Previews
@@ -274,10 +275,11 @@ class Loop:
             self._fail(collapse(self._suspect), self.images)
         with self.stopwatch("save"):
             self._check_weights()
+            statistics = ema_statistics(self.step)  # every process takes part
             if self.outputs.folder.is_mine or self.saver.writers:
                 self.saver.wait()
                 self.saver.save(
-                    take_snapshot(self.images, self.step, self.best, self._evaluated_at),
+                    take_snapshot(self.images, self.step, self.best, self._evaluated_at, statistics),
                     self.parts.config.run.keep,
                     self.best.images if self.best else None,
                     before=self._before_saving,

@@ -16,13 +16,15 @@ from paceline.training.learner import Learner
 from paceline.training.step import Step
 
 
-def take_snapshot(images: int, step: Step, best: Best | None, evaluated_at: int) -> Callable[[], Snapshot]:
+def take_snapshot(
+    images: int, step: Step, best: Best | None, evaluated_at: int, statistics: dict[str, Tensor]
+) -> Callable[[], Snapshot]:
     """Copy everything needed to resume from here; return a function that waits for the copies and returns them.
 
     Training may continue at once: it does not modify the copies. Sharded tensors are not gathered: each process's
-    snapshot contains its own rows.
+    snapshot contains its own rows. `statistics` are those of `ema_statistics`, which a resumed run does not need.
     """
-    weights, state, rows = _weights(step), _signals(step), _rows(step)
+    weights, state, rows = _weights(step) | statistics, _signals(step), _rows(step)
     scalers: dict[str, ScalerState] = {}
     for name, learner in step.learners.items():
         state |= _optimizer_tensors(learner)
@@ -37,7 +39,9 @@ def check_fits(snapshot: Snapshot, step: Step) -> None:
     """Raise UserError if a snapshot's tensors or scalers do not match this run; nothing is changed."""
     rows = _rows(step)
     own = _like_whole(_weights(step), rows)
-    check_weights(snapshot.weights, own)
+    statistics = {f"{EMA}{name}" for name, _ in step.recipe.named_buffers()}
+    weights = {name: value for name, value in snapshot.weights.items() if name not in statistics}
+    check_weights(weights, own)
     own_state = _signals(step)
     for learner in step.learners.values():
         # The optimizer has no state yet if it creates the state at the first step.
@@ -46,7 +50,7 @@ def check_fits(snapshot: Snapshot, step: Step) -> None:
     differing = sorted(snapshot.state.keys() ^ own_state.keys())
     if differing:
         raise UserError(f"tensor {differing[0]!r} is {'missing' if differing[0] in own_state else 'unknown'}")
-    for name, saved in (snapshot.weights | snapshot.state).items():
+    for name, saved in (weights | snapshot.state).items():
         like = own[name] if name in own else own_state[name]
         if saved.shape != like.shape or saved.dtype != like.dtype:
             was, wanted = (f"{_short(t.dtype)} {list(t.shape)}" for t in (saved, like))

@@ -1,0 +1,116 @@
+"""The weights that are evaluated, sampled and saved for use: EMA weights, with BatchNorm statistics that suit them.
+
+The running statistics of a BatchNorm layer describe the latest weights. Averaged weights compute activations with a
+smaller variance, and with the statistics of the latest weights, a generator's images lose contrast and variety. Since
+it generates images from random inputs alone, its statistics can be recomputed at any time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from paceline.data.draws import Drawer
+from paceline.parallel.torch_internals import AnyBatchNorm
+from paceline.runs.weights import EMA
+from paceline.training.compile import eager
+from paceline.training.step import Step
+
+NUM_IMAGES, IMAGES_AT_ONCE = 1024, 64  # generated to recompute the statistics
+
+
+@contextmanager
+def evaluated_weights(step: Step) -> Iterator[None]:
+    """Use EMA weights inside the context, for the networks that the recipe evaluates with an EMA.
+
+    All processes must enter the context together. Inside it, each may call the networks without the others.
+    """
+    with ExitStack() as stack:
+        for name in step.recipe.ema:
+            if name in step.learners:
+                stack.enter_context(step.learners[name].ema_weights())
+        stack.enter_context(step.strategy.whole_weights())
+        stack.enter_context(_recomputed_statistics(step))
+        yield
+
+
+def ema_statistics(step: Step) -> dict[str, Tensor]:
+    """Return the BatchNorm statistics for EMA weights, by their names in a snapshot. All processes must call this."""
+    norms = _generator_norms(step)
+    if not norms:
+        return {}
+    with evaluated_weights(step):
+        return {
+            f"{EMA}{name}.{key}": buffer.clone()
+            for name, norm in norms.items()
+            for key, buffer in norm.named_buffers(recurse=False)
+        }
+
+
+def _generator_norms(step: Step) -> dict[str, AnyBatchNorm]:
+    """Return the BatchNorm layers with running statistics in the networks of a generating recipe that have an EMA."""
+    averaged = [name for name in step.recipe.ema if name in step.learners and step.learners[name].ema]
+    if not step.recipe.generates:
+        return {}
+    return {
+        f"{network}.{name}": module
+        for network in averaged
+        for name, module in step.recipe.get_submodule(network).named_modules()
+        if isinstance(module, AnyBatchNorm) and module.running_mean is not None
+    }
+
+
+@contextmanager
+def _recomputed_statistics(step: Step) -> Iterator[None]:
+    """Inside the context, BatchNorm layers of the generator have the statistics of its current weights."""
+    norms = list(_generator_norms(step).values())
+    latest = [(buffer, buffer.clone()) for norm in norms for buffer in norm.buffers(recurse=False)]
+    try:
+        if norms:
+            _recompute(step, norms)
+        yield
+    finally:
+        for buffer, value in latest:
+            buffer.copy_(value)
+
+
+@torch.no_grad()
+def _recompute(step: Step, norms: list[AnyBatchNorm]) -> None:
+    """Set the statistics to their means over batches of generated images, the same in every process."""
+    recipe, precision = step.recipe, step.strategy.precision
+    drawer = Drawer(recipe.draws, 0, step.world.device, precision.weights)
+    draws = drawer.rows("statistics", 0, NUM_IMAGES)
+    found: list[list[tuple[Tensor, Tensor]]] = [[] for _ in norms]
+    handles = [norm.register_forward_pre_hook(partial(_use_own, into)) for norm, into in zip(norms, found, strict=True)]
+    was_training = recipe.training
+    recipe.eval()
+    try:
+        for start in range(0, NUM_IMAGES, IMAGES_AT_ONCE):
+            with eager(), precision.autocast():
+                recipe.predict({name: rows[start : start + IMAGES_AT_ONCE] for name, rows in draws.items()})
+    finally:
+        recipe.train(was_training)
+        for handle in handles:
+            handle.remove()
+    for norm, statistics in zip(norms, found, strict=True):
+        if statistics:  # predict may not use every layer
+            _set(norm, *(torch.stack(values).mean(0) for values in zip(*statistics, strict=True)))
+
+
+def _use_own(found: list[tuple[Tensor, Tensor]], norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    """Before a BatchNorm's forward pass, make it use the mean and variance of its input, as in training."""
+    x = inputs[0].float() if inputs[0].dtype in (torch.float16, torch.bfloat16) else inputs[0]
+    variance, mean = torch.var_mean(x, [0, *range(2, x.ndim)])
+    found.append((mean, variance))
+    assert isinstance(norm, AnyBatchNorm)
+    _set(norm, mean, variance)
+
+
+def _set(norm: AnyBatchNorm, mean: Tensor, variance: Tensor) -> None:
+    assert norm.running_mean is not None and norm.running_var is not None
+    norm.running_mean.copy_(mean)
+    norm.running_var.copy_(variance)

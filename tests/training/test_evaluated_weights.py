@@ -1,0 +1,111 @@
+"""EMA weights of a generator are evaluated and saved with BatchNorm statistics of their own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from ranks import make_parts, run_steps
+from torch import Tensor, nn
+
+import paceline
+from paceline.cli.app import run as cli
+from paceline.training.build import Parts
+from paceline.training.evaluated_weights import ema_statistics, evaluated_weights
+from paceline.training.snapshot import check_fits, restore_snapshot, take_snapshot
+
+FAST = {"lr": 0.02, "ema_half_life": "400 images"}
+SMALL = {"data": "digits", "nz": 16, "ngf": 4, "ndf": 4, "batch_size": "16", "accelerator": "cpu", "validation": 0.0}
+STEPS = 60
+
+
+@pytest.fixture(scope="module")
+def gan() -> Parts:
+    """A GAN whose generator's weights changed quickly, so that they differ much from their EMA."""
+    parts = make_parts("dcgan", **SMALL, **FAST)
+    run_steps(parts, STEPS)
+    return parts
+
+
+def variances(parts: Parts) -> list[float]:
+    """Return the mean variance of what each BatchNorm in the generator returns before its weight and bias."""
+    found: list[float] = []
+
+    def record(norm: nn.Module, inputs: tuple[Tensor, ...], result: Tensor) -> None:
+        assert isinstance(norm, nn.BatchNorm2d) and norm.weight is not None and norm.bias is not None
+        plain = (result - norm.bias.view(1, -1, 1, 1)) / norm.weight.view(1, -1, 1, 1)
+        found.append(plain.var((0, 2, 3)).mean().item())
+
+    norms = [module for module in parts.recipe.generator.modules() if isinstance(module, nn.BatchNorm2d)]
+    handles = [norm.register_forward_hook(record) for norm in norms]
+    with torch.no_grad():
+        parts.recipe.eval().predict(parts.feed.drawer.rows("other noise", 0, 1000))
+    parts.recipe.train()
+    for handle in handles:
+        handle.remove()
+    return found
+
+
+def test_batchnorm_normalises_the_activations_of_ema_weights(gan: Parts) -> None:
+    with gan.step.learners["generator"].ema_weights():
+        with_latest_statistics = variances(gan)
+    with evaluated_weights(gan.step):
+        with_own_statistics = variances(gan)
+    assert all(0.9 < variance < 1.1 for variance in with_own_statistics), with_own_statistics
+    assert not all(0.7 < variance < 1.4 for variance in with_latest_statistics), with_latest_statistics
+
+
+def test_training_continues_with_the_statistics_of_the_latest_weights(gan: Parts) -> None:
+    before = {name: buffer.clone() for name, buffer in gan.recipe.named_buffers()}
+    hooks = [module._forward_pre_hooks for module in gan.recipe.modules()]
+    with evaluated_weights(gan.step):
+        assert gan.recipe.training
+        assert not torch.equal(gan.recipe.generator.main[1].running_var, before["generator.main.1.running_var"])
+    assert all(torch.equal(buffer, before[name]) for name, buffer in gan.recipe.named_buffers())
+    assert not any(hooks)
+
+
+def test_the_statistics_do_not_depend_on_the_random_state_and_are_the_same_every_time(gan: Parts) -> None:
+    state = torch.get_rng_state()
+    first = ema_statistics(gan.step)
+    torch.rand(3)
+    second = ema_statistics(gan.step)
+    torch.set_rng_state(state)
+    assert first and all(torch.equal(first[name], second[name]) for name in first)
+    ema_statistics(gan.step)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_run_resumes_from_a_checkpoint_with_or_without_these_statistics(gan: Parts) -> None:
+    taken = take_snapshot(STEPS * 16, gan.step, None, -1, ema_statistics(gan.step))()
+    assert "ema/generator.main.1.running_var" in taken.weights
+    old = replace(taken, weights=taken.weights | {})
+    for name in ema_statistics(gan.step):
+        del old.weights[name]
+    for snapshot in (taken, old):
+        fresh = make_parts("dcgan", **SMALL, **FAST)
+        check_fits(snapshot, fresh.step)
+        restore_snapshot(snapshot, fresh.step)
+        again = ema_statistics(fresh.step)
+        assert all(torch.equal(again[name], taken.weights[name]) for name in again)
+
+
+def test_networks_without_an_ema_or_without_batchnorm_need_no_statistics() -> None:
+    assert not ema_statistics(make_parts("dcgan", **SMALL).step)
+    gan = Path(__file__).parents[1] / "tiny_gan.py"
+    assert not ema_statistics(make_parts(str(gan)).step)
+
+
+def test_a_saved_generator_has_the_same_metrics_as_during_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    length = {"images": 960, "evaluate_every": "100%", "generated_images": 64, "few_images": "allow"}
+    trained = paceline.train("dcgan", out="run", **FAST, **length, **SMALL)
+    capsys.readouterr()
+    assert cli(["evaluate", "run", "--accelerator", "cpu"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
+    shown = {f"train/{name}": float(value) for name, value in lines}
+    assert shown["train/FID[pixels-8x8]"] == pytest.approx(trained.metrics["train/FID[pixels-8x8]"], rel=1e-3)
