@@ -20,7 +20,7 @@ from paceline.runs.weights import EMA
 from paceline.training.compile import eager
 from paceline.training.step import Step
 
-NUM_IMAGES, IMAGES_AT_ONCE = 1024, 64  # generated to recompute the statistics
+NUM_IMAGES, IMAGES_AT_ONCE = 512, 64  # generated to recompute the statistics
 
 
 @contextmanager
