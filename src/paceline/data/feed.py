@@ -17,6 +17,8 @@ from paceline.data.tickets import Stream, Tickets, in_order, part
 EVALUATION_BATCH = 500  # maximum samples per device and forward pass; does not affect the results
 EVALUATION_PIXELS = 2**21  # maximum number of "image" pixels per batch; a single larger image is allowed
 
+NUM_FIRST_BATCHES, LARGEST_FIRST_BATCH = 8, 64
+
 
 class StepData(NamedTuple):
     """The data for one training step on this rank."""
@@ -69,6 +71,13 @@ class TrainingFeed:
                 fetched.append(micro_batches)
             yield StepData(images, fetched)
             images += self.images_per_step
+
+    def first_batches(self) -> list[Batch]:
+        """Return batches of the first samples, not finished: the same on every rank and for every batch size."""
+        size = min(LARGEST_FIRST_BATCH, _evaluation_batch(self.pipeline.loader))
+        starts = range(0, NUM_FIRST_BATCHES * size, size)
+        arriving = self.pipeline.fetch(self.stream.take(start, start + size) for start in starts)
+        return [fetched | self.drawer.table(start, size) for start, fetched in zip(starts, arriving, strict=True)]
 
     def _starts(self, images: int) -> range:
         return range(images, images + self.images_per_step, self.cut.batch_size)

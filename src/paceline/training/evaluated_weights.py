@@ -1,8 +1,8 @@
 """The weights that are evaluated, sampled and saved for use: EMA weights, with BatchNorm statistics that suit them.
 
 The running statistics of a BatchNorm layer describe the latest weights. Averaged weights compute activations with a
-smaller variance, and with the statistics of the latest weights, a generator's images lose contrast and variety. Since
-it generates images from random inputs alone, its statistics can be recomputed at any time.
+smaller variance, and with the statistics of the latest weights, their predictions can be useless. The statistics are
+therefore recomputed from training samples, the same in every process.
 """
 
 from __future__ import annotations
@@ -14,13 +14,11 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from paceline.data.draws import Drawer
+from paceline.models.layers import NormByImage
 from paceline.parallel.torch_internals import AnyBatchNorm
 from paceline.runs.weights import EMA
 from paceline.training.compile import eager
 from paceline.training.step import Step
-
-NUM_IMAGES, IMAGES_AT_ONCE = 512, 64  # generated to recompute the statistics
 
 
 @contextmanager
@@ -40,7 +38,7 @@ def evaluated_weights(step: Step) -> Iterator[None]:
 
 def ema_statistics(step: Step) -> dict[str, Tensor]:
     """Return the BatchNorm statistics for EMA weights, by their names in a snapshot. All processes must call this."""
-    norms = _generator_norms(step)
+    norms = averaged_norms(step)
     if not norms:
         return {}
     with evaluated_weights(step):
@@ -51,23 +49,21 @@ def ema_statistics(step: Step) -> dict[str, Tensor]:
         }
 
 
-def _generator_norms(step: Step) -> dict[str, AnyBatchNorm]:
-    """Return the BatchNorm layers with running statistics in the networks of a generating recipe that have an EMA."""
-    averaged = [name for name in step.recipe.ema if name in step.learners and step.learners[name].ema]
-    if not step.recipe.generates:
-        return {}
+def averaged_norms(step: Step) -> dict[str, AnyBatchNorm]:
+    """Return the BatchNorm layers that use running statistics in evaluation, in networks with an EMA."""
     return {
         f"{network}.{name}": module
-        for network in averaged
+        for network in step.recipe.ema
+        if network in step.learners and step.learners[network].ema
         for name, module in step.recipe.get_submodule(network).named_modules()
-        if isinstance(module, AnyBatchNorm) and module.running_mean is not None
+        if isinstance(module, AnyBatchNorm) and not isinstance(module, NormByImage) and module.running_mean is not None
     }
 
 
 @contextmanager
 def _recomputed_statistics(step: Step) -> Iterator[None]:
-    """Inside the context, BatchNorm layers of the generator have the statistics of its current weights."""
-    norms = list(_generator_norms(step).values())
+    """Inside the context, the BatchNorm layers of networks with an EMA have the statistics of the current weights."""
+    norms = list(averaged_norms(step).values())
     latest = [(buffer, buffer.clone()) for norm in norms for buffer in norm.buffers(recurse=False)]
     try:
         if norms:
@@ -80,20 +76,17 @@ def _recomputed_statistics(step: Step) -> Iterator[None]:
 
 @torch.no_grad()
 def _recompute(step: Step, norms: list[AnyBatchNorm]) -> None:
-    """Set the statistics to their means over batches of generated images, the same in every process."""
-    recipe, precision = step.recipe, step.strategy.precision
-    drawer = Drawer(recipe.draws, 0, step.world.device, precision.weights)
-    draws = drawer.rows("statistics", 0, NUM_IMAGES)
+    """Set the statistics to their means over batches of training samples."""
     found: list[list[tuple[Tensor, Tensor]]] = [[] for _ in norms]
     handles = [norm.register_forward_pre_hook(partial(_use_own, into)) for norm, into in zip(norms, found, strict=True)]
-    was_training = recipe.training
-    recipe.eval()
+    was_training = step.recipe.training
+    step.recipe.eval()
     try:
-        for start in range(0, NUM_IMAGES, IMAGES_AT_ONCE):
-            with eager(), precision.autocast():
-                recipe.predict({name: rows[start : start + IMAGES_AT_ONCE] for name, rows in draws.items()})
+        for batch in step.first_batches:
+            with eager(), step.strategy.precision.autocast():
+                step.recipe.predict(step.finish(batch))
     finally:
-        recipe.train(was_training)
+        step.recipe.train(was_training)
         for handle in handles:
             handle.remove()
     for norm, statistics in zip(norms, found, strict=True):
@@ -104,7 +97,8 @@ def _recompute(step: Step, norms: list[AnyBatchNorm]) -> None:
 def _use_own(found: list[tuple[Tensor, Tensor]], norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
     """Before a BatchNorm's forward pass, make it use the mean and variance of its input, as in training."""
     x = inputs[0].float() if inputs[0].dtype in (torch.float16, torch.bfloat16) else inputs[0]
-    variance, mean = torch.var_mean(x, [0, *range(2, x.ndim)])
+    is_single = x.numel() == x.shape[1]  # one value per channel: the unbiased variance would be NaN
+    variance, mean = torch.var_mean(x, [0, *range(2, x.ndim)], correction=0 if is_single else 1)
     found.append((mean, variance))
     assert isinstance(norm, AnyBatchNorm)
     _set(norm, mean, variance)
