@@ -322,7 +322,7 @@ def test_a_started_run_no_longer_needs_its_initial_weights_file(monkeypatch, tmp
     words = [*TRAIN, "--init-from", "~/given", "--set", "ema_half_life=8 images", "--out", str(tmp_path / "run")]
     assert run([*words, "--images", "8", "--lr", "0"]) == 0
     started = weights(str(tmp_path / "run"))
-    emas = [name for name in started if name.startswith("ema/")]
+    emas = [name for name in started if name.startswith("ema/") and "running" not in name]
     assert emas and all(torch.equal(started[name], started[name.removeprefix("ema/")]) for name in emas)
     shutil.rmtree(tmp_path / "given")
     assert run([*words, "--images", "16", "--lr", "0"]) == 0

@@ -143,7 +143,10 @@ class Recipe(nn.Module):
     diverged_above: float = 1e8
     """Training stops with an error if the magnitude of a loss or signal exceeds this in any step."""
     ema: tuple[str, ...] = ()
-    """Networks whose EMA weights are used for evaluation."""
+    """Networks whose EMA weights are used for evaluation.
+
+    If they contain BatchNorm layers, `predict` is also called with training samples, to recompute the statistics.
+    """
     starts_from_published: bool = False
     """Whether a new run starts from the weights that `published_weights` returns, unless `--init-from` is set."""
     double_backward: tuple[str, ...] = ()

@@ -43,9 +43,9 @@ def ema_statistics(step: Step) -> dict[str, Tensor]:
         return {}
     with evaluated_weights(step):
         return {
-            f"{EMA}{name}.{key}": buffer.clone()
+            f"{EMA}{name}.{key}": norm.get_buffer(key).clone()
             for name, norm in norms.items()
-            for key, buffer in norm.named_buffers(recurse=False)
+            for key in ("running_mean", "running_var")
         }
 
 
