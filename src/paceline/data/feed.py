@@ -16,8 +16,7 @@ from paceline.data.tickets import Stream, Tickets, in_order, part
 
 EVALUATION_BATCH = 500  # maximum samples per device and forward pass; does not affect the results
 EVALUATION_PIXELS = 2**21  # maximum number of "image" pixels per batch; a single larger image is allowed
-
-NUM_FIRST_BATCHES, LARGEST_FIRST_BATCH = 8, 64
+NUM_FIRST_BATCHES, LARGEST_FIRST_BATCH = 8, 64  # 512 samples, unless fewer fit in EVALUATION_PIXELS
 
 
 class StepData(NamedTuple):
@@ -73,7 +72,7 @@ class TrainingFeed:
             images += self.images_per_step
 
     def first_batches(self) -> list[Batch]:
-        """Return batches of the first samples, not finished: the same on every rank and for every batch size."""
+        """Return the first samples in batches, before `finish`: the same on every rank and for every batch size."""
         size = min(LARGEST_FIRST_BATCH, _evaluation_batch(self.pipeline.loader))
         starts = range(0, NUM_FIRST_BATCHES * size, size)
         arriving = self.pipeline.fetch(self.stream.take(start, start + size) for start in starts)

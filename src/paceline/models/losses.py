@@ -22,6 +22,17 @@ class Objective(NamedTuple):
     fake: Callable[[Tensor], Tensor]  # the discriminator's loss on fake images
     boundary: float = 0.0  # the best logit for an image that is as likely to be real as fake
 
+    def score(self, logits: Tensor) -> Tensor:
+        """Return the mean of sigmoid(logit - boundary), without gradients; used for logging.
+
+        A score is between 0 and 1, and 0.5 at the boundary. With BCE, it is the predicted probability of "real".
+        """
+        return (logits.detach() - self.boundary).sigmoid().mean()
+
+    def scores(self, real: Tensor, fake: Tensor) -> dict[str, Tensor]:
+        """Return the scores of the discriminator's logits for real and fake images, by name."""
+        return {"real_score": self.score(real), "fake_score": self.score(fake)}
+
 
 BCE = Objective(  # Goodfellow et al. 2014, with the non-saturating generator loss
     generator=lambda logits: F.softplus(-logits),
@@ -72,15 +83,6 @@ def log_softplus(logits: Tensor) -> Tensor:
     """Return log(softplus(x)), which stays finite for very negative x."""
     inner = F.softplus(logits.clamp(min=SMALLEST_LOGIT)).log()
     return torch.where(logits < SMALLEST_LOGIT, logits, inner)
-
-
-def score(logits: Tensor, boundary: float) -> Tensor:
-    """Return the mean of sigmoid(logit - boundary), without gradients; used for logging.
-
-    A score is between 0 and 1. It is 0.5 at the boundary of an `Objective`. With BCE, whose boundary is 0, it is the
-    predicted probability of "real".
-    """
-    return (logits.detach() - boundary).sigmoid().mean()
 
 
 def r1_penalty(discriminator: Callable[[Tensor], Tensor], images: Tensor) -> tuple[Tensor, Tensor]:

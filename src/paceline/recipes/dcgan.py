@@ -15,7 +15,7 @@ from typing import Literal
 
 from paceline.config.settings import setting
 from paceline.contracts.recipe import Batch, DataSpec, Draw, Loss, Phase
-from paceline.models.losses import OBJECTIVES, r1_penalty, score
+from paceline.models.losses import OBJECTIVES, r1_penalty
 from paceline.recipes.parts.augmentation import Augmentation
 from paceline.recipes.parts.dcgan_recipe import (
     R1_EVERY,
@@ -57,11 +57,8 @@ class Dcgan(DcganRecipe):
         fake = self.generator(batch["noise"])
         logits = self.discriminator(self.augment(fake, batch, "own"))
         terms = {"adversarial": self.objective.generator(logits).mean()}
-        return Loss(
-            terms,
-            shared={"fake": fake},
-            signals={"fake_score": score(logits, self.objective.boundary), **self.augment.next_strength(batch)},
-        )
+        signals = {"fake_score": self.objective.score(logits), **self.augment.next_strength(batch)}
+        return Loss(terms, shared={"fake": fake}, signals=signals)
 
     def discriminator_loss(self, batch: Batch) -> Loss:
         """Real images should score as real, fakes as fake."""
@@ -69,11 +66,8 @@ class Dcgan(DcganRecipe):
         real = self.discriminator(self.augment(batch["image"], batch, "real"))
         fake = self.discriminator(self.augment(batch["fake"], batch, "fake"))
         terms = {"real": self.objective.real(real).mean(), "fake": self.objective.fake(fake).mean()}
-        scores = {
-            "real_score": score(real, self.objective.boundary),
-            "fake_score": score(fake, self.objective.boundary),
-        }
-        return Loss(terms, signals=scores | self.augment.certainty(real, self.objective.boundary))
+        certainty = self.augment.certainty(real, self.objective.boundary)
+        return Loss(terms, signals=self.objective.scores(real, fake) | certainty)
 
     def penalty_loss(self, batch: Batch) -> Loss:
         """R1 = r1 · ½‖∇D(x)‖² at real images x. R1 runs every R1_EVERY steps, so its weight is scaled by R1_EVERY."""

@@ -20,7 +20,7 @@ from paceline.contracts.recipe import Batch, DataSpec, Draw, Loss, Phase
 from paceline.core.errors import UserError
 from paceline.models.concurrent import apply_concurrently
 from paceline.models.dcgan import Discriminator
-from paceline.models.losses import OBJECTIVES, Objective, d2gan, r1_penalty, score
+from paceline.models.losses import OBJECTIVES, Objective, d2gan, r1_penalty
 from paceline.recipes.parts.augmentation import Augmentation
 from paceline.recipes.parts.dcgan_recipe import (
     R1_EVERY,
@@ -97,8 +97,8 @@ class DualGan(DcganRecipe):
         discriminators = (self.discriminator_1, self.discriminator_2)
         logits_1, logits_2 = apply_concurrently(discriminators, self.augment(fake, batch, "own"))
         losses = self._choose(self.objectives[0].generator(logits_1), self.objectives[1].generator(logits_2), batch)
-        first, second = (objective.boundary for objective in self.objectives)
-        signals = {"fake_score_1": score(logits_1, first), "fake_score_2": score(logits_2, second)}
+        first, second = self.objectives
+        signals = {"fake_score_1": first.score(logits_1), "fake_score_2": second.score(logits_2)}
         signals |= self.augment.next_strength(batch)
         return Loss({"adversarial": losses.mean()}, shared={"fake": fake}, signals=signals)
 
@@ -133,7 +133,7 @@ class DualGan(DcganRecipe):
         real = discriminator(self.augment(batch["image"], batch, "real"))
         fake = discriminator(self.augment(batch["fake"], batch, "fake"))
         terms = {"real": objective.real(real).mean(), "fake": objective.fake(fake).mean()}
-        signals = {"real_score": score(real, objective.boundary), "fake_score": score(fake, objective.boundary)}
+        signals = objective.scores(real, fake)
         if number == 1:  # one strength for both discriminators, controlled by the first
             signals |= self.augment.certainty(real, objective.boundary)
         if self.against in PRIORITIES:

@@ -22,7 +22,6 @@ from paceline.core.errors import UserError
 from paceline.core.types import SettingValues
 from paceline.images.degradation.parameters import FIRST, NUM_NUMBERS, NUM_ORDER_NUMBERS, SECOND, Round
 from paceline.images.degradation.second_order import degrade
-from paceline.models.losses import score
 from paceline.models.rrdbnet import RRDBNet
 from paceline.models.srresnet import Discriminator
 from paceline.models.unet_discriminator import SIDES_MULTIPLE_OF, UNetDiscriminator
@@ -168,7 +167,7 @@ class Esrgan(UpscalingRecipe):
                 real = self.discriminator(batch["image"])
             rating = fake - real
         terms["adversarial"] = self.adversarial * self.objective.generator(rating).mean()
-        return Loss(terms, shared={"fake": upscaled}, signals={"fake_score": score(fake, self.objective.boundary)})
+        return Loss(terms, shared={"fake": upscaled}, signals={"fake_score": self.objective.score(fake)})
 
     def discriminator_loss(self, batch: Batch) -> Loss:
         """Real images should score as real and upscaled images as fake, or real ones as more real than upscaled ones.
@@ -183,13 +182,7 @@ class Esrgan(UpscalingRecipe):
             terms = {"relativistic": self.objective.real(real - fake).mean()}
         else:
             terms = {"real": self.objective.real(real).mean(), "fake": self.objective.fake(fake).mean()}
-        return Loss(
-            terms,
-            signals={
-                "real_score": score(real, self.objective.boundary),
-                "fake_score": score(fake, self.objective.boundary),
-            },
-        )
+        return Loss(terms, signals=self.objective.scores(real, fake))
 
     def degrade(self, high: Tensor, batch: Batch) -> Tensor:
         """Return low-resolution images: downsampled (bicubic) or, with `second_order`, degraded as real photographs."""

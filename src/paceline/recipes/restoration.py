@@ -15,7 +15,7 @@ from paceline.config.arguments import Arguments
 from paceline.config.settings import setting
 from paceline.contracts.recipe import Batch, DataSpec, Draw, Loss, Phase
 from paceline.images.degradation.noise import add_gaussian_noise
-from paceline.models.losses import OBJECTIVES, score
+from paceline.models.losses import OBJECTIVES
 from paceline.models.network_choice import NetworkTask
 from paceline.models.srresnet import Discriminator, SRResNet
 from paceline.models.unet import UNet
@@ -137,7 +137,7 @@ class Restoration(RestorationRecipe):
             return Loss(terms)
         logits = self.discriminator(restored)
         terms["adversarial"] = self.adversarial * self.objective.generator(logits).mean()
-        return Loss(terms, shared={"fake": restored}, signals={"fake_score": score(logits, self.objective.boundary)})
+        return Loss(terms, shared={"fake": restored}, signals={"fake_score": self.objective.score(logits)})
 
     def discriminator_loss(self, batch: Batch) -> Loss:
         """Targets should score as real, restored images as fake."""
@@ -145,13 +145,7 @@ class Restoration(RestorationRecipe):
         # Use two passes, so that real and restored images have separate BatchNorm statistics.
         real, fake = self.discriminator(batch["target"]), self.discriminator(batch["fake"])
         terms = {"real": self.objective.real(real).mean(), "fake": self.objective.fake(fake).mean()}
-        return Loss(
-            terms,
-            signals={
-                "real_score": score(real, self.objective.boundary),
-                "fake_score": score(fake, self.objective.boundary),
-            },
-        )
+        return Loss(terms, signals=self.objective.scores(real, fake))
 
     def _input(self, batch: Batch) -> Tensor:
         """Return the images to restore during training."""

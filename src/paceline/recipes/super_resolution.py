@@ -17,7 +17,6 @@ from paceline.contracts.recipe import Batch, DataSpec, Loss
 from paceline.core.errors import UserError
 from paceline.core.types import SettingValues
 from paceline.models.layers import normalise_by_image
-from paceline.models.losses import score
 from paceline.models.network_choice import NetworkTask
 from paceline.models.srresnet import SCALES, Discriminator, SRResNet
 from paceline.recipes.parts.image_networks import make_image_network
@@ -157,7 +156,7 @@ class SuperResolution(UpscalingRecipe):
             return Loss(terms)
         logits = self.discriminator(upscaled)
         terms["adversarial"] = self.adversarial * self.objective.generator(logits).mean()
-        return Loss(terms, shared={"fake": upscaled}, signals={"fake_score": score(logits, self.objective.boundary)})
+        return Loss(terms, shared={"fake": upscaled}, signals={"fake_score": self.objective.score(logits)})
 
     def discriminator_loss(self, batch: Batch) -> Loss:
         """Real images should score as real, upscaled images as fake."""
@@ -165,13 +164,7 @@ class SuperResolution(UpscalingRecipe):
         # Use two passes, so that real and upscaled images have separate BatchNorm statistics.
         real, fake = self.discriminator(batch["image"]), self.discriminator(batch["fake"])
         terms = {"real": self.objective.real(real).mean(), "fake": self.objective.fake(fake).mean()}
-        return Loss(
-            terms,
-            signals={
-                "real_score": score(real, self.objective.boundary),
-                "fake_score": score(fake, self.objective.boundary),
-            },
-        )
+        return Loss(terms, signals=self.objective.scores(real, fake))
 
 
 def _make_srresnet(settings: SuperResolutionSettings, channels: int) -> SRResNet:

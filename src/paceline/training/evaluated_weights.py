@@ -1,8 +1,8 @@
 """The weights that are evaluated, sampled and saved for use: EMA weights, with BatchNorm statistics that suit them.
 
-The running statistics of a BatchNorm layer describe the latest weights. Averaged weights compute activations with a
-smaller variance, and with the statistics of the latest weights, their predictions can be useless. The statistics are
-therefore recomputed from training samples, the same in every process.
+The running statistics of a BatchNorm layer are those of the latest weights. With averaged weights, the activations of a
+network have a smaller variance. Combined with the running statistics, averaged weights can give useless predictions, so
+the statistics are recomputed from training samples, which are the same in every process.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from paceline.models.layers import NormByImage
 from paceline.parallel.torch_internals import AnyBatchNorm
 from paceline.runs.weights import EMA
-from paceline.training.compile import eager
+from paceline.training.compile import eager, keeping_buffers
 from paceline.training.step import Step
 
 
@@ -64,14 +64,12 @@ def averaged_norms(step: Step) -> dict[str, AnyBatchNorm]:
 def _recomputed_statistics(step: Step) -> Iterator[None]:
     """Inside the context, the BatchNorm layers of networks with an EMA have the statistics of the current weights."""
     norms = list(averaged_norms(step).values())
-    latest = [(buffer, buffer.clone()) for norm in norms for buffer in norm.buffers(recurse=False)]
-    try:
-        if norms:
-            _recompute(step, norms)
+    if not norms:
         yield
-    finally:
-        for buffer, value in latest:
-            buffer.copy_(value)
+        return
+    with keeping_buffers(step.recipe):
+        _recompute(step, norms)
+        yield
 
 
 @torch.no_grad()
