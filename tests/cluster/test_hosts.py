@@ -53,8 +53,10 @@ class Pair:
         return self.folder / str(number) / "run"
 
     def lose(self, number: int) -> None:
-        """Kill a host's launcher together with its worker processes."""
+        """Kill a host's launcher, and wait until its worker processes are gone: one could still finish a step."""
+        workers = set(workers_of(self.running[number].pid).values())
         self.running[number].kill()
+        wait_until(lambda: not workers.intersection(processes_naming(str(self.folder))))
 
     def batches(self) -> dict[int, list[list[int]]]:
         """Return the sorted sample indices in each batch, grouped by the number of processes."""
