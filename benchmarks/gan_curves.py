@@ -7,7 +7,8 @@
 `batches` trains both recipes at batch 64, 128, 256 and 512, with learning rates scaled by the square root of the batch
 size: once for the same number of images, and once for the same number of updates. At batch 128, or at the batch sizes
 given with --several-seeds-at, there are three seeds.
-`quality` trains dcgan with several settings that may improve FID, at the same batch size. --rows selects rows by name.
+`quality` trains dcgan with several settings that may improve FID, at the same batch size. --rows selects rows by name,
+and trains them in the given order.
 
 The Inception Score needs logits, which the Inception file does not provide: they come from a classifier, which is
 trained on the same data first and kept as OUT/classifier.safetensors. OUT/results.json holds the curve of each row,
@@ -72,6 +73,7 @@ QUALITY = {
     "flip": ("flip=on",),
     "constant-wide-flip": (*_WIDE, "flip=on"),
     "constant-wide-ada": (*_WIDE, "flip=on", "ada=blit,geometry,color", "ada_images=500000"),
+    "constant-wide-r1": (*_WIDE, *_NO_NORM, "flip=on", "r1=0.1"),
     "decay": _DECAY,
     "wide": (*_DECAY, *_WIDE),
     "wide-flip": (*_DECAY, *_WIDE, "flip=on"),
@@ -214,10 +216,11 @@ def main() -> None:
     elif not options.data_root and not options.list:
         parser.error("--data-root is required")
     rows = rows_of(options.task, options)
-    unknown = set(options.rows) - {row.name for row in rows}
+    by_name = {row.name: row for row in rows}
+    unknown = set(options.rows) - set(by_name)
     if unknown:
         parser.error(f"--rows {' '.join(sorted(unknown))}: no such row; --list prints the names")
-    chosen = [row for row in rows if not options.rows or row.name in options.rows]
+    chosen = [by_name[name] for name in options.rows] or rows
     if options.list:
         print(*(f"{row.name:32} {row.images:>12,} images  {' '.join(row.settings)}" for row in chosen), sep="\n")
         return

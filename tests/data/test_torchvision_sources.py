@@ -83,6 +83,13 @@ def test_without_a_network_the_error_names_the_missing_files_and_their_folder(
     assert source.expected in str(raised.value) and "\n" not in str(raised.value)  # type: ignore[attr-defined]
 
 
+def test_a_file_instead_of_a_folder_is_rejected_with_the_source_that_reads_it(tmp_path: Path) -> None:
+    file = tmp_path / "cifar10.npz"
+    file.touch()
+    with pytest.raises(UserError, match=f"--data-root {file}: is a file, not a folder; use --data npz"):
+        Mnist("train", RunSettings(data_root=str(file)))
+
+
 def test_a_damaged_file_is_rejected(make_data) -> None:
     settings = make_data("mnist")
     file = Path(settings.data_root, "MNIST/raw/train-images-idx3-ubyte")

@@ -265,9 +265,14 @@ def _examples(names: Sequence[str]) -> str:
 
 def existing_folder(root: Path, flag: str) -> Path:
     """Return `root`; raise UserError if it is not a folder. The message refers to `flag`."""
-    if root.is_dir():
-        return root
-    if not root.is_file():
+    check_not_a_file(root, flag)
+    if not root.is_dir():
         raise UserError(f"{flag} {root}: no such folder")
-    remedy = "--data npz" if root.suffix.lower() == ".npz" else "the folder that contains it"
-    raise UserError(f"{flag} {root}: is a file, not a folder; use {remedy}")
+    return root
+
+
+def check_not_a_file(root: Path, flag: str) -> None:
+    """Raise UserError if `root` is a file, where a folder is needed. The message refers to `flag`."""
+    if root.is_file():
+        remedy = "--data npz" if root.suffix.lower() == ".npz" else "the folder that contains it"
+        raise UserError(f"{flag} {root}: is a file, not a folder; use {remedy}")

@@ -17,6 +17,7 @@ from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError, missing
 from paceline.core.installed import is_installed
 from paceline.core.lock import Lock
+from paceline.data.file_lists import check_not_a_file
 from paceline.data.source import ArraySource
 from paceline.images.decode import arrange_images, check_grey_or_rgb
 
@@ -59,6 +60,7 @@ class TorchvisionSource(ArraySource):
     def _open(self, split: str, root: Path) -> Any:
         import torchvision.datasets
 
+        check_not_a_file(root, "--data-root")
         name = type(self).__module__.rpartition(".")[2]
         which = {"split": split} if self.has_split_argument else {"train": split == "train"}
         with _one_process_at_a_time(root, name) as may_write, _silence_limit():
