@@ -18,7 +18,7 @@ from paceline.parallel.strategies.fsdp import FullyShardedDataParallel
 from paceline.runs.recipe import make_recipe
 from paceline.training.build import Parts, assemble
 from paceline.training.evaluate import training_evaluator
-from paceline.training.evaluated_weights import evaluated_weights
+from paceline.training.evaluated_weights import EvaluatedWeights
 from paceline.training.learner import Learner
 from paceline.training.rehearsal import rehearse_all
 
@@ -126,7 +126,7 @@ def print_gathered(recipe: str) -> None:
     with parts.strategy.whole_weights():
         print(_whole_networks(parts))
     rehearse_all(parts, [evaluator])
-    with evaluated_weights(parts.step):
+    with EvaluatedWeights(parts.step, parts.feed).at(0):
         print(_whole_networks(parts))
         metrics = evaluator.measure()
         try:

@@ -13,7 +13,7 @@ from paceline.contracts.recipe import Batch
 from paceline.parallel.graphed_function import EAGER_CALLS, GraphedFunction
 from paceline.training.build import Parts, assemble
 from paceline.training.evaluate import SplitEvaluator, training_evaluator
-from paceline.training.evaluated_weights import evaluated_weights
+from paceline.training.evaluated_weights import EvaluatedWeights
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
@@ -38,11 +38,12 @@ def train_and_evaluate(recipe: str, rounds: int = 6, **settings: Any) -> tuple[l
     """Train a few steps before each of several evaluations; return the metrics of each."""
     parts, evaluator = build(recipe, **settings)
     steps, found = parts.feed.steps(0, 10**6), []
+    evaluated = EvaluatedWeights(parts.step, parts.feed)
     parts.recipe.train()
-    for _ in range(rounds):
+    for number in range(rounds):
         for _ in range(2):
             parts.run_step(next(steps))
-        with evaluated_weights(parts.step):
+        with evaluated.at(number):
             found.append(evaluator.measure())
     return found, evaluator
 

@@ -14,7 +14,7 @@ import paceline
 from paceline.cli.app import run as cli
 from paceline.contracts.recipe import Batch
 from paceline.training.build import Parts
-from paceline.training.evaluated_weights import _use_own, averaged_norms, ema_statistics, evaluated_weights
+from paceline.training.evaluated_weights import EvaluatedWeights, _use_own, averaged_norms
 from paceline.training.snapshot import check_fits, restore_snapshot, take_snapshot
 
 FAST = {"lr": 0.02, "ema_half_life": "400 images"}
@@ -37,6 +37,11 @@ def classifier() -> Parts:
     parts = make_parts("classification", **small, ema_half_life="600 images")
     run_steps(parts, 40)
     return parts
+
+
+def evaluated(parts: Parts) -> EvaluatedWeights:
+    """Return the weights that are evaluated, with statistics that are not recomputed yet."""
+    return EvaluatedWeights(parts.step, parts.feed)
 
 
 def variances(parts: Parts, batch: Batch) -> list[float]:
@@ -65,7 +70,7 @@ def test_batchnorm_normalises_the_activations_of_ema_weights(name: str, request:
     batch = parts.step.finish(other | parts.feed.drawer.table(640, len(other["index"])))
     with parts.step.learners[network].ema_weights():
         with_latest_statistics = variances(parts, batch)
-    with evaluated_weights(parts.step):
+    with evaluated(parts).at(0):
         with_own_statistics = variances(parts, batch)
     assert all(0.7 < variance < 1.4 for variance in with_own_statistics), with_own_statistics
     assert not all(0.7 < variance < 1.4 for variance in with_latest_statistics), with_latest_statistics
@@ -78,7 +83,7 @@ def test_a_batch_with_one_value_per_channel_has_statistics() -> None:
 
 
 def test_a_layer_may_be_called_with_its_input_as_a_keyword(gan: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = ema_statistics(gan.step)
+    expected = evaluated(gan).statistics(0)
     layers = gan.recipe.generator.main
 
     def by_keyword(x: Tensor) -> Tensor:
@@ -87,7 +92,7 @@ def test_a_layer_may_be_called_with_its_input_as_a_keyword(gan: Parts, monkeypat
         return x
 
     monkeypatch.setattr(layers, "forward", by_keyword)
-    found = ema_statistics(gan.step)
+    found = evaluated(gan).statistics(0)
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
@@ -97,7 +102,7 @@ def test_a_layer_that_stays_in_eval_mode_keeps_its_statistics() -> None:
     frozen.train = lambda mode=True: type(frozen).train(frozen, False)
     run_steps(parts, 2)
     expected = frozen.running_var.clone()
-    with evaluated_weights(parts.step):
+    with evaluated(parts).at(0):
         assert torch.equal(frozen.running_var, expected)
         assert not torch.equal(trained.running_var, torch.ones_like(trained.running_var))
         assert parts.recipe.training and not frozen.training
@@ -106,7 +111,7 @@ def test_a_layer_that_stays_in_eval_mode_keeps_its_statistics() -> None:
 def test_training_continues_with_the_statistics_of_the_latest_weights(gan: Parts) -> None:
     before = {name: buffer.clone() for name, buffer in gan.recipe.named_buffers()}
     hooks = [module._forward_pre_hooks for module in gan.recipe.modules()]
-    with evaluated_weights(gan.step):
+    with evaluated(gan).at(0):
         assert gan.recipe.training
         assert not torch.equal(gan.recipe.generator.main[1].running_var, before["generator.main.1.running_var"])
     assert all(torch.equal(buffer, before[name]) for name, buffer in gan.recipe.named_buffers())
@@ -115,33 +120,48 @@ def test_training_continues_with_the_statistics_of_the_latest_weights(gan: Parts
 
 def test_the_statistics_do_not_depend_on_the_random_state_and_are_the_same_every_time(gan: Parts) -> None:
     state = torch.get_rng_state()
-    first = ema_statistics(gan.step)
+    first = evaluated(gan).statistics(0)
     torch.rand(3)
-    second = ema_statistics(gan.step)
+    second = evaluated(gan).statistics(0)
     torch.set_rng_state(state)
     assert first and all(torch.equal(first[name], second[name]) for name in first)
-    ema_statistics(gan.step)
+    evaluated(gan).statistics(0)
     assert torch.equal(torch.get_rng_state(), state)
 
 
+def test_the_statistics_are_recomputed_only_after_training_steps() -> None:
+    parts = make_parts("dcgan", **SMALL, **FAST)
+    run_steps(parts, 2)
+    weights, norm = evaluated(parts), parts.recipe.generator.main[1]
+    with weights.at(32):
+        first = norm.running_var.clone()
+    assert torch.equal(weights.statistics(32)["ema/generator.main.1.running_var"], first)
+    parts.recipe.predict = None  # type: ignore[assignment]  # nothing is predicted to use the same statistics again
+    with weights.at(32):
+        assert torch.equal(norm.running_var, first)
+    del parts.recipe.predict
+    run_steps(parts, 2)
+    assert not torch.equal(weights.statistics(64)["ema/generator.main.1.running_var"], first)
+
+
 def test_a_run_resumes_from_a_checkpoint_with_or_without_these_statistics(gan: Parts) -> None:
-    taken = take_snapshot(STEPS * 16, gan.step, None, -1, ema_statistics(gan.step))()
+    taken = take_snapshot(STEPS * 16, gan.step, None, -1, evaluated(gan).statistics(0))()
     assert "ema/generator.main.1.running_var" in taken.weights
     old = replace(taken, weights=taken.weights | {})
-    for name in ema_statistics(gan.step):
+    for name in evaluated(gan).statistics(0):
         del old.weights[name]
     for snapshot in (taken, old):
         fresh = make_parts("dcgan", **SMALL, **FAST)
         check_fits(snapshot, fresh.step)
         restore_snapshot(snapshot, fresh.step)
-        again = ema_statistics(fresh.step)
+        again = evaluated(fresh).statistics(0)
         assert all(torch.equal(again[name], taken.weights[name]) for name in again)
 
 
 def test_networks_without_an_ema_or_without_batchnorm_need_no_statistics() -> None:
-    assert not ema_statistics(make_parts("dcgan", **SMALL).step)
+    assert not evaluated(make_parts("dcgan", **SMALL)).statistics(0)
     gan = Path(__file__).parents[1] / "tiny_gan.py"
-    assert not ema_statistics(make_parts(str(gan)).step)
+    assert not evaluated(make_parts(str(gan))).statistics(0)
 
 
 def test_a_saved_generator_has_the_same_metrics_as_during_training(

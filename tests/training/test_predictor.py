@@ -11,7 +11,7 @@ from ranks import make_parts, run_steps
 
 from paceline.contracts.recipe import Batch
 from paceline.parallel.graphed_function import EAGER_CALLS, Function
-from paceline.training.evaluated_weights import evaluated_weights
+from paceline.training.evaluated_weights import EvaluatedWeights
 from paceline.training.predictor import LARGEST_PX, Predictor
 
 GPU = torch.device("cuda")  # only its type is used
@@ -52,10 +52,10 @@ def test_an_ema_is_evaluated_at_the_same_addresses_every_time_so_its_graph_stays
     parts = make_parts(gan)
     predictor = Predictor(parts.recipe, parts.precision, GPU, captures=True)
     batch = parts.feed.drawer.rows("evaluation", 0, 4)
-    made = []
-    for _ in range(3):
+    evaluated, made = EvaluatedWeights(parts.step, parts.feed), []
+    for number in range(3):
         run_steps(parts, 1)
-        with evaluated_weights(parts.step):
+        with evaluated.at(number):
             made.append(predict_often(predictor, batch))
             expected = parts.recipe.eval().predict(batch)
             parts.recipe.train()

@@ -32,7 +32,6 @@ from paceline.parallel.world import World, join
 from paceline.runs.recipe import make_recipe
 from paceline.training.compile import prepare_compiler
 from paceline.training.compile_choice import choose_for, compile_and_record
-from paceline.training.evaluated_weights import averaged_norms
 from paceline.training.graph import RunStep, choose_step
 from paceline.training.learner import Learner
 from paceline.training.schedule import schedule_of
@@ -140,8 +139,6 @@ def _build(config: Config, strategy_type: type[Strategy], world: World, check: C
     total = math.ceil(requested / feed.images_per_step) * feed.images_per_step
     learners = make_learners(config, recipe, precision, epoch=epoch, step=feed.images_per_step, total=total)
     step = Step(recipe, learners, strategy, pipeline.finish, batch_size, feed.images_per_step)
-    if averaged_norms(step):
-        step.first_batches = feed.first_batches()
     config, compile_notes = _compile(config, step, feed, total)
     notes += compile_notes
     run_step, note = choose_step(step, config.run)

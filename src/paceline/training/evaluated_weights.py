@@ -14,6 +14,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from paceline.contracts.recipe import Batch
+from paceline.data.feed import TrainingFeed
 from paceline.models.layers import NormByImage
 from paceline.parallel.torch_internals import AnyBatchNorm
 from paceline.runs.weights import EMA
@@ -21,32 +23,56 @@ from paceline.training.compile import eager, keeping_buffers
 from paceline.training.step import Step
 
 
-@contextmanager
-def evaluated_weights(step: Step) -> Iterator[None]:
-    """Use EMA weights inside the context, for the networks that the recipe evaluates with an EMA.
+class EvaluatedWeights:
+    """Lends a step the weights that are evaluated. Their statistics are recomputed once per number of images seen."""
 
-    All processes must enter the context together. Inside it, each may call the networks without the others.
-    """
-    with ExitStack() as stack:
-        for name in step.recipe.ema:
-            if name in step.learners:
-                stack.enter_context(step.learners[name].ema_weights())
-        stack.enter_context(step.strategy.whole_weights())
-        stack.enter_context(_recomputed_statistics(step))
-        yield
+    def __init__(self, step: Step, feed: TrainingFeed) -> None:
+        self._step = step
+        self._norms = averaged_norms(step)
+        self._batches = feed.first_batches() if self._norms else []
+        self._statistics: dict[str, Tensor] = {}
+        self._images = -1  # images seen when the statistics were recomputed
 
+    @contextmanager
+    def at(self, images: int) -> Iterator[None]:
+        """Use EMA weights inside the context, for the networks that the recipe evaluates with an EMA.
 
-def ema_statistics(step: Step) -> dict[str, Tensor]:
-    """Return the BatchNorm statistics for EMA weights, by their names in a snapshot. All processes must call this."""
-    norms = averaged_norms(step)
-    if not norms:
-        return {}
-    with evaluated_weights(step):
-        return {
-            f"{EMA}{name}.{key}": norm.get_buffer(key).clone()
-            for name, norm in norms.items()
+        `images` is the number of images seen. All processes must enter the context together. Inside it, each may call
+        the networks without the others.
+        """
+        with ExitStack() as stack:
+            for name in self._step.recipe.ema:
+                if name in self._step.learners:
+                    stack.enter_context(self._step.learners[name].ema_weights())
+            stack.enter_context(self._step.strategy.whole_weights())
+            if self._norms:
+                stack.enter_context(keeping_buffers(self._step.recipe))
+                self._set_statistics(images)
+            yield
+
+    def statistics(self, images: int) -> dict[str, Tensor]:
+        """Return the BatchNorm statistics for EMA weights, by their names in a snapshot. All processes must call this.
+
+        `images` is the number of images seen.
+        """
+        if self._norms and images != self._images:
+            with self.at(images):
+                pass
+        return self._statistics
+
+    @torch.no_grad()
+    def _set_statistics(self, images: int) -> None:
+        buffers = {
+            f"{EMA}{name}.{key}": norm.get_buffer(key)
+            for name, norm in self._norms.items()
             for key in ("running_mean", "running_var")
         }
+        if images != self._images:
+            _recompute(self._step, list(self._norms.values()), self._batches)
+            self._statistics = {name: buffer.clone() for name, buffer in buffers.items()}
+            self._images = images
+        for name, buffer in buffers.items():
+            buffer.copy_(self._statistics[name])
 
 
 def averaged_norms(step: Step) -> dict[str, AnyBatchNorm]:
@@ -60,20 +86,7 @@ def averaged_norms(step: Step) -> dict[str, AnyBatchNorm]:
     }
 
 
-@contextmanager
-def _recomputed_statistics(step: Step) -> Iterator[None]:
-    """Inside the context, the BatchNorm layers of networks with an EMA have the statistics of the current weights."""
-    norms = list(averaged_norms(step).values())
-    if not norms:
-        yield
-        return
-    with keeping_buffers(step.recipe):
-        _recompute(step, norms)
-        yield
-
-
-@torch.no_grad()
-def _recompute(step: Step, norms: list[AnyBatchNorm]) -> None:
+def _recompute(step: Step, norms: list[AnyBatchNorm], batches: list[Batch]) -> None:
     """Set the statistics to their means over batches of training samples."""
     was_training = step.recipe.training
     step.recipe.train()
@@ -85,7 +98,7 @@ def _recompute(step: Step, norms: list[AnyBatchNorm]) -> None:
         for norm, into in zip(norms, found, strict=True)
     ]
     try:
-        for batch in step.first_batches:
+        for batch in batches:
             with eager(), step.strategy.precision.autocast():
                 step.recipe.predict(step.finish(batch))
     finally:

@@ -26,7 +26,7 @@ from paceline.training.build import Parts
 from paceline.training.cadence import Cadence
 from paceline.training.divergence import explain_divergence
 from paceline.training.evaluate import SplitEvaluator, is_better
-from paceline.training.evaluated_weights import ema_statistics, evaluated_weights
+from paceline.training.evaluated_weights import EvaluatedWeights
 from paceline.training.loss_log import LossLog, Request, collapse
 from paceline.training.pace import Pace
 from paceline.training.previews import Previews
@@ -65,6 +65,7 @@ class Loop:
         self.parts, self.outputs, self.evaluator = parts, outputs, evaluator
         self.world, self.step, self.recipe, run = parts.world, parts.step, parts.recipe, parts.config.run
         self.stop_requested = StopVote(parts.world, stop or StopRequest())
+        self.evaluated = EvaluatedWeights(parts.step, parts.feed)
         self.loss_log, self.recorder = LossLog(parts.world), recorder()
         self.saver = Saver(outputs.folder.checkpoints, self._writers())
         self.gpu = GpuReadings(self.world.device.index if self.world.device.type == "cuda" else None)
@@ -74,8 +75,7 @@ class Loop:
         self.cadence = Cadence(run, **lengths)
         self.check_every = run.check_replicas if self.world.size > 1 else 0
         self.defers_log = self.world.device.type == "cuda"
-        self.stopped = False
-        self.images = 0
+        self.stopped, self.images = False, 0
         self.best: Best | None = None
         self._missed_best = False  # whether the user has been told that the metric for the best checkpoint is missing
         self._logged_at = self._evaluated_at = self._sampled_at = self._saved_at = -1
@@ -217,7 +217,7 @@ class Loop:
             self._saved_at = -1  # save again, since checkpoints store evaluation results
         section = self.stopwatch("evaluate")
         before, known = section.seconds, len(self.evaluator.notes)
-        with section, evaluated_weights(self.step):
+        with section, self.evaluated.at(self.images):
             results = self.evaluator.measure(self._show_evaluation)
         for note in self.evaluator.notes[known:]:
             self.outputs.display.line(note)
@@ -249,7 +249,7 @@ class Loop:
         if self._sampled_at == self.images:
             return
         # every process takes part, but only one writes
-        with self.stopwatch("sample"), self.outputs.display.during("sample images"), evaluated_weights(self.step):
+        with self.stopwatch("sample"), self.outputs.display.during("sample images"), self.evaluated.at(self.images):
             if self.outputs.writer and self.previews:
                 arrange = self.previews.render()
                 if self.images == 0:  # an error in the recipe's code is reported before training
@@ -275,7 +275,7 @@ class Loop:
             self._fail(collapse(self._suspect), self.images)
         with self.stopwatch("save"):
             self._check_weights()
-            statistics = ema_statistics(self.step)  # every process takes part
+            statistics = self.evaluated.statistics(self.images)  # every process takes part
             if self.outputs.folder.is_mine or self.saver.writers:
                 self.saver.wait()
                 self.saver.save(

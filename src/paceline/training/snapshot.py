@@ -22,7 +22,7 @@ def take_snapshot(
     """Copy everything needed to resume from here; return a function that waits for the copies and returns them.
 
     Training may continue at once: it does not modify the copies. Sharded tensors are not gathered: each process's
-    snapshot contains its own rows. `statistics` are those of `ema_statistics`, which a resumed run does not need.
+    snapshot contains its own rows. `statistics` are those of `EvaluatedWeights`, which a resumed run does not need.
     """
     weights, state, rows = _weights(step) | statistics, _signals(step), _rows(step)
     scalers: dict[str, ScalerState] = {}

@@ -50,7 +50,6 @@ class Step:
         self.scheduled = {name: self._scalar() for name in recipe.scheduled}
         self.unchecked = {phase.name for phase in recipe.phases}
         self.annotate: Annotate = no_range  # replaced while a profiler records the step
-        self.first_batches: list[Batch] = []  # for BatchNorm statistics of EMA weights; before `finish`
         self.recorder = recorder()
         self.exchanges = strategy.needs_processes and self.world.size > 1
         observed = self.exchanges and self.world.device.type == "cpu" and not strategy.shards_weights
