@@ -54,6 +54,8 @@ USER_ERRORS: dict[str, str] = {  # expected part of the error line for each comm
     "for network 'classifier' alone",
     "train classification --set lr": "--set lr: expected name=value",
     "train classification --set =3": "--set =3: expected name=value",
+    "train classification --set recipe=dcgan": "--set recipe=dcgan: leave it out; the recipe is not a "
+    "setting, but an argument, as in `paceline train dcgan`",
     "train classification --set lr=fast": "--set lr: 'fast' is not a number",
     "train classification --set optimizer=sdg": "unknown value 'sdg'; did you mean 'sgd'?",
     "train classification --set evaluate_every=off": "'50 steps' or '50%', or 'never'",
