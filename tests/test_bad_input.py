@@ -54,6 +54,8 @@ USER_ERRORS: dict[str, str] = {  # expected part of the error line for each comm
     "for network 'classifier' alone",
     "train classification --set lr": "--set lr: expected name=value",
     "train classification --set =3": "--set =3: expected name=value",
+    "train classification --set recipe=dcgan": "--set recipe=dcgan: leave it out; the recipe is not a "
+    "setting, but an argument, as in `paceline train dcgan`",
     "train classification --set lr=fast": "--set lr: 'fast' is not a number",
     "train classification --set optimizer=sdg": "unknown value 'sdg'; did you mean 'sgd'?",
     "train classification --set evaluate_every=off": "'50 steps' or '50%', or 'never'",
@@ -69,6 +71,8 @@ USER_ERRORS: dict[str, str] = {  # expected part of the error line for each comm
     "train classification --set classifier.clip=-0.5": "classifier.clip=-0.5: must be at least 0",
     "train classification --set label_smoothing=1.5": "label_smoothing=1.5: must be at least 0 and below 1",
     "train classification --set width=0": "width=0: must be at least 1",
+    "train classification --accelerator cpu --set width=9999999999": "recipe 'classification': one layer needs "
+    "360.0 GB of memory, but",
     "train classification --set reference_batch=0": "reference_batch=0: must be at least 1",
     "train classification --check-replicas -1": "--check-replicas -1: must be at least 0",
     "train classification --lr -1": "--lr -1: must be at least 0",

@@ -134,7 +134,10 @@ def test_results_that_match_the_same_target_require_the_suffix_option() -> None:
     [
         (["nowhere", "made"], "nowhere: no such file or folder"),
         (["made", "made", "--protocol", "lab"], "--protocol lab: expected rgb or y"),
-        (["made", "made", "--json", "all.txt"], "all.txt"),
+        (["made", "made", "--json", "all.txt"], "--json all.txt: expected a file name ending in .json"),
+        (["made", "made", "--per-image", "folder.csv"], "--per-image folder.csv: is a folder; give a file name"),
+        (["made", "made", "--per-image", "made/0.png/each.csv"], "--per-image made/0.png/each.csv: "),
+        (["made", "made", "--json", "made/0.png/all.json"], "--json made/0.png/all.json: "),
         (["made", "others"], "no images could be compared with others: made/0.png: has no matching target"),
     ],
 )
@@ -142,6 +145,7 @@ def test_wrong_input_is_reported_in_one_line(words: list[str], line: str, capsys
     save("made/0.png", noise(0))
     save("others/1.png", noise(0))
     save("others/2.png", noise(0))
+    Path("folder.csv").mkdir()
     assert run(["measure", *words]) == 2
     printed = capsys.readouterr().err
     assert line in printed and len(printed.splitlines()) == 1

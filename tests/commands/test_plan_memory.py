@@ -45,6 +45,18 @@ def test_strategies_that_recompute_activations_by_default_are_named(tmp_path: Pa
     assert "activations: recomputed in the backward pass under fsdp\n" in done.stdout
 
 
+def test_a_strategy_in_one_process_is_listed_only_for_the_devices_of_one_node(tmp_path: Path) -> None:
+    size = ("--set", "width=8", "--set", "size=8", "--batch-size", "8", "--devices", "4")
+    done = run_fork(tmp_path, "plan", SYNCING, *size, "--memory", "--nodes", "2")
+    assert done.wait() == 0, done.stderr
+    found = rows(done.stdout)
+    assert {n for name, n in found if name == "dp"} == {1, 2} and {n for name, n in found if name == "ddp"} == {1, 2, 4}
+    assert "dp: runs in one process, so it cannot use more than one node (2 devices)\n" in done.stdout
+    assert "single: runs in one process" not in done.stdout
+    uneven = run_fork(tmp_path, "plan", SYNCING, *size, "--memory", "--nodes", "3")
+    assert uneven.wait() == 2 and "--devices 4: must be a multiple of --nodes 3" in uneven.stderr
+
+
 @pytest.mark.parametrize("problem", ["item", "shape"])
 def test_a_loss_that_needs_the_values_of_tensors_is_reported_with_its_line(tmp_path: Path, problem: str) -> None:
     done = run_fork(tmp_path, "plan", SYNCING, "--memory", "--set", f"problem={problem}")

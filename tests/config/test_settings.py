@@ -99,13 +99,20 @@ def test_every_numeric_setting_has_bounds_or_is_checked_where_it_is_used() -> No
 
 
 @pytest.mark.parametrize(
-    ("text", "number"), [("9007199254740993", 2**53 + 1), ("5e4", 50_000), ("3.0", 3), (True, 1), (7.0, 7), (-0.0, 0)]
+    ("text", "number"), [("9007199254740993", 2**53 + 1), ("5e4", 50_000), ("3.0", 3), (7.0, 7), (-0.0, 0)]
 )
 def test_integers_keep_every_digit(text: Any, number: int) -> None:
     assert resolved(plain=text).recipe.plain == number
 
 
-@pytest.mark.parametrize("text", ["3.5", "many", "", "inf", "nan", 2.5, None])
+@pytest.mark.parametrize("text", ["3.5", "many", "", "inf", "nan", 2.5, None, True])
 def test_values_that_are_not_integers_are_rejected(text: Any) -> None:
     with pytest.raises(UserError, match="is not a whole number"):
         resolved(plain=text)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("lr", "a number"), ("devices", "a whole number"), ("data_root", "text")])
+def test_a_boolean_is_neither_a_number_nor_text(name: str, kind: str) -> None:
+    for value in (True, False):
+        with pytest.raises(UserError, match=f"^--set {name}: {value} is not {kind}$"):
+            resolved(**{name: value})

@@ -110,3 +110,13 @@ def test_commands_use_the_last_checkpoint_if_the_best_one_is_unusable(
     evaluated = run_fork(trained, "evaluate", "run", "--trust")
     assert evaluated.wait() == 0, evaluated.stderr
     assert f"{line}; using the last one, at 240 images" in evaluated.stdout and "top1" in evaluated.stdout
+
+
+def test_evaluate_reports_a_damaged_last_checkpoint_once(trained: Path) -> None:
+    truncate_weights(trained / "run" / "checkpoints" / "000000000240")
+    for devices in ("1", "2"):
+        evaluated = run_fork(trained, "evaluate", "run", "--trust", "--accelerator", "cpu", "--devices", devices)
+        assert evaluated.wait() == 0, evaluated.stderr
+        assert evaluated.stdout.count("; using the previous one") == 1, evaluated.stdout
+    chosen = run_fork(trained, "evaluate", "run", "--trust", "--accelerator", "cpu", "--checkpoint", "128")
+    assert chosen.wait() == 0 and "damaged" not in chosen.stdout, chosen.stdout + chosen.stderr

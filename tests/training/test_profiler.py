@@ -120,6 +120,16 @@ def test_on_a_cpu_a_trace_is_written_at_once(tmp_path: Path, tiny: str) -> None:
     profiler.finish()
 
 
+def test_a_profile_of_one_step_is_in_the_singular(
+    tmp_path: Path, tiny: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profiler, stopwatch = start_profiler(tmp_path, tiny, steps=1)
+    run_step(profiler, stopwatch)
+    profiler.finish()
+    assert capsys.readouterr().out.startswith("profile of 1 step: ")
+    assert (tmp_path / PROFILE / "summary.txt").read_text().startswith("profile of 1 training step on ")
+
+
 def test_a_trace_that_fills_the_disk_is_reported_and_leaves_no_files(
     tmp_path: Path, tiny: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -197,11 +207,11 @@ def full_disk(largest_file: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def start_profiler(folder: Path, recipe: str) -> tuple[StepProfiler, Stopwatch]:
-    """Return a profiler that traces the first two steps of a run, and the stopwatch of its loop."""
-    parts = assemble(make_config(recipe, profile=2))
+def start_profiler(folder: Path, recipe: str, steps: int = 2) -> tuple[StepProfiler, Stopwatch]:
+    """Return a profiler that traces the first steps of a run, and the stopwatch of its loop."""
+    parts = assemble(make_config(recipe, profile=steps))
     stopwatch = Stopwatch()
-    return StepProfiler(parts, stopwatch, folder, parts.total_images - 2 * parts.feed.images_per_step), stopwatch
+    return StepProfiler(parts, stopwatch, folder, parts.total_images - steps * parts.feed.images_per_step), stopwatch
 
 
 def run_step(profiler: StepProfiler, stopwatch: Stopwatch) -> None:

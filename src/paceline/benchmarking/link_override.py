@@ -14,7 +14,6 @@ NUMBER = r"\s*(\d+\.?\d*|\.\d+)((?:[eE][+-]?\d+)?)\s*"
 SHORT = re.compile(NUMBER + r"([kKMGT]?)([bB])\s*(?:/\s*s|ps)?\s*")  # B means bytes, b means bits
 AMBIGUOUS = re.compile(NUMBER + r"[kmgt]?b?\s*(?:/\s*s|ps)?\s*", re.IGNORECASE)
 SPELLED = re.compile(NUMBER + r"([kmgt]?)(bits?|bytes?)\s*(?:/\s*s|ps)?\s*", re.IGNORECASE)
-BARE = re.compile(NUMBER)
 SECONDS = re.compile(NUMBER + r"(us|µs|ms|s)\s*")
 PREFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 
@@ -56,13 +55,12 @@ class LinkOverride:
 
 
 def parse_bandwidth(text: str) -> float:
-    """Convert `25GB/s`, `200Gbit/s`, `200Gbps` or `25e9` to bytes per second."""
-    match = SHORT.fullmatch(text) or SPELLED.fullmatch(text) or BARE.fullmatch(text)
+    """Convert `25GB/s`, `200Gbit/s` or `200Gbps` to bytes per second."""
+    match = SHORT.fullmatch(text) or SPELLED.fullmatch(text)
     if not match:
         doubt = "bytes or bits? " if AMBIGUOUS.fullmatch(text) else ""
         raise UserError(f"--bandwidth {text}: {doubt}expected something like 25GB/s (bytes) or 200Gbit/s (bits)")
-    number, exponent, *rest = match.groups()
-    prefix, unit = rest or ("", "byte")
+    number, exponent, prefix, unit = match.groups()
     in_bits = unit == "b" or unit.lower().startswith("bit")
     value = float(number + exponent) * PREFIXES[prefix.lower()] / (8 if in_bits else 1)
     if not 0 < value < math.inf:

@@ -71,10 +71,11 @@ def evaluate(
         raise UserError(f"{run}: recipe {config.recipe_name!r} has no evaluator; set `evaluator` in the recipe")
     split = split or _default_split(config, elsewhere)
     check_checkpoint(run, checkpoint)
-    at = "" if is_weights_file(run) else str(choose_checkpoint(RunFolder(Path(run)).checkpoints, checkpoint).images)
     if config.run.devices > 1 and place_from(os.environ) is None:
-        return run_in_processes(Task.of(evaluate_here, run, split, at, *blend), config)
-    evaluate_here(config, run, split, at, *blend)
+        if not is_weights_file(run):  # all ranks use the same checkpoint, even if the run saves a new one
+            checkpoint = str(choose_checkpoint(RunFolder(Path(run)).checkpoints, checkpoint).images)
+        return run_in_processes(Task.of(evaluate_here, run, split, checkpoint, *blend), config)
+    evaluate_here(config, run, split, checkpoint, *blend)
     return 0
 
 
@@ -103,17 +104,18 @@ def _for_whole_folder(config: Config) -> Config:
     return dataclasses.replace(config, run=source_class.measure_whole(config.run))
 
 
-def evaluate_here(config: Config, run: str, split: str, at: str, share: float = 1.0, other: str = "") -> None:
+def evaluate_here(config: Config, run: str, split: str, checkpoint: str, share: float = 1.0, other: str = "") -> None:
     """Evaluate in this process, alone or as one of several ranks; rank 0 prints the metrics."""
     world = join(config.run, distributed=config.run.devices > 1)
     with world.reporting(), reporting_dead_workers():
-        _evaluate(config, world, run, split, at, Blend(share, other))
+        _evaluate(config, world, run, split, checkpoint, Blend(share, other))
     world.leave()
 
 
-def _evaluate(config: Config, world: World, run: str, split: str, at: str, blend: Blend) -> None:
+def _evaluate(config: Config, world: World, run: str, split: str, checkpoint: str, blend: Blend) -> None:
     precision = choose_precision(config.run.precision, world.device)
     precision.apply(deterministic=config.run.deterministic)
+    stored = read_blended(run, checkpoint, blend)
     activity(f"opening the data source {config.run.data}")
     with accepting_huge_images():
         sources = open_sources(config, split)
@@ -123,7 +125,6 @@ def _evaluate(config: Config, world: World, run: str, split: str, at: str, blend
                 f"--split {split}: the data has no {split} split; choose from: {', '.join(sorted(sources))}"
             )
         raise unknown("split", split, sources)
-    stored = read_blended(run, at or "best", blend)
     _check_class_names(stored, run, split, config.run.data, sources[split].spec)
     _check_range(stored, run, config.run.data, sources[split].spec)
     # A network that transforms images of any size is built for the size of the training images, not the evaluated ones.

@@ -49,6 +49,7 @@ from paceline.inference.region_pair import compare_regions
 from paceline.runs.weights_file import is_weights_file
 
 PROTOCOLS = ("rgb", "y")
+TABLE, REPORT = "--per-image", "--json"
 MAX_LISTED = 5  # maximum number of problems to print
 CPU = torch.device("cpu")
 
@@ -80,8 +81,8 @@ def measure(results: str, targets: str, options: Options) -> int:
     if options.border < 0:
         raise UserError(f"--border {options.border}: expected a number of pixels, at least 0")
     table, report = (
-        check_new_file(out, (suffix,), overwrite=options.overwrite) if out else None
-        for out, suffix in ((options.per_image, ".csv"), (options.json_file, ".json"))
+        check_new_file(out, (suffix,), overwrite=options.overwrite, flag=flag) if out else None
+        for flag, out, suffix in ((TABLE, options.per_image, ".csv"), (REPORT, options.json_file, ".json"))
     )
     if not targets:
         return _measure_alone(results, options, table, report)
@@ -168,7 +169,7 @@ def _write(
     """
     everything = list(dict.fromkeys([*problems, *(fid_problems or ())]))
     if report:
-        with new_file(report) as temporary:
+        with new_file(report, REPORT) as temporary:
             temporary.write_text(json_text({**content, "left_out": everything}, indent=1))
     if table:
         _write_table(table, rows)
@@ -267,7 +268,7 @@ def _protocol(options: Options, metrics: Mapping[str, float], formats: set[Pixel
 
 def _write_table(file: Path, rows: Mapping[str, Row]) -> None:
     names = list(dict.fromkeys(name for row in rows.values() for name in row))
-    with new_file(file) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
+    with new_file(file, TABLE) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
         writer = csv.DictWriter(stream, ["image", *names], restval="")
         writer.writeheader()
         writer.writerows({"image": printable(name), **row} for name, row in rows.items())

@@ -60,7 +60,13 @@ def plan(
     if options.memory or options.device_memory:
         _check_memory_options(options)
         return plan_memory(
-            recipe, flags, _counts(devices), options.device_memory, config_file=config_file, assignments=assignments
+            recipe,
+            flags,
+            _counts(devices),
+            _devices_per_node(devices, options.nodes),
+            options.device_memory,
+            config_file=config_file,
+            assignments=assignments,
         )
     here = {name: value for name, value in flags.items() if name != "devices"}
     config = configure(recipe, here, config_file=config_file, assignments=assignments)
@@ -104,14 +110,19 @@ def _parse_devices(text: str) -> int:
     return int(text)
 
 
-def _processes_here(config: Config, devices: int, nodes: int) -> int:
-    """Return how many devices to measure on this machine: the number per host, or fewer if the machine has fewer."""
+def _devices_per_node(devices: int, nodes: int) -> int:
     if devices % nodes:
         raise UserError(f"--devices {devices}: must be a multiple of --nodes {nodes}")
+    return devices // nodes
+
+
+def _processes_here(config: Config, devices: int, nodes: int) -> int:
+    """Return how many devices to measure on this machine: the number per host, or fewer if the machine has fewer."""
+    per_node = _devices_per_node(devices, nodes)
     if uses_cuda(config.run):
-        return min(devices // nodes, torch.cuda.device_count())
+        return min(per_node, torch.cuda.device_count())
     cores = len(os.sched_getaffinity(0))
-    return max(1, min(devices // nodes, cores // _threads_per_process()))
+    return max(1, min(per_node, cores // _threads_per_process()))
 
 
 def _threads_per_process() -> int:

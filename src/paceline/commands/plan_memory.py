@@ -38,21 +38,27 @@ def plan_memory(
     recipe: str,
     flags: Mapping[str, SettingValue],
     counts: Sequence[int],
+    per_node: int,
     device_memory: str,
     *,
     config_file: str = "",
     assignments: Sequence[str] = (),
 ) -> int:
-    """Print the memory of each strategy on each number of devices, computed without training or a GPU."""
+    """Print the memory of each strategy on each number of devices, computed without training or a GPU.
+
+    `per_node` is the number of devices per host, which limits strategies that run in one process.
+    """
     device_bytes = parse_bytes(device_memory) if device_memory else _bytes_of_this_gpu()
     settings = {name: value for name, value in flags.items() if name != "devices"}
     config = configure(recipe, settings, config_file=config_file, assignments=assignments, elsewhere=True)
     found = forecast(config, device_bytes)
     end_activity()
     console = open_screen(soft_wrap=True)
-    rows = list(_rows(found, counts))
+    rows = list(_rows(found, counts, per_node))
     _print_table(console, found, rows, device_bytes)
     _print_notes(console, found, rows, device_bytes)
+    if per_node < max(counts):
+        _print_note_on_nodes(console, rows, per_node)
     if device_bytes:
         _check_fits(found, rows, device_bytes, device_memory)
     return 0
@@ -71,13 +77,14 @@ def _bytes_of_this_gpu() -> int:
     return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else 0
 
 
-def _rows(found: Forecast, counts: Sequence[int]) -> Iterator[Row]:
+def _rows(found: Forecast, counts: Sequence[int], per_node: int) -> Iterator[Row]:
     """Yield each strategy with each number of devices that it can use and that the batch can be divided among."""
     strategies = sorted(load_classes("strategy", Strategy).items(), key=lambda item: item[1].complexity)
     for name, strategy in strategies:
         limit = strategy.device_limit()
         for devices in counts:
-            if (limit is None or devices <= limit) and found.can_divide(devices):
+            can_use = (limit is None or devices <= limit) and (strategy.needs_processes or devices <= per_node)
+            if can_use and found.can_divide(devices):
                 yield Row(name, strategy, devices)
 
 
@@ -133,6 +140,14 @@ def _print_notes(console: Console, found: Forecast, rows: Sequence[Row], device_
         )
     else:
         console.print("add --device-memory, e.g. --device-memory 24GiB, to find the largest batch that fits")
+
+
+def _print_note_on_nodes(console: Console, rows: Sequence[Row], per_node: int) -> None:
+    """Print which strategies cannot use devices in several hosts, because they run in one process."""
+    local = (row for row in rows if not row.strategy.needs_processes and row.strategy.device_limit() is None)
+    for name in dict.fromkeys(row.name for row in local):
+        what = f"{per_node} device{'s' * (per_node > 1)}"
+        console.print(f"{name}: runs in one process, so it cannot use more than one node ({what})")
 
 
 def _check_fits(found: Forecast, rows: Sequence[Row], device_bytes: int, given: str) -> None:

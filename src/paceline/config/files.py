@@ -66,6 +66,9 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, str]:
         name, equals, value = word.partition("=")
         if not equals or not name:
             raise UserError(f"--set {word}: expected name=value")
+        if name.strip() == "recipe":
+            as_argument = f"an argument, as in `paceline train {value.strip()}`"
+            raise UserError(f"--set {word}: leave it out; the recipe is not a setting, but {as_argument}")
         pairs[name.strip()] = Text(value.strip())
     return pairs
 

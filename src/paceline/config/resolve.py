@@ -246,6 +246,8 @@ def convert(value: Any, hint: Any, where: str) -> SettingValue:
     try:
         if hint is bool:
             return {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}[str(value).lower()]
+        if isinstance(value, bool):  # which Python converts to 1.0 or "True"
+            raise ValueError
         if hint is int:
             return _whole(value)
         if hint is float and not math.isfinite(float(value)):

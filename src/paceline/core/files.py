@@ -120,15 +120,15 @@ def remove_leftovers(folder: Path, older_than_seconds: float = 0.0) -> None:
                 leftover.unlink()
 
 
-def check_new_file(out: str, suffixes: tuple[str, ...], *, overwrite: bool) -> Path:
-    """Return the path given by `--out`; raise UserError for a wrong suffix or an existing file."""
+def check_new_file(out: str, suffixes: tuple[str, ...], *, overwrite: bool, flag: str = "--out") -> Path:
+    """Return the path given by a flag; raise UserError for a wrong suffix or an existing file."""
     target = Path(out).expanduser()
     if target.suffix not in suffixes:
-        raise UserError(f"--out {out}: expected a file name ending in {' or '.join(suffixes)}")
+        raise UserError(f"{flag} {out}: expected a file name ending in {' or '.join(suffixes)}")
     if target.is_dir():
-        raise UserError(f"--out {out}: is a folder; give a file name")
+        raise UserError(f"{flag} {out}: is a folder; give a file name")
     if os.path.lexists(target) and not overwrite:
-        raise UserError(f"--out {out}: the file exists; use --overwrite to replace it")
+        raise UserError(f"{flag} {out}: the file exists; use --overwrite to replace it")
     return target
 
 

@@ -39,7 +39,8 @@ def _stragglers(runs: dict[str, Run], labels: dict[str, str]) -> list[Part]:
 
 def _profile(folder: str, label: str, profile: ProfileSummary) -> list[Part]:
     where = ("runs", folder, "profile")
-    steps = f"{at('d', *where, 'num_steps')} steps of {at('.4g', *where, 'step_seconds')} s on {profile.device}"
+    count = f"{at('d', *where, 'num_steps')} step{'s' * (profile.num_steps > 1)}"
+    steps = f"{count} of {at('.4g', *where, 'step_seconds')} s on {profile.device}"
     shares = [[SECTION_NAMES.get(name, name), at(".1%", *where, "sections", name)] for name in profile.sections]
     shares += [[name, at(".1%", *where, "phases", name)] for name in profile.phases]
     shares.append(["communication that delays the step", at(".1%", *where, "exposed_communication")])

@@ -179,26 +179,26 @@ def choose_checkpoint(checkpoints: Checkpoints, which: str) -> Snapshot:
 
     If the best checkpoint is damaged or missing, print a line and return the last one.
     """
+    kept = checkpoints.all()
+    if kept and which not in ("best", "last"):
+        if not (which.isascii() and which.isdecimal()):
+            raise unknown("checkpoint", which, ["best", "last", *map(str, kept)])
+        if int(which) not in kept:
+            raise UserError(
+                f"--checkpoint {which}: no checkpoint was kept at this number of images; "
+                f"choose one of: best, last, {', '.join(map(str, kept))}"
+            )
+        return load_without_state(checkpoints.path(int(which)))
     last = checkpoints.latest(print, read=load_without_state, remedy="restore it from a copy, or train the run again")
     if last is None:
         raise UserError(f"{checkpoints.folder}: has no checkpoint yet; train the run until it has saved one")
-    if which == "last":
+    if which == "last" or last.best_images == last.images:
         return last
-    if which == "best":
-        try:
-            return last if last.best_images == last.images else load_without_state(checkpoints.path(last.best_images))
-        except Damaged as damage:
-            print_line(f"the best {damage.problem}; using the last one, at {last.images:,} images")
-            return last
-    kept = checkpoints.all()
-    if not (which.isascii() and which.isdecimal()):
-        raise unknown("checkpoint", which, ["best", "last", *map(str, kept)])
-    if int(which) not in kept:
-        raise UserError(
-            f"--checkpoint {which}: no checkpoint was kept at this number of images; "
-            f"choose one of: best, last, {', '.join(map(str, kept))}"
-        )
-    return load_without_state(checkpoints.path(int(which)))
+    try:
+        return load_without_state(checkpoints.path(last.best_images))
+    except Damaged as damage:
+        print_line(f"the best {damage.problem}; using the last one, at {last.images:,} images")
+        return last
 
 
 def _manifest(written: Mapping[str, Written], numbers: bytes) -> bytes:

@@ -92,7 +92,7 @@ class ProfileSummary:
 
     def lines(self) -> Iterator[str]:
         """Yield the lines of the summary as text, at most one page."""
-        yield f"profile of {self.num_steps} training steps on {self.device}"
+        yield f"profile of {self.num_steps} training step{'s' * (self.num_steps > 1)} on {self.device}"
         yield f"  {1000 * self.step_seconds:.4g} ms per step, {self.images_per_second:,.0f} images/s while profiling"
         yield ""
         yield "time in the loop"

@@ -36,6 +36,7 @@ from paceline.training.graph import RunStep, choose_step
 from paceline.training.learner import Learner
 from paceline.training.schedule import schedule_of
 from paceline.training.step import Step
+from paceline.training.weights_limit import WeightsLimit
 
 
 @dataclass
@@ -119,7 +120,8 @@ def _build(config: Config, strategy_type: type[Strategy], world: World, check: C
         split: choices[split].build(source, world.device, config.run, crop_of(config, split))
         for split, source in sources.items()
     }
-    recipe = make_recipe(config, sources)
+    with WeightsLimit(config.recipe_name):
+        recipe = make_recipe(config, sources)
     _check_per_class(config, recipe, train)
     strategy = strategy_type(config.run, world, precision, recipe)
     batch_size = split_batch(config.run.batch_size, strategy.num_devices, config.run.accumulate)

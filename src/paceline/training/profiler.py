@@ -176,7 +176,7 @@ class StepProfiler:
             publish(world, collectives)
         best = f": {summary.remedies[0].action}" if summary.remedies else ""
         files = f"{path.with_name(SUMMARY_TEXT)} and {compressed_path(path)}"
-        print_line(f"profile of {self._traced} steps: {files}{best}")
+        print_line(f"profile of {self._traced} step{'s' * (self._traced > 1)}: {files}{best}")
 
     def _synchronize(self) -> None:
         if self._on_gpu:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from paceline.runs.logger import Logger, Pixels
@@ -21,6 +23,8 @@ class TensorBoard(Logger):
     def __init__(self, folder: Path, images: int) -> None:
         from torch.utils.tensorboard import SummaryWriter  # imported here because the import takes about a second
 
+        if getattr(threading.excepthook, "func", None) is not _print_other_errors:
+            threading.excepthook = partial(_print_other_errors, threading.excepthook)
         # From this step on, TensorBoard hides events from earlier files.
         first_step = images + 1 if images else 0
         self._events = SummaryWriter(
@@ -39,3 +43,11 @@ class TensorBoard(Logger):
 
     def close(self) -> None:
         self._events.close()
+
+
+def _print_other_errors(
+    print_error: Callable[[threading.ExceptHookArgs], object], failed: threading.ExceptHookArgs
+) -> None:
+    """Print the traceback of a failed thread, unless it is TensorBoard's own: `write` and `flush` raise that error."""
+    if not type(failed.thread).__module__.startswith("tensorboard."):
+        print_error(failed)
