@@ -73,8 +73,34 @@ def test_batchnorm_normalises_the_activations_of_ema_weights(name: str, request:
 
 def test_a_batch_with_one_value_per_channel_has_statistics() -> None:
     norm, found = nn.BatchNorm1d(3).double().eval(), []
-    _use_own(found, norm, (torch.ones(1, 3, dtype=torch.float64),))
+    _use_own(found, norm, (torch.ones(1, 3, dtype=torch.float64),), {})
     assert all(torch.isfinite(value).all() for value in found[0])
+
+
+def test_a_layer_may_be_called_with_its_input_as_a_keyword(gan: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = ema_statistics(gan.step)
+    layers = gan.recipe.generator.main
+
+    def by_keyword(x: Tensor) -> Tensor:
+        for layer in layers:
+            x = layer(input=x)
+        return x
+
+    monkeypatch.setattr(layers, "forward", by_keyword)
+    found = ema_statistics(gan.step)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_a_layer_that_stays_in_eval_mode_keeps_its_statistics() -> None:
+    parts = make_parts("dcgan", **SMALL, **FAST)
+    frozen, trained = parts.recipe.generator.main[1], parts.recipe.generator.main[4]
+    frozen.train = lambda mode=True: type(frozen).train(frozen, False)
+    run_steps(parts, 2)
+    expected = frozen.running_var.clone()
+    with evaluated_weights(parts.step):
+        assert torch.equal(frozen.running_var, expected)
+        assert not torch.equal(trained.running_var, torch.ones_like(trained.running_var))
+        assert parts.recipe.training and not frozen.training
 
 
 def test_training_continues_with_the_statistics_of_the_latest_weights(gan: Parts) -> None:

@@ -75,10 +75,15 @@ def _recomputed_statistics(step: Step) -> Iterator[None]:
 @torch.no_grad()
 def _recompute(step: Step, norms: list[AnyBatchNorm]) -> None:
     """Set the statistics to their means over batches of training samples."""
-    found: list[list[tuple[Tensor, Tensor]]] = [[] for _ in norms]
-    handles = [norm.register_forward_pre_hook(partial(_use_own, into)) for norm, into in zip(norms, found, strict=True)]
     was_training = step.recipe.training
+    step.recipe.train()
+    norms = [norm for norm in norms if norm.training]  # the others are frozen: training uses their statistics too
     step.recipe.eval()
+    found: list[list[tuple[Tensor, Tensor]]] = [[] for _ in norms]
+    handles = [
+        norm.register_forward_pre_hook(partial(_use_own, into), with_kwargs=True)
+        for norm, into in zip(norms, found, strict=True)
+    ]
     try:
         for batch in step.first_batches:
             with eager(), step.strategy.precision.autocast():
@@ -92,9 +97,12 @@ def _recompute(step: Step, norms: list[AnyBatchNorm]) -> None:
             _set(norm, *(torch.stack(values).mean(0) for values in zip(*statistics, strict=True)))
 
 
-def _use_own(found: list[tuple[Tensor, Tensor]], norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+def _use_own(
+    found: list[tuple[Tensor, Tensor]], norm: nn.Module, inputs: tuple[Tensor, ...], by_name: dict[str, Tensor]
+) -> None:
     """Before a BatchNorm's forward pass, make it use the mean and variance of its input, as in training."""
-    x = inputs[0].float() if inputs[0].dtype in (torch.float16, torch.bfloat16) else inputs[0]
+    x = next(iter((*inputs, *by_name.values())))
+    x = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
     is_single = x.numel() == x.shape[1]  # one value per channel: the unbiased variance would be NaN
     variance, mean = torch.var_mean(x, [0, *range(2, x.ndim)], correction=0 if is_single else 1)
     found.append((mean, variance))
