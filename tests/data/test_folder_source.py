@@ -263,9 +263,14 @@ def test_a_missing_or_empty_folder_is_reported(folders: list[str] | None, messag
 
 
 def test_a_file_instead_of_a_folder_is_reported(tmp_path: Path) -> None:
-    for name, remedy in (("own.npz", "--data npz"), ("photo.png", "the folder that contains it")):
+    for name, remedy in (
+        ("own.npz", "use --data npz"),
+        ("photo.png", "use the folder that contains it"),
+        ("photos.ZIP", "extract the archive, and use the extracted folder"),
+        ("photos.tar.gz", "extract the archive, and use the extracted folder"),
+    ):
         (tmp_path / name).touch()
-        with pytest.raises(UserError, match=f"--data-root .*{name}: is a file, not a folder; use {remedy}"):
+        with pytest.raises(UserError, match=f"--data-root .*{name}: is a file, not a folder; {remedy}"):
             Folder("train", settings(tmp_path / name))
 
 

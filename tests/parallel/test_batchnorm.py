@@ -183,3 +183,20 @@ def test_a_copy_of_a_batchnorm_that_runs_eagerly_has_its_own_statistics() -> Non
     copy = deepcopy(norm)
     copy(1 + torch.randn(2, 3, 4, 4))
     assert norm.num_batches_tracked == 0 and copy.num_batches_tracked == 1
+
+
+class Frozen(nn.BatchNorm2d):
+    """A BatchNorm that stays in eval mode during training."""
+
+    def train(self, mode: bool = True) -> Frozen:
+        super().train(False)
+        return self
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_a_frozen_batchnorm_stays_as_it_is(ours: bool) -> None:
+    frozen = Frozen(3)
+    network = synchronize(nn.Sequential(nn.BatchNorm2d(3), nn.Sequential(frozen)).eval(), ours=ours)
+    assert isinstance(network[0], SynchronizedBatchNorm if ours else nn.SyncBatchNorm) and network[1][0] is frozen
+    assert not network.train()[1][0].training and network[0].training
+    assert synchronize(frozen, ours=ours) is frozen

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from running import run_fork, start_ranks
 from torch import Tensor
 
@@ -76,6 +77,24 @@ def test_a_class_with_one_image_has_no_fid_and_one_line_says_so(tmp_path: Path, 
     assert [rank.wait() for rank in ranks] == [0, 0], ranks[0].stderr
     values, shared = (_printed(one.stdout) for one in (whole, ranks[0]))
     assert values == pytest.approx(shared, rel=1e-3) and "FID[pixels-8x8]" in values
+
+
+def test_a_conditional_generator_is_not_evaluated_on_classes_with_other_names(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (4, 16, 16), dtype=np.uint8)
+    for folder in ("own/cat", "own/dog", "other/cat", "other/eel"):
+        (tmp_path / folder).mkdir(parents=True)
+        for number, pixels in enumerate(images):
+            Image.fromarray(pixels).save(tmp_path / folder / f"{number}.png")
+    flags = ["--data", "folder", "--data-root", "own", "--accelerator", "cpu", "--images", "8", "--batch-size", "4"]
+    settings = SETTINGS | {"generated_images": 8, "per_class": False, "evaluate_every": "never"}
+    words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+    for conditional, code in (("auto", 2), ("off", 0)):
+        named = ["--set", f"conditional={conditional}", "--out", conditional]
+        trained = run_fork(tmp_path, "train", "r3gan", *flags, *words, *named)
+        assert trained.wait() == 0, trained.stderr
+        evaluated = run_fork(tmp_path, "evaluate", conditional, "--data-root", "other", "--accelerator", "cpu")
+        assert evaluated.wait() == code, evaluated.stderr
+        assert ("is 'eel', but auto was trained with 'dog'" in evaluated.stderr) == (code == 2)
 
 
 def _printed(text: str) -> dict[str, float]:

@@ -151,6 +151,7 @@ def test_the_nearest_training_images_are_shown_next_to_each_image() -> None:
         (["--class", "cat"], "--class cat: unknown class 'cat'"),
         (["--class", "10"], "--class 10: unknown class '10'; choose from: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9"),
         (["--truncation", "-1"], "--truncation -1: must be at least 0 and at most 2"),
+        (["--truncation", "-1", "--count", "1", "--to", "none"], "--truncation -1: must be at least 0 and at most 2"),
         (["--nearest", "--interpolate"], "cannot be combined"),
         (["--nearest", "--grid", "2x1"], "--nearest needs at least 2 columns"),
         (["--animate", "--class", "3"], "leave --class out"),
@@ -158,7 +159,7 @@ def test_the_nearest_training_images_are_shown_next_to_each_image() -> None:
 )
 def test_invalid_options_are_reported(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["sample", "whole", *words]) == 2
-    assert message in capsys.readouterr().err
+    assert message in capsys.readouterr().err and not Path("none").exists()
 
 
 def test_a_grid_needs_no_training_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -271,6 +272,16 @@ def test_a_class_needs_a_conditional_model(folder: Path) -> None:
     assert run_fork(folder, *command, "--out", "unconditional").wait() == 0
     with pytest.raises(UserError, match="R3gan is not class-conditional"):
         paceline.load("unconditional", device="cpu").sample(1, label=0)
+
+
+def test_weights_that_do_not_fit_are_not_blamed_on_the_augmentation(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [word for one in (*SMALL[:-1], "size=32") for word in ("--set", one)]
+    assert run([*COMMAND, *words, "--init-from", "whole", "--out", "larger"]) == 2
+    error = capsys.readouterr().err
+    assert "its generator is a different network" in error and "ada" not in error
+    assert run([*COMMAND, *words, "--set", "width=32", "--init-from", "whole", "--out", "larger"]) == 2
+    error = capsys.readouterr().err
+    assert "its weights were trained with width=16 (not 32): use --set width=16" in error and "ada" not in error
 
 
 def test_the_fid_of_each_class_is_measured(capsys: pytest.CaptureFixture[str]) -> None:

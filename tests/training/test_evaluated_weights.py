@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from ranks import make_parts, run_steps
@@ -17,6 +18,26 @@ from paceline.training.build import Parts
 from paceline.training.evaluated_weights import EvaluatedWeights, _use_own, averaged_norms
 from paceline.training.snapshot import check_fits, restore_snapshot, take_snapshot
 
+BY_CLASS = """
+from tiny_gan import TinyGan
+from torch import nn
+from paceline import Draw
+
+
+class ByClass(TinyGan):
+    class_draw = "class"
+
+    def __init__(self, settings, spec):
+        super().__init__(settings, spec)
+        self.generator = nn.Sequential(self.generator, nn.BatchNorm1d(64))
+        self.draws |= {"class": Draw((), "uniform")}
+        self.num_classes, self.generated = spec.num_classes, []
+
+    def predict(self, batch):
+        if not self.training:
+            self.generated += (batch["class"] * self.num_classes).long().tolist()
+        return super().predict(batch)
+"""
 FAST = {"lr": 0.02, "ema_half_life": "400 images"}
 SMALL = {"data": "digits", "nz": 16, "ngf": 4, "ndf": 4, "batch_size": "16", "accelerator": "cpu", "validation": 0.0}
 STEPS = 60
@@ -162,6 +183,16 @@ def test_networks_without_an_ema_or_without_batchnorm_need_no_statistics() -> No
     assert not evaluated(make_parts("dcgan", **SMALL)).statistics(0)
     gan = Path(__file__).parents[1] / "tiny_gan.py"
     assert not evaluated(make_parts(str(gan))).statistics(0)
+
+
+def test_the_statistics_of_a_generator_by_class_are_those_of_the_classes_in_the_data(tmp_path: Path) -> None:
+    recipe, data, labels = tmp_path / "by_class.py", tmp_path / "rare.npz", np.repeat([0, 2], [38, 2])
+    recipe.write_text(BY_CLASS)
+    np.savez(data, x_train=np.zeros((40, 8, 8), np.uint8), y_train=labels)
+    parts = make_parts(str(recipe), data="npz", data_root=str(data), evaluate_every="never")
+    assert evaluated(parts).statistics(0)
+    shares = np.bincount(parts.recipe.generated, minlength=3) / len(parts.recipe.generated)
+    assert shares == pytest.approx([0.95, 0, 0.05], abs=0.01)
 
 
 def test_a_saved_generator_has_the_same_metrics_as_during_training(

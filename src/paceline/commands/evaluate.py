@@ -125,11 +125,12 @@ def _evaluate(config: Config, world: World, run: str, split: str, checkpoint: st
                 f"--split {split}: the data has no {split} split; choose from: {', '.join(sorted(sources))}"
             )
         raise unknown("split", split, sources)
-    _check_class_names(stored, run, split, config.run.data, sources[split].spec)
     _check_range(stored, run, config.run.data, sources[split].spec)
     # A network that transforms images of any size is built for the size of the training images, not the evaluated ones.
     transforms = "apply" in uses_of(config.recipe_class)
     recipe = make_recipe(config, sources, (stored.spec.height, stored.spec.width) if transforms else None)
+    if is_classifier(stored.recipe_class) or recipe.class_draw:
+        _check_class_names(stored.spec, run, split, config.run.data, sources[split].spec)
     spec = cropped(sources[split].spec, config.run.crop)
     try:
         load_usable(recipe, dataclasses.replace(stored, spec=spec), run)
@@ -186,14 +187,11 @@ def _window_notes(recipe: Recipe, source: Source) -> list[str]:
     return [f"{what} are processed in windows of {width}×{height} pixels, as in `apply`"]
 
 
-def _check_class_names(stored: StoredModel, run: str, split: str, data: str, spec: DataSpec) -> None:
+def _check_class_names(trained: DataSpec, run: str, split: str, data: str, spec: DataSpec) -> None:
     """Raise UserError if the class names differ from those of the run.
 
     Classes are matched by index, so metrics would be wrong if the classes differed.
     """
-    trained = stored.spec
-    if not is_classifier(stored.recipe_class):
-        return
     if not trained.class_names or len(trained.class_names) != len(spec.class_names):
         return
     for number, (expected, name) in enumerate(zip(trained.class_names, spec.class_names, strict=True)):

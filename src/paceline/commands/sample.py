@@ -18,7 +18,7 @@ from paceline.core.types import SettingValue
 from paceline.images.encode import DEFAULT_ENCODING
 from paceline.images.grids import ANIMATED_SUFFIXES, captioned, save_animation, side_by_side
 from paceline.inference.animation import animation_frames
-from paceline.inference.chosen_draws import EVERY_CLASS, class_index
+from paceline.inference.chosen_draws import EVERY_CLASS, check_truncation, class_index
 from paceline.inference.model import Model
 from paceline.inference.run_images import GridOptions, show_run
 from paceline.inference.sample_files import write_samples
@@ -90,6 +90,7 @@ def _check_options(options: Options) -> None:
         raise UserError("--class '': expected the name of a class; to generate random classes, leave --class out")
     if options.count and options.label == EVERY_CLASS:
         raise UserError(f"--class {EVERY_CLASS}: shows one class per row of a grid; with --count, choose one class")
+    check_truncation(options.truncation, "--truncation ")
     if options.data_root and (options.count or options.animate):
         raise UserError(f"--data-root {options.data_root}: --count and --animate need no data; leave --data-root out")
     if options.inception and not options.nearest:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -12,10 +13,11 @@ from paceline.contracts.recipe import DataSpec
 from paceline.data.source import Source
 
 LABEL = "label"
+NumberOrTensor = TypeVar("NumberOrTensor", float, Tensor)
 
 
-def selecting(number: int, num_classes: int) -> float:
-    """Return the draw that selects a class."""
+def selecting(number: NumberOrTensor, num_classes: int) -> NumberOrTensor:
+    """Return the draws that select classes."""
     return (number + 0.5) / num_classes
 
 
@@ -54,4 +56,4 @@ def in_proportion(draws: Tensor, counts: Tensor) -> Tensor:
     """
     ends = counts.cumsum(0)
     numbers = torch.searchsorted(ends[:-1].double(), draws.double() * ends[-1], right=True)
-    return ((numbers + 0.5) / len(counts)).to(draws.dtype)
+    return selecting(numbers, len(counts)).to(draws.dtype)

@@ -24,6 +24,7 @@ SUFFIXES = {
 }
 HIDDEN = (".", "__")  # name prefixes of hidden files, and of files left behind by file managers and archivers
 VALIDATION_NAMES = ("val", "valid", "validation", "valA", "validA")  # names of validation folders in other projects
+ARCHIVE_SUFFIXES = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".7z", ".rar")
 NOT_USED = "not_used.txt"
 MAX_NAMED = 3  # maximum number of files listed in a message
 SIZES_DIFFER = "image sizes do not match"
@@ -273,6 +274,12 @@ def existing_folder(root: Path, flag: str) -> Path:
 
 def check_not_a_file(root: Path, flag: str) -> None:
     """Raise UserError if `root` is a file, where a folder is needed. The message refers to `flag`."""
-    if root.is_file():
-        remedy = "--data npz" if root.suffix.lower() == ".npz" else "the folder that contains it"
-        raise UserError(f"{flag} {root}: is a file, not a folder; use {remedy}")
+    if not root.is_file():
+        return
+    if root.suffix.lower() == ".npz":
+        remedy = "use --data npz"
+    elif root.suffix.lower() in ARCHIVE_SUFFIXES:
+        remedy = "extract the archive, and use the extracted folder"
+    else:
+        remedy = "use the folder that contains it"
+    raise UserError(f"{flag} {root}: is a file, not a folder; {remedy}")

@@ -26,12 +26,17 @@ def sample_draws(
 
 def truncate_draws(recipe: Recipe, draws: Batch, truncation: float, flag: str) -> Batch:
     """Scale normally distributed inputs by `truncation`: below 1, images are more alike and often look better."""
-    if not 0 <= truncation <= 2:
-        raise UserError(f"{flag}{truncation:g}: must be at least 0 and at most 2")
+    check_truncation(truncation, flag)
     if truncation == 1:
         return draws
     is_normal = {name: recipe.draws[name].kind == "normal" for name in draws}
     return {name: rows * truncation if is_normal[name] else rows for name, rows in draws.items()}
+
+
+def check_truncation(truncation: float, flag: str) -> None:
+    """Raise UserError if the factor is too small or too large."""
+    if not 0 <= truncation <= 2:
+        raise UserError(f"{flag}{truncation:g}: must be at least 0 and at most 2")
 
 
 def choose_class(recipe: Recipe, draws: Batch, spec: DataSpec, label: str | int, columns: int, flag: str) -> Batch:

@@ -12,6 +12,7 @@ from paceline.core.activity import Counter
 from paceline.core.errors import UserError
 from paceline.data.source import Source, has_one_size, sizes_of
 from paceline.evaluation.features.choice import choose_features
+from paceline.images.deep_image import to_eight_bit_array
 from paceline.runs.finished_run import open_run
 
 IMAGES_AT_ONCE = 500
@@ -32,20 +33,23 @@ def with_nearest(
         tensor = torch.from_numpy(np.ascontiguousarray(some)).to(device).permute(0, 3, 1, 2)
         return network(tensor, "fp32").vectors.double()
 
+    def training_images(part: NDArray[np.int64]) -> NDArray[np.uint8]:
+        return to_eight_bit_array(source.read_many(part)["image"], source.spec.pixel_format)
+
     own = features(images)
     distances = torch.full((len(images), count), float("inf"), dtype=torch.float64, device=device)
     indices = torch.zeros(len(images), count, dtype=torch.int64, device=device)
     with torch.no_grad(), Counter("comparing with the training images", len(source)) as counter:
         for start in range(0, len(source), IMAGES_AT_ONCE):
             part = np.arange(start, min(start + IMAGES_AT_ONCE, len(source)))
-            found = torch.cdist(own, features(source.read_many(part)["image"]))
+            found = torch.cdist(own, features(training_images(part)))
             every = torch.cat([distances, found], dim=1)
             numbers = torch.cat([indices, torch.from_numpy(part).to(device).expand(len(images), -1)], dim=1)
             distances, chosen = every.topk(count, dim=1, largest=False)
             indices = numbers.gather(1, chosen)
             counter.update(int(part[-1]) + 1)
     rows = [
-        np.concatenate([image[None], source.read_many(near)["image"]])
+        np.concatenate([image[None], training_images(near)])
         for image, near in zip(images, indices.cpu().numpy(), strict=True)
     ]
     return np.concatenate(rows)

@@ -190,6 +190,9 @@ def synchronize(module: nn.Module, *, ours: bool) -> nn.Module:
     with_submodules = {
         name: inner for name, inner in module.named_modules() if isinstance(inner, AnyBatchNorm) and _submodules(inner)
     }
+    frozen = {
+        name: inner for name, inner in module.named_modules() if isinstance(inner, AnyBatchNorm) and _is_frozen(inner)
+    }
     converted: nn.Module = _converted(module) if ours else nn.SyncBatchNorm.convert_sync_batchnorm(module)
     for name in by_image:
         converted.get_submodule(name).__class__ = _SynchronizedByImage if ours else _TorchSyncByImage
@@ -198,7 +201,11 @@ def synchronize(module: nn.Module, *, ours: bool) -> nn.Module:
         twin.__class__ = _SynchronizedThenSubmodules if ours else _TorchSyncThenSubmodules
         for key, child in norm.named_children():
             twin.add_module(key, child)
-    return converted
+    for name, norm in frozen.items():
+        if name:
+            parent, _, key = name.rpartition(".")
+            setattr(converted.get_submodule(parent), key, norm)
+    return frozen.get("", converted)
 
 
 def leave_batchnorm_eager(module: nn.Module) -> None:
@@ -230,6 +237,14 @@ class _Eager(nn.Module):
 def _eager_class(norm: type[nn.Module]) -> type[nn.Module]:
     # A new class, because a `forward` stored in the object would still belong to the original after a deepcopy.
     return type(norm.__name__, (norm, _Eager), {"forward": torch.compiler.disable(norm.forward)})
+
+
+def _is_frozen(norm: AnyBatchNorm) -> bool:
+    """Return whether a BatchNorm stays in eval mode during training, so that it computes no statistics."""
+    mode = norm.training
+    is_frozen = not norm.train().training
+    norm.train(mode)
+    return is_frozen
 
 
 def _submodules(norm: nn.Module) -> list[nn.Module]:

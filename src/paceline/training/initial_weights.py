@@ -211,18 +211,23 @@ def _affecting_networks(
     others: dict[str, Any], recipe: Recipe, config: Config, spec: DataSpec, found: Mapping[str, Mapping[str, Tensor]]
 ) -> dict[str, Any]:
     """Return the settings that change what the networks compute or the shapes of their tensors."""
-    changing = {}
-    for name, value in others.items():
-        if name not in recipe.settings_of_weights(config.recipe):
-            with (
-                torch.random.fork_rng(devices=[]),
-                suppress(UserError),
-            ):  # one setting may be invalid unless others change too
-                changed = type(recipe)(replace(config.recipe, **{name: value}), spec).networks
-                if not any(_misfits(changed[one], recipe.networks[one].state_dict()) for one in found):
-                    continue
-        changing[name] = value
-    return changing
+    own = config.recipe
+    stored = replace(own, **others)
+
+    def is_irrelevant(before: Any, after: Any) -> bool:
+        with torch.random.fork_rng(devices=[]), suppress(UserError):
+            first, second = (type(recipe)(settings, spec).networks for settings in (before, after))
+            return not any(_misfits(first[name], second[name].state_dict()) for name in found)
+        return False  # the recipe rejects the settings
+
+    def affects(name: str) -> bool:
+        if name in recipe.settings_of_weights(own):
+            return True
+        # A setting may be invalid unless others change too. Therefore change it alone, or all others but not this one.
+        alone, last = replace(own, **{name: others[name]}), replace(stored, **{name: getattr(own, name)})
+        return not (is_irrelevant(own, alone) or is_irrelevant(last, stored))
+
+    return {name: value for name, value in others.items() if affects(name)}
 
 
 def _reject_settings(others: Mapping[str, Any], config: Config, path: str) -> None:
