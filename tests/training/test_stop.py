@@ -213,6 +213,32 @@ def test_an_interrupt_during_an_import_that_catches_every_exception_is_not_lost(
     assert running.stderr == "paceline: interrupted\n"
 
 
+INTERRUPTS_AN_IMPORT = """
+import os, signal, sys
+
+class Finder:
+    @staticmethod
+    def find_spec(name, path, target=None):
+        if name == os.environ["INTERRUPTED_IMPORT"]:
+            os.kill(os.getpid(), signal.SIGINT)
+            sum(range(1000))
+
+sys.meta_path.insert(0, Finder)
+"""
+
+
+@pytest.mark.parametrize("module", ["paceline.cli.app", "typer"])
+def test_an_interrupt_while_the_command_line_is_imported_is_reported_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(INTERRUPTS_AN_IMPORT)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setenv("INTERRUPTED_IMPORT", module)
+    running = start_command(tmp_path, "--version")
+    assert running.wait() == 130
+    assert running.stdout == "" and running.stderr == "paceline: interrupted\n"
+
+
 def test_an_interrupt_while_two_processes_load_torch_is_reported_in_one_line(tmp_path: Path, tiny: str) -> None:
     running = start_command(tmp_path, "train", tiny, "--devices", "2", "--accelerator", "cpu", "--out", "run")
     wait_for_workers(running)
