@@ -1,4 +1,4 @@
-"""A recipe with a fault in one rank: it is slow, hangs, stops, ends too early, or skips a collective operation."""
+"""A recipe with a fault in one rank: it is slow, hangs, stops, fails, ends early, or skips a collective operation."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from paceline.config.settings import setting
 from paceline.contracts.recipe import Batch, DataSpec, Loss, Phase, Recipe
+from paceline.core.errors import UserError
 
 WORK_SECONDS = 0.04  # the own work of a healthy rank in a step
 ALL = -2  # as `faulty_rank`
@@ -25,8 +26,8 @@ SLOW_SECONDS = 0.12  # far above what other programs on the machine delay a heal
 class FaultySettings:
     """Which rank has which fault, and when."""
 
-    fault: Literal["none", "slow", "slow_at_times", "stop", "skip", "kill", "exit", "unused", "hang"] = setting(
-        "none", "the fault"
+    fault: Literal["none", "slow", "slow_at_times", "stop", "skip", "kill", "exit", "unused", "hang", "error"] = (
+        setting("none", "the fault")
     )
     faulty_rank: int = setting(1, "the rank that has the fault; -2 for all ranks")
     slow_rank: int = setting(-1, "a rank that takes much longer in every step")
@@ -89,6 +90,10 @@ class Faulty(Recipe):
             os.kill(os.getpid(), signal.SIGKILL)
         if is_faulty and is_due and chosen.fault == "exit":
             sys.exit(0)
+        if is_due and chosen.fault == "error":
+            if is_faulty:
+                raise UserError("a sample is damaged")
+            time.sleep(3600)  # until the launcher ends this rank
         if is_faulty and is_due and chosen.fault == "skip":
             self.classifier[1].eval()  # uses the running statistics, without an exchange
         if is_faulty and is_due and chosen.fault == "unused":

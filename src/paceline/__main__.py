@@ -1,5 +1,5 @@
 """Entry point for `python -m paceline`."""
 
-from paceline.cli.app import main
+from paceline.cli.start import main
 
 main()

@@ -65,6 +65,13 @@ def test_the_status_reports_the_rank_that_was_killed_and_the_signal(tmp_path: Pa
     assert "rank 1 was killed by signal 9; see run/logs/rank-1.txt for details" in running.stderr
 
 
+def test_a_rank_that_is_ended_because_another_failed_does_not_print_that_it_saves(tmp_path: Path) -> None:
+    running = run_fork(tmp_path, *COMMAND, "--set", "fault=error", "--set", "at=3")
+    assert running.wait() == 2
+    assert running.stderr == "paceline: a sample is damaged\n"
+    assert "SIGTERM" not in running.stdout and "SIGTERM" not in log_of(tmp_path, 0)
+
+
 @pytest.mark.parametrize(("faulty", "named"), [(1, 1), (-2, r"\d")])
 def test_the_launcher_names_a_rank_that_exits_with_code_0_before_the_end(
     tmp_path: Path, faulty: int, named: int | str

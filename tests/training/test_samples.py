@@ -21,7 +21,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     folder = tmp_path_factory.mktemp("whole")
     running = run_fork(folder, *COMMAND)
     assert running.wait() == 0, running.stderr
-    assert "evaluation, sample images and saving together: " in running.stdout
+    assert "% start-up" in running.stdout and "evaluation, sample images and saving together: " in running.stdout
     return samples(folder)
 
 

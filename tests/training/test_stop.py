@@ -7,9 +7,10 @@ import pty
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from running import (
     run_ranks,
     start_command,
     start_fork,
+    start_function_in_ranks,
     start_ranks,
     wait_for_workers,
     wait_until,
@@ -113,6 +115,30 @@ def test_a_single_process_saves_on_a_stop_signal_and_resumes(
     again = run_fork(tmp_path, *command)
     assert again.wait() == 0 and "resuming from" in again.stdout
     assert tensors(tmp_path / "run") == whole(strategy, 1)
+
+
+def stop_before_the_first_step(*arguments: str) -> int:
+    """Run a command in which SIGTERM arrives when Lightning's Trainer asks for the first batch."""
+    from paceline.cli.app import run
+    from paceline.parallel.lightning_module import Steps
+
+    iterate = Steps.__iter__
+
+    def stop_and_iterate(steps: Steps) -> Iterator[Any]:
+        signal.raise_signal(signal.SIGTERM)
+        return iterate(steps)
+
+    Steps.__iter__ = stop_and_iterate  # type: ignore[method-assign]
+    return run(list(arguments))
+
+
+@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_lightning_saves_if_a_stop_signal_arrives_before_its_first_step(tmp_path: Path, tiny: str, size: int) -> None:
+    command = ("train", tiny, "--devices", str(size), "--strategy", "lightning", "--out", "run")
+    ranks = start_function_in_ranks(tmp_path, size, stop_before_the_first_step, *command)
+    assert [rank.wait() for rank in ranks] == [75] * size
+    assert "stopped at 16 images and saved; run the same command again to resume" in ranks[0].stdout
+    assert Checkpoints(tmp_path / "run" / "checkpoints").all() == [16]
 
 
 @pytest.mark.parametrize(
@@ -211,6 +237,32 @@ def test_an_interrupt_during_an_import_that_catches_every_exception_is_not_lost(
     running = start_command(tmp_path, "train", "./own.py")
     assert running.wait() == 130
     assert running.stderr == "paceline: interrupted\n"
+
+
+INTERRUPTS_AN_IMPORT = """
+import os, signal, sys
+
+class Finder:
+    @staticmethod
+    def find_spec(name, path, target=None):
+        if name == os.environ["INTERRUPTED_IMPORT"]:
+            os.kill(os.getpid(), signal.SIGINT)
+            sum(range(1000))
+
+sys.meta_path.insert(0, Finder)
+"""
+
+
+@pytest.mark.parametrize("module", ["paceline.cli.app", "typer"])
+def test_an_interrupt_while_the_command_line_is_imported_is_reported_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(INTERRUPTS_AN_IMPORT)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setenv("INTERRUPTED_IMPORT", module)
+    running = start_command(tmp_path, "--version")
+    assert running.wait() == 130
+    assert running.stdout == "" and running.stderr == "paceline: interrupted\n"
 
 
 def test_an_interrupt_while_two_processes_load_torch_is_reported_in_one_line(tmp_path: Path, tiny: str) -> None:

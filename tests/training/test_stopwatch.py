@@ -47,6 +47,20 @@ def test_waiting_for_the_losses_counts_as_training(clock: list[float]) -> None:
     assert with_whole_steps({"data": 1.0}) == {"data": 1.0}
 
 
+def test_time_in_no_section_before_the_first_step_is_start_up(clock: list[float]) -> None:
+    stopwatch = Stopwatch()
+    assert "start_up" not in stopwatch.shares()
+    with stopwatch("sample"):
+        clock[0] += 1
+    clock[0] += 5
+    stopwatch.end_start_up()
+    with stopwatch("step"):
+        clock[0] += 3
+    clock[0] += 1
+    stopwatch.end_start_up()
+    assert with_other(stopwatch.shares()) == pytest.approx({"sample": 0.1, "step": 0.3, "start_up": 0.5, "other": 0.1})
+
+
 def test_shares_add_up_to_one() -> None:
     assert with_other({"step": 0.75, "evaluate": 0.125}) == {"step": 0.75, "evaluate": 0.125, "other": 0.125}
     assert with_other({"step": 1.01})["other"] == 0.0

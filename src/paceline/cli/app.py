@@ -36,7 +36,7 @@ from paceline.cli.flags import (
 )
 from paceline.cli.help import CONTEXT, Command, Commands
 from paceline.cli.images import apply, export, import_weights, measure, predict, sample
-from paceline.cli.interrupt import EXIT_CODE, MESSAGE, Interrupted, handle_interrupts
+from paceline.cli.interrupt import EXIT_CODE, MESSAGE, Interrupted
 from paceline.cli.launch import launch
 from paceline.cli.tools import board, doctor, new, pack, settings
 from paceline.config.command_settings import SETTINGS_NOT_IN_PLAN, SETTINGS_NOT_IN_VERIFY
@@ -282,8 +282,7 @@ def run(arguments: list[str] | None = None) -> int:
 
 
 def main() -> None:
-    """Run the `paceline` command and exit."""
-    handle_interrupts()
+    """Run the command in the arguments of this process, and exit."""
     keep_bytecode()
     record_load()
     print_any_text()

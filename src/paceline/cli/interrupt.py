@@ -25,12 +25,16 @@ def handle_interrupts() -> None:
         signal.signal(signal.SIGINT, _interrupt)
 
 
+def print_interrupted() -> None:
+    """Report Ctrl-C. The function does not use the stream: a signal may have interrupted the owner of its lock."""
+    os.write(STDERR, f"{ERASE_LINE if os.isatty(STDERR) else ''}{MESSAGE}\n".encode())
+
+
 def _interrupt(number: int, frame: FrameType | None) -> None:
     while frame is not None:
         is_module = frame.f_code.co_name == "<module>"
         if is_module and frame.f_globals.get("__name__") != "__main__":
-            # This handler may have interrupted the owner of the stream's lock, so it does not use the stream.
-            os.write(STDERR, f"{ERASE_LINE if os.isatty(STDERR) else ''}{MESSAGE}\n".encode())
+            print_interrupted()
             os._exit(EXIT_CODE)
         frame = frame.f_back
     raise KeyboardInterrupt

@@ -14,6 +14,7 @@ from pathlib import Path
 
 PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
 PULSE_FILE = "PACELINE_PULSE_FILE"  # environment variable with the path to a file that is written to report progress
+PROCESS = "process-"  # a child's file in its parent's folder is named after the child: process-PID
 SECONDS_BETWEEN_BEATS = 0.5
 
 _beaten_at = 0.0
@@ -57,6 +58,19 @@ def beat() -> None:
             Path(os.environ[PULSE_FILE]).write_bytes(b"1")
         except OSError:
             os.environ.pop(PULSE_FILE)  # the parent has deleted the file
+
+
+def registered_processes(folder: Path, parent: int) -> dict[int, bool]:
+    """Return the processes that have a file in the folder, and whether each is alive and a child of `parent`."""
+    found = [int(file.name.removeprefix(PROCESS)) for file in folder.glob(f"{PROCESS}*")]
+    return {process: is_child(process, parent) for process in found}
+
+
+def has_failed_peer() -> bool:
+    """Return whether another child of this process's launcher has failed: it has ended, but its file remains."""
+    if PULSE_FILE not in os.environ:
+        return False
+    return not all(registered_processes(Path(os.environ[PULSE_FILE]).parent, os.getppid()).values())
 
 
 class Watch(threading.Thread):

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from paceline.core.flight_recorder import RECORD_FILE, Record, num_started, recorder
-from paceline.core.heartbeat import PULSE_FILE, die_with_parent, is_child
+from paceline.core.heartbeat import PROCESS, PULSE_FILE, die_with_parent, registered_processes
 from paceline.core.stacks import dump_stacks_on_signal
 from paceline.training.stop import INTERRUPTED, RESUME_LATER
 
@@ -39,8 +39,7 @@ class Mailbox:
 
     def processes(self) -> dict[int, bool]:
         """Return the workers that have started but not exited normally, and whether each is alive."""
-        found = [int(file.name.removeprefix("process-")) for file in self.folder.glob("process-*")]
-        return {process: is_child(process, os.getpid()) for process in found}
+        return registered_processes(self.folder, os.getpid())
 
     def alive(self) -> list[int]:
         """Return the workers that are alive, and so can be asked to stop."""
@@ -49,18 +48,18 @@ class Mailbox:
     def last_progress(self, process: int) -> int | None:
         """Return a number that changes with every progress report of a worker; None before training starts."""
         try:
-            about = (self.folder / f"process-{process}").stat()
+            about = (self.folder / f"{PROCESS}{process}").stat()
         except FileNotFoundError:
             return None
         return about.st_mtime_ns if about.st_size else None
 
     def forget(self, process: int) -> None:
         """Remove a worker's report file."""
-        (self.folder / f"process-{process}").unlink(missing_ok=True)
+        (self.folder / f"{PROCESS}{process}").unlink(missing_ok=True)
 
     def start_round(self) -> None:
         """Remove the reports from the previous workers, which have all ended. A reported user error is kept."""
-        for pattern in ("process-*", "record-*", "rank-*.txt", "stopped-*", FAILED, DIAGNOSIS):
+        for pattern in (f"{PROCESS}*", "record-*", "rank-*.txt", "stopped-*", FAILED, DIAGNOSIS):
             for file in self.folder.glob(pattern):
                 file.unlink(missing_ok=True)
 
@@ -108,7 +107,7 @@ def register_worker() -> None:
     if LAUNCHER not in os.environ:
         return
     die_with_parent(int(os.environ[LAUNCHER]))
-    own = Path(os.environ[MAILBOX_FOLDER], f"process-{os.getpid()}")
+    own = Path(os.environ[MAILBOX_FOLDER], f"{PROCESS}{os.getpid()}")
     own.touch()
     os.environ[PULSE_FILE] = str(own)
     os.environ[RECORD_FILE] = str(own.with_name(f"record-{os.getpid()}"))
@@ -127,7 +126,7 @@ def unregister_worker(code: int) -> int:
     folder = Path(os.environ[MAILBOX_FOLDER])
     if code:
         (folder / f"stopped-{code}").touch()
-    (folder / f"process-{os.getpid()}").unlink(missing_ok=True)
+    (folder / f"{PROCESS}{os.getpid()}").unlink(missing_ok=True)
     return 0
 
 

@@ -27,7 +27,7 @@ def make_trainer(world: World, *, find_unused_parameters: bool) -> lightning.Tra
             find_unused_parameters=find_unused_parameters,
             **NO_BUFFER_BROADCAST,
         )
-    return lightning.Trainer(
+    trainer = lightning.Trainer(
         accelerator=world.device.type,
         strategy=strategy,
         devices=world.place.local_size if world.device.type == "cpu" else "auto",
@@ -39,6 +39,11 @@ def make_trainer(world: World, *, find_unused_parameters: bool) -> lightning.Tra
         enable_model_summary=False,
         use_distributed_sampler=False,
     )
+    # If SIGTERM arrived before the first step, the Trainer's own handler would end the run as if it were interrupted.
+    # There is no public way to keep the Trainer from handling signals. Without this one, `on_train_start` still does.
+    if connector := getattr(trainer, "_signal_connector", None):
+        connector.register_signal_handlers = lambda: None
+    return trainer
 
 
 class Steps:

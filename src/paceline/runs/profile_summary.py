@@ -124,6 +124,7 @@ SECTION_NAMES = {
     "evaluate": "evaluation",
     "sample": "sample images",
     "save": "saving",
+    "start_up": "start-up",
 }
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 
@@ -11,6 +13,8 @@ from paceline.config.settings import RunSettings
 from paceline.config.spans import is_never
 from paceline.contracts.recipe import Batch, Recipe
 from paceline.core.heartbeat import beat
+from paceline.core.lock import InUse, Lock
+from paceline.core.printable import print_line
 from paceline.core.registry import load_class
 from paceline.data.class_draws import count_classes, in_proportion
 from paceline.data.draws import Drawer
@@ -26,6 +30,8 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.snapshot import Best
 from paceline.training.build import Parts
 from paceline.training.predictor import Predictor
+
+POLL_SECONDS = 0.5  # how often a run that waits for another one asks whether that one has finished
 
 
 class SplitEvaluator:
@@ -86,15 +92,8 @@ class SplitEvaluator:
         `on_samples` is called after each batch with the number of samples that all ranks have evaluated so far.
         """
         evaluator, world, seen = self._new_evaluator(), self.world, 0
-        missing = torch.tensor([float(evaluator.needs_samples)], device=world.device)
-        if world.sum(missing).item():  # if any rank needs the samples, all ranks process them
-            for batch in self._sample_batches():
-                beat()
-                evaluator.update_samples(batch)
-                seen += len(batch["index"])
-                on_samples(min(seen * world.size, self.count))
-            evaluator.end_samples(world.sum(evaluator.sample_sums()))
-        seen = 0
+        if self._is_true_anywhere(evaluator.needs_samples):  # if any rank needs the samples, all ranks process them
+            evaluator = self._with_samples(evaluator, on_samples)
         with self._predict.evaluating():
             for batch in self._batches():
                 beat()
@@ -104,6 +103,50 @@ class SplitEvaluator:
         metrics = evaluator.results(world.sum(evaluator.sums()))
         self.notes += tuple(note for note in evaluator.notes if note not in self.notes)
         return metrics
+
+    def _with_samples(self, evaluator: Evaluator, on_samples: Callable[[int], None]) -> Evaluator:
+        """Return an evaluator that has processed all samples, or that uses the result of a run that has done so."""
+        world, seen = self.world, 0
+        with self._samples_locked(evaluator) as has_waited:
+            if has_waited:
+                evaluator = self._new_evaluator()
+                if not self._is_true_anywhere(evaluator.needs_samples):
+                    return evaluator
+            for batch in self._sample_batches():
+                beat()
+                evaluator.update_samples(batch)
+                seen += len(batch["index"])
+                on_samples(min(seen * world.size, self.count))
+            evaluator.end_samples(world.sum(evaluator.sample_sums()))
+        return evaluator
+
+    @contextmanager
+    def _samples_locked(self, evaluator: Evaluator) -> Iterator[bool]:
+        """Keep other runs from processing the same samples; yield whether this run has waited for another one.
+
+        Only the first rank holds the lock. The other ranks wait with it, step by step, so that no exchange times out.
+        """
+        lock, owner, has_waited = None, "", False
+        try:
+            while True:
+                if self.world.is_first:
+                    lock, owner = _try_to_lock(evaluator)
+                if not self._is_true_anywhere(bool(owner)):
+                    break
+                if owner and not has_waited:
+                    shown = f"another run (process {owner}), which is processing the same images for its evaluation"
+                    print_line(f"waiting for {shown}")
+                has_waited = True
+                beat()
+                time.sleep(POLL_SECONDS)
+            yield has_waited
+        finally:
+            if lock:
+                lock.release(remove=True)
+
+    def _is_true_anywhere(self, own: bool) -> bool:
+        """Return whether a condition is true on any rank."""
+        return bool(self.world.sum(torch.tensor([float(own)], device=self.world.device)).item())
 
     def _batches(self) -> Iterator[Batch]:
         if not self.recipe.generates:
@@ -124,6 +167,14 @@ class SplitEvaluator:
 
     def _sample_batches(self) -> Iterator[Batch]:
         return evaluation_batches(self.pipeline, self.world.rank, self.world.size, self.drawer)
+
+
+def _try_to_lock(evaluator: Evaluator) -> tuple[Lock | None, str]:
+    """Return the lock of the evaluator's samples, if there is one; otherwise, the process that holds it."""
+    try:
+        return evaluator.lock_samples(), ""
+    except InUse as used:
+        return None, str(used)
 
 
 def training_evaluator(parts: Parts) -> SplitEvaluator | None:

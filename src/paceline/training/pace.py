@@ -33,6 +33,7 @@ class Pace:
     @contextmanager
     def step(self) -> Iterator[None]:
         """Time one step, and record how long this rank worked on it: `with pace.step(): …`."""
+        self.stopwatch.end_start_up()
         step, waited = self._step.seconds, waiting.seconds  # an evaluation or a log before the step may have waited
         with self._step:
             yield

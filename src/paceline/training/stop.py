@@ -14,6 +14,7 @@ from types import FrameType
 import torch
 
 from paceline.core.errors import UserError
+from paceline.core.heartbeat import has_failed_peer
 from paceline.core.printable import print_line
 from paceline.parallel.world import World
 
@@ -93,6 +94,8 @@ class StopRequest:
 
 
 def _answer(number: int) -> None:
+    if number == signal.SIGTERM and has_failed_peer():
+        return  # the launcher ends this process because another one failed, so there will be no checkpoint
     with suppress(BrokenPipeError):  # no one reads the output any more, as after `paceline train | head`
         print_line(_answer_to(number))
 

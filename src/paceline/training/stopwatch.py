@@ -18,6 +18,7 @@ class Stopwatch:
         self._sections: dict[str, _Section] = {}
         self._started = self._taken = perf_counter()
         self._seconds_before: dict[str, float] = {}  # of each section, when `take` was last called
+        self._start_up_seconds: float | None = None
 
     def __call__(self, name: str) -> _Section:
         """Return the section with this name, for use in a `with` block."""
@@ -40,10 +41,19 @@ class Stopwatch:
         before = self._seconds_before
         return {name: section.seconds - before.get(name, 0.0) for name, section in self._sections.items()}
 
+    def end_start_up(self) -> None:
+        """Count the time so far that belongs to no section as start-up; later calls have no effect."""
+        if self._start_up_seconds is None:
+            known = sum(section.seconds for section in self._sections.values())
+            self._start_up_seconds = max(0.0, perf_counter() - self._started - known)
+
     def shares(self) -> dict[str, float]:
-        """Return the fraction of the time since the start that was spent in each section."""
+        """Return the fraction of the time since the start that was spent in each section, and in the start-up."""
         total = max(perf_counter() - self._started, 1e-9)
-        return {name: section.seconds / total for name, section in self._sections.items()}
+        seconds = {name: section.seconds for name, section in self._sections.items()}
+        if self._start_up_seconds is not None:
+            seconds["start_up"] = self._start_up_seconds
+        return {name: one / total for name, one in seconds.items()}
 
 
 def with_whole_steps(sections: Mapping[str, float]) -> dict[str, float]:

@@ -21,6 +21,7 @@ from torch import Tensor
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Batch, DataSpec
 from paceline.core.errors import UserError, too_few_classes
+from paceline.core.lock import Lock
 from paceline.data.file_lists import first_few
 from paceline.data.fingerprint import fingerprint, fingerprint_of_files
 from paceline.data.transforms import to_eight_bits
@@ -39,7 +40,7 @@ from paceline.evaluation.statistics import (
     kernel_distance,
     precision_and_recall,
 )
-from paceline.evaluation.statistics_cache import find_statistics, store_statistics
+from paceline.evaluation.statistics_cache import find_statistics, lock_statistics, store_statistics
 from paceline.evaluation.sums import NUM_SPLITS, FeatureSums, Layout, Statistics, statistics_from, unflatten
 
 NUM_ROWS = 10_000  # number of real (and of generated) images whose features are kept for KID, precision and recall
@@ -97,6 +98,10 @@ class Generation(Evaluator):
         if spec.num_classes <= MOST_PRINTED_CLASSES:
             return texts
         return {name: text for name, text in texts.items() if not name.startswith(CLASS_FID)}
+
+    def lock_samples(self) -> Lock | None:
+        # With `per_class`, every run needs its own sums, so waiting for another run would save nothing.
+        return None if self.by_class else lock_statistics(self.cache_key)
 
     def update_samples(self, batch: Batch) -> None:
         position = batch["index"] if self.positions is None else self.positions[batch["index"]]
