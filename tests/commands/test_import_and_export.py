@@ -443,6 +443,28 @@ def test_an_exported_network_computes_the_same_result_at_other_sizes(recipe, set
     assert [path.name for path in Path.cwd().glob("model*")] == ["model.onnx"]
 
 
+CONTROL_FLOW = """
+from tiny import Tiny
+
+
+class Branching(Tiny):
+    def predict(self, batch):
+        logits = super().predict(batch)["logits"]
+        return {"logits": logits + 1 if float(logits.sum()) > 0 else logits}
+"""
+
+
+@can_export
+def test_a_network_that_cannot_be_exported_is_reported_in_one_line_with_the_line_of_its_code(tmp_path, capsys):
+    Path("branching.py").write_text(CONTROL_FLOW)
+    assert run(["train", "branching.py", "--images", "32", "--accelerator", "cpu", "--out", "run"]) == 0
+    capsys.readouterr()
+    assert run(["export", "run", "--trust", "--out", "model.onnx"]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("paceline: run: the network cannot be exported to ONNX (") and "branching.py:8): " in error
+    assert not list(Path.cwd().glob("model*"))
+
+
 def test_export_reports_missing_packages_and_invalid_arguments(capsys, monkeypatch):
     assert run(["export", "nowhere", "--out", "model.pt"]) == 2
     assert "--out model.pt: expected a file name ending in .onnx" in capsys.readouterr().err

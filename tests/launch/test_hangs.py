@@ -43,7 +43,7 @@ def test_the_launcher_names_a_slow_rank_and_then_the_one_that_is_stopped(tmp_pat
     assert "classifier: backward" in summary and "find out why rank 0 is slower" in summary
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_rank_that_is_stopped_in_the_last_step_does_not_finish_the_run(tmp_path: Path, rank: int) -> None:
     last_step = ("--images", "160", "--set", "at=10", "--set", "evaluate_every=never")
     running = start_fork(tmp_path, *COMMAND, *last_step, "--set", "fault=stop", "--set", f"faulty_rank={rank}")
@@ -72,7 +72,7 @@ def test_a_rank_that_is_ended_because_another_failed_does_not_print_that_it_save
     assert "SIGTERM" not in running.stdout and "SIGTERM" not in log_of(tmp_path, 0)
 
 
-@pytest.mark.parametrize(("faulty", "named"), [(1, 1), (-2, r"\d")])
+@pytest.mark.parametrize(("faulty", "named"), [(1, 1), pytest.param(-2, r"\d", marks=pytest.mark.slow)])
 def test_the_launcher_names_a_rank_that_exits_with_code_0_before_the_end(
     tmp_path: Path, faulty: int, named: int | str
 ) -> None:
@@ -84,7 +84,7 @@ def test_the_launcher_names_a_rank_that_exits_with_code_0_before_the_end(
     assert status and status.state == "failed" and re.fullmatch(reason, status.reason)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_the_launcher_names_the_rank_whose_loss_does_not_use_every_parameter(tmp_path: Path, rank: int) -> None:
     # The next collective operation after the step is the exchange of the losses for a log line.
     faults = ("--set", "fault=unused", "--set", f"faulty_rank={rank}", "--set", "at=3", "--set", "log_every=3 steps")

@@ -52,7 +52,8 @@ def test_evaluation_uses_the_input_images_of_the_data():
     assert torch.equal(recipe.predict(batch)["input"], batch["image"])
 
 
-def test_each_step_gets_new_noise_and_a_second_run_gets_the_same():
+def test_each_step_gets_new_noise_and_a_second_run_gets_the_same(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # the data are photos from the folder `data`, or the built-in ones if there is none
     settings = {"batch_size": "4", "crop": 32, "images": 16, "width": 4, "depth": 1, "fresh_noise": SIGMA}
     first, second = (make_parts("restoration", **settings) for _ in range(2))
     tables = [first.feed.drawer.table(images, 4)["noise_seeds"] for images in (0, 4)]

@@ -10,7 +10,7 @@ from paceline.core.files import check_new_file, new_file
 from paceline.core.printable import print_line
 from paceline.inference.blending import NO_BLEND, Blend, read_blended
 from paceline.inference.exportable import make_exportable
-from paceline.inference.onnx_file import largest_difference, write_onnx
+from paceline.inference.onnx_file import explaining_failures, largest_difference, write_onnx
 from paceline.runs.stages import last_finished
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
@@ -26,7 +26,7 @@ def export(path: str, out: str, checkpoint: str, *, overwrite: bool = False, ble
     path = last_finished(path)
     stored = read_blended(path, checkpoint, blend)
     exportable = make_exportable(stored, path)
-    with new_file(target) as temporary:
+    with new_file(target) as temporary, explaining_failures(path):
         activity("exporting the network to ONNX")
         write_onnx(exportable, temporary)
         activity("comparing the ONNX model's results with PyTorch's")

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import logging
+import traceback
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,10 +14,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
+import paceline
 from paceline.core.errors import UserError
 from paceline.inference.exportable import Exportable
 
 OPSET = 20
+LIBRARIES = tuple(f"{Path(module.__file__).parent}/" for module in (torch, paceline, contextlib))  # the last is Python's
 
 
 def write_onnx(exportable: Exportable, path: Path) -> None:
@@ -60,12 +63,30 @@ def largest_difference(exportable: Exportable, file: Path, origin: str) -> float
 
 
 @contextlib.contextmanager
+def explaining_failures(origin: str) -> Iterator[None]:
+    """Replace an exception from exporting or running a network with a one-line UserError that gives the code's line."""
+    try:
+        yield
+    except (UserError, OSError):
+        raise
+    except Exception as error:
+        cause = error.__cause__ or error  # the exporter hides the cause behind a page of advice
+        frames = traceback.extract_tb(cause.__traceback__)
+        theirs = [frame for frame in frames if not frame.filename.startswith(LIBRARIES)]
+        where = f" ({theirs[-1].filename}:{theirs[-1].lineno})" if theirs else ""
+        problem = (str(cause).strip().splitlines() or [""])[0]
+        raise UserError(
+            f"{origin}: the network cannot be exported to ONNX{where}: {type(cause).__name__}: {problem}"
+        ) from error
+
+
+@contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress the exporter's progress report, which is meant for its developers."""
-    before = logging.root.manager.disable
+    """Suppress the exporter's progress reports and graphs, which are meant for its developers."""
+    before, unread = logging.root.manager.disable, io.StringIO()
     logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        with warnings.catch_warnings(), contextlib.redirect_stdout(unread), contextlib.redirect_stderr(unread):
             warnings.simplefilter("ignore")
             yield
     finally:
