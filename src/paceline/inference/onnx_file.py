@@ -19,7 +19,9 @@ from paceline.core.errors import UserError
 from paceline.inference.exportable import Exportable
 
 OPSET = 20
-LIBRARIES = tuple(f"{Path(module.__file__).parent}/" for module in (torch, paceline, contextlib))  # the last is Python's
+LIBRARIES = tuple(  # the folders of torch, Paceline and Python's own modules
+    f"{Path(file).parent}/" for file in (torch.__file__, paceline.__file__, contextlib.__file__)
+)
 
 
 def write_onnx(exportable: Exportable, path: Path) -> None:
