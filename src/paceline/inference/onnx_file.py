@@ -14,13 +14,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-import paceline
 from paceline.core.errors import UserError
 from paceline.inference.exportable import Exportable
 
 OPSET = 20
 LIBRARIES = tuple(  # the folders of torch, Paceline and Python's own modules
-    f"{Path(file).parent}/" for file in (torch.__file__, paceline.__file__, contextlib.__file__)
+    f"{folder}/"
+    for folder in (Path(torch.__file__).parent, Path(__file__).parents[1], Path(contextlib.__file__).parent)
 )
 
 
