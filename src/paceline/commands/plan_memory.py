@@ -143,7 +143,7 @@ def _print_notes(console: Console, found: Forecast, rows: Sequence[Row], device_
 
 
 def _print_note_on_nodes(console: Console, rows: Sequence[Row], per_node: int) -> None:
-    """Print which strategies cannot use devices in several hosts, because they run in one process."""
+    """Print which strategies cannot use devices on several hosts, because they run in one process."""
     local = (row for row in rows if not row.strategy.needs_processes and row.strategy.device_limit() is None)
     for name in dict.fromkeys(row.name for row in local):
         what = f"{per_node} device{'s' * (per_node > 1)}"

@@ -1,6 +1,7 @@
 """User errors. Each message is one line: the wrong flag, file or value, the problem, and what to do."""
 
 import errno
+import traceback
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -68,3 +69,9 @@ def unknown(kind: str, name: str, names: Iterable[str], *, meant: str | None = N
     listed = f"{listed_by} lists every {kind}" if listed_by else f"choose from: {', '.join(names)}"
     hint = f"did you mean {close[0]!r}?" if close else listed if names else "there are none"
     return UserError(f"unknown {kind} {name!r}; {hint}")
+
+
+def place_outside(error: BaseException, paths: tuple[str, ...]) -> str:
+    """Return ` (FILE:LINE)`: the innermost line of code outside `paths`, which are files or folders; may be empty."""
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(paths)]
+    return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""

@@ -67,7 +67,7 @@ def registered_processes(folder: Path, parent: int) -> dict[int, bool]:
 
 
 def has_failed_peer() -> bool:
-    """Return whether another child of this process's launcher has failed: it has ended, but its file remains."""
+    """Return whether another child of this process's launcher has failed: it has ended without removing its file."""
     if PULSE_FILE not in os.environ:
         return False
     return not all(registered_processes(Path(os.environ[PULSE_FILE]).parent, os.getppid()).values())

@@ -34,7 +34,7 @@ def truncate_draws(recipe: Recipe, draws: Batch, truncation: float, flag: str) -
 
 
 def check_truncation(truncation: float, flag: str) -> None:
-    """Raise UserError if the factor is too small or too large."""
+    """Raise UserError if the truncation factor is not between 0 and 2."""
     if not 0 <= truncation <= 2:
         raise UserError(f"{flag}{truncation:g}: must be at least 0 and at most 2")
 

@@ -6,7 +6,6 @@ import contextlib
 import io
 import json
 import logging
-import traceback
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from paceline.core.errors import UserError
+from paceline.core.errors import UserError, place_outside
 from paceline.inference.exportable import Exportable
 
 OPSET = 20
@@ -66,16 +65,14 @@ def largest_difference(exportable: Exportable, file: Path, origin: str) -> float
 
 @contextlib.contextmanager
 def explaining_failures(origin: str) -> Iterator[None]:
-    """Replace an exception from exporting or running a network with a one-line UserError that gives the code's line."""
+    """Replace an exception from exporting or running a network with a one-line UserError with the line of code."""
     try:
         yield
     except (UserError, OSError):
         raise
     except Exception as error:
         cause = error.__cause__ or error  # the exporter hides the cause behind a page of advice
-        frames = traceback.extract_tb(cause.__traceback__)
-        theirs = [frame for frame in frames if not frame.filename.startswith(LIBRARIES)]
-        where = f" ({theirs[-1].filename}:{theirs[-1].lineno})" if theirs else ""
+        where = place_outside(cause, LIBRARIES)
         problem = (str(cause).strip().splitlines() or [""])[0]
         raise UserError(
             f"{origin}: the network cannot be exported to ONNX{where}: {type(cause).__name__}: {problem}"

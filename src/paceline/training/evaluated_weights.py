@@ -25,7 +25,7 @@ from paceline.training.step import Step
 
 
 class EvaluatedWeights:
-    """Lends a step the weights that are evaluated. Their statistics are recomputed once per number of images seen."""
+    """Switches networks to the weights that are evaluated. Statistics are recomputed only after training steps."""
 
     def __init__(self, step: Step, feed: TrainingFeed) -> None:
         self._step = step

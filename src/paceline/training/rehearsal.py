@@ -6,7 +6,6 @@ Training is unaffected: the weights and the states of all random number generato
 from __future__ import annotations
 
 import random
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -15,7 +14,7 @@ import numpy as np
 import torch
 
 from paceline.contracts.recipe import Batch
-from paceline.core.errors import UserError
+from paceline.core.errors import UserError, place_outside
 from paceline.data.source import has_one_size, sizes_of
 from paceline.data.transfer import channels_first
 from paceline.data.transforms import transform
@@ -88,9 +87,7 @@ def explained(what: str, only: tuple[type[Exception], ...] = (Exception,)) -> It
     except (UserError, OSError):
         raise
     except only as error:
-        frames = traceback.extract_tb(error.__traceback__)[1:]
-        outside = [frame for frame in frames if not frame.filename.startswith((TORCH, __file__))]
-        where = f" ({outside[-1].filename}:{outside[-1].lineno})" if outside else ""
+        where = place_outside(error, (TORCH, __file__))
         problem = " ".join(str(error).split())
         raise UserError(f"{what} fails{where}: {type(error).__name__}{': ' if problem else ''}{problem}") from error
     except Exception:

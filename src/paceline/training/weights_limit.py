@@ -1,6 +1,7 @@
 """Rejects networks that do not fit in memory before their weights are allocated.
 
-Linux grants more memory than there is, so a far too large network would otherwise fill the memory of the machine.
+Linux lets a process allocate more memory than the machine has. Without this check, a network that is far too large
+would fill the memory before it fails.
 """
 
 from __future__ import annotations
