@@ -29,6 +29,11 @@ def test_digits_are_32_pixels_wide_by_default() -> None:
     assert Digits("test", RunSettings(size=8)).spec.height == 8
 
 
+def test_digits_reject_a_folder_that_they_would_not_read(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--data folder"):
+        Digits("train", RunSettings(data_root=str(tmp_path)))
+
+
 GOOD: dict[str, Any] = {
     "x_train": np.zeros((6, 5, 4), dtype=np.uint8),
     "y_train": np.arange(6, dtype=np.uint8)[:, None],

@@ -42,7 +42,10 @@ OTHER_CASES: dict[str, Case] = {
     ],
     ids=["some-2", "others-2", "all-3"],
 )
-def test_every_recipe_ends_with_the_weights_of_one_process(tmp_path: Path, cases: dict[str, Case], size: int) -> None:
+def test_every_recipe_ends_with_the_weights_of_one_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cases: dict[str, Case], size: int
+) -> None:
+    monkeypatch.chdir(tmp_path)  # as in the ranks: recipes read images in ./data, if there are any
     trace_all(str(tmp_path), cases, "single", STEPS)
     ranks = start_function_in_ranks(tmp_path, size, trace_all, str(tmp_path), cases, "fsdp", STEPS)
     assert [rank.wait() for rank in ranks] == [0] * size, ranks[0].stdout + ranks[0].stderr

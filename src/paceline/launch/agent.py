@@ -25,7 +25,7 @@ EXIT_BARRIER_SECONDS = 60  # how long to wait for the other hosts after this hos
 POLL_SECONDS = 0.2
 LONGEST_POLL_SECONDS = 1.0  # if two polls are further apart, the launcher was suspended; the rest is not counted
 START_UP_SECONDS = 20.0  # how long, at least, the others wait for a worker in start-up; collectives wait even longer
-END_SECONDS = 3.0  # how long the agent may take to exit after its workers
+END_SECONDS = 10.0  # how long the agent may take to exit after its workers, on a busy host
 SLACK_SECONDS = 30.0  # added to the time that hosts may wait for each other
 
 
@@ -163,6 +163,8 @@ class Watchdog(threading.Thread):
             self._kill(processes)
         will_not_restart = self._killed_some and not self._restarts_left
         if now - self._some_alive_at > (END_SECONDS if will_not_restart else self.longest_idle):
+            if reason := self.mailbox.diagnosis():
+                print_line(f"paceline: {reason}", sys.stderr)
             print_line("the launcher did not exit in time; killing it", sys.stderr)
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -22,7 +22,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRende
 from paceline.core.activity import activity, take_over_terminal
 from paceline.core.errors import UserError
 from paceline.core.printable import print_line
-from paceline.launch.agent import END_SECONDS, Agent, Watchdog, describe_failure, first_failure, print_restart
+from paceline.launch.agent import Agent, Watchdog, describe_failure, first_failure, print_restart
 from paceline.launch.examination import log_of_rank
 from paceline.launch.mailbox import LAUNCHER, MAILBOX_FOLDER, Mailbox
 from paceline.launch.rendezvous import Rendezvous
@@ -35,6 +35,7 @@ AGENT_ENVIRONMENT = {
     "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGQUIT",  # Paceline forwards other signals, so that workers can save
 }
 NOT_BEGUN = "stopped before training began"
+LEAVE_SECONDS = 1.5  # how long to wait for the other hosts when leaving the rendezvous
 
 
 def run_processes(
@@ -162,7 +163,7 @@ def _leave_rendezvous(handler: DynamicRendezvousHandler, closes: bool) -> None:
 
     thread = threading.Thread(target=close, daemon=True)
     thread.start()
-    thread.join(END_SECONDS / 2)
+    thread.join(LEAVE_SECONDS)
 
 
 def _exit_code(

@@ -7,6 +7,7 @@ from PIL import Image
 
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import DataSpec
+from paceline.core.errors import UserError
 from paceline.data.bundled import FOLDER
 from paceline.data.fixed_split import fixed_split
 from paceline.data.source import ArraySource
@@ -20,6 +21,11 @@ class Digits(ArraySource):
     """Grey images of digits, resized to 32×32 pixels by default."""
 
     def __init__(self, split: str, settings: RunSettings) -> None:
+        if settings.data_root not in ("", RunSettings.data_root):
+            raise UserError(
+                f"--data digits ships with Paceline and does not read --data-root {settings.data_root}: for your own "
+                f"images use, for example, --data folder, and for the digits --data-root {RunSettings.data_root}"
+            )
         with np.load(FOLDER / "digits.npz") as digits:
             pixels, labels = digits["images"], digits["labels"]
         chosen = fixed_split(len(pixels), split)
