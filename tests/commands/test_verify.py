@@ -9,7 +9,8 @@ import torch
 
 from paceline.commands import verify as verify_command
 from paceline.commands.configure import configure
-from paceline.commands.verify import Difference, compare, explain, verify
+from paceline.commands.verify import compare, explain, verify
+from paceline.commands.verify_result import Difference
 from paceline.core.errors import UserError
 
 
@@ -48,3 +49,12 @@ def test_the_differences_are_written_to_a_json_file_or_the_error_names_the_flag(
     assert json.loads(file.read_text())["differences"][0]["value"] == 1e-15
     with pytest.raises(UserError, match=f"--json {tmp_path}: "):
         verify(config, ["single", "ddp"], 2, 1e-9, "", str(tmp_path))
+
+
+def test_a_strategy_that_is_not_installed_is_reported_before_any_training(monkeypatch):
+    monkeypatch.setattr(verify_command, "is_installed", lambda package: package != "lightning")
+    config = configure("classification", {"data": "digits", "accelerator": "cpu"})
+    with pytest.raises(
+        UserError, match=r"--strategies single,ddp,lightning: .*paceline\[lightning\].* leave lightning"
+    ):
+        verify(config, ["single", "ddp", "lightning"], 2, 1e-9, "")

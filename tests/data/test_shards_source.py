@@ -47,8 +47,9 @@ def open_shards(root: Path | str, split: str = "train", **settings: object) -> S
     return Shards(split, Shards.Settings(data="shards", data_root=str(root), workers=0, **settings))  # type: ignore[arg-type]
 
 
-def open_other(name: str, root: Path, split: str = "train", **settings: object) -> Source:
-    chosen = RegisteredSources().of(name)(data=name, data_root=str(root), workers=0, **settings)  # type: ignore[arg-type]
+def open_other(name: str, root: Path | None = None, split: str = "train", **settings: object) -> Source:
+    place = {"data_root": str(root)} if root else {}
+    chosen = RegisteredSources().of(name)(data=name, workers=0, **place, **settings)  # type: ignore[arg-type]
     return registry.load_class("source", name, Source)(split, chosen)
 
 
@@ -128,7 +129,7 @@ def test_packed_shards_have_the_same_samples_as_their_source(
 def test_digits_are_packed_into_shards_and_packing_resumes_after_the_last_complete_shard(tmp_path: Path) -> None:
     shards = tmp_path / "shards"
     assert pack_to_shards("digits", str(shards), {"workers": 0}, {}, 1) == 0
-    found, digits = open_shards(shards, channels=1), open_other("digits", tmp_path)
+    found, digits = open_shards(shards, channels=1), open_other("digits")
     assert len(list(shards.glob("train-*.tar"))) == 4
     assert found.spec == digits.spec and not found.spec.flip_allowed
     assert np.array_equal(found.read_many(np.arange(50))["image"], digits.read_many(np.arange(50))["image"])

@@ -69,7 +69,7 @@ def test_a_recipe_without_a_network_that_can_be_sharded_is_rejected(tmp_path: Pa
     ranks = start_function_in_ranks(tmp_path, 2, print_errors, str(TESTS / "duet.py"))
     assert [rank.wait() for rank in ranks] == [0, 0], ranks[0].stderr
     assert ranks[0].stdout.splitlines()[-6:] == [
-        "--strategy fsdp: there is nothing to shard, since every network has a gradient penalty; use ddp",
+        "--strategy fsdp: there is nothing to shard, since every network needs double backward; use ddp",
         "--strategy fsdp: parameter 'generator.scale' is a scalar, which cannot be sharded; use ddp",
         "--strategy fsdp: parameter 'generator.empty' has no elements, so it cannot be sharded; use ddp",
         "--strategy fsdp: parameter 'critic.tied' is also part of network 'generator', but FSDP shards each network "

@@ -86,7 +86,10 @@ def evaluate(
     run: Weights,
     split: Annotated[
         str,
-        typer.Option(help="split to evaluate on: test, validation or train (default: test, or train for generators)"),
+        typer.Option(
+            help="split to evaluate on: test, validation or train (default: test, or validation if there is no test "
+            "split; train for generators)"
+        ),
     ] = "",
     data: Annotated[
         str, typer.Option(help="data source to evaluate on (default: the source that the run was trained on)")
@@ -98,7 +101,9 @@ def evaluate(
     checkpoint: Checkpoint = "best",
     devices: Annotated[int, typer.Option(help="number of devices to evaluate on")] = 1,
     accelerator: Accelerator = "",
-    inception: Annotated[str, typer.Option(help="file with the 2015 Inception network for FID")] = "",
+    inception: Annotated[
+        str, typer.Option(help="file with the 2015 Inception network for FID, or torch-fidelity")
+    ] = "",
     inception_sha256: Annotated[str, typer.Option(help="SHA-256 of an --inception file that you trust")] = "",
     interpolate: Interpolate = 1.0,
     interpolate_with: InterpolateWith = "",
@@ -123,7 +128,7 @@ def verify(
     flags: Flags,
     strategies: Annotated[
         str, typer.Option(help="comma-separated strategies; the first is the reference")
-    ] = "single,ddp,lightning",
+    ] = "single,ddp",
     steps: Annotated[int, typer.Option(help="number of training steps")] = 20,
     tolerance: Annotated[float, typer.Option(help="largest allowed difference, relative to the largest weight")] = 1e-9,
     control: Annotated[

@@ -34,7 +34,10 @@ def sample(
         bool, typer.Option("--nearest", help="show each image next to the training images most similar to it")
     ] = False,
     inception: Annotated[
-        str, typer.Option(help="for --nearest: file with the 2015 Inception network, which computes the features")
+        str,
+        typer.Option(
+            help="for --nearest: file with the 2015 Inception network, or torch-fidelity, which computes the features"
+        ),
     ] = "",
     data_root: Annotated[
         str, typer.Option(help="for --nearest and strips: where the run's data is now, if it was moved")
@@ -175,7 +178,9 @@ def measure(
     ] = "",
     json: Annotated[str, typer.Option(help="also write the metrics to this .json file", metavar="FILE")] = "",
     per_image: Annotated[str, typer.Option(help="also write each image's metrics to this .csv file")] = "",
-    inception: Annotated[str, typer.Option(help="file with the 2015 Inception network for FID")] = "",
+    inception: Annotated[
+        str, typer.Option(help="file with the 2015 Inception network for FID, or torch-fidelity")
+    ] = "",
     inception_sha256: Annotated[str, typer.Option(help="SHA-256 of an --inception file that you trust")] = "",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace existing files")] = False,
     niqe: Annotated[

@@ -44,7 +44,10 @@ def slurm(
     partition: Annotated[str, typer.Option(help="the SLURM partition to submit to")] = "",
     account: Annotated[str, typer.Option(help="the SLURM account to charge")] = "",
     requeue: Annotated[
-        bool, typer.Option("--requeue/--no-requeue", help="requeue and resume the job after preemption")
+        bool,
+        typer.Option(
+            "--requeue/--no-requeue", help="requeue the job after preemption or at its time limit, and resume the run"
+        ),
     ] = True,
     submit: Submit = False,
     wait: Annotated[bool, typer.Option("--wait", help="submit the job and follow its log until it ends")] = False,

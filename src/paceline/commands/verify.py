@@ -6,7 +6,7 @@ import math
 import os
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import safetensors.torch
@@ -16,12 +16,14 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from paceline.commands.verify_result import Difference, VerifyResult
 from paceline.config.resolve import Config
 from paceline.config.spans import split_batch
 from paceline.contracts.recipe import Phase
 from paceline.core.activity import activity, counted
-from paceline.core.errors import UserError, unknown
+from paceline.core.errors import UserError, missing, unknown
 from paceline.core.files import SAFETENSORS, new_file, write_json
+from paceline.core.installed import is_installed
 from paceline.core.registry import load_class
 from paceline.core.screen import open_screen
 from paceline.data.feed import StepData
@@ -39,77 +41,6 @@ CONTROLS = ("unsynced-batchnorm", "repeated-part")
 GRADIENT_TOLERANCE = 1e-12
 # The keys are gradients/PHASE/NETWORK/TENSOR at the first step and weights//NETWORK/TENSOR after the last step.
 Trace = dict[str, Tensor]
-
-
-@dataclass(frozen=True)
-class Difference:
-    """How much one network differs between a strategy and the reference strategy.
-
-    Attributes:
-        strategy: The strategy that is compared with the first strategy.
-        kind: "gradients" or "gradients of PHASE" at the first step, or "weights" after the last step.
-        network: The name of the network.
-        value: max |a − b| ÷ max |b| over all tensors in the network, where b is from the first strategy.
-        tolerance: The largest allowed value.
-        worst: The name of the first tensor above the tolerance, or "".
-
-    Examples:
-        >>> paceline.Difference("ddp", "weights", "classifier", value=2.2e-16, tolerance=1e-9, worst="")
-        Difference(ddp, weights of classifier, 2.2e-16, ok)
-    """
-
-    strategy: str
-    kind: str
-    network: str
-    value: float
-    tolerance: float
-    worst: str
-
-    @property
-    def ok(self) -> bool:
-        """Whether the difference is within the tolerance."""
-        return self.value <= self.tolerance
-
-    def __repr__(self) -> str:
-        verdict = "ok" if self.ok else f"above {self.tolerance:.0e} in {self.worst}"
-        what = f"{self.kind} of {self.network}" if " of " not in self.kind else f"{self.kind} in {self.network}"
-        return f"Difference({self.strategy}, {what}, {self.value:.1e}, {verdict})"
-
-
-@dataclass(frozen=True)
-class VerifyResult:
-    """Whether all strategies produce the same weights; returned by `paceline.verify`.
-
-    `bool(result)` is the same as `result.ok`.
-
-    Attributes:
-        differences: One difference for each strategy (except the first), network and kind.
-
-    Examples:
-        >>> same = paceline.Difference("ddp", "weights", "classifier", value=2.2e-16, tolerance=1e-9, worst="")
-        >>> result = paceline.VerifyResult((same,))
-        >>> result
-        VerifyResult(ok, 1 difference, largest 2.2e-16)
-        >>> assert result
-    """
-
-    differences: tuple[Difference, ...]
-
-    @property
-    def ok(self) -> bool:
-        """Whether every difference is within its tolerance."""
-        return all(one.ok for one in self.differences)
-
-    def __bool__(self) -> bool:
-        return self.ok
-
-    def __repr__(self) -> str:
-        failed = [one for one in self.differences if not one.ok]
-        count = len(self.differences)
-        if failed:
-            return f"VerifyResult({len(failed)} of {count} differences above tolerance, first {failed[0]})"
-        largest = max((one.value for one in self.differences), default=0.0)
-        return f"VerifyResult(ok, {count} difference{'s' if count > 1 else ''}, largest {largest:.1e})"
 
 
 def verify(config: Config, strategies: list[str], steps: int, tolerance: float, control: str, result: str = "") -> int:
@@ -142,6 +73,9 @@ def differences(
         raise UserError(f"--steps {steps}: must be at least 1")
     classes = {name: load_class("strategy", name, Strategy) for name in strategies}
     for name, strategy in classes.items():
+        if not is_installed(strategy.package):
+            needed = missing(strategy.package, strategy.extra)
+            raise UserError(f"--strategies {','.join(strategies)}: {needed}, or leave {name} out")
         if strategy.cpu_obstacle and not uses_cuda(config.run):
             raise UserError(f"--strategies {','.join(strategies)}: {strategy.cpu_obstacle}; leave {name} out")
     batch = global_batch(config)
@@ -262,10 +196,9 @@ def _verdict(strategies: list[str], differences: list[Difference]) -> str:
     if failed:
         worst = max(failed, key=lambda one: one.value / one.tolerance if one.tolerance else math.inf)
         others = list(dict.fromkeys(one.strategy for one in failed))
-        what = f"{worst.kind} of {worst.network}" if " of " not in worst.kind else f"{worst.kind} in {worst.network}"
         return (
             f"✗ {' and '.join(others)} {'differs' if len(others) == 1 else 'differ'} from {strategies[0]}: "
-            f"{worst.value:.1e} > {worst.tolerance:.0e} ({what}, first in {worst.worst})"
+            f"{worst.value:.1e} > {worst.tolerance:.0e} ({worst.what}, first in {worst.worst})"
         )
     weights = [one for one in differences if one.kind == "weights"]
     largest = max(weights, key=lambda one: one.value)

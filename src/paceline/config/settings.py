@@ -222,7 +222,7 @@ class RunSettings:
     )
     feature_precision: Literal["fp32", "tf32", "fp16"] = setting(
         "fp32",
-        "precision of the feature network on GPUs; fp16 needs --inception",
+        "precision of the feature network on GPUs; fp16 needs --inception FILE",
         mutable_on_resume=True,
     )
     protocol: Literal["y", "rgb"] = setting(

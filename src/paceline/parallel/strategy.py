@@ -195,7 +195,7 @@ class Strategy:
         why = (
             "torch.nn.SyncBatchNorm does not run on a CPU"
             if self.world.device.type == "cpu"
-            else "torch.nn.SyncBatchNorm is used unless there is a gradient penalty"
+            else "torch.nn.SyncBatchNorm is used unless a network needs double backward"
         )
         self.notes.append(f"BatchNorm: synchronised across {self.world.size} processes ({', '.join(chosen)}; {why})")
 

@@ -156,7 +156,7 @@ def check_devices(settings: RunSettings) -> None:
     if missing:
         flag = f"--gpus {settings.gpus}" if settings.gpus else f"--devices {settings.devices}"
         gpus = "1 GPU (ID 0)" if count == 1 else f"{count} GPUs (IDs 0 to {count - 1})"
-        raise UserError(f"{flag}: PyTorch sees only {gpus}")
+        raise UserError(f"{flag}: PyTorch sees only {gpus}; use fewer devices or other IDs")
     place = place_of(settings)
     if place and len(ids) < place.local_size:
         raise UserError(

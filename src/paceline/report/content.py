@@ -127,7 +127,7 @@ def _curves(plots: Sequence[str]) -> Section:
 def _samples(report: Report) -> Section:
     if not report.samples:
         return Section("Samples", [])
-    inputs = "All groups use the same noise or the same input images." if len(report.groups) > 1 else ""
+    inputs = "All rows use the same noise or the same input images." if len(report.groups) > 1 else ""
     parts: list[Part] = [f"Samples from the end of training. {inputs} Click an image to enlarge it."]
     parts.append(Images(report.samples))
     for gallery in report.progress:

@@ -79,7 +79,7 @@ def _all(
     for name, setting in (("evaluate", "evaluate_every"), ("sample", "sample_every"), ("save", "save_every")):
         share = run_shares.get(name, 0.0)
         reason = _percent(f"{SECTION_NAMES[name]}, share of the whole run:", share)
-        yield Remedy(f"an interval twice as long (--set {setting})", reason, share / 2)
+        yield Remedy(f"an interval twice as long (--set {setting}=…)", reason, share / 2)
 
 
 def _slow_rank(waits: Mapping[int, float], times: TraceTimes) -> Iterator[Remedy]:

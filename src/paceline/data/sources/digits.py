@@ -23,8 +23,8 @@ class Digits(ArraySource):
     def __init__(self, split: str, settings: RunSettings) -> None:
         if settings.data_root not in ("", RunSettings.data_root):
             raise UserError(
-                f"--data digits ships with Paceline and does not read --data-root {settings.data_root}: for your own "
-                f"images use, for example, --data folder, and for the digits --data-root {RunSettings.data_root}"
+                f"--data-root {settings.data_root}: not used by --data digits, which ships with Paceline; use "
+                "--data folder for your own images, or leave --data-root out"
             )
         with np.load(FOLDER / "digits.npz") as digits:
             pixels, labels = digits["images"], digits["labels"]

@@ -57,9 +57,9 @@ class Restoration(Evaluator, MeasuredByRegion):
             self.distance, self.notes = perceptual_distance(device) if self.is_colour else (None, ())
         self.measured = {"psnr", "ssim"} | ({"lpips"} if self.distance else set())
         if settings.niqe and case.by_region:
-            raise UserError("niqe=true: not supported by region; use --set niqe=false")
+            raise UserError("niqe=on: not supported by region; use --set niqe=off")
         if settings.niqe and not self.is_colour:
-            raise UserError(f"niqe=true: needs images with 1 or 3 channels, not {spec.channels}; use --set niqe=false")
+            raise UserError(f"niqe=on: needs images with 1 or 3 channels, not {spec.channels}; use --set niqe=off")
         if settings.niqe:
             self.measured.add("niqe")
             for index, (height, width) in enumerate(sizes_of(case.source).tolist()):

@@ -84,7 +84,7 @@ class FullyShardedDataParallel(Strategy):
     def _check(self, recipe: Recipe) -> None:
         if not recipe.networks.keys() - self.replicated:
             raise UserError(
-                "--strategy fsdp: there is nothing to shard, since every network has a gradient penalty; use ddp"
+                "--strategy fsdp: there is nothing to shard, since every network needs double backward; use ddp"
             )
         networks: dict[nn.Parameter, str] = {}  # the network of each parameter
         for network, module in recipe.single_networks.items():
@@ -124,7 +124,7 @@ class FullyShardedDataParallel(Strategy):
             lines.append(f"gradients: rounded to {self.settings.compress} for communication; results differ slightly")
         if self.replicated:
             names = ", ".join(sorted(self.replicated))
-            lines.append(f"fsdp: not sharded, because FSDP does not support gradient penalties: {names}")
+            lines.append(f"fsdp: not sharded, because FSDP does not support double backward: {names}")
         return lines
 
     def forward(self, phase: Phase, batch: Batch) -> Loss:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Recipe
-from paceline.core.errors import UserError, install_extra
+from paceline.core.errors import UserError, missing
 from paceline.parallel.memory_shares import MemoryShares, bytes_of
 from paceline.parallel.precision import Precision
 from paceline.parallel.strategy import StepData, Strategy
@@ -50,7 +50,7 @@ class Lightning(Strategy):
         try:
             from paceline.parallel.lightning_module import Module, Steps, make_trainer
         except ImportError as error:
-            raise UserError(f"--strategy lightning needs {error.name}: {install_extra('lightning')}") from None
+            raise UserError(f"--strategy lightning: {missing(error.name or 'lightning', 'lightning')}") from None
         for name in ("lightning.pytorch", "lightning.fabric"):
             logging.getLogger(name).setLevel(logging.ERROR)
         self.trainable.release()  # Lightning's DDP wrapper ignores parameters that do not yet require grad
