@@ -99,6 +99,7 @@ class Server:
         words = [f"-dir={self.folder / 'data'}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-master.port={master}"]
         words += [f"-volume.port={volume}", f"-filer.port={filer}", "-s3", f"-s3.port={s3}", "-volume.max=40"]
         words += [f"-s3.config={self.folder / 's3.json'}", "-master.volumeSizeLimitMB=256"]
+        words += ["-s3.port.iceberg=0", "-s3.port.lance=0"]  # not used; their default ports may be occupied
         with (self.folder / "log.txt").open("ab") as log:
             command = [self.weed, "-logtostderr=true", "server", *words]
             self.process = subprocess.Popen(command, stdout=log, stderr=log, preexec_fn=die_with_parent)

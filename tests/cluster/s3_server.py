@@ -63,6 +63,7 @@ class S3Server:
         words = [f"-dir={data}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-master.port={master}"]
         words += [f"-volume.port={volume}", f"-filer.port={filer}", "-s3", f"-s3.port={s3}"]
         words += [f"-s3.config={self.folder / 's3.json'}", "-master.volumeSizeLimitMB=64", "-volume.max=20"]
+        words += ["-s3.port.iceberg=0", "-s3.port.lance=0"]  # not used; their default ports are the same in each server
         with (self.folder / "log.txt").open("ab") as log:
             self.process = subprocess.Popen(
                 [self.weed, "-logtostderr=true", "server", *words],
@@ -92,7 +93,7 @@ class S3Server:
 
     def _wait_until_it_stores(self) -> None:
         until = time.monotonic() + TIMEOUT_SECONDS
-        while time.monotonic() < until:
+        while time.monotonic() < until and self.process and self.process.poll() is None:
             try:
                 socket.create_connection(("127.0.0.1", self.ports[0])).close()
                 files = self.files()
