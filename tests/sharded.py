@@ -69,13 +69,15 @@ def print_errors(recipe: str) -> None:
             print(error)
     (data,) = parts.feed.steps(0, parts.feed.images_per_step)
     batch = parts.step.finish(data.fetched[0][0])
-    for spoil, phase in ((_use_layer, parts.recipe.phases[0]), (_hide_penalty, parts.recipe.phases[2])):
+    first, _, penalty = parts.recipe.phases
+    for spoil, phase in ((_use_layer, first), (_decay_weight, first), (_hide_penalty, penalty)):
         made = make_recipe(config, {"train": parts.loaders["train"].source})
         spoil(made)
         strategy = FullyShardedDataParallel(config.run, parts.world, parts.precision, made)
         strategy.trainable.select(phase.network)
         try:
-            strategy.forward(phase, {**batch, "fake": batch["image"]})
+            loss = strategy.forward(phase, {**batch, "fake": batch["image"]})
+            strategy.backward(sum(loss.terms.values()), last=True)  # type: ignore[arg-type]
         except UserError as error:
             print(error)
     parts.world.leave()
@@ -96,6 +98,12 @@ def print_cast_caching(recipe: str) -> None:
 
 def _use_layer(recipe: Any) -> None:
     recipe.generator_loss = lambda batch: Loss({"x": recipe.generator[0](batch["noise"]).mean()})
+
+
+def _decay_weight(recipe: Any) -> None:
+    network = recipe.generator
+    decay = lambda: network[0].weight.square().sum()  # noqa: E731
+    recipe.generator_loss = lambda batch: Loss({"x": network(batch["noise"]).mean(), "decay": decay()})
 
 
 def _hide_penalty(recipe: Any) -> None:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
+import pytest
 from made_data import random_images
 
+from paceline.commands.pack import pack
+from paceline.commands.pack_shards import pack_to_shards
 from paceline.contracts.recipe import DataSpec
-from paceline.data.fingerprint import IDENTITY_SAMPLES, describe_samples, fingerprint
+from paceline.core.registry import load_class
+from paceline.data.fingerprint import IDENTITY_SAMPLES, describe_samples, fingerprint, fingerprint_of_files
 from paceline.data.source import ArraySource, Sample, Source
+from paceline.data.source_settings import RegisteredSources
 
 
 class OnlyRead(Source):
@@ -41,3 +48,26 @@ def test_the_fingerprint_of_data_depends_on_labels_too() -> None:
 
 def shifted(source: ArraySource) -> Source:
     return ArraySource(source.arrays | {"label": source.arrays["label"] + 1}, source.spec)
+
+
+@pytest.mark.parametrize("name", ["packed", "shards"])
+def test_the_fingerprint_of_packed_files_changes_if_any_image_changes(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    images, labels = random_images(600, 4, 4, 1), np.arange(600) % 3
+    found = []
+    for change in (0, 0, 1):
+        images[1] ^= change  # not one of the images of which the pixels are compared
+        np.savez(tmp_path / "images.npz", x_train=images, y_train=labels, x_test=images[:9], y_test=labels[:9])
+        root = tmp_path / f"{name}{len(found)}"
+        origin, flags = str(tmp_path / "images.npz"), {"data": "npz", "workers": 0}
+        if name == "packed":
+            assert pack(origin, str(root), flags, {}) == 0
+        else:
+            assert pack_to_shards(origin, str(root), flags, {}, 1) == 0
+        settings = RegisteredSources().of(name)(data=name, data_root=str(root), workers=0)
+        source = load_class("source", name, Source)("train", settings)
+        found.append((fingerprint(source), fingerprint_of_files(source)))
+    assert found[0] == found[1]
+    assert found[2][0] == found[0][0] and found[2][1] != found[0][1]

@@ -257,3 +257,19 @@ def test_unsupported_rotation_and_padding_are_rejected() -> None:
         Augment.from_settings(RunSettings(rot90="on"), DataSpec(3, 4, 5))
     with pytest.raises(UserError, match="pad_crop=4"):
         Augment.from_settings(RunSettings(pad_crop=4, crop=8), DataSpec(3, 8, 8))
+
+
+def test_crops_are_evaluated_at_random_places_that_are_the_same_for_every_division() -> None:
+    height, width = 12, 20
+    places = np.arange(height * width, dtype=np.uint8).reshape(1, height, width, 1)
+    source = ArraySource({"image": places.repeat(60, axis=0)}, DataSpec(1, height, width))
+    loader = resident.Resident(source, torch.device("cpu"), RunSettings(), crop=8)
+    pipeline = BatchPipeline(loader, None, torch.float32)
+    images = {}
+    for size in (1, 3):
+        batches = [batch for rank in range(size) for batch in evaluation_batches(pipeline, rank, size)]
+        images[size] = torch.cat([batch["image"] for batch in batches])
+    assert images[1].shape == (60, 1, 8, 8) and torch.equal(images[1], images[3])
+    corners = images[1][:, 0, 0, 0].add(1).mul(127.5).round().long().tolist()
+    rows, columns = {corner // width for corner in corners}, {corner % width for corner in corners}
+    assert rows == set(range(height - 8 + 1)) and len(columns) > 8

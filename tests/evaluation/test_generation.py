@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -118,9 +119,27 @@ def test_statistics_of_real_images_are_cached_per_content_and_evaluation_protoco
     assert evaluator_of(changed, 300).needs_samples
     assert evaluator_of(real[:299], 300).needs_samples
     assert evaluator_of(real, 300, feature_precision="tf32").needs_samples
+    assert not evaluator_of(real, 300).needs_samples
+    case, other_range = Case(source_of(real), "train", 300, no_run), replace(DATA_SPEC, value_range=(0.0, 100.0))
+    assert Generation(case, other_range, CPU, RunSettings(data="patterns")).needs_samples
+    cropped = replace(DATA_SPEC, height=8, width=8)
+    assert Generation(replace(case, crop=8), cropped, CPU, RunSettings(data="patterns")).needs_samples
+    assert Generation(replace(case, crop=12), DATA_SPEC, CPU, RunSettings(data="patterns")).needs_samples
     (file,) = cache_folder().glob("*.safetensors")
     file.write_bytes(file.read_bytes()[:-1] + b"\0")
     assert evaluator_of(real, 300).needs_samples
+
+
+def test_statistics_that_cannot_be_stored_are_kept_for_later_evaluations_of_the_run(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    real, made = images(300, 1), images(300, 2)
+    results = measured(real, made)
+    again = evaluator_of(real, 300)
+    assert not again.needs_samples
+    again.update({"image": scaled(made)}, {"index": torch.arange(300)})
+    assert again.results(again.sums()) == pytest.approx(results, rel=1e-9)
+    assert evaluator_of(real[:299], 300).needs_samples
 
 
 CLASSES = DataSpec(channels=3, height=12, width=12, num_classes=3, class_names=("cat", "dog", "owl"))

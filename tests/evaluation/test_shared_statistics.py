@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from pathlib import Path
 
 import pytest
 from running import Running, start_function_in_ranks, wait_until
+
+from paceline.training.stop import RESUME_LATER
 
 GAN = str(Path(__file__).parents[1] / "tiny_gan.py")
 COMMAND = ("train", GAN, "--accelerator", "cpu", "--images", "64", "--set", "few_images=allow")
@@ -42,6 +45,20 @@ def num_computed(folder: Path) -> int:
 
 def has_printed(running: Running, line: str) -> bool:
     return (running.folder / f"stdout-{running.pid}").exists() and line in running.stdout
+
+
+def test_a_run_that_is_asked_to_stop_no_longer_waits_for_another(tmp_path: Path) -> None:
+    held = tmp_path / "held"
+    held.touch()
+    (first,) = start(tmp_path, "first")
+    wait_until(lambda: num_computed(tmp_path) == 1, first)
+    (second,) = start(tmp_path, "second")
+    wait_until(lambda: has_printed(second, "waiting for another run"), second)
+    os.kill(second.pid, signal.SIGTERM)
+    wait_until(lambda: num_computed(tmp_path) == 2, second)
+    held.unlink()
+    assert first.wait() == 0 and second.wait() in (0, RESUME_LATER), second.stderr
+    assert list((second.folder / "second" / "checkpoints").iterdir())
 
 
 @pytest.mark.parametrize("ends", ["normally", "killed"])

@@ -50,14 +50,16 @@ def test_a_worker_without_progress_is_still_killed(tmp_path: Path) -> None:
     assert launcher.wait() == 256 - signal.SIGKILL
 
 
-def watch_child_and_never_exit(folder: str) -> int:
+def watch_child_and_never_exit(folder: str, user_error: str) -> int:
     """Watch a child that reports nothing, with a reason for its failure, and ignore its end."""
     from paceline.launch import agent
-    from paceline.launch.mailbox import Mailbox
+    from paceline.launch.mailbox import USER_ERROR, Mailbox
 
     agent.END_SECONDS = 0.5
     mailbox = Mailbox(Path(folder))
     mailbox.keep_diagnosis("rank 0 waits for the moon")
+    if user_error:
+        Path(folder, USER_ERROR).write_text(user_error)
     with subprocess.Popen(["sleep", "100"]) as child:
         Path(folder, f"process-{child.pid}").write_text("1")
         agent.Watchdog(mailbox, lambda: 0, timeout=1.0, join_timeout=60.0).start()
@@ -65,11 +67,17 @@ def watch_child_and_never_exit(folder: str) -> int:
     return 0
 
 
-def test_a_launcher_that_does_not_exit_reports_the_reason_before_it_is_killed(tmp_path: Path) -> None:
-    (launcher,) = start_function_in_ranks(tmp_path, 1, watch_child_and_never_exit, str(tmp_path))
+@pytest.mark.parametrize(
+    ("user_error", "reason"),
+    [("", "rank 0 waits for the moon"), ("--out x: the disk is full", "--out x: the disk is full")],
+)
+def test_a_launcher_that_does_not_exit_reports_the_reason_before_it_is_killed(
+    tmp_path: Path, user_error: str, reason: str
+) -> None:
+    (launcher,) = start_function_in_ranks(tmp_path, 1, watch_child_and_never_exit, str(tmp_path), user_error)
     assert launcher.wait() == -signal.SIGKILL
     assert launcher.stderr.splitlines()[-2:] == [
-        "paceline: rank 0 waits for the moon",
+        f"paceline: {reason}",
         "the launcher did not exit in time; killing it",
     ]
 

@@ -68,13 +68,15 @@ def test_one_overflow_skips_the_step_of_every_process_in_fp16(tmp_path: Path) ->
 def test_a_recipe_without_a_network_that_can_be_sharded_is_rejected(tmp_path: Path) -> None:
     ranks = start_function_in_ranks(tmp_path, 2, print_errors, str(TESTS / "duet.py"))
     assert [rank.wait() for rank in ranks] == [0, 0], ranks[0].stderr
-    assert ranks[0].stdout.splitlines()[-6:] == [
+    assert ranks[0].stdout.splitlines()[-7:] == [
         "--strategy fsdp: there is nothing to shard, since every network needs double backward; use ddp",
         "--strategy fsdp: parameter 'generator.scale' is a scalar, which cannot be sharded; use ddp",
         "--strategy fsdp: parameter 'generator.empty' has no elements, so it cannot be sharded; use ddp",
         "--strategy fsdp: parameter 'critic.tied' is also part of network 'generator', but FSDP shards each network "
         "separately; use ddp",
         "--strategy fsdp: phase 'generator' uses a network's weights while they are divided among the processes; call "
+        "the network itself, self.NETWORK(...), not its methods, layers or weights; or use ddp",
+        "--strategy fsdp: a loss uses a network's weights while they are divided among the processes; call "
         "the network itself, self.NETWORK(...), not its methods, layers or weights; or use ddp",
         "--strategy fsdp: phase 'penalty' computes gradients with create_graph=True, which FSDP does not support; add "
         "'critic' to the recipe's double_backward, so that it is not sharded, or use ddp",

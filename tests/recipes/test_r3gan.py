@@ -164,6 +164,7 @@ def test_a_discriminator_with_a_constant_output_is_recognised_by_its_score_range
         ({"ada_strength": 0.3}, "ada_strength=0.3: there is nothing to apply; choose transforms"),
         ({"ada_target": 0.5}, "ada_target=0.5: there is nothing to apply; choose transforms"),
         ({"ada_images": 1000}, "ada_images=1000: there is nothing to apply; choose transforms"),
+        ({"ada": "blit", "ada_strength": 0.3, "ada_target": 0.5}, "ada_target=0.5: not used with ada_strength=0.3"),
     ],
 )
 def test_invalid_augmentations_are_reported(settings: dict[str, Any], message: str) -> None:

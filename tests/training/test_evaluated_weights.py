@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,6 +39,28 @@ class ByClass(TinyGan):
         if not self.training:
             self.generated += (batch["class"] * self.num_classes).long().tolist()
         return super().predict(batch)
+"""
+TIED = """
+from torch import nn
+from paceline import Best, Loss, Phase, Recipe
+
+
+class Tied(Recipe):
+    phases = (Phase("fit", "net"),)
+    ema = ("net",)
+    evaluator = "accuracy"
+    best = Best("validation/loss", "min")
+
+    def __init__(self, settings, spec):
+        super().__init__(settings, spec)
+        block = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU())
+        self.net = nn.Sequential(nn.Conv2d(1, 4, 3), block, block, nn.Flatten(), nn.Linear(4 * 6 * 6, 10))
+
+    def fit_loss(self, batch):
+        return Loss({"loss": nn.functional.cross_entropy(self.net(batch["image"]), batch["label"])})
+
+    def predict(self, batch):
+        return {"logits": self.net(batch["image"])}
 """
 FAST = {"lr": 0.02, "ema_half_life": "400 images"}
 SMALL = {"data": "digits", "nz": 16, "ngf": 4, "ndf": 4, "batch_size": "16", "accelerator": "cpu", "validation": 0.0}
@@ -206,3 +230,17 @@ def test_a_saved_generator_has_the_same_metrics_as_during_training(
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
     shown = {f"train/{name}": float(value) for name, value in lines}
     assert shown["train/FID[pixels-8x8]"] == pytest.approx(trained.metrics["train/FID[pixels-8x8]"], rel=1e-3)
+
+
+def test_a_checkpoint_of_tied_modules_is_evaluated_with_the_same_ema_as_in_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("tied.py").write_text(TIED)
+    settings = ("--set", "size=8", "--set", "ema_half_life=400 images", "--lr", "0.1", "--images", "640")
+    assert cli(["train", "tied.py", "--data", "digits", "--accelerator", "cpu", "--out", "run", *settings]) == 0
+    lines = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
+    expected = next(line["validation/loss"] for line in reversed(lines) if "validation/loss" in line)
+    assert cli(["evaluate", "run", "--checkpoint", "last", "--split", "validation", "--trust"]) == 0
+    found = re.search(r"^  loss +([\d.]+)$", capsys.readouterr().out, re.MULTILINE)
+    assert found and float(found[1]) == pytest.approx(expected, rel=1e-6)

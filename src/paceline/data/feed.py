@@ -12,7 +12,7 @@ from paceline.data.draws import Drawer
 from paceline.data.loader import Loader
 from paceline.data.pipeline import BatchPipeline
 from paceline.data.source import has_one_size, sizes_of
-from paceline.data.tickets import Stream, Tickets, in_order, part
+from paceline.data.tickets import Stream, Tickets, in_order, in_order_with_crops, part
 
 EVALUATION_BATCH = 500  # maximum samples per device and forward pass; does not affect the results
 EVALUATION_PIXELS = 2**21  # maximum number of "image" pixels per batch; a single larger image is allowed
@@ -92,12 +92,13 @@ class TrainingFeed:
 def evaluation_batches(pipeline: BatchPipeline, rank: int, size: int, drawer: Drawer | None = None) -> Iterator[Batch]:
     """Yield each sample in this rank's part of a source once, in batches.
 
-    The random inputs of a sample depend only on its position. The last batch may be smaller. If image sizes differ,
-    each batch contains one image.
+    The random inputs of a sample, and the place of its crop, depend only on its position. The last batch may be
+    smaller. If image sizes differ, each batch contains one image.
     """
-    loader = pipeline.loader
-    ranges = list(_ranges(len(loader.source), rank, size, _evaluation_batch(loader)))
-    for range_, batch in zip(ranges, pipeline.batches(in_order(*range_) for range_ in ranges), strict=True):
+    loader, count = pipeline.loader, len(pipeline.loader.source)
+    ranges = list(_ranges(count, rank, size, _evaluation_batch(loader)))
+    requests = (in_order_with_crops(*range_, count) if loader.crop else in_order(*range_) for range_ in ranges)
+    for range_, batch in zip(ranges, pipeline.batches(requests), strict=True):
         yield batch | (drawer.rows("evaluation", *range_) if drawer else {})
 
 

@@ -45,13 +45,15 @@ def fingerprint(source: Source, samples: int = FINGERPRINT_SAMPLES) -> str:
 
 
 def fingerprint_of_files(source: Source) -> str:
-    """Return a hash of every image file's name, size and modification time; "" if the samples are not separate files.
+    """Return a hash of every image's stored checksum, or of its file's name, size and modification time; "" if neither.
 
-    Unlike `fingerprint`, it changes if any image changes, but it differs between copies of the same data.
+    Unlike `fingerprint`, it changes if any image changes, but it can differ between copies of the same data.
     """
     if source not in _known_files:
         try:
-            _known_files[source] = sha256_of_stats(source)
+            checksums = source.checksums_of(np.arange(len(source)))
+            stored = "" if checksums is None else sha256(np.ascontiguousarray(checksums).tobytes()).hexdigest()
+            _known_files[source] = stored or sha256_of_stats(source)
         except (OSError, LookupError):  # a missing file is reported when it is read
             return ""
     return _known_files[source]

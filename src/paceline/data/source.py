@@ -147,6 +147,13 @@ class Source(HasSettings):
         """
         return None
 
+    def checksums_of(self, indices: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """Return the checksums that are stored with the samples.
+
+        The result has one row per sample. Return None if no checksums are stored.
+        """
+        return None
+
     def originals(self, index: int) -> Encoded | None:
         """Return the files that `paceline pack --to-shards` copies into tar files.
 

@@ -37,6 +37,9 @@ class Subset(Source):
     def files_of(self, index: int) -> Encoded | None:
         return self.source.files_of(int(self.indices[index]))
 
+    def checksums_of(self, indices: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        return self.source.checksums_of(self.indices[indices])
+
     def originals(self, index: int) -> Encoded | None:
         return self.source.originals(int(self.indices[index]))
 

@@ -84,3 +84,16 @@ def part(start: int, stop: int, number: int, parts: int) -> tuple[int, int]:
 def in_order(start: int, stop: int) -> Tickets:
     """Return tickets for evaluation: samples in source order, without randomness."""
     return Tickets(np.arange(start, stop), np.zeros((stop - start, NUM_UNIFORMS), dtype=np.float32))
+
+
+def in_order_with_crops(start: int, stop: int, length: int) -> Tickets:
+    """Return tickets for the evaluation of crops: at random places, which are the same in every run."""
+    found = in_order(start, stop)
+    found.uniforms[:, CROP_ROW : CROP_COLUMN + 1] = _places(length)[start:stop]
+    return found
+
+
+@lru_cache(maxsize=2)
+def _places(length: int) -> NDArray[np.float32]:
+    generator = np.random.Generator(np.random.Philox(key=0))
+    return generator.random((length, CROP_COLUMN + 1 - CROP_ROW), dtype=np.float32)

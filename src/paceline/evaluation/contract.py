@@ -47,6 +47,7 @@ class Case:
         count: The number of predictions that the evaluator will receive.
         open_run: A function that opens a finished run folder, for evaluators that need another run's network.
         output_scale: The height and width of the recipe's output relative to its input.
+        crop: The side of the crops that are evaluated, in pixels; 0 if the images are evaluated whole.
         by_region: Whether images are too large to be predicted as a whole, so that only sums over regions are known.
 
     Examples:
@@ -65,6 +66,7 @@ class Case:
     count: int
     open_run: OpenRun = field(repr=False)
     output_scale: int = 1
+    crop: int = field(default=0, repr=False)
     by_region: bool = field(default=False, repr=False)
 
 

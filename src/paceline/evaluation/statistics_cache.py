@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
@@ -19,6 +18,8 @@ from paceline.core.user_cache import user_cache
 from paceline.evaluation.protocol import Protocol
 from paceline.evaluation.sums import Statistics
 
+_not_stored: dict[Path, Statistics] = {}  # the last statistics that could not be written, for this process only
+
 
 def cache_folder() -> Path:
     """Return the folder in which statistics are cached."""
@@ -28,6 +29,8 @@ def cache_folder() -> Path:
 def find_statistics(protocol: Protocol, device: torch.device) -> Statistics | None:
     """Return the cached statistics for a protocol; None if they are missing or damaged."""
     path = _path(protocol)
+    if path in _not_stored:
+        return _not_stored[path]
     try:
         changed_at = path.stat().st_mtime_ns
     except OSError:
@@ -62,16 +65,19 @@ def lock_statistics(protocol: Protocol) -> Lock | None:
 
 
 def store_statistics(protocol: Protocol, statistics: Statistics) -> None:
-    """Cache statistics for later evaluations; if the folder is not writable, do nothing."""
+    """Cache statistics for later evaluations; if the folder is not writable, only for those of this process."""
     path = _path(protocol)
     tensors = {name: value.cpu().contiguous() for name, value in vars(statistics).items()}
     tensors["rows"] = tensors["rows"].float()  # float32 is the precision of the network's output
     content = safetensors.torch.save(tensors)
     manifest = {"protocol": dict(protocol), "sha256": sha256(content).hexdigest()}
-    with suppress(OSError):
+    _not_stored.clear()
+    try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_file(path, content, durable=False)
         write_json(path.with_suffix(".json"), manifest, durable=False, indent=1)
+    except OSError:
+        _not_stored[path] = statistics
 
 
 def _path(protocol: Protocol) -> Path:

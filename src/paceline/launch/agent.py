@@ -163,7 +163,7 @@ class Watchdog(threading.Thread):
             self._kill(processes)
         will_not_restart = self._killed_some and not self._restarts_left
         if now - self._some_alive_at > (END_SECONDS if will_not_restart else self.longest_idle):
-            if reason := self.mailbox.diagnosis():
+            if reason := self.mailbox.user_error() or self.mailbox.diagnosis():
                 print_line(f"paceline: {reason}", sys.stderr)
             print_line("the launcher did not exit in time; killing it", sys.stderr)
             os.kill(os.getpid(), signal.SIGKILL)

@@ -32,9 +32,14 @@ def check_weights(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> N
 
 
 def evaluated_values(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a snapshot's weights by their names in the recipe, using EMAs if available."""
+    """Return a snapshot's weights by their names in the recipe, using EMAs if available.
+
+    A tensor with several names (tied weights) has one EMA, stored under one of them.
+    """
+    plain = _without_ema(weights)
     emas = {name.removeprefix(EMA): value for name, value in weights.items() if name.startswith(EMA)}
-    return _without_ema(weights) | emas
+    of_tensors = {id(plain[name]): value for name, value in emas.items() if name in plain}
+    return {name: of_tensors.get(id(value), value) for name, value in plain.items()} | emas
 
 
 def _without_ema(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -17,6 +17,7 @@ from paceline.core.lock import InUse, Lock
 from paceline.core.printable import print_line
 from paceline.core.registry import load_class
 from paceline.data.class_draws import count_classes, in_proportion
+from paceline.data.crop import cropped
 from paceline.data.draws import Drawer
 from paceline.data.feed import drawn_batches, evaluation_batches
 from paceline.data.loader import Loader
@@ -81,19 +82,23 @@ class SplitEvaluator:
             folder.record_protocol(self.split, self.label, self.protocol, overwrite=overwrite)
 
     def _new_evaluator(self) -> Evaluator:
-        case = Case(self.loader.source, self.split, self.count, open_run, self.recipe.output_scale)
+        source, crop = self.loader.source, self.loader.crop
+        case = Case(source, self.split, self.count, open_run, self.recipe.output_scale, crop)
         evaluator_class = load_class("evaluator", self.recipe.evaluator, Evaluator)
-        return evaluator_class(case, self.loader.source.spec, self.world.device, self.settings)
+        return evaluator_class(case, cropped(source.spec, crop), self.world.device, self.settings)
 
     @torch.no_grad()
-    def measure(self, on_samples: Callable[[int], None] = lambda seen: None) -> dict[str, float]:
+    def measure(
+        self, on_samples: Callable[[int], None] = lambda seen: None, is_stopping: Callable[[], bool] = lambda: False
+    ) -> dict[str, float]:
         """Return the recipe's metrics on the split, identical on every rank.
 
-        `on_samples` is called after each batch with the number of samples that all ranks have evaluated so far.
+        `on_samples` is called after each batch with the number of samples that all ranks have evaluated so far. If
+        `is_stopping` returns true, the evaluation no longer waits for other runs.
         """
         evaluator, world, seen = self._new_evaluator(), self.world, 0
         if self._is_true_anywhere(evaluator.needs_samples):  # if any rank needs the samples, all ranks process them
-            evaluator = self._with_samples(evaluator, on_samples)
+            evaluator = self._with_samples(evaluator, on_samples, is_stopping)
         with self._predict.evaluating():
             for batch in self._batches():
                 beat()
@@ -104,10 +109,12 @@ class SplitEvaluator:
         self.notes += tuple(note for note in evaluator.notes if note not in self.notes)
         return metrics
 
-    def _with_samples(self, evaluator: Evaluator, on_samples: Callable[[int], None]) -> Evaluator:
+    def _with_samples(
+        self, evaluator: Evaluator, on_samples: Callable[[int], None], is_stopping: Callable[[], bool]
+    ) -> Evaluator:
         """Return an evaluator that has processed all samples, or that uses the result of a run that has done so."""
         world, seen = self.world, 0
-        with self._samples_locked(evaluator) as has_waited:
+        with self._samples_locked(evaluator, is_stopping) as has_waited:
             if has_waited:
                 evaluator = self._new_evaluator()
                 if not self._is_true_anywhere(evaluator.needs_samples):
@@ -121,17 +128,18 @@ class SplitEvaluator:
         return evaluator
 
     @contextmanager
-    def _samples_locked(self, evaluator: Evaluator) -> Iterator[bool]:
+    def _samples_locked(self, evaluator: Evaluator, is_stopping: Callable[[], bool]) -> Iterator[bool]:
         """Keep other runs from processing the same samples; yield whether this run has waited for another one.
 
         Only the first rank holds the lock. The other ranks wait with it, step by step, so that no exchange times out.
+        After `timeout` seconds, the samples are processed without the lock: the other run may be suspended.
         """
-        lock, owner, has_waited = None, "", False
+        lock, owner, has_waited, until = None, "", False, time.monotonic() + self.settings.timeout
         try:
             while True:
                 if self.world.is_first:
                     lock, owner = _try_to_lock(evaluator)
-                if not self._is_true_anywhere(bool(owner)):
+                if not self._is_true_anywhere(bool(owner) and not is_stopping() and time.monotonic() < until):
                     break
                 if owner and not has_waited:
                     shown = f"another run (process {owner}), which is processing the same images for its evaluation"

@@ -218,7 +218,7 @@ class Loop:
         section = self.stopwatch("evaluate")
         before, known = section.seconds, len(self.evaluator.notes)
         with section, self.evaluated.at(self.images):
-            results = self.evaluator.measure(self._show_evaluation)
+            results = self.evaluator.measure(self._show_evaluation, self.stop_requested.request.has_arrived)
         for note in self.evaluator.notes[known:]:
             self.outputs.display.line(note)
         values = {f"{self.evaluator.split}/{name}": value for name, value in results.items()}

@@ -74,6 +74,10 @@ class StopRequest:
             self._failure = reason
             signal.pthread_kill(main, signal.SIGINT)  # also interrupts a waiting system call
 
+    def has_arrived(self) -> bool:
+        """Return whether this process has received a stop request."""
+        return bool(self.signal)
+
     @property
     def exit_code(self) -> int:
         """The exit code of a stopped run; RESUME_LATER if only another rank received the signal."""
@@ -116,7 +120,7 @@ class StopVote:
     def __call__(self) -> bool:
         """Return whether to stop, with the same answer on every rank; all ranks call this after every step."""
         if self.world.size == 1:
-            return bool(self.request.signal)
+            return self.request.has_arrived()
         self._steps += 1
         if self._steps < self._check_after:
             return False

@@ -61,6 +61,10 @@ class Packed(Source):
         rows = self.packed.index[self.rows[indices]]
         return {name: rows[:, self.packed.column[name]] for name in self.packed.layout.numbers}
 
+    def checksums_of(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        columns = [self.packed.column[f"{name}.checksum"] for name in self.packed.layout.images]
+        return self.packed.index[self.rows[indices]][:, columns]
+
     def name_of(self, index: int) -> str:
         return self.packed.names[int(self.rows[index])]
 

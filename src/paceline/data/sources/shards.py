@@ -126,6 +126,9 @@ class Shards(Source):
     def numbers_of(self, indices: NDArray[np.int64]) -> Sample | None:
         return {} if self._table.labels is None else {LABEL: self._table.labels[indices]}
 
+    def checksums_of(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.stack([placed.crc32[indices] for placed in self._table.images.values()], axis=1).astype(np.int64)
+
     def name_of(self, index: int) -> str:
         return self._table.names[index]
 

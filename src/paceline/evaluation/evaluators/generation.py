@@ -67,6 +67,10 @@ class Generation(Evaluator):
             NUM_REAL: len(case.source),
             "rows": min(NUM_ROWS, len(case.source)),
         }
+        if case.crop:
+            self.real_protocol = {**self.real_protocol, "crop": f"{case.crop} pixels, at random places"}
+        if not spec.pixel_format.is_full_range:
+            self.real_protocol = {**self.real_protocol, "pixels": str(spec.pixel_format)}
         self.positions = random_positions(case.source)
         if self.positions is not None:
             self.real_protocol = {**self.real_protocol, "order": "random"}

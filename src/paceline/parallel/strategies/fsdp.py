@@ -128,16 +128,12 @@ class FullyShardedDataParallel(Strategy):
         return lines
 
     def forward(self, phase: Phase, batch: Batch) -> Loss:
-        try:
-            with self._checking(phase):
-                return super().forward(phase, batch)
-        except RuntimeError as error:
-            if DTensor.__name__ not in str(error):
-                raise
-            raise UserError(
-                f"--strategy fsdp: phase {phase.name!r} uses a network's weights while they are divided among the "
-                "processes; call the network itself, self.NETWORK(...), not its methods, layers or weights; or use ddp"
-            ) from error
+        with _explaining_use_of_weights(f"phase {phase.name!r}"), self._checking(phase):
+            return super().forward(phase, batch)
+
+    def backward(self, loss: Tensor, last: bool) -> None:
+        with _explaining_use_of_weights("a loss"):
+            super().backward(loss, last)
 
     def _checking(self, phase: Phase) -> AbstractContextManager[object]:
         """Return a context for a phase's forward pass, which rejects a gradient penalty in the first one."""
@@ -192,6 +188,20 @@ class FullyShardedDataParallel(Strategy):
             )
 
         return self.recipe.single_networks[network].register_forward_pre_hook(reject, prepend=True)
+
+
+@contextmanager
+def _explaining_use_of_weights(user: str) -> Iterator[None]:
+    """Raise UserError if a divided weight is combined with a whole tensor."""
+    try:
+        yield
+    except RuntimeError as error:
+        if DTensor.__name__ not in str(error):
+            raise
+        raise UserError(
+            f"--strategy fsdp: {user} uses a network's weights while they are divided among the processes; call the "
+            "network itself, self.NETWORK(...), not its methods, layers or weights; or use ddp"
+        ) from error
 
 
 def _move_rest(recipe: Recipe, device: torch.device) -> None:

@@ -63,11 +63,16 @@ class Augmentation:
                 f"diffaugment={settings.diffaugment} and ada={settings.ada}: cannot be combined; choose one"
             )
         for name in ("ada_target", "ada_images", "ada_strength"):
-            value = getattr(settings, name)
-            if value != getattr(type(settings), name) and not self.variable:
+            value, default = getattr(settings, name), getattr(type(settings), name)
+            if value != default and not self.variable:
                 raise UserError(
                     f"{name}={value:g}: there is nothing to apply; choose transforms, "
-                    "for example with ada=blit,geometry,color"
+                    f"for example with ada=blit,geometry,color, or set {name}={default:g}"
+                )
+            if value != default and settings.ada_strength and name != "ada_strength":
+                raise UserError(
+                    f"{name}={value:g}: not used with ada_strength={settings.ada_strength:g}, with which the strength "
+                    "does not adapt; remove one of them"
                 )
         self.final_strength = settings.ada_strength
         self.is_adaptive = bool(self.variable) and not self.final_strength
