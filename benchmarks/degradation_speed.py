@@ -31,6 +31,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from paceline.contracts.pixel_format import LUMA
 from paceline.data.bundled import FOLDER
 from paceline.images.decode import decode
 from paceline.images.degradation import noise, torch_steps
@@ -138,7 +139,7 @@ def add_noise(image: Pixels, numbers: list[float], settings: Round) -> Pixels:
         image = image + sigma * chance.standard_normal(shape, dtype=np.float32)
     else:
         low = min(noise.SMALLEST_POISSON, settings.max_poisson)
-        mean = (image @ np.array(noise.LUMA, np.float32))[..., np.newaxis] if is_grey else image
+        mean = (image @ np.array(LUMA, np.float32))[..., np.newaxis] if is_grey else image
         mean = mean.clip(0, 255)
         image = image + np.float32(low + (settings.max_poisson - low) * strength) * (chance.poisson(mean) - mean)
     return image.clip(0, 255).astype(np.float32, copy=False)
