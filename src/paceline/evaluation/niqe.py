@@ -57,16 +57,15 @@ def check_niqe_size(height: int, width: int, name: str) -> None:
         )
 
 
-def niqe(levels: Tensor, model: NiqeModel | None = None) -> Tensor:
+def niqe(levels: Tensor) -> Tensor:
     """Return the NIQE of each image [n, c, h, w] with values from 0 to 255, in float64."""
-    model = model or load_model()
     height, width = levels.shape[-2:]
     check_niqe_size(height, width, "images")
     found = []
     for image in levels:
         features, _ = block_features(image, BLOCK_PX)
         own = NiqeModel(features.mean(0), _covariance(features))
-        mean, covariance = (value.to(levels.device) for value in model)
+        mean, covariance = (value.to(levels.device) for value in load_model())
         difference = own.mean - mean
         # Few blocks give a singular covariance, so the pseudoinverse is used.
         found.append((difference @ torch.linalg.pinv((covariance + own.covariance) / 2) @ difference).sqrt())
