@@ -22,6 +22,7 @@ from paceline.config.command_settings import PLAN_DEVICES
 from paceline.config.resolve import Config
 from paceline.config.spans import split_batch
 from paceline.core.errors import UserError
+from paceline.core.ordered_map import num_cores
 from paceline.core.screen import open_screen
 from paceline.core.small_files import read_json
 from paceline.core.types import SettingValue
@@ -119,7 +120,7 @@ def _processes_here(config: Config, devices: int, nodes: int) -> int:
     per_node = _devices_per_node(devices, nodes)
     if uses_cuda(config.run):
         return min(per_node, torch.cuda.device_count())
-    cores = len(os.sched_getaffinity(0))
+    cores = num_cores()
     return max(1, min(per_node, cores // _threads_per_process()))
 
 
