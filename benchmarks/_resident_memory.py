@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 
 
-def resident_bytes(process: int | None = None) -> int:
-    """Return the memory that a process uses now; by default, this process."""
-    return _read("VmRSS", process)
+def resident_bytes() -> int:
+    """Return the memory that this process uses now."""
+    return _read("VmRSS", None)
 
 
 def peak_resident_bytes(process: int | None = None) -> int:

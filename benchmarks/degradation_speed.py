@@ -31,6 +31,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from paceline.contracts.pixel_format import LUMA
 from paceline.data.bundled import FOLDER
 from paceline.images.decode import decode
 from paceline.images.degradation import noise, torch_steps
@@ -49,6 +50,8 @@ from paceline.images.degradation.parameters import (
 from paceline.images.degradation.second_order import Steps, degrade, fastest_steps
 
 SCALE = 4
+NUM_SAMPLES = 10**7  # more than the workers can load
+NUM_COMPARED = 16  # images
 TABLE_ROWS = 4096  # rows of random numbers, used in turn
 STEPS_PER_TURN = {"Triton": 200, "PyTorch": 20}  # on a GPU, which needs shorter turns than the workers
 FIXED_ORDER = "blur resize noise"
@@ -70,11 +73,11 @@ class Table:
 class Degraded(Dataset[Tensor]):
     """Crops that are degraded on the CPU, one at a time, as in a plain training script."""
 
-    def __init__(self, crops: NDArray[np.uint8], table: Table, rounds: Rounds, length: int = 10**7) -> None:
-        self.crops, self.table, self.rounds, self.length = crops, table, rounds, length
+    def __init__(self, crops: NDArray[np.uint8], table: Table, rounds: Rounds) -> None:
+        self.crops, self.table, self.rounds = crops, table, rounds
 
     def __len__(self) -> int:
-        return self.length
+        return NUM_SAMPLES
 
     def __getitem__(self, index: int) -> Tensor:
         row = index % TABLE_ROWS
@@ -138,7 +141,7 @@ def add_noise(image: Pixels, numbers: list[float], settings: Round) -> Pixels:
         image = image + sigma * chance.standard_normal(shape, dtype=np.float32)
     else:
         low = min(noise.SMALLEST_POISSON, settings.max_poisson)
-        mean = (image @ np.array(noise.LUMA, np.float32))[..., np.newaxis] if is_grey else image
+        mean = (image @ np.array(LUMA, np.float32))[..., np.newaxis] if is_grey else image
         mean = mean.clip(0, 255)
         image = image + np.float32(low + (settings.max_poisson - low) * strength) * (chance.poisson(mean) - mean)
     return image.clip(0, 255).astype(np.float32, copy=False)
@@ -254,15 +257,15 @@ def device_variants(
     return variants
 
 
-def difference_in_levels(crops: NDArray[np.uint8], table: Table, device: torch.device, count: int = 16) -> float:
+def difference_in_levels(crops: NDArray[np.uint8], table: Table, device: torch.device) -> float:
     """Return the mean difference between the two sides' images without noise."""
     first, second = (dataclasses.replace(one, max_noise_sigma=0.0, max_poisson=0.0) for one in (FIRST, SECOND))
     ours = Degraded(crops, table, (first, second))
-    theirs = torch.from_numpy(crops[:count]).permute(0, 3, 1, 2).to(device).float() / 127.5 - 1
-    orders = None if table.orders is None else table.orders[:count].to(device)
-    made = degrade(theirs, table.uniforms[:count].to(device), SCALE, first, second, orders)
+    theirs = torch.from_numpy(crops[:NUM_COMPARED]).permute(0, 3, 1, 2).to(device).float() / 127.5 - 1
+    orders = None if table.orders is None else table.orders[:NUM_COMPARED].to(device)
+    made = degrade(theirs, table.uniforms[:NUM_COMPARED].to(device), SCALE, first, second, orders)
     levels = ((made + 1) * 127.5).permute(0, 2, 3, 1).cpu()
-    return float(np.mean([(levels[number] - ours[number]).abs().mean() for number in range(count)]))
+    return float(np.mean([(levels[number] - ours[number]).abs().mean() for number in range(NUM_COMPARED)]))
 
 
 def main() -> None:

@@ -142,12 +142,11 @@ def _free_ports(count: int) -> list[int]:
     return found
 
 
-def load_epoch(source: Source, options: argparse.Namespace, epoch: int = 0) -> tuple[float, str]:
-    """Load all batches of an epoch; return the images per second and a hash of the batches."""
+def load_epoch(source: Source, options: argparse.Namespace) -> tuple[float, str]:
+    """Load all batches of the first epoch; return the images per second and a hash of the batches."""
     settings = RunSettings(workers=options.workers)
     loader, stream = Workers(source, CPU, settings), Stream(0, len(source), source.shuffle)
-    begin = epoch * len(source)
-    starts = range(begin, begin + len(source) // options.batch_size * options.batch_size, options.batch_size)
+    starts = range(0, len(source) // options.batch_size * options.batch_size, options.batch_size)
     digest, seen, began = sha256(), np.zeros(len(source), dtype=np.int64), time.perf_counter()
     for batch in loader.fetch(stream.take(start, start + options.batch_size) for start in starts):
         for name in ("image", "label", "index"):

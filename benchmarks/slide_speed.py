@@ -31,8 +31,8 @@ SMALL = ["network=residual", "width=8", "num_blocks=2"]
 MODALITIES = ("hematoxylin", "dapi", "lap2", "marker", "segmentation")
 
 
-def make_slide(path: Path, side: int, *, flat: bool = False) -> None:
-    """Write a slide whose tiles repeat, so that even a huge one is written in seconds; `flat`: all pixels are equal."""
+def make_slide(path: Path, side: int) -> None:
+    """Write a slide whose tiles repeat, so that even a huge one is written in seconds."""
     from paceline.data.bundled import FOLDER
     from paceline.images.decode import decode
     from paceline.images.regions.journal import Part
@@ -45,7 +45,7 @@ def make_slide(path: Path, side: int, *, flat: bool = False) -> None:
         .convert("RGB")
         .resize((TILE_PX * PATTERN_TILES,) * 2, Image.Resampling.BICUBIC)
     )
-    pattern = np.full_like(np.asarray(photo), 128) if flat else np.asarray(photo)
+    pattern = np.asarray(photo)
     parts, content = [], b"\0" * HEADER_BYTES
     for row, column in np.ndindex(PATTERN_TILES, PATTERN_TILES):
         tile = pattern[row * TILE_PX : (row + 1) * TILE_PX, column * TILE_PX : (column + 1) * TILE_PX]

@@ -26,8 +26,10 @@ RUNS = {
     "classification": "classification --preset quick --batch-size 32 --images 320",
     "dcgan": "dcgan --preset quick --batch-size 32 --images 320",
     "dual_gan": "dual_gan --preset quick --batch-size 32 --images 320",
+    "r3gan": "r3gan --preset quick --batch-size 32 --images 320",
     "super_resolution": "super_resolution --preset quick --batch-size 8 --images 80",
     "srgan": "super_resolution --preset quick --batch-size 8 --images 80 --set stage=adversarial --set vgg=random",
+    "esrgan": "esrgan --preset quick --batch-size 8 --images 80 --set vgg=random",
     "restoration": "restoration --preset quick --batch-size 8 --images 80",
     "translation": "translation --preset quick --batch-size 4 --images 24",
 }

@@ -61,15 +61,8 @@ class Running:
     @property
     def stderr(self) -> str:
         """What the command printed to stderr, without its activities."""
-        return "".join(line for line in self._stderr_lines() if not line.endswith(ACTIVITY))
-
-    @property
-    def activities(self) -> list[str]:
-        """The lines about slow activities, such as "loading PyTorch"."""
-        return [line.removesuffix(ACTIVITY) for line in self._stderr_lines() if line.endswith(ACTIVITY)]
-
-    def _stderr_lines(self) -> list[str]:
-        return (self.folder / f"stderr-{self.pid}").read_text().splitlines(keepends=True)
+        lines = (self.folder / f"stderr-{self.pid}").read_text().splitlines(keepends=True)
+        return "".join(line for line in lines if not line.endswith(ACTIVITY))
 
     def wait(self, seconds: float = TIMEOUT_SECONDS) -> int:
         """Wait for the process and return its exit code, which is negative if a signal killed the process."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import fcntl
 import json
 import os
@@ -124,10 +123,6 @@ class Browser:
         session, self._session = self._session, None
         self._call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
         self._session = session
-
-    def screenshot(self, path: Path) -> None:
-        """Save a screenshot of the page."""
-        path.write_bytes(base64.b64decode(self._call("Page.captureScreenshot")["data"]))
 
     def _call(self, method: str, **parameters: Any) -> dict[str, Any]:
         self._number += 1

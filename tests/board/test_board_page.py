@@ -14,6 +14,8 @@ from made_runs import ODD_NAMES, line, make_run
 from running import Running, start_fork, wait_until
 from serving import Served, serve
 
+from paceline.board.metrics_reader import MAX_NAMES
+
 pytestmark = [
     pytest.mark.extras,
     pytest.mark.skipif(not find_chromium(), reason="Chromium is not installed (Debian: chromium)"),
@@ -124,6 +126,18 @@ def test_running_runs_are_listed_first_and_then_the_most_recently_changed_runs(
         )
     assert names == ["z", "b", "c", "a"]
     assert counts == [0, "1\xa0running · 1\xa0failed · 1\xa0stopped · 1\xa0finished"]  # no text is truncated
+
+
+def test_a_run_with_more_metrics_than_the_board_shows_has_a_warning(tmp_path: Path, browser: Browser) -> None:
+    make_run(tmp_path / "few")
+    with (make_run(tmp_path / "many") / "metrics.jsonl").open("a") as file:
+        file.write(line(60, **{f"net__metric{number}": 1.0 for number in range(MAX_NAMES)}))
+    with serve(tmp_path) as board:
+        browser.open(board.url)
+        browser.wait_for("document.querySelectorAll('#list .run .warn').length")
+        assert browser.evaluate("document.querySelectorAll('#list .run .warn').length") == 1
+        warning = browser.evaluate("document.querySelector('#list .run .warn').textContent")
+    assert warning == f"only {MAX_NAMES} metrics shown"
 
 
 def test_chart_options_redraw_the_charts_and_are_remembered(board: Served, browser: Browser) -> None:

@@ -20,7 +20,7 @@ from paceline.board.files import RemoteFiles, open_files
 from paceline.board.gallery import Gallery
 from paceline.board.leaderboard import make_row
 from paceline.board.logs import tail
-from paceline.board.metrics_reader import LARGE, MetricsReader
+from paceline.board.metrics_reader import LARGE, MAX_NAMES, MetricsReader
 from paceline.board.requests import Requests
 from paceline.board.run import RunSummary
 from paceline.board.series import CAPACITY, Series
@@ -127,6 +127,16 @@ def test_broken_lines_are_skipped_and_counted(board: Served) -> None:
         and "net/other" not in run["last_values"]
         and "net/big" not in run["last_values"]
     )
+
+
+def test_metrics_beyond_the_maximum_number_are_left_out_and_reported(tmp_path: Path) -> None:
+    make_run(tmp_path / "few")
+    with (make_run(tmp_path / "many") / "metrics.jsonl").open("a") as file:
+        file.write(line(60, **{f"net__metric{number}": 1.0 for number in range(MAX_NAMES)}))
+    with serve(tmp_path) as board:
+        runs = board.runs()
+    assert len(runs["many"]["names"]) == MAX_NAMES and runs["many"]["names_truncated"]
+    assert not runs["few"]["names_truncated"]
 
 
 def test_settings_and_samples_are_served(board: Served) -> None:

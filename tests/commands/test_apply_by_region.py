@@ -269,7 +269,7 @@ def test_wrong_options_print_one_line(words: list[str], tmp_path: Path, capsys) 
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-def test_networks_without_exact_tiles_print_the_measured_error(tmp_path: Path, monkeypatch, capsys) -> None:
+def test_networks_without_exact_tiles_print_the_measured_error(tmp_path: Path, capsys) -> None:
     words = ["instance.safetensors", "slide.tif", "--out", tmp_path, "--tile", 64, "--level", 0, "--preview"]
     assert apply(*words) == 0
     printed = capsys.readouterr().out

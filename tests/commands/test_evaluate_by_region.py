@@ -166,7 +166,7 @@ def test_a_huge_16_bit_png_keeps_its_bits(tmp_path) -> None:
         assert np.array_equal(image.read(0, Box(2, 3, 20, 10))[..., 0], pixels[2:22, 3:13])
 
 
-def test_measure_compares_large_png_files_in_blocks(tmp_path, monkeypatch, capsys) -> None:
+def test_measure_compares_large_png_files_in_blocks(tmp_path, monkeypatch) -> None:
     rng = np.random.default_rng(0)
     for name, offset in (("made", 9), ("target", 0)):
         pixels = np.clip(PHOTO + rng.integers(0, offset + 1, PHOTO.shape), 0, 255).astype(np.uint8)

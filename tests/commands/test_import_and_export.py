@@ -455,7 +455,7 @@ class Branching(Tiny):
 
 
 @can_export
-def test_a_network_that_cannot_be_exported_is_reported_in_one_line_with_the_line_of_its_code(tmp_path, capsys):
+def test_a_network_that_cannot_be_exported_is_reported_in_one_line_with_the_line_of_its_code(capsys):
     Path("branching.py").write_text(CONTROL_FLOW)
     assert run(["train", "branching.py", "--images", "32", "--accelerator", "cpu", "--out", "run"]) == 0
     capsys.readouterr()

@@ -289,7 +289,7 @@ def test_fid_leaves_out_huge_images(
 
 
 @pytest.mark.parametrize("words", [[], ["--protocol", "y", "--border", "3"], ["--masks"]])
-def test_huge_files_are_compared_by_region_with_the_same_metrics(words, tmp_path, monkeypatch, capsys):
+def test_huge_files_are_compared_by_region_with_the_same_metrics(words, tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
     target = rng.integers(0, 256, (150, 170, 3), dtype=np.uint8)
     made = np.clip(target.astype(int) + rng.integers(-20, 20, target.shape), 0, 255).astype(np.uint8)

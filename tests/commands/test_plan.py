@@ -17,7 +17,7 @@ from paceline.benchmarking.scaling_forecast import Checked, Link, Measurement, m
 from paceline.benchmarking.scaling_probe import one_device, one_of_several
 from paceline.cli.app import run
 from paceline.commands.configure import configure
-from paceline.commands.plan import _print_table
+from paceline.commands.plan import _print_speeds
 from paceline.core.errors import UserError
 from paceline.core.files import write_json
 from paceline.core.screen import open_screen
@@ -220,7 +220,7 @@ def test_rows_that_do_not_fit_on_a_terminal_are_broken_between_words(monkeypatch
     terminal = io.StringIO()
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     config = configure("dcgan", {"preset": "quick", "batch_size": "64"})
-    _print_table(open_screen(file=terminal), config, SEEN, PERFECT, [1, 2], 64, weak=True)
+    _print_speeds(open_screen(file=terminal), config, SEEN, PERFECT, [1, 2], 64, weak=True)
     lines = terminal.getvalue().splitlines()
     assert max(map(len, lines)) <= 40
     text = " ".join(" ".join(lines).split())

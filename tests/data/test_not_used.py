@@ -110,6 +110,9 @@ def test_apply_and_predict_list_all_unusable_files_alongside_the_results(
     assert report_skipped(skipped, 39, found.ignored, tmp_path / "out") == 1
     lines = (tmp_path / "out.not_used.txt").read_text().splitlines()
     assert lines[0] == "a.png: damaged" and len(lines) == 6
+    printed = capsys.readouterr()
+    assert "not used: a.png: damaged\n39 of 40 images were processed; 1 could not be used" in printed.err
+    assert "out.not_used.txt" in printed.out
     assert report_skipped(skipped, 39, [], tmp_path / "out") == 1
     assert not (tmp_path / "out.not_used.txt").exists()  # the outdated list from the earlier call was removed
 

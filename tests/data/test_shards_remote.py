@@ -298,7 +298,7 @@ def test_a_huge_manifest_is_not_downloaded(served: FileServer, tmp_path: Path) -
     assert served.sent_bytes < 2**27
 
 
-def test_a_note_is_printed_if_a_server_reports_no_versions(served: FileServer, tmp_path: Path) -> None:
+def test_a_note_is_printed_if_a_server_reports_no_versions(served: FileServer) -> None:
     (shard,) = Storage(served.url, "x").describe_files(["train-0.tar"])
     assert describe_detection(Storage(served.url, "x"), [shard]) == ()
     (note,) = describe_detection(Storage(served.url, "x"), [shard, shard._replace(version="")])
@@ -347,9 +347,7 @@ def test_scattered_reads_hold_few_blocks_in_memory(tmp_path: Path, monkeypatch: 
     assert len(held) == len(starts) and max(held) <= 2**13
 
 
-def test_reading_waits_for_a_server_that_restarts(
-    served: FileServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_reading_waits_for_a_server_that_restarts(served: FileServer, tmp_path: Path) -> None:
     source = open_shards(served.url, tmp_path / "cache", shard_cache_gb=0)
     served.requests.clear()
     served.fails = True

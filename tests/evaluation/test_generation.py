@@ -29,7 +29,7 @@ from paceline.evaluation.evaluators.generation import Generation
 from paceline.evaluation.features import inception
 from paceline.evaluation.features.choice import Pixels, WithClassifier, choose_features
 from paceline.evaluation.features.network import Arithmetic, FeatureNetwork, Features
-from paceline.evaluation.protocol import require_same, same_protocol
+from paceline.evaluation.protocol import differences, require_same
 from paceline.evaluation.statistics_cache import cache_folder
 from paceline.runs.finished_run import open_run
 
@@ -106,7 +106,7 @@ def test_the_metrics_do_not_depend_on_how_images_are_distributed():
     assert measured(real, made, cuts=(123, 400)) == pytest.approx(measured(real, made), rel=1e-9)
 
 
-def test_statistics_of_real_images_are_cached_per_content_and_evaluation_protocol(tmp_path):
+def test_statistics_of_real_images_are_cached_per_content_and_evaluation_protocol():
     real, made = images(300, 1), images(300, 2)
     assert evaluator_of(real, 300).needs_samples
     results = measured(real, made)
@@ -265,9 +265,9 @@ def test_evaluation_protocols_count_as_equal_if_only_the_seed_differs():
     real = images(300, 1)
     protocol = evaluator_of(real, 300).protocol()
     assert {"features", "weights", "resize", "real", "made", "seed", "split", "fingerprint"} <= protocol.keys()
-    assert same_protocol(protocol, evaluator_of(real, 300, seed=7).protocol())
+    assert not differences(protocol, evaluator_of(real, 300, seed=7).protocol())
     other = evaluator_of(real, 250).protocol()
-    assert not same_protocol(protocol, other)
+    assert differences(protocol, other)
     with pytest.raises(UserError, match=r"run a and run b were measured differently .*generated images: 300 ≠ 250"):
         require_same({"run a": protocol, "run b": other})
 

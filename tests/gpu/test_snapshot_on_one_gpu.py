@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paceline.runs.host_copy import copy_to_host
+from paceline.runs.host_copy import HostCopy
 from paceline.runs.tensors import pack
 
 pytestmark = [
@@ -22,7 +22,7 @@ def test_copies_contain_the_gpu_state_at_the_time_of_the_request() -> None:
         large = torch.randn(4096, 4096, device="cuda")
         weight.add_((large @ large).mean())  # this addition is still queued when the copies are requested
         expected = pack(tensors)
-        copies = copy_to_host(tensors)
+        copies = HostCopy(tensors).wait()
         weight.mul_(2)
         assert all(copy.device.type == "cpu" for copy in copies.values()) and copies["a"] is copies["b"]
         assert pack(copies) == expected != bytes_before

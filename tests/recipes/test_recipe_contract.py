@@ -88,11 +88,10 @@ def test_the_settings_of_a_recipe_have_help_texts_and_unique_names(name):
 
 
 @every_recipe
-def test_the_defaults_and_presets_of_a_recipe_use_existing_settings(name):
+def test_the_defaults_and_presets_of_a_recipe_use_existing_settings_within_their_bounds(name):
     recipe_class = load(name)
-    resolve_config(name, [("defaults", recipe_class.defaults)])
-    for preset, values in recipe_class.presets.items():
-        resolve_config(name, [("defaults", recipe_class.defaults), (f"preset {preset}", values)])
+    for layer, values in {"none": {}, "small": recipe_class.small, **recipe_class.presets}.items():
+        resolve_config(name, [("defaults", recipe_class.defaults), (f"preset {layer}", values)])
 
 
 @every_recipe

@@ -157,7 +157,7 @@ def test_a_run_starts_from_a_file_that_timm_wrote(name: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("num_classes", [10, 5])
-def test_weights_of_another_architecture_are_rejected(num_classes: int, tmp_path: Path) -> None:
+def test_weights_of_another_architecture_are_rejected(num_classes: int) -> None:
     other = timm.create_model("resnet18", num_classes=num_classes).state_dict()
     with pytest.raises(UserError, match="the weights belong to a different network") as caught:
         build("convnext_tiny", **SMALL).adopt_weights(other)
@@ -182,7 +182,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_trained_network_predicts_and_evaluates_without_the_initial_file(
-    trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(trained)
     (trained / "theirs.safetensors").rename(trained / "moved.safetensors")

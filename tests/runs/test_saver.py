@@ -10,7 +10,7 @@ import torch
 
 from paceline.core.errors import UserError
 from paceline.runs.checkpoint import Checkpoints, load
-from paceline.runs.host_copy import copy_to_host
+from paceline.runs.host_copy import HostCopy
 from paceline.runs.saver import Saver
 from paceline.runs.snapshot import CheckpointNumbers, Snapshot
 
@@ -61,7 +61,7 @@ def test_copied_tensors_are_not_changed_by_training_and_keep_sharing_and_layout(
     weight = torch.arange(48.0).reshape(2, 3, 2, 4).to(memory_format=torch.channels_last).requires_grad_()
     tensors = {"a": weight, "b": weight, "step": torch.tensor(3), "none": torch.zeros(0), "also": torch.zeros(0)}
     before = {name: tensor.detach().clone() for name, tensor in tensors.items()}
-    copies = copy_to_host(tensors)
+    copies = HostCopy(tensors).wait()
     with torch.no_grad():
         weight += 1
         tensors["step"] += 1

@@ -24,9 +24,9 @@ class Damage(NamedTuple):
     content: bytes
 
 
-def bit_flips(files: dict[str, bytes], count: int, seed: int = 91) -> Iterator[Damage]:
+def bit_flips(files: dict[str, bytes], count: int) -> Iterator[Damage]:
     """Yield copies of the files with one flipped bit each; the flips are spread evenly across the files."""
-    chance, names = random.Random(seed), sorted(files)
+    chance, names = random.Random(91), sorted(files)
     for number in range(count):
         file = names[number % len(names)]
         content = bytearray(files[file])
@@ -35,9 +35,9 @@ def bit_flips(files: dict[str, bytes], count: int, seed: int = 91) -> Iterator[D
         yield Damage(f"bit {position} of {file}", file, bytes(content))
 
 
-def large_damages(files: dict[str, bytes], count: int, seed: int = 92) -> Iterator[Damage]:
+def large_damages(files: dict[str, bytes], count: int) -> Iterator[Damage]:
     """Yield copies of the files that are truncated, extended, partly zeroed or rotated."""
-    chance, names = random.Random(seed), sorted(files)
+    chance, names = random.Random(92), sorted(files)
     for number in range(count):
         file = names[number % len(names)]
         content = files[file]

@@ -20,6 +20,7 @@ from paceline.core.printable import printable
 
 pytestmark = [pytest.mark.torture, pytest.mark.timeout(1500)]
 CPU = ("--accelerator", "cpu")
+EXPECTED = ("out", "data", "stdout-", "stderr-")  # how the names of files in the working folder start
 
 
 def sample_images(folder: Path) -> list[HostileImage]:
@@ -118,9 +119,9 @@ def test_a_folder_of_malicious_images_is_processed_safely(
     counted.check()
 
 
-def unexpected(folder: Path, expected: tuple[str, ...] = ("out", "data", "stdout-", "stderr-")) -> str:
+def unexpected(folder: Path) -> str:
     """Describe the unexpected files that a command wrote to its working folder."""
-    others = [entry.name for entry in folder.iterdir() if not entry.name.startswith(expected)]
+    others = [entry.name for entry in folder.iterdir() if not entry.name.startswith(EXPECTED)]
     return f"wrote {', '.join(others)}" if others else ""
 
 

@@ -10,9 +10,9 @@ from fake_captures import replace_captures
 from ranks import make_parts, run_steps
 
 from paceline.contracts.recipe import Batch
-from paceline.parallel.graphed_function import EAGER_CALLS, Function
+from paceline.parallel.graphed_function import EAGER_CALLS, LARGEST_PX, Function
 from paceline.training.evaluated_weights import EvaluatedWeights
-from paceline.training.predictor import LARGEST_PX, Predictor
+from paceline.training.predictor import Predictor
 
 GPU = torch.device("cuda")  # only its type is used
 

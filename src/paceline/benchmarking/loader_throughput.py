@@ -50,7 +50,7 @@ class LoaderRate:
 
 
 @dataclass(frozen=True)
-class Measurement:
+class LoaderMeasurement:
     """The throughput of every loader for one data source, as saved to a file."""
 
     data: str
@@ -78,7 +78,7 @@ def measure_loaders(settings: RunSettings, console: Console) -> int:
         console.print(note, soft_wrap=True)
     check_crop(sizes_of(source), settings.crop, source.spec.scale, source.name_of)
     batch_size = split_batch(settings.batch_size, 1, 1)
-    measured = Measurement(
+    measured = LoaderMeasurement(
         data=settings.data,
         data_root=str(Path(settings.data_root).expanduser().resolve()),
         num_samples=len(source),
@@ -164,7 +164,7 @@ def _synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _print_table(console: Console, measured: Measurement) -> None:
+def _print_table(console: Console, measured: LoaderMeasurement) -> None:
     crop = f", crop {measured.crop}" if measured.crop else ""
     data = f"{measured.data}, {measured.num_samples:,} samples, batch {measured.batch_size}{crop}"
     title = f"loading without training: {data}, {measured.device}, --workers {measured.workers}"

@@ -87,9 +87,8 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Prediction:
-    """The predicted step time and speed on several devices."""
+    """The predicted communication time and speed on several devices."""
 
-    compute_seconds: float
     exchange_seconds: float  # communication time that does not overlap with computation
     images_per_second: float
 
@@ -107,7 +106,7 @@ def predict(measured: Measurement, link: Link | None, devices: int, batch: int) 
             exchange += max(link.all_reduce_seconds(size, devices) - hidden, last)
         exchange += measured.exchanges * link.all_reduce_seconds(0, devices)
     images = batch * measured.images_per_sample
-    return Prediction(compute, exchange, images / (compute + exchange))
+    return Prediction(exchange, images / (compute + exchange))
 
 
 def max_useful_devices(measured: Measurement, link: Link | None, batch: int) -> int | None:

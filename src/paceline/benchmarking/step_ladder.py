@@ -29,6 +29,7 @@ from paceline.training.build import Parts, assemble
 from paceline.training.graph import GraphedStep
 
 ROUNDS = 5
+NUM_SUMS = 15
 BLOCK_SECONDS = 0.25
 WARMUP_STEPS = {"cpu": 2, "cuda": 14}  # on a GPU, the CUDA graph is captured after at most 11 eager steps
 
@@ -151,11 +152,11 @@ def gradient_bytes(parts: Parts) -> dict[str, int]:
     return {phase.name: sizes[phase.network] for phase in parts.recipe.phases}
 
 
-def time_sum(num_bytes: int, world: World, repeats: int = 15) -> float:
+def time_sum(num_bytes: int, world: World) -> float:
     """Return the median time in seconds for summing `num_bytes` across all processes."""
     tensor = torch.zeros(max(1, num_bytes // 4), device=world.device)
     seconds = []
-    for _ in range(repeats):
+    for _ in range(NUM_SUMS):
         world.wait_for_all()
         start = time.perf_counter()
         sum_over_processes(tensor)

@@ -18,11 +18,11 @@ from paceline.core.lock import LOCK
 from paceline.core.secrets import HIDDEN, is_private_name, redact
 from paceline.core.small_files import parse_toml
 from paceline.core.types import SettingValue
+from paceline.runs.console import LOGS
 from paceline.runs.metrics import METRICS, REAL_IMAGES, SAMPLE_NAME, SAMPLES
+from paceline.runs.record import CONFIG
 from paceline.runs.status import MIRROR_STATE, STATES, STATUS, MirrorState, Status
 
-CONFIG = "config.toml"
-LOGS = "logs"
 RUN_FILES = {CONFIG, METRICS, STATUS}  # a folder that contains one of these files is a run folder
 SILENT_AFTER_SECONDS = 600.0
 MAX_SMALL_FILE_BYTES = 2**20

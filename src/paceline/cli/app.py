@@ -39,7 +39,7 @@ from paceline.cli.images import apply, export, import_weights, measure, predict,
 from paceline.cli.interrupt import EXIT_CODE, MESSAGE, Interrupted
 from paceline.cli.launch import launch
 from paceline.cli.tools import board, doctor, new, pack, settings
-from paceline.config.command_settings import SETTINGS_NOT_IN_PLAN, SETTINGS_NOT_IN_VERIFY
+from paceline.config import command_settings
 from paceline.core.activity import end_activity, show_activities
 from paceline.core.bytecode_cache import keep_bytecode
 from paceline.core.errors import UserError
@@ -122,7 +122,7 @@ def evaluate(
 
 
 @app.command(cls=Command, epilog=EXAMPLES["verify"])
-@with_settings(but=SETTINGS_NOT_IN_VERIFY, defaults={"devices": 2})
+@with_settings(but=command_settings.SETTINGS_NOT_IN_VERIFY, defaults={"devices": command_settings.VERIFY_DEVICES})
 def verify(
     recipe: RecipeName,
     flags: Flags,
@@ -147,12 +147,13 @@ def verify(
     from paceline.commands.verify import verify as job
 
     settings = with_vgg(set_, vgg)
-    resolved = configure(recipe, {"devices": "2", **flags}, config_file=config, assignments=settings, small=True)
+    flags = {"devices": str(command_settings.VERIFY_DEVICES), **flags}
+    resolved = configure(recipe, flags, config_file=config, assignments=settings, small=True)
     raise typer.Exit(job(resolved, strategies.split(","), steps, tolerance, control, result))
 
 
 @app.command(cls=Command, epilog=EXAMPLES["compare"])
-@with_settings(defaults={"devices": 2})
+@with_settings(defaults={"devices": command_settings.COMPARE_DEVICES})
 def compare(
     what: Annotated[
         list[str],
@@ -204,7 +205,7 @@ def compare(
 
 
 @app.command(cls=Command, epilog=EXAMPLES["plan"])
-@with_settings(but=SETTINGS_NOT_IN_PLAN, defaults={"devices": 8})
+@with_settings(but=command_settings.SETTINGS_NOT_IN_PLAN, defaults={"devices": command_settings.PLAN_DEVICES})
 def plan(
     recipe: RecipeName,
     flags: Flags,

@@ -13,7 +13,7 @@ paceline evaluate runs/first --split validation --checkpoint last
 paceline evaluate runs/first --data folder --data-root photos  # other images""",
     "verify": """\
 paceline verify classification
-paceline verify dcgan --strategies single,ddp,lightning --steps 50
+paceline verify dcgan --strategies single,fsdp --steps 50
 paceline verify classification --control unsynced-batchnorm  # an error that the check must detect""",
     "compare": """\
 paceline compare classification --preset quick --strategies single,ddp --devices 2

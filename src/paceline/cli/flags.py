@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal, Protocol, TypeAlias, get_args, get_o
 import typer
 
 from paceline.cli.completion import complete_recipe, completion_of
-from paceline.config.other_names import COMMON
-from paceline.config.settings import COMMON_ALIASES, LearnerSettings
+from paceline.config.other_names import COMMON, COMMON_ALIASES
+from paceline.config.settings import LearnerSettings
 from paceline.config.source_flags import SourceFlags
 from paceline.core.errors import UserError
 from paceline.core.files import SAFETENSORS

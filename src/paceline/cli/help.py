@@ -11,6 +11,7 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
+from paceline.cli.flags import GROUPS
 from paceline.cli.interrupt import Interrupted
 from paceline.core.declared import preset_names
 from paceline.core.registry import about, names
@@ -20,7 +21,6 @@ NARROW = 70  # columns; on a narrower terminal, the description of an option sta
 INDENT = 2
 OPTIONS = "Options"  # title for options that are in no group
 OTHERS = "Other options"  # the same title in a command that has groups
-ORDER = ("Common", "Data", "Devices", "Speed", "Cluster", "Evaluation and logging")  # order of the groups
 CONTEXT = {"help_option_names": ["-h", "--help"]}
 
 Row = tuple[str, str]
@@ -83,9 +83,9 @@ def _grouped(parameters: Iterable[Any], ctx: Any) -> dict[str, list[Row]]:
             group = parameter.rich_help_panel if hasattr(parameter, "rich_help_panel") else ""
             title = "Arguments" if parameter.param_type_name == "argument" else group or OPTIONS
             found.setdefault(title, []).append(record)
-    if any(title in ORDER for title in found) and OPTIONS in found:
+    if any(title in GROUPS for title in found) and OPTIONS in found:
         found[OTHERS] = found.pop(OPTIONS)
-    order = ("Arguments", OPTIONS, *ORDER, OTHERS)
+    order = ("Arguments", OPTIONS, *GROUPS, OTHERS)
     return dict(sorted(found.items(), key=lambda item: order.index(item[0])))
 
 

@@ -13,6 +13,7 @@ from paceline.commands.train import default_folder
 from paceline.config.resolve import Config
 from paceline.config.spans import split_batch
 from paceline.core.errors import UserError
+from paceline.core.files import new_file
 from paceline.core.printable import print_line
 from paceline.core.registry import load_classes
 from paceline.core.types import SettingValue
@@ -71,10 +72,8 @@ def launch_kubernetes(command: TrainCommand, options: KubernetesOptions, to: str
     file = Path(to or f"{options.name}.yaml")
     objects = plain_job(command, options) if plain else train_job(command, options)
     apply = ["kubectl", "apply", "-f", str(file)]
-    try:
-        file.write_text(to_yaml(objects, f"Written by paceline launch kubernetes. Apply it with: {quoted(apply)}"))
-    except OSError as error:
-        raise UserError(f"--to {file}: {error.strerror}") from None
+    with new_file(file, "--to") as temporary:
+        temporary.write_text(to_yaml(objects, f"Written by paceline launch kubernetes. Apply it with: {quoted(apply)}"))
     if not submit:
         print_line(f"wrote {file}; apply it with --submit, or: {quoted(apply)}")
         return 0

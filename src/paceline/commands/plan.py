@@ -10,18 +10,19 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from paceline.benchmarking.link_override import LinkOverride
 from paceline.benchmarking.scaling_forecast import Link, Measurement, max_useful_devices, predict
 from paceline.benchmarking.scaling_probe import measure_scaling
 from paceline.commands.configure import configure
+from paceline.commands.forecast_table import print_table
 from paceline.commands.plan_memory import plan_memory
+from paceline.config.command_settings import PLAN_DEVICES
 from paceline.config.resolve import Config
 from paceline.config.spans import split_batch
 from paceline.core.errors import UserError
+from paceline.core.ordered_map import num_cores
 from paceline.core.screen import open_screen
 from paceline.core.small_files import read_json
 from paceline.core.types import SettingValue
@@ -30,9 +31,7 @@ from paceline.parallel.strategy import AUTO
 from paceline.parallel.world import uses_cuda
 from paceline.training.stop import INTERRUPTED
 
-DEFAULT_DEVICES = "8"
 SECONDS_PER_DAY = 86_400
-WIDEST = 1000  # width in characters, more than any table that this command prints
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ def plan(
     assignments: Sequence[str] = (),
 ) -> int:
     """Measure steps on this machine and print the predicted speed; with `check`, also measure the actual speed."""
-    devices = _parse_devices(str(flags.get("devices", DEFAULT_DEVICES)))
+    devices = _parse_devices(str(flags.get("devices", PLAN_DEVICES)))
     if options.memory or options.device_memory:
         _check_memory_options(options)
         return plan_memory(
@@ -88,9 +87,9 @@ def plan(
         )
     elif options.bandwidth or options.latency:
         console.print("link: not used, because a single device does not communicate")
-    _print_table(console, config, measured, link, counts, batch, weak=False)
+    _print_speeds(console, config, measured, link, counts, batch, weak=False)
     if devices > 1:
-        _print_table(console, config, measured, link, counts, batch, weak=True)
+        _print_speeds(console, config, measured, link, counts, batch, weak=True)
         _print_limit(console, measured, link, batch)
     if options.check:
         _print_error(console, measured)
@@ -121,7 +120,7 @@ def _processes_here(config: Config, devices: int, nodes: int) -> int:
     per_node = _devices_per_node(devices, nodes)
     if uses_cuda(config.run):
         return min(per_node, torch.cuda.device_count())
-    cores = len(os.sched_getaffinity(0))
+    cores = num_cores()
     return max(1, min(per_node, cores // _threads_per_process()))
 
 
@@ -189,7 +188,7 @@ def _by_batch(seconds: Mapping[int, float]) -> str:
     return ", ".join(f"{batch}: {spent * 1e3:.1f} ms" for batch, spent in sorted(seconds.items()))
 
 
-def _print_table(
+def _print_speeds(
     console: Console,
     config: Config,
     measured: Measurement,
@@ -199,12 +198,9 @@ def _print_table(
     weak: bool,
 ) -> None:
     title = f"batch {batch} per device (weak scaling)" if weak else f"batch {batch} across all devices (strong scaling)"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))
     rates = list(dict.fromkeys(config.learner_of(name).lr for name in measured.networks))
     rules = ("lr, linear", "lr, sqrt") if weak else ()
     headings = ("devices", "batch" if weak else "per device", "images/s", "efficiency", "images/day", *rules)
-    for heading in headings:
-        table.add_column(heading, justify="right")
     rows = []
     one = predict(measured, link, 1, batch).images_per_second
     for count in counts:
@@ -214,17 +210,8 @@ def _print_table(
         row += [f"{speed / count / one:.0%}", f"{speed * SECONDS_PER_DAY:.3g}"]
         if weak:
             row += ["\n".join(f"{lr * factor:.3g}" for lr in rates) for factor in (count, count**0.5)]
-        table.add_row(*row)
         rows.append(row)
-    # The table keeps its full width, so that numbers are not cut off. If it does not fit, each row is printed as text.
-    table.width = console.measure(table, options=console.options.update_width(WIDEST)).maximum
-    if not console.is_terminal or table.width <= console.width:
-        console.print(table)
-        return
-    console.print(f"{title}:")
-    for row in rows:
-        cells = (cell.replace("\n", " and ") for cell in row)
-        console.print("  " + "; ".join(f"{heading}: {cell}" for heading, cell in zip(headings, cells, strict=True)))
+    print_table(console, title, headings, rows)
 
 
 def _print_limit(console: Console, measured: Measurement, link: Link | None, batch: int) -> None:

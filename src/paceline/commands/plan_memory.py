@@ -7,11 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from paceline.commands.configure import configure
+from paceline.commands.forecast_table import print_table
 from paceline.core.activity import end_activity
 from paceline.core.errors import UserError
 from paceline.core.registry import load_classes
@@ -23,7 +22,6 @@ from paceline.training.storage_log import Kind
 
 UNITS = {"B": 1, "MB": 10**6, "GB": 10**9, "TB": 10**12, "MIB": 2**20, "GIB": GIB, "TIB": 2**40}
 SHOWN = (Kind.WEIGHTS, Kind.GRADIENTS, Kind.OPTIMIZER, Kind.EMA, Kind.ACTIVATIONS)
-WIDEST = 1000  # width in characters, more than any table that this command prints
 
 
 class Row(NamedTuple):
@@ -55,7 +53,7 @@ def plan_memory(
     end_activity()
     console = open_screen(soft_wrap=True)
     rows = list(_rows(found, counts, per_node))
-    _print_table(console, found, rows, device_bytes)
+    _print_memory(console, found, rows, device_bytes)
     _print_notes(console, found, rows, device_bytes)
     if per_node < max(counts):
         _print_note_on_nodes(console, rows, per_node)
@@ -88,29 +86,19 @@ def _rows(found: Forecast, counts: Sequence[int], per_node: int) -> Iterator[Row
                 yield Row(name, strategy, devices)
 
 
-def _print_table(console: Console, found: Forecast, rows: Sequence[Row], device_bytes: int) -> None:
+def _print_memory(console: Console, found: Forecast, rows: Sequence[Row], device_bytes: int) -> None:
     memories = [found.memory(row.strategy, row.devices, found.samples_per_device(row.devices)) for row in rows]
     unit = "GiB" if max(memory.total for memory in memories) >= GIB else "MiB"
     title = f"{unit} per device, batch {found.config.run.batch_size}"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))
     headings = ["strategy", "devices", "per device", *SHOWN, "other", "total"]
     headings += ["largest batch", "recomputed"] if device_bytes else []
-    for heading in headings:
-        table.add_column(str(heading), justify="left" if heading == "strategy" else "right")
     lines = []
     for row, memory in zip(rows, memories, strict=True):
         samples = found.samples_per_device(row.devices)
         lines.append([row.name, str(row.devices), str(samples), *_cells(memory, UNITS[unit.upper()])])
         if device_bytes:
             lines[-1] += [_largest(found, row, device_bytes, recompute) for recompute in (False, True)]
-        table.add_row(*lines[-1])
-    # The table keeps its full width, so that numbers are not cut off. If it does not fit, each row is printed as text.
-    table.width = console.measure(table, options=console.options.update_width(WIDEST)).maximum
-    if not console.is_terminal or table.width <= console.width:
-        console.print(table)
-        return
-    for line in lines:
-        console.print("  " + "; ".join(f"{heading}: {cell}" for heading, cell in zip(headings, line, strict=True)))
+    print_table(console, title, headings, lines, num_texts=1)
 
 
 def _cells(memory: DeviceMemory, unit_bytes: int) -> list[str]:

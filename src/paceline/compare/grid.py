@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 
 from paceline.compare.options import Flags, Options
+from paceline.config.command_settings import COMPARE_DEVICES
 from paceline.config.resolve import Config
 from paceline.config.spans import split_batch
 from paceline.core.errors import UserError, missing, unknown
@@ -22,7 +23,6 @@ from paceline.parallel.world import uses_cuda
 from paceline.report.model import Cell
 
 DEFAULT_STRATEGIES = "single,ddp"
-DEFAULT_DEVICES = "2"
 SCALINGS = ("strong", "weak")
 
 
@@ -53,7 +53,7 @@ class Grid:
         return cls.parse(
             list(configs),
             DEFAULT_STRATEGIES if strategies is None else str(strategies),
-            str(flags.get("devices", DEFAULT_DEVICES)),
+            str(flags.get("devices", COMPARE_DEVICES)),
             str(flags.get("batch_size", first.batch_size)),
             str(first.seed if seeds is None else seeds),
             SCALINGS[0] if options.scaling is None else options.scaling,

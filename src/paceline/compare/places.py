@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 
 from paceline.config.resolve import Config
+from paceline.core.ordered_map import num_cores
 from paceline.parallel.world import uses_cuda
 
 THREADS = "OMP_NUM_THREADS"
@@ -41,7 +42,7 @@ class Places:
         self._jobs = jobs
         listed = gpus.split(",") if gpus else map(str, range(torch.cuda.device_count()))
         self._all_gpus = tuple(dict.fromkeys(listed))
-        self._num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self._num_cores = num_cores()
         self._taken: list[Place] = []
 
     def take(self, config: Config) -> Place | None:

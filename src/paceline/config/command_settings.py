@@ -1,4 +1,4 @@
-"""Settings that are not flags of every command."""
+"""Settings that are not flags of every command, and defaults that differ between commands."""
 
 from __future__ import annotations
 
@@ -11,3 +11,8 @@ _WHOLE_RUN_SETTINGS = (
 SETTINGS_NOT_IN_VERIFY = (*_WHOLE_RUN_SETTINGS, "precision", "graph")
 # `plan` prints the learning rates for linear and for square-root scaling.
 SETTINGS_NOT_IN_PLAN = (*_WHOLE_RUN_SETTINGS, "init_from", "scale_lr")
+
+# The default of `--devices` for commands that use several devices.
+VERIFY_DEVICES = 2
+COMPARE_DEVICES = 2
+PLAN_DEVICES = 8

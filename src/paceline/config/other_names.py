@@ -59,3 +59,6 @@ def _by_name() -> Iterator[tuple[str, str]]:
 
 COMMON: dict[str, str] = dict(_by_name())
 """What to use instead of each setting, by the setting's name."""
+
+# Setting names from other programs that are too different from ours to be found as a close match.
+COMMON_ALIASES = {"learning_rate": "lr", "num_workers": "workers", "bs": "batch_size", "wd": "weight_decay"}

@@ -15,9 +15,9 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 from paceline.config.arguments import Arguments, argument_value
-from paceline.config.other_names import COMMON
+from paceline.config.other_names import COMMON, COMMON_ALIASES
 from paceline.config.setting import BOUNDS
-from paceline.config.settings import COMMON_ALIASES, SHARED_SETTINGS, LearnerSettings, RunSettings
+from paceline.config.settings import SHARED_SETTINGS, LearnerSettings, RunSettings
 from paceline.config.spans import INTERVALS, Span, parse_interval
 from paceline.core.errors import UnknownSetting, UserError, unknown
 from paceline.core.registry import is_path

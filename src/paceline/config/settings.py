@@ -294,6 +294,3 @@ class HasSettings:
 
 
 SHARED_SETTINGS = frozenset(field.name for group in (RunSettings, LearnerSettings) for field in fields(group))
-
-# Setting names from other programs that are too different from ours to be found as a close match.
-COMMON_ALIASES = {"learning_rate": "lr", "num_workers": "workers", "bs": "batch_size", "wd": "weight_decay"}

@@ -8,6 +8,7 @@ from typing import Literal, cast
 PixelType = Literal["uint8", "uint16", "float32"]
 WHITE = {"uint8": 255.0, "uint16": 65535.0}  # the largest value of each integer type, which is white
 MAX_CHANNELS = 64
+LUMA = (0.299, 0.587, 0.114)  # ITU-R 601 weights of red, green and blue, as in Pillow's greyscale conversion
 
 
 @dataclass(frozen=True)

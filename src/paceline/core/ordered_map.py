@@ -18,7 +18,7 @@ Result = TypeVar("Result")
 
 
 def num_cores() -> int:
-    """Return the number of cores that this process may use."""
+    """Return the number of cores that this process may use, which can be fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -15,7 +15,7 @@ from paceline.core.errors import UserError
 from paceline.data.source import sizes_of
 from paceline.evaluation.contract import Case
 
-LUMA, LUMA_SHIFT = (65.481 / 255, 128.553 / 255, 24.966 / 255), 16.0
+MATLAB_LUMA, MATLAB_LUMA_SHIFT = (65.481 / 255, 128.553 / 255, 24.966 / 255), 16.0
 PEAK = 255.0
 PSNR_OF_IDENTICAL = 100.0  # dB for identical images, instead of infinity
 ALL_CHANNELS = "all"  # the protocol of images that are neither grey nor RGB, compared in all channels
@@ -58,7 +58,8 @@ def luma(levels: Tensor, peak: float = PEAK) -> Tensor:
     if levels.shape[1] == 1:
         return levels
     red, green, blue = levels.unbind(1)
-    return (LUMA[0] * red + LUMA[1] * green + LUMA[2] * blue + LUMA_SHIFT * (peak / PEAK))[:, None]
+    weighted = MATLAB_LUMA[0] * red + MATLAB_LUMA[1] * green + MATLAB_LUMA[2] * blue
+    return (weighted + MATLAB_LUMA_SHIFT * (peak / PEAK))[:, None]
 
 
 def psnr(made: Tensor, target: Tensor, peak: float = PEAK) -> Tensor:

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paceline.contracts.pixel_format import LUMA
 from paceline.core.errors import UserError
 from paceline.images.resample import bicubic
 
@@ -29,7 +30,6 @@ SHARP_SHARE = 0.75  # blocks for `fit` have at least this fraction of the sharpn
 FIT_STRIDE_PX = 16  # the few photographs are used in overlapping blocks
 MODEL_FILE = Path(__file__).with_name("niqe.npz")
 PROTOCOL = "fitted to photographs bundled with Paceline"
-LUMA = (0.299, 0.587, 0.114)
 _SHAPES = torch.arange(0.2, 10.0005, 0.001, dtype=torch.float64)
 _RATIOS = (2 * torch.lgamma(2 / _SHAPES) - torch.lgamma(1 / _SHAPES) - torch.lgamma(3 / _SHAPES)).exp()
 
@@ -57,16 +57,15 @@ def check_niqe_size(height: int, width: int, name: str) -> None:
         )
 
 
-def niqe(levels: Tensor, model: NiqeModel | None = None) -> Tensor:
+def niqe(levels: Tensor) -> Tensor:
     """Return the NIQE of each image [n, c, h, w] with values from 0 to 255, in float64."""
-    model = model or load_model()
     height, width = levels.shape[-2:]
     check_niqe_size(height, width, "images")
     found = []
     for image in levels:
         features, _ = block_features(image, BLOCK_PX)
         own = NiqeModel(features.mean(0), _covariance(features))
-        mean, covariance = (value.to(levels.device) for value in model)
+        mean, covariance = (value.to(levels.device) for value in load_model())
         difference = own.mean - mean
         # Few blocks give a singular covariance, so the pseudoinverse is used.
         found.append((difference @ torch.linalg.pinv((covariance + own.covariance) / 2) @ difference).sqrt())

@@ -23,11 +23,6 @@ def differences(first: Protocol, second: Protocol) -> list[str]:
     ]
 
 
-def same_protocol(first: Protocol, second: Protocol) -> bool:
-    """Return whether metrics measured under these protocols can be compared."""
-    return not differences(first, second)
-
-
 def require_same(protocols: Mapping[str, Protocol]) -> None:
     """Raise UserError unless all protocols are the same; the keys are run names."""
     (name, first), *others = protocols.items()

@@ -67,7 +67,7 @@ def _squared_discrepancy(first: Tensor, second: Tensor) -> Tensor:
     return within - 2 * kernel(first, second).mean()
 
 
-def precision_and_recall(real: Tensor, made: Tensor, neighbours: int = NEIGHBOURS) -> tuple[float, float]:
+def precision_and_recall(real: Tensor, made: Tensor) -> tuple[float, float]:
     """Return the fraction of generated rows that lie among the real ones, and vice versa.
 
     As in Kynkäänniemi et al. (2019), a row lies among others if its distance to one of them is at most the distance
@@ -75,10 +75,10 @@ def precision_and_recall(real: Tensor, made: Tensor, neighbours: int = NEIGHBOUR
     """
     count = min(len(real), len(made))
     real, made = real[:count].double(), made[:count].double()
-    return _share_among(made, real, neighbours), _share_among(real, made, neighbours)
+    return _share_among(made, real), _share_among(real, made)
 
 
-def density_and_coverage(real: Tensor, made: Tensor, neighbours: int = DENSITY_NEIGHBOURS) -> tuple[float, float]:
+def density_and_coverage(real: Tensor, made: Tensor) -> tuple[float, float]:
     """Return how many real neighbourhoods contain a generated row, relative to k, and the share that contain any.
 
     As in Naeem et al. (2020), the neighbourhood of a real row contains all rows nearer than its k-th nearest real
@@ -86,15 +86,15 @@ def density_and_coverage(real: Tensor, made: Tensor, neighbours: int = DENSITY_N
     """
     count = min(len(real), len(made))
     real, made = real[:count].double(), made[:count].double()
-    radii = _radii(real, neighbours)
+    radii = _radii(real, DENSITY_NEIGHBOURS)
     around = torch.zeros(count, dtype=torch.float64, device=real.device)  # generated rows around each real row
     for table in _squared_distances(made, real):
         around += (table < radii).sum(dim=0)
-    return around.sum().item() / (neighbours * count), (around > 0).double().mean().item()
+    return around.sum().item() / (DENSITY_NEIGHBOURS * count), (around > 0).double().mean().item()
 
 
-def _share_among(rows: Tensor, others: Tensor, neighbours: int) -> float:
-    radii = _radii(others, neighbours)
+def _share_among(rows: Tensor, others: Tensor) -> float:
+    radii = _radii(others, NEIGHBOURS)
     inside = [(table <= radii).any(dim=1) for table in _squared_distances(rows, others)]
     return torch.cat(inside).double().mean().item()
 

@@ -21,7 +21,7 @@ from paceline.core.errors import UserError
 from paceline.images.integrity import check_length, load_undamaged
 from paceline.images.pillow_file import open_of_any_size
 from paceline.images.size_limit import SizeLimit, decoded_alone, pixel_limit
-from paceline.images.tiff_structure import is_tiff
+from paceline.images.tiff_integrity import is_tiff
 
 # Hide Pillow's warnings about damaged metadata. Damaged pixels raise BadImage.
 warnings.filterwarnings("ignore", module=r"PIL\.")

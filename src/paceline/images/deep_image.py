@@ -10,12 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from paceline.contracts.pixel_format import WHITE, PixelFormat
+from paceline.contracts.pixel_format import LUMA, WHITE, PixelFormat
 from paceline.images.decode import BadImage, decode_full_depth
 from paceline.images.planes import read_planes
 
 GREY_AND_RGB = {1, 3}  # numbers of channels that can be converted into each other
-LUMA = np.array([0.299, 0.587, 0.114], np.float32)  # ITU-R 601 weights, as in Pillow's greyscale conversion
 EIGHT_TO_SIXTEEN = 257  # 255 · 257 = 65535, so white stays white
 
 
@@ -51,7 +50,7 @@ class DeepImage:
             return self
         if self.channels == 1:
             return DeepImage(self.pixels.repeat(channels, axis=-1))
-        luma = (self.pixels.astype(np.float32) @ LUMA)[..., np.newaxis]
+        luma = (self.pixels.astype(np.float32) @ np.array(LUMA, np.float32))[..., np.newaxis]
         return DeepImage((luma if self.pixels.dtype.kind == "f" else np.rint(luma)).astype(self.pixels.dtype))
 
     @classmethod

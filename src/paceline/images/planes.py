@@ -23,7 +23,7 @@ from paceline.images.decode import BadImage, open_file
 from paceline.images.integrity import DEFLATE
 from paceline.images.orientation import turn
 from paceline.images.size_limit import PIXEL_LIMIT
-from paceline.images.tiff_structure import check_directories, check_expansion, is_tiff
+from paceline.images.tiff_integrity import check_directories, check_expansion, is_tiff
 
 MAX_BYTES = 2**31  # maximum size of a decoded image
 # The data types of channels. Others have too many bits for float32, which is the widest type of a batch.

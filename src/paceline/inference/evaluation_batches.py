@@ -10,7 +10,7 @@ from torch import Tensor
 from paceline.data.feed import EVALUATION_BATCH, EVALUATION_PIXELS
 
 
-def evaluation_batches(images: Tensor) -> Iterator[Tensor]:
+def split_as_in_evaluation(images: Tensor) -> Iterator[Tensor]:
     """Yield [n, c, h, w] tensors whose size and memory layout are those of batches in an evaluation."""
     count = max(1, min(EVALUATION_BATCH, EVALUATION_PIXELS // max(1, images.shape[2] * images.shape[3])))
     for start in range(0, len(images), count):

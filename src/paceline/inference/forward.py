@@ -9,11 +9,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from paceline.contracts.pixel_format import PixelFormat, PixelType
+from paceline.contracts.pixel_format import LUMA, PixelFormat, PixelType
 from paceline.images.decode import BadImage
 from paceline.inference.image_model import ImageModel
-
-LUMA = (0.299, 0.587, 0.114)  # ITU-R 601 weights, as in Pillow's greyscale conversion
 
 Pixels = npt.NDArray[Any]  # [h, w, c]; uint8, uint16 or float32
 

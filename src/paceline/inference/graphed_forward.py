@@ -10,9 +10,8 @@ from torch import Tensor
 from paceline.contracts.pixel_format import PixelFormat
 from paceline.contracts.recipe import Batch
 from paceline.inference.forward import Values
-from paceline.parallel.graphed_function import GraphedFunction
+from paceline.parallel.graphed_function import LARGEST_PX, GraphedFunction
 
-LARGEST_PX = 1 << 20  # pixels in a batch
 TILES = "tiles"
 FINITE = ""  # no result has this name
 

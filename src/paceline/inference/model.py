@@ -23,7 +23,7 @@ from paceline.images.readers import ImageReader, make_reader
 from paceline.inference.applier import Applier, ApplierSettings
 from paceline.inference.chosen_draws import sample_draws
 from paceline.inference.composer import Composition
-from paceline.inference.evaluation_batches import evaluation_batches
+from paceline.inference.evaluation_batches import split_as_in_evaluation
 from paceline.inference.image_model import make_image_model
 from paceline.inference.parse_device import parse_device
 from paceline.inference.pillow_images import as_images, pixels_of, plain, type_name
@@ -245,13 +245,13 @@ class Model:
         expected = f"{dtype} [n, {', '.join(map(str, (self.spec.channels, *(size or names))))}]"
         if not isinstance(images, Tensor | np.ndarray):
             for stack in self._arranged(images, expected):
-                yield from evaluation_batches(stack)
+                yield from split_as_in_evaluation(stack)
             return
         shape = list(images.shape)
         fits = len(shape) == 4 and shape[1] == self.spec.channels and size in (None, tuple(shape[2:]))
         if str(images.dtype).removeprefix("torch.") != dtype or not fits:
             raise UserError(f"expected images as {expected}, not {images.dtype} {shape}")
-        yield from evaluation_batches(
+        yield from split_as_in_evaluation(
             torch.as_tensor(images if isinstance(images, Tensor) else np.ascontiguousarray(images))
         )
 

@@ -35,9 +35,9 @@ class TrainCommand:
         return ["train", self.recipe, *to_arguments({**flags, **changes}, self.config_file, assignments), *topology]
 
 
-def quoted(words: Iterable[str], lead: str = "") -> str:
+def quoted(words: Iterable[str]) -> str:
     """Quote words for a shell so that nothing in them is expanded; each flag starts on a new line."""
-    lines = [lead]
+    lines = [""]
     for word in words:
         if word.startswith("--"):
             lines.append("")

@@ -48,7 +48,7 @@ class SlurmOptions:
                 raise UserError(f"{flag} {value!r}: expected a name made of letters, digits and . _ - @ +")
 
 
-def job_script(command: TrainCommand, options: SlurmOptions, run: Path, python: str = sys.executable) -> str:
+def job_script(command: TrainCommand, options: SlurmOptions, run: Path) -> str:
     """Return a human-readable job script for sbatch."""
     options.check()
     words = command.words("\0", out=str(run))
@@ -71,7 +71,7 @@ def job_script(command: TrainCommand, options: SlurmOptions, run: Path, python: 
     lines.append("#SBATCH --requeue" if options.requeue else "#SBATCH --no-requeue")
     # Since SLURM 22.05, srun does not use the number of cores per task that the job requested.
     cores = f" --cpus-per-task={options.cpus_per_node}" if options.cpus_per_node else ""
-    train = quoted([python, "-m", "paceline", *words]).replace(shlex.quote("\0"), '"$rendezvous"')
+    train = quoted([sys.executable, "-m", "paceline", *words]).replace(shlex.quote("\0"), '"$rendezvous"')
     again = f"""
 # If SLURM ends a job that it neither warned with USR1 nor preempted, a user has cancelled it: do not requeue it.
 cancelled= preempted=

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from paceline.core.errors import UserError
 
+NUM_KEYS = 4  # tensors listed in a message
+
 # A network is recognised if each pattern matches the beginning of a tensor's name. The first match counts.
 ARCHITECTURES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("RRDBNet (ESRGAN, Real-ESRGAN; try --recipe esrgan)", (r"(RRDB_trunk|body)\.0\.(RDB|rdb)1\.conv1\.",)),
@@ -37,7 +39,7 @@ def check_architecture(keys: Iterable[str], path: Path, supported: str) -> None:
             raise UserError(f"{path}: contains {name}; {supported}")
 
 
-def first_keys(keys: Iterable[str], count: int = 4) -> str:
+def first_keys(keys: Iterable[str]) -> str:
     """Return the names of a few tensors, for a message."""
     keys = list(keys)
-    return f"(its tensors: {', '.join(keys[:count])}{', …' * (len(keys) > count)})"
+    return f"(its tensors: {', '.join(keys[:NUM_KEYS])}{', …' * (len(keys) > NUM_KEYS)})"

@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paceline.contracts.pixel_format import LUMA
+
 NUM_UNIFORMS = 3
 OPERATION, STRENGTH, SIGN = range(NUM_UNIFORMS)  # the column of random numbers that each choice reads
 
@@ -71,7 +73,7 @@ def _grey(images: Tensor) -> Tensor:
     if images.shape[1] != 3:
         return images.mean(1, keepdim=True)
     red, green, blue = torch.split(images, 1, dim=1)
-    grey: Tensor = 0.299 * red + 0.587 * green + 0.114 * blue
+    grey: Tensor = LUMA[0] * red + LUMA[1] * green + LUMA[2] * blue
     return grey
 
 

@@ -18,6 +18,7 @@ from paceline.core.errors import describe_error
 from paceline.parallel.torch_internals import end_broken_capture, own_generator_state
 
 EAGER_CALLS = 3  # calls with a shape before it is captured
+LARGEST_PX = 1 << 20  # pixels of a batch; the kernels of larger ones take longer than their launches
 MOST_GRAPHS = 6  # further shapes stay eager: to replace a graph takes longer than it saves
 
 Function = Callable[[Batch], Batch]

@@ -1,4 +1,4 @@
-"""All uses of private torch APIs are in this file, so that a new torch release can break nothing else.
+"""All uses of private torch APIs, except the tables of nn.Module, are here: a new torch release breaks nothing else.
 
 Each docstring states what the public API lacks. tests/parallel/test_torch_internals.py checks that every internal
 exists with the expected signature, and its failures list the features that would break.

@@ -18,6 +18,7 @@ from paceline.config.settings import RunSettings
 from paceline.core.errors import UserError
 from paceline.core.flight_recorder import recorder, start_operation
 from paceline.core.heartbeat import is_watched
+from paceline.core.ordered_map import num_cores
 from paceline.parallel.exchange import sum_over_processes
 from paceline.parallel.nccl_record import enable_flight_recorder
 from paceline.parallel.peers import Peers, await_server, call_roll
@@ -176,7 +177,7 @@ def join(settings: RunSettings, *, distributed: bool) -> World:
     else:
         device = torch.device("cpu")
         if "OMP_NUM_THREADS" not in os.environ:
-            torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // place.local_size))
+            torch.set_num_threads(max(1, num_cores() // place.local_size))
     if not distributed:
         if place.size > 1:
             raise UserError(

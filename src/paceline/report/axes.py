@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+NUM_TICKS = 5  # approximately
 MAX_WHOLE_TICKS = 8
 
 
-def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
+def ticks(low: float, high: float) -> list[float]:
     """Return round tick values that cover a range."""
     if not math.isfinite(low) or not math.isfinite(high) or high <= low:
         high = low + (abs(low) or 1.0)
-    raw = (high - low) / max(1, wanted - 1)
+    raw = (high - low) / (NUM_TICKS - 1)
     size = 10 ** math.floor(math.log10(raw))
     step = next(m * size for m in (1, 2, 2.5, 5, 10) if m * size >= raw * 0.999)
     first = math.floor(low / step)

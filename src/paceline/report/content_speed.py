@@ -152,7 +152,7 @@ def scaling_costs_section(report: Report) -> Section:
     """Return the section with the step-time breakdown and largest cost for each group on several devices."""
     parts: list[Part] = []
     for key, ladder in report.scaling_costs.items():
-        parts += [_largest_cost(report, key, ladder), _ladder_table(report, key, ladder)]
+        parts += [_largest_cost(report, key, ladder), _ladder_table(key, ladder)]
     parts += [Note(report.scaling_costs_note)] if parts else []
     return Section("Why not N×?", parts)
 
@@ -174,7 +174,7 @@ def _largest_cost(report: Report, key: str, ladder: Explanation) -> str:
     )
 
 
-def _ladder_table(report: Report, key: str, ladder: Explanation) -> Table:
+def _ladder_table(key: str, ladder: Explanation) -> Table:
     rows = []
     for number, rung in enumerate(ladder.rungs):
         where = ("scaling_costs", key, "rungs", number)

@@ -111,7 +111,7 @@ def _group(
     first, speed = members[0], _speed(members)
     return Group(
         id=name,
-        label=label or label_of(key, differences),
+        label=label or label_of(differences),
         recipe=Path(first.recipe).stem,
         ladder_name=group_name(first),
         extras=dict(key.extras),

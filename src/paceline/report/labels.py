@@ -28,7 +28,7 @@ def _properties(key: GroupKey) -> dict[str, str]:
     return {RECIPE: Path(key.recipe).stem, STRATEGY: strategy, BATCH: str(key.batch), **dict(key.extras)}
 
 
-def label_of(key: GroupKey, differences: Mapping[str, str]) -> str:
+def label_of(differences: Mapping[str, str]) -> str:
     """Return a label such as `dcgan ddp × 2, batch 64, lr=0.1` that contains only the differences."""
     own = dict(differences)
     start = " ".join(own.pop(name) for name in (RECIPE, STRATEGY) if name in own)

@@ -42,11 +42,6 @@ class HostCopy:
         return self._named
 
 
-def copy_to_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copy tensors to the CPU, preserving aliases and waiting for each GPU only once."""
-    return HostCopy(tensors).wait()
-
-
 def _record(device: torch.device) -> torch.cuda.Event:
     # The waiting thread sleeps: a thread that polls would take the GIL from the training loop.
     event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call, unused-ignore]

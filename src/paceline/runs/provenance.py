@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from paceline.core.machine_load import excess_load
+from paceline.core.ordered_map import num_cores
 
 
 def versions_and_hardware() -> dict[str, str]:
@@ -21,7 +22,7 @@ def versions_and_hardware() -> dict[str, str]:
     found |= {
         "python": platform.python_version(),
         "cpu": _cpu_model(),
-        "cores": str(_num_cores()),
+        "cores": str(num_cores()),
         "threads": str(torch.get_num_threads()),  # per process
         "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB",
         **describe_gpus(),
@@ -46,11 +47,6 @@ def _cpu_model() -> str:
         lines = []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return models[0] if models else platform.processor() or platform.machine()
-
-
-def _num_cores() -> int:
-    """Return the number of cores that this process may use, which can be fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def describe_gpus() -> dict[str, str]:

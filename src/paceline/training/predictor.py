@@ -10,11 +10,10 @@ import torch
 
 from paceline.contracts.recipe import Batch, Recipe
 from paceline.core.printable import print_line
-from paceline.parallel.graphed_function import GraphedFunction
+from paceline.parallel.graphed_function import LARGEST_PX, GraphedFunction
 from paceline.parallel.precision import Precision
 from paceline.training.compile import eager
 
-LARGEST_PX = 1 << 20  # pixels of a batch; the kernels of larger ones take longer than their launches
 MIN_FREE = 0.25  # fraction of the GPU's memory; a graph keeps the memory of its activations
 
 

@@ -55,9 +55,9 @@ class _Storage(NamedTuple):
 class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
     """Counts the live bytes of all tensors on one device by column. New tensors count as activations."""
 
-    def __init__(self, device: torch.device, *, is_fake: bool = False, block_bytes: int = BLOCK_BYTES) -> None:
+    def __init__(self, device: torch.device, *, is_fake: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
-        self.device, self.is_fake, self.block_bytes = device, is_fake, block_bytes
+        self.device, self.is_fake = device, is_fake
         self.live: dict[Column, int] = {}
         self.phase = ""
         self._storages: dict[int, _Storage] = {}
@@ -143,7 +143,7 @@ class StorageLog(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ign
         self.live[column] = self.live.get(column, 0) + size
 
     def _rounded(self, size: int) -> int:
-        return -(-size // self.block_bytes) * self.block_bytes
+        return -(-size // BLOCK_BYTES) * BLOCK_BYTES
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -104,7 +104,7 @@ export class Runs {
   item(run) {
     const details = this.details(run);
     const on = !this.hidden.has(run.name), color = colorOf(run);
-    const key = JSON.stringify([run.name, run.state, run.reason, details, on, color, run.tags, run.note, run.broken_lines, run.mirror, straggler(run), Math.round(run.read_share * 20)]);
+    const key = JSON.stringify([run.name, run.state, run.reason, details, on, color, run.tags, run.note, run.broken_lines, run.names_truncated, run.mirror, straggler(run), Math.round(run.read_share * 20)]);
     const had = this.items.get(run.id);
     if (had?.key === key) return had.item;
     const share = run.total_images ? Math.min(1, run.images / run.total_images) : null;
@@ -116,6 +116,7 @@ export class Runs {
       make("span", { class: "details" }, ...details.map((detail) => make("span", {}, detail)),
         ...run.tags.map((tag) => make("span", { class: "tag" }, tag)),
         run.broken_lines ? make("span", { class: "warn", title: "unreadable lines in metrics.jsonl" }, `${run.broken_lines} broken ${run.broken_lines === 1 ? "line" : "lines"}`) : null,
+        run.names_truncated ? make("span", { class: "warn", title: "metrics.jsonl contains more metrics than the board shows" }, `only ${run.names.length} metrics shown`) : null,
         straggler(run) ? make("span", { class: "warn", title: "this rank delays the others; the log gives the times of all ranks" }, straggler(run)) : null,
         run.mirror ? make("span", { class: run.mirror.error ? "warn" : "", title: `${run.mirror.url}\n${run.mirror.error || "no errors"}` }, this.mirror(run.mirror)) : null,
         run.read_share < 1 ? make("span", { title: "until metrics.jsonl has been read completely, the curves show a sample of its lines" }, `${Math.round(100 * run.read_share)} % read`) : null),

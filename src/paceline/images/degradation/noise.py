@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from paceline.contracts.pixel_format import EIGHT_BITS, PixelFormat
+from paceline.contracts.pixel_format import EIGHT_BITS, LUMA, PixelFormat
 from paceline.images.degradation.canvas import Canvas
 from paceline.images.degradation.numbers import (
     Numbers,
@@ -18,7 +18,6 @@ from paceline.images.degradation.numbers import (
     uniform_field,
 )
 
-LUMA = (0.299, 0.587, 0.114)
 SMALLEST_SIGMA, SMALLEST_POISSON = 1.0, 0.05
 GAUSSIAN_PROBABILITY = 0.5  # the other images get Poisson noise
 GREY_PROBABILITY = 0.4

@@ -19,7 +19,8 @@ import math
 import triton
 import triton.language as tl
 
-from paceline.images.degradation import kernels, noise, numbers, resizing
+from paceline.contracts.pixel_format import LUMA
+from paceline.images.degradation import kernels, numbers, resizing
 
 ROWS, COLUMNS = 32, 32  # size of a tile
 STEPS = ("blur", "resize", "noise")
@@ -27,7 +28,7 @@ BLUR, RESIZE = (tl.constexpr(STEPS.index(name)) for name in ("blur", "resize"))
 SIDE, REACH = tl.constexpr(kernels.SIDE), tl.constexpr(kernels.SIDE // 2)
 AREA, BILINEAR = tl.constexpr(resizing.AREA), tl.constexpr(resizing.BILINEAR)
 BICUBIC_A = tl.constexpr(resizing.BICUBIC_A)
-RED, GREEN, BLUE = (tl.constexpr(weight) for weight in noise.LUMA)
+RED, GREEN, BLUE = (tl.constexpr(weight) for weight in LUMA)
 POISSON_INVERSION_BELOW = tl.constexpr(numbers.POISSON_INVERSION_BELOW)
 POISSON_TERMS = tl.constexpr(numbers.POISSON_TERMS)
 FIELD_SHIFT, FIELD_UNIT = tl.constexpr(32 - numbers.FIELD_BITS), tl.constexpr(2.0**-numbers.FIELD_BITS)

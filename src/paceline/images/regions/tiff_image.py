@@ -34,7 +34,7 @@ from paceline.images.regions.tiff_page import (
     samples_of,
     samples_per_segment,
 )
-from paceline.images.tiff_structure import check_directories, is_tiff
+from paceline.images.tiff_integrity import check_directories, is_tiff
 
 CACHE_BYTES = 128 << 20  # decoded tiles, since neighbouring regions share tiles
 LAST_BYTES = 64  # of a JPEG tile, in which its end is expected

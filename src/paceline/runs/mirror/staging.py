@@ -10,12 +10,12 @@ from pathlib import Path
 from paceline.core.checksums import checksum_of_file
 from paceline.core.secrets import redact
 from paceline.runs.checkpoint import NAME
+from paceline.runs.console import LOGS
 from paceline.runs.metrics import SAMPLE_NAME, SAMPLES
 from paceline.runs.mirror.published import CHANGING, CHECKPOINTS, OBJECTS, Piece
 from paceline.runs.status import STATUS
 
 STAGING = ".mirror"
-LOGS = "logs"
 PART_LENGTH = 2**16  # number of characters to redact at a time
 MAX_LINE_LENGTH = 2**24
 
