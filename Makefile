@@ -32,7 +32,7 @@ test-extras: $(INSTALLED) $(EXTRAS)  ## run the tests of optional parts: DALI, O
 test-cluster: $(INSTALLED) $(S3_SERVER)  ## run the tests on SLURM, network namespaces and an S3 server, where available (as root)
 	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "cluster and not slow" tests/cluster $(PYTEST_ARGS)
 
-test-all: lint $(EXTRAS) $(LIBRARIES)  ## run the tests of `test` and `test-extras`, the slow tests, and those of timm, spandrel, MLflow and W&B
+test-all: lint $(EXTRAS) $(LIBRARIES)  ## run the tests of `test` and `test-extras`, the slow tests, and those of other libraries
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not cluster and not torture" $(PYTEST_ARGS)
 
 torture: $(INSTALLED)  ## kill runs at random moments, damage files, read hostile input (at most 30 minutes on two cores)
@@ -79,10 +79,14 @@ $(EXTRAS): constraints.txt | $(INSTALLED)
 	-@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps -c constraints.txt nvidia-dali-cuda130 \
 		nvidia-nvimgcodec-cu13 optree gast astunparse six packaging makefun && touch $@
 
-# Other libraries that Paceline works with. Without them, their tests are skipped.
+# Other libraries that Paceline works with. Each one is installed by itself: where one has no wheel for this processor,
+# only the tests that need it are skipped.
 $(LIBRARIES): constraints.txt | $(INSTALLED)
-	-@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps -c constraints.txt timm spandrel einops && \
-		$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt mlflow wandb && touch $@
+	-@missing=; for library in timm spandrel einops webdataset braceexpand openslide-python openslide-bin imagecodecs lpips; do \
+		$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --only-binary :all: -c constraints.txt \
+			$$library || missing="$$missing $$library"; done; \
+	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt mlflow wandb && test -z "$$missing" && \
+		touch $@
 
 $(DOCS): pyproject.toml constraints.txt | $(INSTALLED)
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[docs]'

@@ -16,6 +16,7 @@ os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 os.environ["PACELINE_LOAD_AT_START"] = "0"  # output must not depend on what else the machine does
 _cache = tempfile.TemporaryDirectory(prefix="paceline-cache-")
 os.environ["XDG_CACHE_HOME"] = _cache.name  # the tests must not change the user's cache
+os.environ["TORCH_HOME"] = os.devnull  # not a folder: weights that torch would download are missing at once
 
 # `nohup` and shells that start a command in the background ignore these signals, and child processes inherit that.
 for _number, _default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):

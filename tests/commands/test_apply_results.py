@@ -20,6 +20,7 @@ from paceline.cli.app import run
 from paceline.commands.configure import configure
 from paceline.contracts.recipe import DataSpec
 from paceline.core.ordered_map import num_cores
+from paceline.data.file_lists import is_image, list_folder
 from paceline.inference.apply_plan import ImageTask
 from paceline.inference.trained import build
 from paceline.runs.weights_file import write_weights
@@ -137,6 +138,19 @@ def test_every_image_format_in_a_folder_is_used_and_other_files_are_ignored(weig
         Path(f"in/{number}.heic").touch()
     assert apply(weights / "twice.safetensors", "in", "--out", "in/made", "--overwrite") == 0
     assert "\n5 other files ignored: 0.heic, 1.heic, 2.heic and 2 more\n" in capsys.readouterr().out
+
+
+def test_files_with_the_suffixes_of_bigtiff_are_tiff_files_for_every_command(weights):
+    planes = np.stack([PHOTO[..., 0].astype(np.uint16) * 257] * 3)
+    for name in ("a.tif", "b.btf", "c.TF8", "d.ome.btf"):
+        Path("in").mkdir(exist_ok=True)
+        tifffile.imwrite(Path("in") / name, planes, bigtiff=name != "a.tif", photometric="minisblack")
+    assert apply(weights / "twice.safetensors", "in", "--out", "out") == 0
+    assert names_in("out") == ["a.tif", "b.tif", "c.tif", "d.ome.tif"]
+    first, *others = (tifffile.imread(Path("out") / name) for name in names_in("out"))
+    others[-1] = np.moveaxis(others[-1], 0, -1)  # an OME-TIFF has one page per channel
+    assert first.shape == (80, 100, 3) and all(np.array_equal(first, other) for other in others)
+    assert len(list_folder(Path("in")).files) == len([file for file in Path("in").iterdir() if is_image(file)]) == 4
 
 
 def test_writing_results_among_the_input_images_prints_a_warning(weights, capsys):

@@ -110,7 +110,7 @@ def test_what_cannot_be_evaluated_by_region_is_rejected_in_one_line(tmp_path, mo
     make_huge(monkeypatch)
     cases = {
         ("clean.safetensors", "--data", "degraded", "--data-root", "high"): "above the limit",
-        ("twice.safetensors", "--data-root", "high", "--set", "niqe=true"): "niqe=true: not supported by region",
+        ("twice.safetensors", "--data-root", "high", "--set", "niqe=true"): "niqe=on: not supported by region",
     }
     for words, reason in cases.items():
         assert evaluate(*words) == 2

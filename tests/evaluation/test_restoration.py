@@ -167,6 +167,7 @@ def perceptual_package(tmp_path, monkeypatch):
     """Install a stand-in for the lpips package, because the real one downloads its weights."""
     (tmp_path / "lpips.py").write_text(STAND_IN)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "lpips", raising=False)  # the real one may be installed and imported
     lpips_network.load_lpips.cache_clear()
     yield tmp_path / "lpips.py"
     lpips_network.load_lpips.cache_clear()

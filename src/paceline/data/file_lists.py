@@ -17,9 +17,10 @@ from paceline.core.errors import UserError
 from paceline.core.files import write_file
 from paceline.core.printable import printable
 from paceline.images.decode import BadImage
+from paceline.images.tiff_integrity import TIFF_SUFFIXES
 
 SUFFIXES = {
-    *(".jpg", ".jpeg", ".jpe", ".jfif", ".jp2", ".j2k", ".png", ".webp", ".avif", ".bmp", ".gif", ".tif", ".tiff"),
+    *(".jpg", ".jpeg", ".jpe", ".jfif", ".jp2", ".j2k", ".png", ".webp", ".avif", ".bmp", ".gif", *TIFF_SUFFIXES),
     *(".ppm", ".pgm", ".pbm", ".pnm", ".tga", ".qoi"),
 }
 HIDDEN = (".", "__")  # name prefixes of hidden files, and of files left behind by file managers and archivers

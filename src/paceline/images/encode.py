@@ -23,9 +23,10 @@ from paceline.images.exif import without_tables
 from paceline.images.ome import Ome
 from paceline.images.png import FAST, write_png
 from paceline.images.regions.open_image import can_be_read_by_region
+from paceline.images.tiff_integrity import TIFF_SUFFIXES
 
 SUFFIXES = {"png": ".png", "jpg": ".jpg", "webp": ".webp", "tiff": ".tif", "ome-tiff": ".ome.tif"}  # by format
-OME_SUFFIXES = (".ome.tif", ".ome.tiff")
+OME_SUFFIXES = tuple(f".ome{suffix}" for suffix in TIFF_SUFFIXES)
 LARGEST_SIDE_PX = {".jpg": 65_500, ".webp": 16_383}
 LOSSY = ("jpg", "webp")
 

@@ -39,8 +39,8 @@ from paceline.images.ome import Ome
 from paceline.images.pillow_file import to_array
 from paceline.images.planes import NOT_COLOURS, has_other_pages, read_planes, read_planes_header
 from paceline.images.size_limit import memory_limit
+from paceline.images.tiff_integrity import TIFF_SUFFIXES
 
-TIFF_SUFFIXES = (".tif", ".tiff")
 GREY_MODES = ("1", "L", "LA", "La")
 # The colour profiles of these modes do not apply after conversion to RGB.
 OTHER_COLOUR_MODES = ("CMYK", "YCbCr", "LAB", "HSV")
@@ -54,7 +54,6 @@ class ImageData:
     pixels: NDArray[Any]  # shape [h, w, c]; uint8, uint16 or float32
     alpha: Image.Image | None = None
     profile: bytes = b""  # ICC profile, only for grey and RGB
-    suffix: str = ".png"  # file suffix for results
     note: str = ""
     exif: bytes = b""  # EXIF metadata that also applies to results
     value_range: tuple[float, float] | None = None  # None for the full range of an integer type
@@ -127,7 +126,7 @@ def _read_planes(path: Path, channels: int, pixels: PixelFormat) -> ImageData:
     own = PixelFormat.full(array.dtype.name) if array.dtype.name in WHITE else pixels
     array = to_format(array, own if pixels.is_full_range and own.is_full_range else pixels)
     ome = Ome.parse(header.ome) if header and header.ome else None
-    return ImageData(array, suffix=result_suffix(path), value_range=pixels.declared_range, ome=ome)
+    return ImageData(array, value_range=pixels.declared_range, ome=ome)
 
 
 def check_channels(own: int, expected: int) -> None:
@@ -138,7 +137,6 @@ def check_channels(own: int, expected: int) -> None:
 
 
 def _read_grey_or_colour(path: Path) -> ImageData:
-    suffix = result_suffix(path)
     with opened(path, memory_limit) as (image, file):
         profile = b"" if image.mode in OTHER_COLOUR_MODES else image.info.get("icc_profile") or b""
         has_pages = image.format == "TIFF" and getattr(image, "is_animated", False)
@@ -148,7 +146,7 @@ def _read_grey_or_colour(path: Path) -> ImageData:
             check_checksums(image, file)
             deep = read_deep_colours(path, image)
             if deep is not None:
-                return ImageData(deep.pixels, deep.alpha, profile, suffix, "; ".join(filter(None, (*notes, deep.note))))
+                return ImageData(deep.pixels, deep.alpha, profile, "; ".join(filter(None, (*notes, deep.note))))
             notes.append("16-bit colours were read as 8-bit: this kind of TIFF is not supported")
         elif has_extra_channels(image):
             notes.append(EXTRA_CHANNELS_IGNORED)
@@ -161,7 +159,7 @@ def _read_grey_or_colour(path: Path) -> ImageData:
         image = turn_upright(image)
         if image.mode in SIXTEEN_BIT_MODES:
             pixels = to_array(image, lambda strip: strip).astype(np.uint16, copy=False)
-            return ImageData(pixels, None, profile, suffix, "; ".join(notes), exif)
+            return ImageData(pixels, None, profile, "; ".join(notes), exif)
         if image.mode in UNBOUNDED_MODES:
             raise BadImage(
                 f"signed or 32-bit pixels (mode {image.mode}) have no defined white level; "
@@ -172,12 +170,7 @@ def _read_grey_or_colour(path: Path) -> ImageData:
             image = image.convert("LA" if grey else "RGBA")
             alpha = image.getchannel("A")
         pixels = to_array(image, lambda strip: strip.convert("L" if grey else "RGB"))
-        return ImageData(pixels, alpha, profile, suffix, "; ".join(notes), exif)
-
-
-def result_suffix(path: Path) -> str:
-    """Return the file suffix for results: .tif for TIFF images, otherwise .png, which is lossless."""
-    return ".tif" if path.suffix.lower() in TIFF_SUFFIXES else ".png"
+        return ImageData(pixels, alpha, profile, "; ".join(notes), exif)
 
 
 def _png_pixels(path: Path) -> tuple[int, str]:

@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Iterable
 from typing import IO
 
+TIFF_SUFFIXES = (".tif", ".tiff", ".btf", ".tf8")  # the last two are BigTIFF
 SIGNATURES = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # the last two are BigTIFF
 BYTES_OF_TYPE = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8, 17: 8, 18: 8}
 MAX_PAGES = 10_000

@@ -11,8 +11,7 @@ from paceline.images.regions.slide_image import SlideImage, is_slide
 from paceline.images.regions.tiff_image import TiffImage
 from paceline.images.regions.whole_image import WholeImage
 from paceline.images.size_limit import PIXEL_LIMIT, unlimited
-
-TIFF_SUFFIXES = (".tif", ".tiff", ".btf", ".tf8")
+from paceline.images.tiff_integrity import TIFF_SUFFIXES
 
 
 def can_be_read_by_region(path: Path) -> bool:
