@@ -57,6 +57,14 @@ def test_a_strategy_in_one_process_is_listed_only_for_the_devices_of_one_node(tm
     assert uneven.wait() == 2 and "--devices 4: must be a multiple of --nodes 3" in uneven.stderr
 
 
+def test_device_counts_that_the_batch_cannot_be_divided_among_are_reported(tmp_path: Path) -> None:
+    size = ("--set", "width=8", "--set", "size=8", "--batch-size", "3", "--devices", "8")
+    done = run_fork(tmp_path, "plan", SYNCING, *size, "--memory")
+    assert done.wait() == 0, done.stderr
+    assert {n for _, n in rows(done.stdout)} == {1, 2}
+    assert "4 or more devices: not shown, because --batch-size 3 is too small\n" in done.stdout
+
+
 @pytest.mark.parametrize("problem", ["item", "shape"])
 def test_a_loss_that_needs_the_values_of_tensors_is_reported_with_its_line(tmp_path: Path, problem: str) -> None:
     done = run_fork(tmp_path, "plan", SYNCING, "--memory", "--set", f"problem={problem}")

@@ -115,7 +115,10 @@ def test_two_runs_are_shown_side_by_side():
 @pytest.mark.parametrize(
     ("command", "line"),
     [
-        ("classifier", "Classification has no generator"),
+        (
+            "classifier",
+            "classifier: recipe 'classification' classifies images, which `sample` does not do",
+        ),
         ("classifier --animate", "classifier: has no images in samples/ to animate"),
         ("nowhere", "nowhere: no such file or folder"),
         ("long --next-to nowhere", "nowhere: no such file or folder"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,6 +48,15 @@ def test_worker_processes_print_no_file_names_and_receive_all_settings(tmp_path:
     assert announced(trained.stdout) == ["mine.py", "shapes.py"]
     kept = (tmp_path / "run" / "config.toml").read_text()
     assert "noise = 7.0" in kept and "width = 2" in kept
+
+
+def test_files_in_the_current_folder_do_not_replace_modules_in_the_processes_of_a_run(tmp_path: Path) -> None:
+    (tmp_path / "random.py").write_text("raise SystemError('imported')")
+    run = ["classification", *SHORT, "--strategies", "ddp", "--devices", "2", "--accelerator", "cpu"]
+    # The installed `paceline` command does not import modules from the current folder, and neither does -P.
+    command = [sys.executable, "-P", "-m", "paceline", "compare", *run, "--no-verify", "--no-step-ladder"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -33,6 +34,21 @@ def test_rounding_errors_enlarged_by_adam_are_explained(optimizer, gradients, we
     explanation = explain(config, [found("gradients", gradients), found("weights", weights)])
     assert ("add --set optimizer=sgd" in explanation) == is_explained
     assert bool(explanation) == is_explained
+
+
+def test_every_network_with_enlarged_rounding_errors_is_named():
+    config = configure("dcgan", {"data": "digits", "optimizer": "adam"})
+    networks = ("discriminator", "generator")
+    explanation = explain(config, [replace(found("weights", 4e-9), network=name) for name in networks])
+    assert "To check discriminator and generator without this effect" in explanation
+
+
+def test_the_names_of_tensors_are_whole_in_a_file_or_pipe(monkeypatch, capsys):
+    config = configure("classification", {"data": "digits", "accelerator": "cpu"})
+    tensor = "stages.0.blocks.1.convolution.weight"
+    monkeypatch.setattr(verify_command, "differences", lambda *_: [replace(found("weights", 1e-6), worst=tensor)])
+    assert verify(config, ["single", "ddp"], 2, 1e-9, "") == 1
+    assert f" {tensor} " in capsys.readouterr().out.split("✗")[0]
 
 
 def test_empty_tensors_are_not_compared():

@@ -23,6 +23,22 @@ def test_the_section_default_of_an_ini_file_is_read(tmp_path: Path) -> None:
     assert read_file(str(file)) == {"epochs": "3"}
 
 
+def test_different_values_in_two_sections_of_an_ini_file_are_rejected(tmp_path: Path) -> None:
+    file = tmp_path / "own.ini"
+    file.write_text("[generator]\nlr = 0.3\n[discriminator]\nlr = 0.2\n")
+    with pytest.raises(UserError, match=r"own\.ini: lr is 0\.3 in \[generator\] and 0\.2 in \[discriminator\], .*TOML"):
+        read_file(str(file))
+    file.write_text("[generator]\nlr = 0.3\n[discriminator]\nlr = 0.3\n")
+    assert read_file(str(file)) == {"lr": "0.3"}
+
+
+def test_a_file_in_another_format_is_reported_with_the_formats_to_use(tmp_path: Path) -> None:
+    file = tmp_path / "own.yaml"
+    file.write_text("lr: 0.1\n")
+    with pytest.raises(UserError, match=r"own\.yaml: .*; use a TOML or INI file$"):
+        read_file(str(file))
+
+
 @pytest.mark.parametrize(("name", "text"), [("own.toml", 'epochs = "3"\n'), ("own.ini", "[a]\nepochs = 3\n")])
 def test_a_byte_order_mark_is_ignored(tmp_path: Path, name: str, text: str) -> None:
     file = tmp_path / name

@@ -68,6 +68,11 @@ def test_a_span_of_zero_needs_no_unit() -> None:
         Span.parse("5", "warmup")
 
 
+def test_an_invalid_span_of_one_network_is_reported_with_the_name_of_the_network() -> None:
+    with pytest.raises(UserError, match=r"^classifier\.warmup='5 epohs': expected a span"):
+        resolved(**{"classifier.warmup": "5 epohs"})
+
+
 def test_a_span_may_be_longer_than_the_run() -> None:
     span = Span.parse("1e18 epochs", "warmup")
     assert span.to_images(epoch=10**9, step=8, total=80) == round(1e27)

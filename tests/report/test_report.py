@@ -379,6 +379,15 @@ def test_a_stopped_run_is_listed_but_not_averaged(runs: Path) -> None:
     assert [group["n"] for group in report["groups"].values()] == [1]
 
 
+def test_a_finished_run_whose_metrics_were_deleted_is_listed_with_the_reason(runs: Path) -> None:
+    shutil.copytree(runs / "single-2", runs / "emptied")
+    (runs / "emptied/metrics.jsonl").unlink()
+    done = run_fork(runs, "compare", "single-2", "emptied", "--out", "with-emptied")
+    assert done.wait() == 0 and "the report lists the reasons" in " ".join(done.stdout.split())
+    report = json.loads((runs / "with-emptied/report.json").read_text())
+    assert report["cells"][1]["reason"] == "no metrics"
+
+
 def test_generative_runs_are_compared_only_if_they_were_evaluated_in_the_same_way(tmp_path: Path) -> None:
     for seed in ("0", "1"):
         done = run_fork(

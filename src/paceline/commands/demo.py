@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from paceline.core.heartbeat import die_with_parent
 from paceline.core.screen import open_screen
+from paceline.launch.child import path_flags
 
 COMPARISONS = {  # arguments of each command, by output folder
     # In float64, equivalent strategies produce equal weights. In float32, rounding makes the weights differ. Two
@@ -44,7 +45,7 @@ def commands() -> list[list[str]]:
 
 
 def _run(words: Sequence[str]) -> int:
-    child = subprocess.Popen([sys.executable, "-m", "paceline", *words], preexec_fn=die_with_parent)
+    child = subprocess.Popen([sys.executable, *path_flags(), "-m", "paceline", *words], preexec_fn=die_with_parent)
     while True:
         try:
             return child.wait()

@@ -55,6 +55,9 @@ def plan_memory(
     rows = list(_rows(found, counts, per_node))
     _print_memory(console, found, rows, device_bytes)
     _print_notes(console, found, rows, device_bytes)
+    if too_many := [devices for devices in counts if not found.can_divide(devices)]:
+        batch = config.run.batch_size
+        console.print(f"{too_many[0]} or more devices: not shown, because --batch-size {batch} is too small")
     if per_node < max(counts):
         _print_note_on_nodes(console, rows, per_node)
     if device_bytes:

@@ -37,6 +37,7 @@ from paceline.training.initial_weights import initialise
 from paceline.training.learner import Learner
 from paceline.training.stop import INTERRUPTED
 
+WIDEST = 1000  # width in characters, more than any table that this command prints
 CONTROLS = ("unsynced-batchnorm", "repeated-part")
 GRADIENT_TOLERANCE = 1e-12
 # The keys are gradients/PHASE/NETWORK/TENSOR at the first step and weights//NETWORK/TENSOR after the last step.
@@ -208,12 +209,13 @@ def _verdict(strategies: list[str], differences: list[Difference]) -> str:
 def explain(config: Config, differences: list[Difference]) -> str:
     """Return a likely reason why weights differ although gradients agree, or an empty string."""
     failed = [one for one in differences if not one.ok]
-    adaptive = [one.network for one in failed if config.learner_of(one.network).optimizer != "sgd"]
+    adaptive = dict.fromkeys(one.network for one in failed if config.learner_of(one.network).optimizer != "sgd")
     if not adaptive or any(one.kind != "weights" for one in failed):
         return ""
     return (
         "The gradients agree. Adam and AdamW divide by the magnitude of each gradient, so they amplify rounding errors "
-        f"in gradients that are close to zero. To check {adaptive[0]} without this effect, add --set optimizer=sgd."
+        f"in gradients that are close to zero. To check {' and '.join(adaptive)} without this effect, "
+        "add --set optimizer=sgd."
     )
 
 
@@ -226,7 +228,9 @@ def _print_table(console: Console, differences: list[Difference], title: str) ->
     for d in differences:
         worst = [d.worst or "–"] * (len(table.columns) - 5)
         table.add_row(d.strategy, d.network, d.kind, f"{d.value:.1e}", f"{d.tolerance:.0e}", *worst)
-    console.print(table)
+    if not console.is_terminal:  # the table keeps its full width, so that the names of tensors stay whole
+        table.width = console.measure(table, options=console.options.update_width(WIDEST)).maximum
+    console.print(table, soft_wrap=not console.is_terminal)
     console.print(
         "difference = max |a − b| ÷ max |b| within a network, where a is this strategy's value and "
         "b the first strategy's; dropout is disabled"

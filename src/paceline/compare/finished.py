@@ -83,7 +83,8 @@ def _without_wrong_speed(run: Run) -> Run:
 
 def _cell_of(run: Run, label: str) -> Cell:
     again = f"{run.folder.rstrip('/')}-again"
-    has_numbers = bool(run.quality) or run.speed is not None
+    done = run.finished and (bool(run.quality) or run.speed is not None)
+    reason = "" if done else "no metrics" if run.finished or not run.images else f"stopped at {run.images:,} images"
     return Cell(
         run.folder,
         Path(run.recipe).stem,
@@ -91,8 +92,8 @@ def _cell_of(run: Run, label: str) -> Cell:
         run.devices,
         str(run.batch),
         run.seed,
-        state="done" if has_numbers and run.finished else "unfinished",
-        reason="" if run.finished else f"stopped at {run.images:,} images",
+        state="done" if done else "unfinished",
+        reason=reason,
         command=f"paceline {shlex.join(['train', run.recipe, '--config', f'{run.folder}/{CONFIG}', '--out', again])}",
         label=label,
         run=run,

@@ -40,18 +40,33 @@ def read_file(path: str) -> Layer:
         if file.suffix == ".ini":
             # A percent sign is part of a value, such as 50%, and [DEFAULT] is a section like any other.
             parser = configparser.ConfigParser(interpolation=None, default_section="")
-            parser.read_string(content)
-            return {name: Text(value) for section in parser.sections() for name, value in parser.items(section)}
+            parser.read_string(content, path)
+            return _ini_settings(parser, path)
         settings: dict[str, SettingValue | Table] = parse_toml(content)
     except UnicodeDecodeError:
         raise UserError(f"--config {path}: not a TOML or INI file; use a run's config.toml, or write one") from None
     except (OSError, ValueError, configparser.Error) as error:
-        raise UserError(f"--config {path}: {why(error)}") from None
+        remedy = "" if file.suffix in (".toml", ".ini") else "; use a TOML or INI file"
+        raise UserError(f"--config {path}: {why(error)}{remedy}") from None
     provenance = settings.pop(PROVENANCE, None)
     if not isinstance(provenance, Mapping):
         return settings
     check_format(provenance.get(FORMAT), f"--config {path}", "copy the settings that you need into a new file")
     return inherited(settings)
+
+
+def _ini_settings(parser: configparser.ConfigParser, path: str) -> Layer:
+    """Return the settings in all sections; raise UserError if two sections contain different values for a setting."""
+    found: dict[str, tuple[str, str]] = {}  # section and value
+    for section in parser.sections():
+        for name, value in parser.items(section):
+            other, before = found.setdefault(name, (section, value))
+            if value != before:
+                raise UserError(
+                    f"--config {path}: {name} is {before} in [{other}] and {value} in [{section}], but sections of an "
+                    "INI file have no meaning; to set values for a single network, use a TOML file"
+                )
+    return {name: Text(value) for name, (_, value) in found.items()}
 
 
 def inherited(settings: SettingValues) -> Inherited:

@@ -279,10 +279,10 @@ def _check(config: Config) -> None:
     _check_bounds(config.run)
     _check_bounds(config.recipe)
     for network in ("", *config.networks):
-        learner = config.learner_of(network)
+        learner, prefix = config.learner_of(network), f"{network}." if network else ""
         _check_bounds(learner, network)
-        spans += [(name, str(getattr(learner, name))) for name in SPANS_OF_LEARNER]
-        spans += [("milestones", one) for one in learner.milestones.split(",")]
+        spans += [(prefix + name, str(getattr(learner, name))) for name in SPANS_OF_LEARNER]
+        spans += [(f"{prefix}milestones", one) for one in learner.milestones.split(",")]
     for name, text in spans:
         Span.parse(text, name)
     for name in INTERVALS:

@@ -20,6 +20,7 @@ from paceline.inference.image_model import open_recipe
 from paceline.inference.interpolation import interpolate_draws
 from paceline.inference.nearest import with_nearest
 from paceline.inference.trained import StoredModel, read_stored
+from paceline.inference.uses import check_use
 from paceline.parallel.precision import choose_precision
 from paceline.parallel.world import join
 from paceline.runs.recipe import check_sources
@@ -58,6 +59,7 @@ def show_run(run: str, config: Config, checkpoint: str, options: GridOptions) ->
         samples = strip_samples(sources.get(recipe.evaluated_on, sources["train"]), drawer, precision)
         channels = ShownChannels.parse(config.run.preview_channels, sources["train"].spec.channels)
         return make_strips(recipe, samples, precision, channels), caption
+    check_use(stored, "sample", run)
     count = options.rows * (2 if options.interpolate else 1 if options.nearest else options.columns)
     draws = fixed_draws(recipe, drawer, stored.spec, count)
     draws = truncate_draws(recipe, draws, options.truncation, "--truncation ")

@@ -59,11 +59,19 @@ class Process(Protocol):
 Start = Callable[[Sequence[str], Path, Mapping[str, str]], Process]
 
 
+def path_flags() -> list[str]:
+    """Return flags for Python: -P, unless this process imports modules from the current folder, too.
+
+    `python -m` and `python -c` import them, so a file such as random.py would replace a module of the standard library.
+    """
+    return [] if {"", os.getcwd()} & set(sys.path) else ["-P"]
+
+
 def start_process(arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> Process:
     """Start a `paceline` command in a new Python process."""
     with os.fdopen(open_append(log), "wb") as output:
         return subprocess.Popen(
-            [sys.executable, "-m", "paceline", *arguments],
+            [sys.executable, *path_flags(), "-m", "paceline", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

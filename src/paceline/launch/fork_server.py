@@ -25,6 +25,7 @@ from typing import NoReturn, Self
 from paceline.core.errors import UserError
 from paceline.core.files import open_append
 from paceline.core.heartbeat import die_with_parent
+from paceline.launch.child import path_flags
 
 PROGRAM = "paceline"
 # DistributedDataParallel imports torch._dynamo, which takes almost as long as importing torch.
@@ -75,7 +76,7 @@ class ForkServer:
         own = sorted(name for name in sys.modules if name.split(".")[0] == PROGRAM and not name.endswith("__main__"))
         with other:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", START, str(other.fileno()), *MODULES, *own],
+                [sys.executable, *path_flags(), "-c", START, str(other.fileno()), *MODULES, *own],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[other.fileno()],

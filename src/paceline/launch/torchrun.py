@@ -23,6 +23,7 @@ from paceline.core.activity import activity, take_over_terminal
 from paceline.core.errors import UserError
 from paceline.core.printable import print_line
 from paceline.launch.agent import Agent, Watchdog, describe_failure, first_failure, print_restart
+from paceline.launch.child import path_flags
 from paceline.launch.examination import log_of_rank
 from paceline.launch.mailbox import LAUNCHER, MAILBOX_FOLDER, Mailbox
 from paceline.launch.rendezvous import Rendezvous
@@ -62,7 +63,9 @@ def run_processes(
         activity(f"starting {started}", until=lambda: bool(mailbox.processes()))
         variables = {LAUNCHER: str(os.getpid()), MAILBOX_FOLDER: name, **AGENT_ENVIRONMENT}
         with _environment(variables), _forwarding(mailbox) as signals:
-            supervisor = _Supervisor(["-u", "-m", module, *arguments], processes, rendezvous, mailbox, signals)
+            supervisor = _Supervisor(
+                [*path_flags(), "-u", "-m", module, *arguments], processes, rendezvous, mailbox, signals
+            )
             watchdog = Watchdog(
                 mailbox,
                 supervisor.restarts_left,

@@ -29,7 +29,7 @@ def summarise(report: Report) -> list[str]:
     missing = report.counts.missing
     if missing:
         words = "run has" if missing == 1 else "runs have"
-        phrases.append(f"{at('d', 'counts', 'missing')} {words} no results; see below for the reasons.")
+        phrases.append(f"{at('d', 'counts', 'missing')} {words} no results; the report lists the reasons.")
     return phrases
 
 
