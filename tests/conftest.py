@@ -59,3 +59,9 @@ def no_process_group_for_other_modules(request: pytest.FixtureRequest) -> Iterat
 def tiny() -> str:
     """The path to a tiny recipe whose training steps take about a millisecond."""
     return str(Path(__file__).with_name("tiny.py"))
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty cache folder for one test."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user-cache"))

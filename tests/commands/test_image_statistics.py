@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from exporting import can_export
 from PIL import Image
 from test_apply import write_random_weights
-from test_import_and_export import can_export
 from torch import Tensor, nn
 
 import paceline

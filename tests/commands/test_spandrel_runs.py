@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from exporting import MISSING
 from photographs import photograph
 from PIL import Image
 
@@ -103,9 +104,8 @@ def test_settings_of_srresnet_do_not_matter_for_the_weights_of_another_network()
 
 @pytest.mark.parametrize(("name", "arguments"), [case[:2] for case in CASES[:2]])
 def test_an_imported_network_is_exported_to_onnx(name, arguments, capsys):
-    missing = [one for one in ("onnx", "onnxruntime", "onnxscript") if importlib.util.find_spec(one) is None]
-    if missing:
-        pytest.skip(f"needs {', '.join(missing)}")
+    if MISSING:
+        pytest.skip(f"needs {', '.join(MISSING)}")
     public_file(name, "theirs.pth", **arguments)
     assert run(["import", "theirs.pth", "--out", "ours.safetensors"]) == 0
     assert run(["export", "ours.safetensors", "--out", "ours.onnx"]) == 0, capsys.readouterr().err

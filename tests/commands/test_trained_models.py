@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from exporting import can_export
 from photographs import photograph
 from PIL import Image
 from running import run_fork
@@ -19,13 +20,9 @@ from test_apply import write_random_weights
 
 import paceline
 from paceline.cli.app import run
-from paceline.commands.configure import configure
-from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
 from paceline.data.bundled import FOLDER
 from paceline.images.grids import grid, to_image
-from paceline.inference.trained import build
-from paceline.runs.weights_file import write_weights
 
 TINY_GAN = str(Path(__file__).parent.parent / "tiny_gan.py")
 CLASSES = ("nought", "one", "three", "two")  # the class folders in sorted order
@@ -268,12 +265,6 @@ def test_predict_rejects_a_recipe_that_it_does_not_support(tmp_path, capsys):
     assert list(paceline.load("mute").networks) == ["net"]
 
 
-def can_export(test):
-    """Mark a test that needs the packages in the `export` extra; `make test-extras` runs these tests."""
-    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]
-    return pytest.mark.extras(pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)}")(test))
-
-
 @can_export
 def test_an_exported_classifier_accepts_raw_images_and_stores_its_classes(tmp_path, capsys):
     import onnxruntime
@@ -305,16 +296,6 @@ def test_an_exported_generator_takes_noise_as_its_only_input(tmp_path, capsys):
     assert np.abs(made - wanted.numpy()).max() < 1e-5 and wanted.std() > 0.01
 
 
-def write_weights_of(recipe: str, spec: DataSpec, *settings: str, spoilt: bool = False) -> str:
-    """Write a weights file with the initial weights of a recipe, and return its name."""
-    config = configure(recipe, {}, assignments=settings, elsewhere=True)
-    weights = build(config, spec).state_dict()
-    if spoilt:
-        next(iter(weights.values())).fill_(torch.nan)
-    write_weights(Path("written.safetensors"), config, spec, weights)
-    return "written.safetensors"
-
-
 @can_export
 @pytest.mark.parametrize("size", [0, 20])
 def test_a_classifier_trained_on_crops_is_exported_at_evaluation_size(size, tmp_path, capsys):
@@ -338,79 +319,3 @@ def test_a_classifier_trained_on_crops_is_exported_at_evaluation_size(size, tmp_
     if size:
         with pytest.raises(UserError, match=r"expected images as uint8 \[n, 1, 20, 20\], not uint8 \[1, 1, 8, 8\]"):
             model.predict(np.zeros((1, 1, 8, 8), np.uint8))
-
-
-@can_export
-def test_damaged_weights_are_not_exported(tmp_path, capsys):
-    weights = write_weights_of("classification", DataSpec(1, 8, 8, num_classes=3), "width=2", spoilt=True)
-    assert run(["export", weights, "--out", str(tmp_path / "model.onnx")]) == 2
-    assert "written.safetensors: the network's output is not finite" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
-
-
-DICE = """
-from torch import nn
-from paceline.contracts.recipe import Draw, Loss, Phase, Recipe
-
-
-class Dice(Recipe):
-    evaluator = "accuracy"
-    phases = (Phase("net", "net"),)
-
-    def __init__(self, settings, spec):
-        super().__init__(settings, spec)
-        self.net = nn.Linear(64, 3)
-        self.draws = {"spare": Draw((), "uniform"), "dice": Draw((3,), "normal")}
-
-    def net_loss(self, batch):
-        return Loss({"size": self.predict(batch)["logits"].square().mean()})
-
-    def predict(self, batch):
-        return {"logits": self.net(batch["image"].flatten(1)) + batch["dice"]}
-"""
-
-
-@can_export
-def test_a_classifier_with_a_random_input_is_not_exported_and_the_input_is_reported(tmp_path, capsys):
-    (tmp_path / "dice.py").write_text(DICE)
-    weights = write_weights_of(str(tmp_path / "dice.py"), DataSpec(1, 8, 8, num_classes=3), "data=digits", "size=8")
-    assert run(["export", weights, "--out", str(tmp_path / "model.onnx")]) == 2
-    printed = capsys.readouterr().err
-    assert "Dice.predict() reads the random input 'dice', but" in printed and len(printed.splitlines()) == 1
-
-
-@can_export
-def test_export_rejects_a_fixed_size_classifier_that_was_trained_on_crops(tmp_path, capsys):
-    (tmp_path / "flat.py").write_text(DICE.replace(' + batch["dice"]', ""))
-    images, labels = np.zeros((40, 8, 8), np.uint8), np.arange(40) % 3
-    np.savez(tmp_path / "few.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
-    words = ["train", str(tmp_path / "flat.py"), "--data", "npz", "--data-root", "few.npz", "--crop", "8"]
-    words += ["--images", "32", "--batch-size", "32", "--accelerator", "cpu"]
-    training = run_fork(tmp_path, *words, "--out", "run")
-    assert training.wait() == 0, training.stderr
-    assert run(["export", str(tmp_path / "run"), "--out", str(tmp_path / "model.onnx"), "--trust"]) == 2
-    printed = capsys.readouterr().err
-    assert "Dice.predict() does not accept whole images of 160×128 pixels" in printed and len(printed.splitlines()) == 1
-
-
-@can_export
-@pytest.mark.parametrize(
-    ("reading", "names"),
-    [
-        ('batch.get("noise")', ["noise"]),
-        ('batch.pop("noise")', ["noise"]),
-        ('{**batch}["noise"]', ["noise", "coin"]),  # copying counts as reading all random inputs
-        ('(batch | {})["noise"]', ["noise", "coin"]),
-        ('dict(batch.items())["noise"]', ["noise", "coin"]),
-    ],
-)
-def test_noise_is_an_onnx_input_however_the_generator_reads_it(reading, names, tmp_path, capsys):
-    import onnxruntime
-
-    text = Path(TINY_GAN).read_text()
-    assert text.count('batch["noise"]') == 1
-    (tmp_path / "gan.py").write_text(text.replace('batch["noise"]', reading))
-    weights = write_weights_of(str(tmp_path / "gan.py"), DataSpec(1, 8, 8))
-    assert run(["export", weights, "--out", str(tmp_path / "model.onnx"), "--trust"]) == 0, capsys.readouterr().err
-    session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
-    assert [one.name for one in session.get_inputs()] == names

@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import pytest
 import torch
+from endless import endless
 from made_data import random_images, raw_batches
 from PIL import Image, ImageFilter
 
@@ -30,7 +31,7 @@ from paceline.data.sources.pairs import Pairs
 from paceline.data.sources.panels import Panels
 from paceline.data.sources.photos import Photos
 from paceline.data.subset import Subset
-from paceline.data.tickets import Stream, Tickets
+from paceline.data.tickets import Stream
 
 CPU = torch.device("cpu")
 Test = TypeVar("Test", bound=Callable[..., Any])
@@ -85,15 +86,9 @@ def open_source(data: Path, kind: str, split: str = "train") -> Source:
     return source_class(split, source_class.Settings(data_root=str(data / kind), crop=CROP, workers=0))
 
 
-def endless(source: Source) -> Iterator[Tickets]:
-    stream = Stream(seed=3, length=len(source))
-    for start in itertools.count(0, BATCH):
-        yield stream.take(start, start + BATCH)
-
-
 def take(loader: Loader, count: int = 6) -> list[Batch]:
     try:
-        return list(itertools.islice(raw_batches(loader, endless(loader.source)), count))
+        return list(itertools.islice(raw_batches(loader, endless(loader.source, BATCH)), count))
     finally:
         loader.close()
 

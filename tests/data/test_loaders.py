@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from endless import endless
 from made_data import raw_batches
 from running import TIMEOUT_SECONDS, wait_until
 
@@ -27,7 +28,7 @@ from paceline.data.loaders.workers import Workers
 from paceline.data.source import ArraySource, Sample, Source
 from paceline.data.sources.digits import Digits
 from paceline.data.subset import Subset
-from paceline.data.tickets import Stream, Tickets, in_order
+from paceline.data.tickets import in_order
 from paceline.data.transforms import Augment, transform
 
 CPU = torch.device("cpu")
@@ -39,15 +40,9 @@ def build(name: str, source: Source, device: torch.device = CPU, workers: int = 
     return registry.load_class("loader", name, Loader)(source, device, RunSettings(workers=workers))
 
 
-def endless(source: Source) -> Iterator[Tickets]:
-    stream = Stream(seed=0, length=len(source))
-    for start in itertools.count(0, BATCH):
-        yield stream.take(start, start + BATCH)
-
-
 def take(loader: Loader, source: Source, count: int) -> list[Batch]:
     try:
-        return list(itertools.islice(raw_batches(loader, endless(source)), count))
+        return list(itertools.islice(raw_batches(loader, endless(source, BATCH, seed=0)), count))
     finally:
         loader.close()
 
@@ -88,7 +83,9 @@ def test_every_loader_is_tested_here_or_in_test_dali() -> None:
 def test_batches_contain_the_requested_samples_and_random_numbers(
     name: str, workers: int, device: torch.device, digits: Source
 ) -> None:
-    for batch, request in zip(take(build(name, digits, device, workers), digits, 12), endless(digits), strict=False):
+    for batch, request in zip(
+        take(build(name, digits, device, workers), digits, 12), endless(digits, BATCH, seed=0), strict=False
+    ):
         expected = digits.read_many(request.index)
         assert all(value.device == device for value in batch.values())
         assert batch.keys() == {"image", "label", "index", "uniforms"}
@@ -165,7 +162,7 @@ def wait_until_gone(pids: list[int]) -> None:
 def test_closing_a_loader_ends_its_workers(digits: Source) -> None:
     before = set(children(os.getpid()))
     loader = Workers(digits, CPU, RunSettings(workers=2))
-    batches = raw_batches(loader, endless(digits))
+    batches = raw_batches(loader, endless(digits, BATCH, seed=0))
     next(batches)
     started = [pid for pid in children(os.getpid()) if pid not in before]
     assert len(started) == 2
@@ -252,7 +249,7 @@ def test_a_sigterm_to_the_process_group_does_not_end_the_workers(trainer: subpro
 @pytest.mark.parametrize(("name", "workers"), SETUPS)
 def test_loading_a_batch_does_not_wait_for_the_gpu(name: str, workers: int, digits: Source) -> None:
     loader = build(name, digits, torch.device("cuda", 0), workers)
-    batches = raw_batches(loader, endless(digits))
+    batches = raw_batches(loader, endless(digits, BATCH, seed=0))
     augment = Augment(pad_crop=4, flip=True, cutout=8)
     transform(next(batches), augment, torch.bfloat16)
     torch.cuda.set_sync_debug_mode("error")

@@ -24,15 +24,11 @@ from paceline.data.shards.index import SUFFIX
 from paceline.data.shards.scan import scan
 from paceline.data.sources.shards import Shards
 
+pytestmark = pytest.mark.usefixtures("own_cache")
 IMAGES = [encode_png(image) for image in random_images(6, 10, 12, 3)]
 GOOD = {
     f"{n}{end}": data for n, image in enumerate(IMAGES) for end, data in ((".png", image), (".cls", b"%d" % (n % 3)))
 }
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user-cache"))
 
 
 def open_shards(root: Path, **settings: object) -> Shards:

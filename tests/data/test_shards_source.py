@@ -30,17 +30,13 @@ from paceline.data.source_settings import RegisteredSources
 from paceline.data.sources.shards import Shards
 from paceline.data.tickets import Shuffle, Stream, tickets
 
+pytestmark = pytest.mark.usefixtures("own_cache")
 IMAGES = [encode_png(image) for image in random_images(6, 10, 12, 3)]
 LABELLED = {
     f"{n:03d}{end}": data
     for n, image in enumerate(IMAGES)
     for end, data in ((".png", image), (".cls", b"%d" % (n % 3)))
 }
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user-cache"))
 
 
 def open_shards(root: Path | str, split: str = "train", **settings: object) -> Shards:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from endless import endless
 from made_data import random_images, raw_batches
 from PIL import Image
 
@@ -29,7 +29,7 @@ from paceline.data.pipeline import BatchPipeline
 from paceline.data.source import ArraySource, Source
 from paceline.data.sources.photos import Photos
 from paceline.data.subset import split_off
-from paceline.data.tickets import CROP_COLUMN, CROP_ROW, NUM_UNIFORMS, ROT90, Stream, Tickets
+from paceline.data.tickets import CROP_COLUMN, CROP_ROW, NUM_UNIFORMS, ROT90, Stream
 from paceline.data.transforms import Augment, transform
 
 CPU = torch.device("cpu")
@@ -82,12 +82,6 @@ def build(name: str, source: Source, workers: int, monkeypatch: pytest.MonkeyPat
     return loader
 
 
-def endless(source: Source) -> Iterator[Tickets]:
-    stream = Stream(seed=3, length=len(source))
-    for start in itertools.count(0, BATCH):
-        yield stream.take(start, start + BATCH)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("name", "workers"), SETUPS)
 def test_every_loader_crops_images_to_the_requested_windows(
@@ -95,7 +89,9 @@ def test_every_loader_crops_images_to_the_requested_windows(
 ) -> None:
     source = open_source(data, kind)
     loader = build(name, source, workers, monkeypatch, CROP)
-    for batch, request in zip(raw_batches(loader, endless(source)), itertools.islice(endless(source), 4), strict=False):
+    for batch, request in zip(
+        raw_batches(loader, endless(source, BATCH)), itertools.islice(endless(source, BATCH), 4), strict=False
+    ):
         sizes = np.array([source.read(int(index))["image"].shape[:2] for index in request.index])
         for row, window in enumerate(windows(request.uniforms, sizes, CROP, source.spec.scale)):
             whole = source.read(int(request.index[row]))

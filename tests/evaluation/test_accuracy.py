@@ -1,12 +1,13 @@
 import numpy as np
 import pytest
 import torch
+from no_run import no_run
 from torchmetrics.classification import MulticlassAccuracy
 
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import DataSpec
 from paceline.data.source import ArraySource
-from paceline.evaluation.contract import Case, OpenedRun
+from paceline.evaluation.contract import Case
 from paceline.evaluation.evaluators.accuracy import Accuracy
 
 CPU = torch.device("cpu")
@@ -16,10 +17,6 @@ def evaluator_of(num_classes: int) -> Accuracy:
     spec = DataSpec(channels=3, height=8, width=8, num_classes=num_classes)
     source = ArraySource({"image": np.zeros((1, 8, 8, 3), np.uint8)}, spec)
     return Accuracy(Case(source, "test", len(source), no_run), spec, CPU, RunSettings())
-
-
-def no_run(folder: str) -> OpenedRun:
-    raise AssertionError(f"{folder} is not needed")
 
 
 def sums_of(logits: torch.Tensor, labels: torch.Tensor, sizes: list[int]) -> torch.Tensor:

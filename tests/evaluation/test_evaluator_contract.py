@@ -7,19 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from no_run import no_run
 
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import DataSpec, Recipe
 from paceline.core.registry import load_class, names
 from paceline.data.source import ArraySource
-from paceline.evaluation.contract import Case, Evaluator, OpenedRun, is_classifier
+from paceline.evaluation.contract import Case, Evaluator, is_classifier
 
 SPEC = DataSpec(channels=3, height=16, width=16, num_classes=4, panels=("stain", "segmentation"))
 COUNT = 200  # number of images; must exceed the 192 features of an 8×8 RGB image
-
-
-def no_run(folder: str) -> OpenedRun:
-    raise AssertionError(f"{folder} is not needed")
 
 
 @pytest.mark.parametrize("name", names("evaluator"))

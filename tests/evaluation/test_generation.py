@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from no_run import no_run
 from running import run_fork, run_ranks
 from torch import Tensor, nn
 from torchmetrics.image.fid import FrechetInceptionDistance
@@ -33,14 +34,10 @@ from paceline.evaluation.protocol import differences, require_same
 from paceline.evaluation.statistics_cache import cache_folder
 from paceline.runs.finished_run import open_run
 
+pytestmark = pytest.mark.usefixtures("own_cache")
 CPU = torch.device("cpu")
 DATA_SPEC = DataSpec(channels=3, height=12, width=12)
 TINY_GAN = str(Path(__file__).parent.parent / "tiny_gan.py")
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 def images(count: int, seed: int) -> Tensor:
@@ -57,10 +54,6 @@ def scaled(some: Tensor) -> Tensor:
 
 def source_of(real: Tensor) -> ArraySource:
     return ArraySource({"image": real.permute(0, 2, 3, 1).contiguous().numpy()}, DATA_SPEC)
-
-
-def no_run(path: str) -> tuple:
-    raise AssertionError(f"{path} was not requested")
 
 
 def evaluator_of(real: Tensor, count: int, **settings: object) -> Generation:

@@ -1,12 +1,13 @@
 import numpy as np
 import pytest
 import torch
+from no_run import no_run
 
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
 from paceline.data.source import ArraySource
-from paceline.evaluation.contract import Case, OpenedRun
+from paceline.evaluation.contract import Case
 from paceline.evaluation.evaluators.translation import Translation
 from paceline.evaluation.overlap import CLASSES, members
 
@@ -30,10 +31,6 @@ def make_case(count: int = 5) -> tuple[dict[str, torch.Tensor], dict[str, torch.
 def make_evaluator(spec: DataSpec = DATA_SPEC) -> Translation:
     source = ArraySource({"image": np.zeros((1, 16, 16, 3), np.uint8)}, spec)
     return Translation(Case(source, "test", len(source), no_run), spec, CPU, RunSettings())
-
-
-def no_run(folder: str) -> OpenedRun:
-    raise AssertionError(f"{folder} is not needed")
 
 
 def sums_of(sizes: list[int], spec: DataSpec = DATA_SPEC) -> torch.Tensor:

@@ -27,6 +27,13 @@ def written(folder: Path, *more: str) -> list[dict[str, Any]]:
     return list(yaml.safe_load_all(file.read_text()))
 
 
+def test_the_file_is_written_to_a_new_folder_and_replaces_an_earlier_one(tmp_path: Path) -> None:
+    for nodes in ("2", "3"):
+        job = written(tmp_path / "new", "--plain", "--nodes", nodes)[-1]
+        assert job["spec"]["completions"] == int(nodes)
+    assert [file.name for file in (tmp_path / "new").iterdir()] == ["job.yaml"]
+
+
 def check_core(one: dict[str, Any]) -> None:
     kubernetes_validate.validate(one, "1.33", strict=True)
 

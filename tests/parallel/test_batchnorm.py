@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from copy import deepcopy
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from paceline.models.resnet import ResNet
 from paceline.parallel.batchnorm import SynchronizedBatchNorm, leave_batchnorm_eager, synchronize
 from paceline.parallel.torch_internals import local_collectives
 
-
-@pytest.fixture(scope="module", autouse=True)
-def one_process() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("one_process")
 
 
 @pytest.mark.parametrize(("mean", "std"), [(0.0, 1.0), (10.0, 0.01), (100.1, 0.0), (300.0, 0.1), (1000.0, 1.0)])

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
-import torch.distributed as dist
 
 from paceline.parallel import exchange
 from paceline.parallel.exchange import sum_over_processes
 
-
-@pytest.fixture(scope="module", autouse=True)
-def one_process() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("one_process")
 
 
 @pytest.mark.parametrize("few_bytes", [0, 2**16])

@@ -17,6 +17,7 @@ from paceline.commands.configure import configure
 from paceline.training.build import assemble
 from paceline.training.evaluate import training_evaluator
 
+pytestmark = pytest.mark.usefixtures("own_cache")
 COUNTS = (90, 29, 1)
 SETTINGS: dict[str, Any] = {"nz": 4, "width": 8, "num_blocks": 1, "group_size": 4, "size": 16, "few_images": "allow"}
 SETTINGS |= {"generated_images": 600, "per_class": True, "evaluate_every": "1000 steps"}
@@ -30,11 +31,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     images = np.random.default_rng(0).integers(0, 256, (len(labels), 16, 16, 1), dtype=np.uint8)
     np.savez(path, x_train=images, y_train=labels, x_test=images[:8], y_test=labels[:8])
     return path
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 def test_generated_images_have_the_class_proportions_of_the_real_images(data: Path) -> None:

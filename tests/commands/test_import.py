@@ -1,8 +1,7 @@
-"""Networks from other projects can be imported, and models exported to ONNX compute the same results."""
+"""Networks from other projects can be imported."""
 
 from __future__ import annotations
 
-import importlib.util
 import pickle
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import pytest
 import torch
 from photographs import photograph
 from PIL import Image
-from test_apply import write_random_weights
 from torch import Tensor, nn
 
 import paceline
@@ -397,80 +395,6 @@ def test_a_user_recipe_can_name_a_file_with_its_own_importer(capsys):
     with torch.no_grad():
         made = open_image_model("ours.safetensors").recipe.image_to_image(images)["image"]
         assert torch.equal(made, theirs["first"](images))
-
-
-def can_export(test):
-    """Mark a test that needs the packages in the `export` extra; `make test-extras` runs these tests."""
-    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]
-    return pytest.mark.extras(pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)}")(test))
-
-
-@can_export
-@pytest.mark.parametrize(
-    ("recipe", "settings"),
-    [
-        ("super_resolution", ["scale=4", "num_blocks=1", "width=4", "output=residual"]),
-        ("super_resolution", ["scale=2", "num_blocks=3", "width=4", "blocks=shared", "output=tanh"]),
-        ("restoration", ["width=4", "depth=2"]),
-        pytest.param(
-            "translation",
-            ["generator=resnet_6", "segmentation_generator=unet_32", "ngf=1", "ndf=1", "d_layers=1"],
-            marks=pytest.mark.slow,
-        ),
-    ],
-)
-def test_an_exported_network_computes_the_same_result_at_other_sizes(recipe, settings, capsys):
-    import onnxruntime
-
-    write_random_weights(Path("w.safetensors"), recipe, settings)
-    assert run(["export", "w.safetensors", "--out", "model.onnx"]) == 0
-    printed = capsys.readouterr().out
-    assert "largest difference from PyTorch" in printed
-    session = onnxruntime.InferenceSession("model.onnx", providers=["CPUExecutionProvider"])
-    image_model = open_image_model("w.safetensors")
-    assert [output.name for output in session.get_outputs()] == list(image_model.results)
-    images = torch.rand(3, 3, 32, 96) * 2 - 1
-    with torch.no_grad():
-        wanted = image_model.recipe.image_to_image(images)
-    for made, name in zip(session.run(None, {"images": images.numpy()}), wanted, strict=True):
-        assert np.abs(made - wanted[name].numpy()).max() < 1e-4
-    assert ("any size" in printed) == (recipe == "super_resolution")
-    if recipe == "super_resolution":
-        assert (
-            session.run(None, {"images": np.zeros((1, 3, 5, 7), np.float32)})[0].shape[-1]
-            == 7 * image_model.output_scale
-        )
-    assert [path.name for path in Path.cwd().glob("model*")] == ["model.onnx"]
-
-
-CONTROL_FLOW = """
-from tiny import Tiny
-
-
-class Branching(Tiny):
-    def predict(self, batch):
-        logits = super().predict(batch)["logits"]
-        return {"logits": logits + 1 if float(logits.sum()) > 0 else logits}
-"""
-
-
-@can_export
-def test_a_network_that_cannot_be_exported_is_reported_in_one_line_with_the_line_of_its_code(capsys):
-    Path("branching.py").write_text(CONTROL_FLOW)
-    assert run(["train", "branching.py", "--images", "32", "--accelerator", "cpu", "--out", "run"]) == 0
-    capsys.readouterr()
-    assert run(["export", "run", "--trust", "--out", "model.onnx"]) == 2
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert error.startswith("paceline: run: the network cannot be exported to ONNX (") and "branching.py:8): " in error
-    assert not list(Path.cwd().glob("model*"))
-
-
-def test_export_reports_missing_packages_and_invalid_arguments(capsys, monkeypatch):
-    assert run(["export", "nowhere", "--out", "model.pt"]) == 2
-    assert "--out model.pt: expected a file name ending in .onnx" in capsys.readouterr().err
-    monkeypatch.setattr("paceline.commands.export.PACKAGES", ("onnx", "no_such_package"))
-    assert run(["export", "nowhere", "--out", "model.onnx"]) == 2
-    assert "export needs " in (printed := capsys.readouterr().err) and "pip install 'paceline[export]'" in printed
 
 
 def test_the_imported_generator_has_as_many_parameters_as_our_network():
