@@ -100,6 +100,14 @@ def test_a_small_tiff_that_pillow_cannot_decode_is_processed_by_region(tmp_path:
     assert np.abs(made - expected).max() <= 1
 
 
+def test_premultiplied_colours_are_not_processed_without_their_transparency(tmp_path: Path, capsys) -> None:
+    pixels = np.concatenate([PHOTO // 2, np.full_like(PHOTO[..., :1], 128)], axis=-1)
+    tifffile.imwrite(tmp_path / "a.tif", pixels, photometric="rgb", extrasamples=["assocalpha"], tile=(64, 64))
+    assert apply("twice.safetensors", tmp_path / "a.tif", "--out", tmp_path / "out", "--region", "0,0,99,99") == 1
+    assert "a.tif: premultiplied transparency cannot be read by region" in capsys.readouterr().err
+    assert apply("twice.safetensors", tmp_path / "a.tif", "--out", tmp_path / "out") == 0
+
+
 def test_extra_samples_are_ignored_as_in_whole_images(tmp_path: Path, capsys) -> None:
     pixels = np.concatenate([PHOTO, PHOTO[..., :1]], axis=-1)
     tifffile.imwrite(tmp_path / "a.tif", pixels, photometric="rgb", extrasamples=["unspecified"], tile=(64, 64))

@@ -222,6 +222,71 @@ def test_the_error_for_a_16_bit_tiff_states_what_is_not_supported(weights, capsy
     assert "order.tif: big-endian BigTIFF files are not supported; save the image as little-endian" in errors
 
 
+def test_the_error_for_other_unsupported_tiffs_states_what_is_not_supported(weights, capsys):
+    grey = PHOTO[..., 0]
+    tifffile.imwrite("alpha.tif", np.stack([grey, grey], -1).astype(np.uint16), extrasamples=["unassalpha"])
+    tifffile.imwrite(
+        "five.tif", np.stack([grey] * 5, -1).astype(np.uint16), photometric="minisblack", planarconfig="contig"
+    )
+    tifffile.imwrite("negative.tif", grey.astype(np.int8))
+    premultiplied: dict[str, Any] = {"photometric": "rgb", "extrasamples": ["assocalpha"], "planarconfig": "separate"}
+    tifffile.imwrite("planes.tif", np.stack([grey] * 4), **premultiplied)
+    tifffile.imwrite("unknown.tif", grey)
+    with tifffile.TiffFile("unknown.tif", mode="r+b") as file:
+        file.pages.first.tags["Compression"].overwrite(34887)  # LERC
+    assert apply(weights / "twice.safetensors", "*.tif", "--out", "out") == 1
+    errors = capsys.readouterr().err
+    for name, reason in {
+        "alpha": "2 channels of 16 bits (of these, 1 is transparency) cannot be read as colours; save the image as",
+        "five": "5 channels of 16 bits cannot be read as colours",
+        "negative": "signed pixels have no defined white level; save the image as uint8 or uint16",
+        "planes": "premultiplied transparency in separate planes is not supported; save the image with interleaved",
+        "unknown": "LERC compression is not supported; save the image uncompressed or with deflate",
+    }.items():
+        assert f"{name}.tif: {reason}" in errors
+    assert not Path("out").exists() or names_in("out") == []
+
+
+def test_colours_of_12_bits_are_not_taken_for_planes(weights, capsys):
+    tifffile.imwrite("twelve.tif", PHOTO.astype(np.uint16), photometric="rgb")
+    with tifffile.TiffFile("twelve.tif", mode="r+b") as file:
+        file.pages.first.tags["BitsPerSample"].overwrite((12, 12, 12))
+    assert apply(weights / "twice.safetensors", "twelve.tif", "--out", "out") == 1
+    error = capsys.readouterr().err
+    assert "twelve.tif: 3 channels of 12 bits cannot be read as colours" in error and "--set" not in error
+
+
+def test_16_bit_grey_in_the_portable_greymap_format_keeps_its_bits(weights):
+    deep = PHOTO[..., 0].astype(np.uint16) * 257
+    Image.fromarray(deep).save("a.pgm")
+    Image.fromarray(deep).save("b.png")
+    assert apply(weights / "twice.safetensors", "a.pgm", "b.png", "--out", "out") == 0
+    made, expected = (np.asarray(Image.open(f"out/{name}.png")) for name in "ab")
+    assert made.dtype == np.uint16 and np.array_equal(made, expected)
+
+
+@pytest.mark.parametrize("out", [".", "../here", ".."])
+def test_the_output_folder_may_be_the_current_folder_or_contain_the_images(weights, capsys, monkeypatch, out):
+    Path("here").mkdir()
+    save("in/a.png")
+    for number in range(4):
+        Path(f"in/{number}.png").touch()
+    monkeypatch.chdir("here")
+    assert apply(weights / "twice.safetensors", "../in", "--out", out) == 1
+    printed = capsys.readouterr().out
+    listed = Path(printed.splitlines()[-1].removeprefix("all 4 unused files are listed in "))
+    assert listed.name.endswith(".not_used.txt") and len(listed.read_text().splitlines()) == 4
+    assert Path(out, "a.png").is_file()
+
+
+def test_an_empty_argument_does_not_mean_the_current_folder(weights, capsys):
+    save("a.png")
+    assert apply(weights / "twice.safetensors", "", "--out", "out") == 2
+    assert "an empty argument is not the name of an image or folder" in capsys.readouterr().err
+    assert apply(weights / "twice.safetensors", "a.png", "--out", "") == 2
+    assert "--out: the name of the folder is empty" in capsys.readouterr().err
+
+
 def test_progress_for_few_images_counts_pixels_and_ends_at_the_total(weights, capsys, monkeypatch):
     save("good.png")
     Path("cut.png").write_bytes(Path("good.png").read_bytes()[:-500])

@@ -194,6 +194,19 @@ def test_evaluate_produces_the_same_upscaled_images_as_apply(capsys: pytest.Capt
         assert float(mean) == pytest.approx(float(metric), abs=1e-3)
 
 
+def test_evaluate_supports_the_flag_that_its_error_about_an_unreadable_image_suggests(capsys) -> None:
+    write_random_weights(Path("small.safetensors"), "super_resolution", ["scale=2", "num_blocks=1", "width=4"])
+    Path("some").mkdir()
+    Image.fromarray(random_image(SIDE, SIDE)).save("some/good.png")
+    Path("some/bad.png").write_text("no image")
+    words = ["evaluate", "small.safetensors", "--data-root", "some", "--accelerator", "cpu"]
+    assert run(words) == 2 and "bad.png" in (error := capsys.readouterr().err)
+    flag = ["--bad-images", "skip"]
+    assert " ".join(flag) in error and run([*words, *flag]) == 0
+    printed = capsys.readouterr().out
+    assert "bad.png" in printed and "1 sample" in printed
+
+
 @pytest.mark.parametrize("ours", [True, False])
 def test_synchronised_batchnorm_layers_still_normalise_each_image_separately(ours: bool) -> None:
     network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Sequential(nn.BatchNorm2d(4)))

@@ -75,6 +75,12 @@ def test_multi_channel_images_have_their_own_protocol_and_mean(capsys: pytest.Ca
     assert found["protocol"]["protocol"] == "rgb and all" and found["metrics"]["count"] == 3
 
 
+def test_an_invalid_value_range_is_reported_with_the_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    save("a.png", noise(0))
+    assert run(["measure", "a.png", "a.png", "--value-range", "1,0"]) == 2
+    assert "--value-range 1,0: must be two numbers" in capsys.readouterr().err
+
+
 def test_two_files_are_compared_even_if_their_names_differ(capsys: pytest.CaptureFixture[str]) -> None:
     save("a.png", noise(0))
     save("b.png", noise(0))

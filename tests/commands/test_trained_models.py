@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib.util
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -89,6 +90,15 @@ def test_predictions_for_files_have_the_accuracy_that_evaluate_measures(capsys):
     right = [Path(row["file"]).parent.name == row["classes"][0]["class"] for row in rows]
     assert len(right) == int(measured[2])
     assert 100 * sum(right) / len(right) == pytest.approx(float(measured[1]), abs=1e-5)
+
+
+def test_predictions_can_be_read_if_a_file_name_is_not_utf_8(tmp_path):
+    image = os.fsencode(tmp_path) + b"/\xff.png"
+    with open(image, "wb") as file:
+        Image.new("L", (12, 12)).save(file, "PNG")
+    assert predict("classifier", str(tmp_path), "--out", str(tmp_path / "odd.jsonl")) == 0
+    (line,) = (tmp_path / "odd.jsonl").read_text(encoding="utf-8").splitlines()
+    assert os.fsencode(json.loads(line)["file"]) == image
 
 
 def test_a_loaded_classifier_accepts_images_and_tensors_and_changes_no_global_state():

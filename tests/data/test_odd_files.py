@@ -85,6 +85,7 @@ ODD_FILES = {
     "integers.tif": Odd(as_tiff(DEEP[..., 0].astype(np.int32)), False),
     "unsigned.tif": Odd(as_tiff(DEEP[..., 0].astype(np.uint32)), False),
     "floats.tif": Odd(as_tiff(DEEP[..., 0].astype(np.float32)), False),
+    "signed.tif": Odd(as_tiff(DEEP[..., 0].astype(np.int8)), False),
     "huge.png": Odd(claim_to_be_huge, False),
     "empty.png": Odd(content(b""), False),
     "text.jpg": Odd(content(b"<html>404</html>"), False),

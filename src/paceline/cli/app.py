@@ -14,6 +14,7 @@ from paceline.cli.examples import EXAMPLES
 from paceline.cli.flags import (
     Accelerator,
     Assignments,
+    BadImages,
     Checkpoint,
     ConfigFile,
     Flags,
@@ -91,13 +92,12 @@ def evaluate(
             "split; train for generators)"
         ),
     ] = "",
-    data: Annotated[
-        str, typer.Option(help="data source to evaluate on (default: the source that the run was trained on)")
-    ] = "",
+    data: Annotated[str, typer.Option(help="data source to evaluate on (default: that of the run)")] = "",
     data_root: Annotated[str, typer.Option(help="folder with the source's files")] = "",
     low_root: LowRoot = "",
     test_root: TestRoot = "",
     test_low_root: TestLowRoot = "",
+    bad_images: BadImages = "",
     checkpoint: Checkpoint = "best",
     devices: Annotated[int, typer.Option(help="number of devices to evaluate on")] = 1,
     accelerator: Accelerator = "",
@@ -117,7 +117,7 @@ def evaluate(
 
     flags: dict[str, SettingValue] = {"data": data, "data_root": data_root, "devices": devices}
     flags |= {"accelerator": accelerator, "low_root": low_root, "test_root": test_root, "test_low_root": test_low_root}
-    flags |= {"inception": inception, "inception_sha256": inception_sha256}
+    flags |= {"inception": inception, "inception_sha256": inception_sha256, "bad_images": bad_images}
     raise typer.Exit(job(run, split, flags, parse_assignments(set_), checkpoint, Blend(interpolate, interpolate_with)))
 
 

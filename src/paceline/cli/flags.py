@@ -110,6 +110,7 @@ def _meaning(name: str) -> str:
 LowRoot = Annotated[str, typer.Option("--low-root", help=_meaning("low_root"))]
 TestRoot = Annotated[str, typer.Option("--test-root", help=_meaning("test_root"))]
 TestLowRoot = Annotated[str, typer.Option("--test-low-root", help=_meaning("test_low_root"))]
+BadImages = Annotated[str, typer.Option("--bad-images", help=_meaning("bad_images"))]
 
 
 def with_settings(

@@ -54,6 +54,8 @@ class Options:
 
 def apply(path: str, arguments: list[str], out: str, options: Options) -> int:
     """Apply a run or a weights file to images and write the results; return 1 if images were skipped."""
+    if not out:
+        raise UserError("--out: the name of the folder is empty; choose a folder")
     _check_options(options)
     devices = _devices(options)
     path, folder = last_finished(path), Path(out).expanduser()

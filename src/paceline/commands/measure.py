@@ -94,7 +94,7 @@ def measure(results: str, targets: str, options: Options) -> int:
     rows: dict[str, Row] = {}
     counts = torch.zeros(len(CLASSES), 3, dtype=torch.float64)
     formats: set[PixelFormat] = set()
-    limits = parse_range(options.value_range) if options.value_range else None
+    limits = parse_range(options.value_range, "--value-range ") if options.value_range else None
     for result, target in counted(pairs, "comparing images", len(pairs)):
         try:
             row, pixels, own = _compare(result, target, options, distance, limits)

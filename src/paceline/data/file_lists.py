@@ -229,7 +229,9 @@ def write_not_used(target: Path, files: Sequence[str]) -> tuple[str, ...]:
 
 
 def not_used_file(out: Path) -> Path:
-    """Return the path for the list of unused files, alongside a command's `--out`."""
+    """Return the path for the list of unused files, alongside a command's `--out`; inside a folder such as `.`."""
+    if out.name in ("", ".."):
+        return out / f"{out.resolve().name}.{NOT_USED}"
     return out.with_name(f"{out.name}.{NOT_USED}")
 
 

@@ -22,6 +22,7 @@ from paceline.images.integrity import check_length, load_undamaged
 from paceline.images.pillow_file import open_of_any_size
 from paceline.images.size_limit import SizeLimit, decoded_alone, pixel_limit
 from paceline.images.tiff_integrity import is_tiff
+from paceline.images.unknown_kind import unknown_kind
 
 # Hide Pillow's warnings about damaged metadata. Damaged pixels raise BadImage.
 warnings.filterwarnings("ignore", module=r"PIL\.")
@@ -30,8 +31,8 @@ SIXTEEN_BIT_MODES = ("I;16", "I;16L", "I;16B", "I;16N")
 ANIMATED_FORMATS = ("GIF", "PNG", "WEBP", "AVIF")  # in other formats, several images in a file are pages or previews
 ORIENTATION, SIDEWAYS = 0x0112, (5, 6, 7, 8)  # EXIF tag, and the values that swap height and width
 TURNED = (2, 3, 4, *SIDEWAYS)  # values of ORIENTATION for images that are not upright
-WIDTH, HEIGHT, BITS_PER_SAMPLE, PHOTOMETRIC, PLANES = 256, 257, 258, 262, 284  # TIFF tags
-WHITE_IS_ZERO, SEPARATE = 0, 2  # values of PHOTOMETRIC and PLANES
+WIDTH, HEIGHT, BITS_PER_SAMPLE, PHOTOMETRIC, PLANES, EXTRA_SAMPLES, SAMPLE_FORMAT = 256, 257, 258, 262, 284, 338, 339
+WHITE_IS_ZERO, SEPARATE, PREMULTIPLIED, SIGNED = 0, 2, 1, 2  # values of these TIFF tags, except the first three
 WHITE = 65535  # the value of white in 16-bit images
 PNG_DEPTH_AT = 24  # position of the bit depth in a PNG header
 UNBOUNDED_MODES = ("I", "F")  # 32-bit pixels, in which no value is defined as white
@@ -178,7 +179,12 @@ def turn_upright(image: Image.Image) -> Image.Image:
 
     The result may be the image itself.
     """
+    if image.format == "PPM" and image.mode == "I":  # 16-bit grey, in which 65535 is white
+        return Image.fromarray(np.asarray(image).astype(np.uint16))
     tags = _tiff_tags(image)
+    if SIGNED in tags.get(SAMPLE_FORMAT, ()) and image.mode not in UNBOUNDED_MODES:
+        # Pillow would read negative values as bright ones.
+        raise BadImage("signed pixels have no defined white level; save the image as uint8 or uint16")
     bits = max(tags.get(BITS_PER_SAMPLE, (8,)))
     in_planes = tags.get(PLANES) == SEPARATE and len(image.getbands()) > 1
     if bits > 8 and in_planes and image.info.get("compression") == "raw":
@@ -217,6 +223,7 @@ def _accepted(file: IO[bytes], limit: SizeLimit) -> Iterator[Image.Image]:
             raise TooLarge(problem, "too large")
         check_length(image, file)
         _check_still(image)
+        _check_planes(image)
         yield image
 
 
@@ -228,7 +235,7 @@ def _reported(path: Path | bytes) -> Iterator[None]:
     except BadImage:
         raise
     except UnidentifiedImageError as error:
-        raise BadImage(_unknown_kind(BytesIO(path) if isinstance(path, bytes) else path)) from error
+        raise BadImage(unknown_kind(BytesIO(path) if isinstance(path, bytes) else path)) from error
     except Exception as error:  # decoders raise many kinds of errors on damaged files
         raise BadImage(_reason(error)) from error
 
@@ -250,6 +257,15 @@ def open_file(path: Path | bytes) -> IO[bytes]:
 def _check_still(image: Image.Image) -> None:
     if image.format in ANIMATED_FORMATS and getattr(image, "is_animated", False):
         raise BadImage("animated images are not supported", "animated image")
+
+
+def _check_planes(image: Image.Image) -> None:
+    tags = _tiff_tags(image)
+    in_planes = tags.get(PLANES) == SEPARATE and image.info.get("compression") == "raw"
+    if in_planes and image.mode == "RGBA" and PREMULTIPLIED in tags.get(EXTRA_SAMPLES, ()):
+        raise BadImage(
+            "premultiplied transparency in separate planes is not supported; save the image with interleaved channels"
+        )
 
 
 def _tiff_tags(image: Image.Image) -> Mapping[int, Any]:
@@ -279,19 +295,3 @@ def _reason(error: Exception) -> str:
     if str(error).startswith("decoder error"):  # Pillow gives only a number, e.g. if libtiff lacks a compression
         return f"damaged, or its compression is not supported ({error}); save the image with another compression"
     return " ".join(str(error).split()) or type(error).__name__
-
-
-def _unknown_kind(path: Path | BytesIO) -> str:
-    """Return why Pillow cannot identify a file; a TIFF may have an unsupported pixel type."""
-    import tifffile
-
-    try:
-        with tifffile.TiffFile(path) as file:
-            numbers, is_big_endian_bigtiff = file.pages[0].dtype, file.is_bigtiff and file.byteorder == ">"
-    except Exception:  # not a TIFF, or a damaged one
-        return "not an image in a supported format"
-    if numbers is not None and (numbers.itemsize > 2 or numbers.kind != "u"):
-        return f"{numbers.name} pixels have no defined white level; save the image as uint8 or uint16"
-    if is_big_endian_bigtiff:
-        return "big-endian BigTIFF files are not supported; save the image as little-endian, or as a TIFF below 4 GiB"
-    return "this kind of TIFF is not supported; save it as 8-bit or 16-bit with interleaved channels"

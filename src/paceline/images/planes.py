@@ -162,8 +162,8 @@ def _header(tiff: tifffile.TiffFile) -> PlanesHeader | None:
     if page.photometric not in (*BLACK_OR_WHITE_IS_ZERO, tifffile.PHOTOMETRIC.RGB) or page.dtype is None:
         return None  # palettes, CMYK, Lab and YCbCr, which Pillow reads
     if page.bitspersample != page.dtype.itemsize * 8:
-        if len(axes) == 2:
-            return None  # 1-bit and 12-bit images, which Pillow reads
+        if len(axes) == 2 or (is_colour and len(axes) == 3 and "S" in axes):
+            return None  # not planes: Pillow reads 1-bit and 12-bit grey, and rejects colours
         raise UnusablePlanes(
             f"{page.bitspersample}-bit planes are not supported; save the image with 8 or 16 bits per channel, "
             f"or {READ_FIRST_PAGE}"

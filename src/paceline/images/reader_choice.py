@@ -83,14 +83,14 @@ def read_pixel_settings(settings: RunSettings) -> tuple[str, Limits]:
     return settings.pixels, limits
 
 
-def parse_range(text: str) -> tuple[float, float]:
-    """Parse the setting `value_range`: two numbers, the second of which is larger."""
+def parse_range(text: str, name: str = "value_range=") -> tuple[float, float]:
+    """Parse the setting `value_range`: two numbers, the second of which is larger. Errors contain `name`."""
     try:
         low, high = (float(part) for part in text.split(","))
     except ValueError:
         low = high = math.nan
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
-        raise UserError(f"value_range={text}: must be two numbers, the lower one first, e.g. value_range=0,1")
+        raise UserError(f"{name}{text}: must be two numbers, the lower one first, e.g. {name}0,1")
     return low, high
 
 

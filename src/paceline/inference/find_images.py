@@ -75,11 +75,13 @@ def find_images(arguments: Iterable[str], out: Path | None = None) -> FoundImage
 
 def _expand(argument: str, out: Path | None) -> tuple[list[FoundImage], Listing]:
     """Return the images that a file, folder or pattern refers to and, for a folder, the list of its files."""
+    if not argument:  # as from a variable that is not set; a path would mean the current folder
+        raise BadImage("an empty argument is not the name of an image or folder")
     path = Path(argument).expanduser()
     if path.is_file():
         return [_single(path)], Listing()
     if path.is_dir():
-        apart = None if out is None or _real(out) == _real(path) else out
+        apart = out if out and _is_under(out, path) and _real(out) != _real(path) else None
         listing = list_folder(path)
         listing.files = [file for file in listing.files if not (apart and _is_under(file, apart))]
         images = [file for file in listing.files if _is_image(file)]

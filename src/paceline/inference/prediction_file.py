@@ -23,7 +23,9 @@ class PredictionFile:
     """A file with one row per image, in the format given by its suffix."""
 
     def __init__(self, path: Path, suffix: str, top: int) -> None:
-        self._file = path.open("w", newline="", encoding="utf-8", errors="surrogateescape")
+        # Bytes of a file name that are not UTF-8 stay bytes in a table; in JSON, they are escaped.
+        errors = "surrogateescape" if suffix == ".csv" else "backslashreplace"
+        self._file = path.open("w", newline="", encoding="utf-8", errors=errors)
         self._table = csv.writer(self._file) if suffix == ".csv" else None
         if self._table:
             ranks = range(1, top + 1)

@@ -35,10 +35,10 @@ from paceline.images.regions.tiff_page import (
     samples_per_segment,
 )
 from paceline.images.tiff_integrity import check_directories, is_tiff
+from paceline.images.unknown_kind import PILLOW_COMPRESSIONS
 
 CACHE_BYTES = 128 << 20  # decoded tiles, since neighbouring regions share tiles
 LAST_BYTES = 64  # of a JPEG tile, in which its end is expected
-PILLOW = (1, 2, 3, 4, 5, 6, 7, 8, 32773, 32946, 34925, 50000)  # compressions that Pillow can decode
 
 
 class TiffImage(RegionImage):
@@ -62,7 +62,7 @@ class TiffImage(RegionImage):
             kept, note, has_alpha = samples_of(first, channels)
             if len(self._file.series) > 1:
                 note += f"{'; ' * bool(note)}only the first of {len(self._file.series)} images in the file was read"
-            self._kept, self.only_by_region = kept, first.compression not in PILLOW
+            self._kept, self.only_by_region = kept, first.compression not in PILLOW_COMPRESSIONS
             self.format = RegionFormat(
                 kept * len(self._pages[0]),
                 first.dtype.newbyteorder("="),

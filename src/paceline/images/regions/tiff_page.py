@@ -10,7 +10,7 @@ import numpy as np
 
 from paceline.images.decode import ORIENTATION, BadImage
 from paceline.images.deep_image import GREY_AND_RGB
-from paceline.images.deep_tiff import EXTRA_CHANNELS_IGNORED
+from paceline.images.deep_tiff import EXTRA_CHANNELS_IGNORED, PREMULTIPLIED
 from paceline.images.integrity import DEFLATE, JPEG
 from paceline.images.planes import PLANES_ELSEWHERE, check_colours
 from paceline.images.regions.region_image import RegionFormat
@@ -72,6 +72,8 @@ def check_page(page: Any, found: RegionFormat) -> None:
     if page.photometric == YCBCR and page.compression not in JPEGS:  # other decoders do not convert to RGB
         raise BadImage("YCbCr colours can be read by region only if they are stored as JPEG; save the image as RGB")
     check_colours(page)
+    if found.has_alpha and page.extrasamples[0] == PREMULTIPLIED:  # without it, the colours are too dark
+        raise BadImage("premultiplied transparency cannot be read by region; save the image without transparency")
     if page.fillorder != 1 and (page.compression == NONE or page.compression in DEFLATE):
         raise BadImage(
             "pixels whose bits are in reverse order cannot be read by region; save the image with FillOrder 1"
