@@ -6,6 +6,7 @@ import os
 import shlex
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
     monkeypatch.setenv("SLURM_JOB_ID", "12345")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place])  # "" stands for the current folder
     return tmp_path
 
 
@@ -51,6 +53,7 @@ def test_a_slurm_job_passes_user_arguments_unchanged(here: Path) -> None:
     subprocess.run(["bash", here / ODD / "launch" / "slurm.sh"], check=True, timeout=30)
     words = (here / "words").read_text().split("\0")[:-1]
     assert words[:4] == ["-m", "paceline", "train", "classification"]
+    assert "-P" in (here / "options").read_text().splitlines(), "random.py in the current folder is not imported"
     assert words[words.index("--out") + 1] == ODD
     assert words[words.index("--set") + 1] == "save_every=3 steps"
     assert "--no-deterministic" in words

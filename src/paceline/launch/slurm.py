@@ -14,6 +14,7 @@ from pathlib import Path
 
 from paceline.core.errors import UserError, unknown
 from paceline.core.files import replacing
+from paceline.launch.child import path_flags
 from paceline.launch.command import TrainCommand, check_words, plain_name, quoted
 from paceline.parallel.place import FIRST_PORT, NUM_PORTS
 from paceline.training.stop import RESUME_LATER
@@ -71,7 +72,8 @@ def job_script(command: TrainCommand, options: SlurmOptions, run: Path) -> str:
     lines.append("#SBATCH --requeue" if options.requeue else "#SBATCH --no-requeue")
     # Since SLURM 22.05, srun does not use the number of cores per task that the job requested.
     cores = f" --cpus-per-task={options.cpus_per_node}" if options.cpus_per_node else ""
-    train = quoted([sys.executable, "-m", "paceline", *words]).replace(shlex.quote("\0"), '"$rendezvous"')
+    python = [sys.executable, *path_flags()]
+    train = quoted([*python, "-m", "paceline", *words]).replace(shlex.quote("\0"), '"$rendezvous"')
     again = f"""
 # If SLURM ends a job that it neither warned with USR1 nor preempted, a user has cancelled it: do not requeue it.
 cancelled= preempted=
