@@ -50,6 +50,7 @@ def test_worker_processes_print_no_file_names_and_receive_all_settings(tmp_path:
     assert "noise = 7.0" in kept and "width = 2" in kept
 
 
+@pytest.mark.slow
 def test_files_in_the_current_folder_do_not_replace_modules_in_the_processes_of_a_run(tmp_path: Path) -> None:
     (tmp_path / "random.py").write_text("raise SystemError('imported')")
     run = ["classification", *SHORT, "--strategies", "ddp", "--devices", "2", "--accelerator", "cpu"]
