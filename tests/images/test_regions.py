@@ -343,3 +343,12 @@ def test_a_second_command_does_not_write_the_same_file(tmp_path: Path) -> None:
     finish(file, "a")
     assert np.array_equal(tifffile.imread(tmp_path / "a.tif"), pixels[..., 0])
     PyramidFile(tmp_path / "a.tif", form, blocks, {"weights": "second"}).close()
+
+
+def test_a_header_with_a_size_beyond_the_stored_pixels_is_reported(tmp_path: Path) -> None:
+    path = tmp_path / "wide.tif"
+    tifffile.imwrite(path, np.zeros((48, 48), np.uint8))
+    with tifffile.TiffFile(path, mode="r+") as file:
+        file.pages.first.tags["ImageWidth"].overwrite(2**32 - 48)
+    with pytest.raises(BadImage, match=r"contains 2,304 bytes of pixels instead of 206,158,427,904"):
+        open_region_image(path)

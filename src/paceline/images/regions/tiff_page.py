@@ -15,6 +15,7 @@ from paceline.images.integrity import DEFLATE, JPEG
 from paceline.images.planes import PLANES_ELSEWHERE, check_colours
 from paceline.images.regions.region_image import RegionFormat
 
+SMALLEST_PART = 16  # if less than 1/16 of the pixels is stored, the size in the header is probably wrong
 LARGEST_SEGMENT_BYTES = 256 << 20  # of a decoded tile or strip
 LARGEST_WHOLE_STRIP_BYTES = 16 << 20  # of an uncompressed strip; from larger ones, only the requested rows are read
 LARGEST_CHANNELS = 64
@@ -82,6 +83,9 @@ def check_page(page: Any, found: RegionFormat) -> None:
         raise BadImage("rotated TIFFs cannot be read by region; save the image upright")
     if not 1 <= found.channels <= LARGEST_CHANNELS:
         raise BadImage(f"{found.channels} channels; at most {LARGEST_CHANNELS} are supported")
+    counts, needed = page.databytecounts, _pixel_bytes(page)
+    if page.compression == NONE and all(counts) and SMALLEST_PART * sum(counts) < needed:
+        raise BadImage(f"contains {sum(counts):,} bytes of pixels instead of {needed:,}; the file is damaged")
     segment = _segment_bytes(page)
     if segment > LARGEST_SEGMENT_BYTES and not is_read_by_row(page):
         what = "tiles" if page.is_tiled else "strips"
@@ -106,6 +110,11 @@ def is_read_by_row(page: Any) -> bool:
     """Return whether a page has uncompressed strips that are too large to be read as a whole."""
     is_raw = page.compression == NONE and page.predictor == NO_PREDICTOR
     return is_raw and not page.is_tiled and _segment_bytes(page) > LARGEST_WHOLE_STRIP_BYTES
+
+
+def _pixel_bytes(page: Any) -> int:
+    """Return the size of an uncompressed page."""
+    return int(page.imagelength) * int(page.imagewidth) * int(page.samplesperpixel) * int(page.bitspersample) // 8
 
 
 def _segment_bytes(page: Any) -> int:
