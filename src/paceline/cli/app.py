@@ -128,7 +128,7 @@ def verify(
     flags: Flags,
     strategies: Annotated[
         str, typer.Option(help="comma-separated strategies; the first is the reference")
-    ] = "single,ddp",
+    ] = command_settings.STRATEGIES,
     steps: Annotated[int, typer.Option(help="number of training steps")] = 20,
     tolerance: Annotated[float, typer.Option(help="largest allowed difference, relative to the largest weight")] = 1e-9,
     control: Annotated[
@@ -160,7 +160,7 @@ def compare(
         typer.Argument(metavar="RECIPE|RUN…", help="comma-separated recipes to train, or folders of finished runs"),
     ],
     flags: Flags,
-    strategies: Annotated[str | None, typer.Option(help="comma-separated strategies (default: single,ddp)")] = None,
+    strategies: Annotated[str | None, typer.Option(help=f"strategies (default: {command_settings.STRATEGIES})")] = None,
     seeds: Annotated[
         str | None, typer.Option(help="comma-separated random seeds; tables show the mean and the spread (default: 0)")
     ] = None,

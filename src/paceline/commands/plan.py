@@ -16,7 +16,7 @@ from paceline.benchmarking.link_override import LinkOverride
 from paceline.benchmarking.scaling_forecast import Link, Measurement, max_useful_devices, predict
 from paceline.benchmarking.scaling_probe import measure_scaling
 from paceline.commands.configure import configure
-from paceline.commands.forecast_table import print_table
+from paceline.commands.full_width_table import print_table
 from paceline.commands.plan_memory import plan_memory
 from paceline.config.command_settings import PLAN_DEVICES
 from paceline.config.resolve import Config

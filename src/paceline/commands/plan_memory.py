@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 
 from paceline.commands.configure import configure
-from paceline.commands.forecast_table import print_table
+from paceline.commands.full_width_table import print_table
 from paceline.core.activity import end_activity
 from paceline.core.errors import UserError
 from paceline.core.registry import load_classes

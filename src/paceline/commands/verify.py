@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from paceline.commands.full_width_table import full_width
 from paceline.commands.verify_result import Difference, VerifyResult
 from paceline.config.resolve import Config
 from paceline.config.spans import split_batch
@@ -37,7 +38,6 @@ from paceline.training.initial_weights import initialise
 from paceline.training.learner import Learner
 from paceline.training.stop import INTERRUPTED
 
-WIDEST = 1000  # width in characters, more than any table that this command prints
 CONTROLS = ("unsynced-batchnorm", "repeated-part")
 GRADIENT_TOLERANCE = 1e-12
 # The keys are gradients/PHASE/NETWORK/TENSOR at the first step and weights//NETWORK/TENSOR after the last step.
@@ -229,7 +229,7 @@ def _print_table(console: Console, differences: list[Difference], title: str) ->
         worst = [d.worst or "–"] * (len(table.columns) - 5)
         table.add_row(d.strategy, d.network, d.kind, f"{d.value:.1e}", f"{d.tolerance:.0e}", *worst)
     if not console.is_terminal:  # the table keeps its full width, so that the names of tensors stay whole
-        table.width = console.measure(table, options=console.options.update_width(WIDEST)).maximum
+        table.width = full_width(console, table)
     console.print(table, soft_wrap=not console.is_terminal)
     console.print(
         "difference = max |a − b| ÷ max |b| within a network, where a is this strategy's value and "

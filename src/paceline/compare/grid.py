@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from paceline.compare.options import Flags, Options
-from paceline.config.command_settings import COMPARE_DEVICES
+from paceline.config.command_settings import COMPARE_DEVICES, STRATEGIES
 from paceline.config.resolve import Config
 from paceline.config.spans import split_batch
 from paceline.core.errors import UserError, missing, unknown
@@ -22,7 +22,6 @@ from paceline.parallel.strategy import Strategy
 from paceline.parallel.world import uses_cuda
 from paceline.report.model import Cell
 
-DEFAULT_STRATEGIES = "single,ddp"
 SCALINGS = ("strong", "weak")
 
 
@@ -52,7 +51,7 @@ class Grid:
         seeds, strategies = flags.get("seed", options.seeds), flags.get("strategy", options.strategies)
         return cls.parse(
             list(configs),
-            DEFAULT_STRATEGIES if strategies is None else str(strategies),
+            STRATEGIES if strategies is None else str(strategies),
             str(flags.get("devices", COMPARE_DEVICES)),
             str(flags.get("batch_size", first.batch_size)),
             str(first.seed if seeds is None else seeds),

@@ -12,6 +12,7 @@ SETTINGS_NOT_IN_VERIFY = (*_WHOLE_RUN_SETTINGS, "precision", "graph")
 # `plan` prints the learning rates for linear and for square-root scaling.
 SETTINGS_NOT_IN_PLAN = (*_WHOLE_RUN_SETTINGS, "init_from", "scale_lr")
 
+STRATEGIES = "single,ddp"  # for `compare` and `verify`
 # The default of `--devices` for commands that use several devices.
 VERIFY_DEVICES = 2
 COMPARE_DEVICES = 2

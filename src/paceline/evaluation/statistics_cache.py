@@ -65,7 +65,7 @@ def lock_statistics(protocol: Protocol) -> Lock | None:
 
 
 def store_statistics(protocol: Protocol, statistics: Statistics) -> None:
-    """Cache statistics for later evaluations; if the folder is not writable, only for those of this process."""
+    """Cache statistics for later evaluations: in a file or, if the folder is not writable, in this process."""
     path = _path(protocol)
     tensors = {name: value.cpu().contiguous() for name, value in vars(statistics).items()}
     tensors["rows"] = tensors["rows"].float()  # float32 is the precision of the network's output

@@ -183,7 +183,7 @@ def turn_upright(image: Image.Image) -> Image.Image:
         return Image.fromarray(np.asarray(image).astype(np.uint16))
     tags = _tiff_tags(image)
     if SIGNED in tags.get(SAMPLE_FORMAT, ()) and image.mode not in UNBOUNDED_MODES:
-        # Pillow would read negative values as bright ones.
+        # Pillow reads signed values as unsigned ones, so that negative values become bright.
         raise BadImage("signed pixels have no defined white level; save the image as uint8 or uint16")
     bits = max(tags.get(BITS_PER_SAMPLE, (8,)))
     in_planes = tags.get(PLANES) == SEPARATE and len(image.getbands()) > 1

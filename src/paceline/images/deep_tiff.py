@@ -14,12 +14,12 @@ import tifffile
 from numpy.typing import NDArray
 from PIL import Image
 
-from paceline.images.decode import BITS_PER_SAMPLE, ORIENTATION, WHITE
+from paceline.images.decode import BITS_PER_SAMPLE, ORIENTATION, PREMULTIPLIED, WHITE
 from paceline.images.ome import Ome
 from paceline.images.orientation import turn
 
 SAMPLES_PER_PIXEL, COLOURS = 277, 3  # TIFF tag, and the number of colour channels
-PREMULTIPLIED, STRAIGHT = 1, 2  # kinds of alpha channel: colours are already multiplied by alpha, or not
+STRAIGHT = 2  # the kind of alpha channel with which colours are not premultiplied
 ROWS_AT_ONCE = 64  # rows that are divided by alpha, and alpha rows that are upscaled, at a time
 EXTRA_CHANNELS_IGNORED = "channels other than colours and transparency were ignored"
 REACH_PX = 4  # neighbouring rows that bicubic upscaling needs

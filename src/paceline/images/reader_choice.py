@@ -84,7 +84,7 @@ def read_pixel_settings(settings: RunSettings) -> tuple[str, Limits]:
 
 
 def parse_range(text: str, name: str = "value_range=") -> tuple[float, float]:
-    """Parse the setting `value_range`: two numbers, the second of which is larger. Errors contain `name`."""
+    """Parse the setting `value_range`: two numbers, the smaller one first. Errors start with `name`."""
     try:
         low, high = (float(part) for part in text.split(","))
     except ValueError:

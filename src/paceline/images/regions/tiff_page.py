@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from paceline.images.decode import ORIENTATION, BadImage
+from paceline.images.decode import ORIENTATION, PREMULTIPLIED, BadImage
 from paceline.images.deep_image import GREY_AND_RGB
-from paceline.images.deep_tiff import EXTRA_CHANNELS_IGNORED, PREMULTIPLIED
+from paceline.images.deep_tiff import EXTRA_CHANNELS_IGNORED
 from paceline.images.integrity import DEFLATE, JPEG
 from paceline.images.planes import PLANES_ELSEWHERE, check_colours
 from paceline.images.regions.region_image import RegionFormat

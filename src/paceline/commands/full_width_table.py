@@ -1,4 +1,4 @@
-"""Tables of `paceline plan`, whose numbers are never cut off."""
+"""Tables at their full width, so that their numbers and names are never cut off."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-WIDEST = 1000  # width in characters, more than any table that the command prints
+WIDEST = 1000  # width in characters, more than any table that a command prints
 
 
 def print_table(
@@ -23,7 +23,7 @@ def print_table(
         table.add_column(heading, justify="left" if number < num_texts else "right")
     for row in rows:
         table.add_row(*row)
-    table.width = console.measure(table, options=console.options.update_width(WIDEST)).maximum
+    table.width = full_width(console, table)
     if not console.is_terminal or table.width <= console.width:
         console.print(table)
         return
@@ -31,3 +31,8 @@ def print_table(
     for row in rows:
         cells = (cell.replace("\n", " and ") for cell in row)
         console.print("  " + "; ".join(f"{heading}: {cell}" for heading, cell in zip(headings, cells, strict=True)))
+
+
+def full_width(console: Console, table: Table) -> int:
+    """Return the width at which no cell of a table is cut off or wrapped."""
+    return console.measure(table, options=console.options.update_width(WIDEST)).maximum
