@@ -35,6 +35,7 @@ def trained(recipe: str, **settings: Any) -> Parts:
     [
         ("r3gan", {}),
         ("r3gan", {"conditional": "off", "precision": "fp32"}),
+        ("r3gan", {"precision": "fp16"}),
         ("r3gan", ADA),
         ("r3gan", {"penalty_every": 2, "ada": "color"}),
         ("r3gan", {"ada": "blit,cutout", "ada_strength": 0.5, "full_width_px": 16}),
