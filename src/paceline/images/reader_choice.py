@@ -180,7 +180,7 @@ def _choose_format(held: _Held, dtype: str, limits: Limits) -> PixelFormat:
 def _notes_on_lost_bits(held: _Held, kind: str) -> tuple[str, ...]:
     if kind != "auto" or held.dtype != "uint16":
         return ()
-    advice = "save them as TIFF and use" if held.is_always_reduced else "use"
+    advice = "save them as grey or RGB TIFF and use" if held.is_always_reduced else "use"
     return (f"{_name(held.file)}: 16-bit images are read as 8-bit; {advice} --set pixels=uint16 to keep 16 bits",)
 
 
