@@ -34,6 +34,7 @@ from paceline.images.regions.tiff_page import (
     samples_of,
     samples_per_segment,
 )
+from paceline.images.size_limit import PIXEL_LIMIT
 from paceline.images.tiff_integrity import check_directories, is_tiff
 from paceline.images.unknown_kind import PILLOW_COMPRESSIONS
 
@@ -212,6 +213,16 @@ def _opened(path: Path) -> tifffile.TiffFile:
         if is_tiff(file):
             check_directories(file)
     return tifffile.TiffFile(path, _multifile=False)
+
+
+def is_small_tiff(path: Path) -> bool:
+    """Return whether a TIFF states a size that can be decoded as a whole; it need not be readable by region."""
+    try:
+        with _opened(path) as file:
+            page = file.pages.first
+            return 0 < page.imagelength * page.imagewidth <= PIXEL_LIMIT
+    except Exception:  # damaged, or not a TIFF
+        return False
 
 
 def _unpack(page: Any, stored: bytes, shape: tuple[int, int, int]) -> Pixels:
