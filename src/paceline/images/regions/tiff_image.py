@@ -24,6 +24,7 @@ from paceline.images.regions.region_image import Box, Level, Pixels, RegionForma
 from paceline.images.regions.tiff_page import (
     HORIZONTAL,
     LARGEST_SEGMENT_BYTES,
+    MOST_EXPANSION,
     NONE,
     check_page,
     grid_of,
@@ -84,6 +85,11 @@ class TiffImage(RegionImage):
         self._num_bytes = os.fstat(self._descriptor).st_size
         self._cache: OrderedDict[tuple[int, int, int], Pixels] = OrderedDict()
         self._cached_bytes, self._lock = 0, threading.Lock()
+        try:
+            self._check_first_strip(first)
+        except BadImage:
+            self.close()
+            raise
 
     def read(self, level: int, box: Box) -> Pixels:
         """Return a region of a level, [h, w, c]."""
@@ -172,6 +178,12 @@ class TiffImage(RegionImage):
         if length and offset < TIFF_HEADER_BYTES:
             raise BadImage(f"damaged: tile {index} starts inside the header of the file")
         return offset, length
+
+    def _check_first_strip(self, page: Any) -> None:
+        """Raise BadImage if a huge page has strips of the wrong size; other checks of the header do not detect this."""
+        is_huge = page.imagelength * page.imagewidth > PIXEL_LIMIT
+        if is_huge and not page.is_tiled and page.compression not in MOST_EXPANSION:
+            self._decode(page, 0)
 
     def _check_end(self, page: Any, index: int) -> None:
         offset, length = self._place(page, index)
