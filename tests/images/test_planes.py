@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -111,6 +112,23 @@ def test_pages_with_a_compression_that_cannot_be_decoded_are_rejected_by_its_nam
             page.tags["Compression"].overwrite(34887)
     with pytest.raises(BadImage, match="LERC compression is not supported"):
         read_deep(tmp_path / "a.tif")
+
+
+def test_floats_with_a_predictor_that_cannot_be_decoded_are_rejected_with_a_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.images.planes.is_installed", lambda _: False)
+    tifffile.imwrite(tmp_path / "a.tif", np.zeros((8, 8), np.float32), compression="zlib", metadata=None)
+    with tifffile.TiffFile(tmp_path / "a.tif", mode="r+") as file:
+        entry = file.pages.first.tags["Software"].offset
+    content = bytearray((tmp_path / "a.tif").read_bytes())
+    content[entry : entry + 12] = struct.pack("<HHII", 317, 3, 1, 3)  # the tag Predictor
+    monkeypatch.setattr("tifffile.TiffPageSeries.asarray", Mock(side_effect=ValueError))
+    (tmp_path / "a.tif").write_bytes(content)
+    with pytest.raises(
+        UserError, match=r"a\.tif: unreadable image \(predictor 3 needs .*install it, or use no predictor"
+    ):
+        choose_reader([tmp_path / "a.tif"], SeparateTestFolder())
 
 
 def test_a_stack_that_ships_with_scikit_image_is_read(tmp_path: Path) -> None:

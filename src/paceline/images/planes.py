@@ -31,6 +31,7 @@ MAX_BYTES = 2**31  # maximum size of a decoded image
 PLANE_TYPES = ("uint8", "uint16", "int8", "int16", "float16", "float32", "float64")
 CODECS = "imagecodecs"  # the package with which tifffile decodes all other compressions
 BUILT_IN = (1, 32773, *DEFLATE)  # compressions that tifffile decodes itself; 1 is none and 32773 is PackBits
+FLOAT_PREDICTOR = 3
 UNKNOWN_COLOURS = 33004  # a compression, JPEG 2000, for which libvips labels YCbCr as RGB, and other programs do not
 SLACK_BYTES = 2**16
 COLOURS, PREMULTIPLIED, ALPHA = 3, 1, (1, 2)  # number of colours, and the kinds of extra samples that are transparency
@@ -266,6 +267,8 @@ def _decoded(tiff: tifffile.TiffFile, file: IO[bytes]) -> NDArray[Any]:
         array: NDArray[Any] = series.asarray()
         return array
     except Exception:
+        if page.predictor == FLOAT_PREDICTOR and not is_installed(CODECS):
+            raise BadImage(f"predictor 3 needs the package {CODECS}; install it, or use no predictor") from None
         if page.compression in BUILT_IN or page.dtype is None:
             raise
     if page.samplesperpixel > 1:

@@ -173,7 +173,7 @@ def _choose_format(held: _Held, dtype: str, limits: Limits) -> PixelFormat:
             pixels = read_deep(held.file).pixels
             found = (float(np.nanmin(pixels)), float(np.nanmax(pixels)))
         except BadImage as error:
-            raise UserError(f"{_name(held.file)}: unreadable image ({error}); replace the file") from error
+            raise UserError(f"{_name(held.file)}: unreadable image ({error}); save it again or replace it") from error
     return make_format(dtype, limits, _name(held.file), found)
 
 
