@@ -182,3 +182,19 @@ def test_measure_compares_large_png_files_in_blocks(tmp_path, monkeypatch) -> No
         found.append(json.loads(report.read_text())["metrics"])
     whole, regions = found
     assert regions == pytest.approx({name: whole[name] for name in regions}, rel=1e-9) and len(regions) == 3
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_small_tiffs_that_training_cannot_read_are_rejected_as_in_training(
+    is_installed: bool, tmp_path, monkeypatch, capsys
+) -> None:
+    if not is_installed:  # reading by region needs this package, but small images are not read by region
+        monkeypatch.setitem(__import__("sys").modules, "imagecodecs", None)
+    for name in "ab":
+        tifffile.imwrite(tmp_path / f"{name}.tif", PHOTO[:60, :60], photometric="rgb")
+        with tifffile.TiffFile(tmp_path / f"{name}.tif", mode="r+") as file:
+            file.pages.first.tags["Compression"].overwrite(34712)  # JPEG 2000
+    assert evaluate("twice.safetensors", "--data-root", str(tmp_path)) == 2
+    error = capsys.readouterr().err
+    assert "JPEG2000 compression is not supported; save the image uncompressed" in error
+    assert "imagecodecs" not in error and len(error.splitlines()) == 1

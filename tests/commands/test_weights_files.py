@@ -142,7 +142,13 @@ def test_commands_that_cannot_use_a_weights_file_say_why_and_what_to_do(capsys: 
     has_no_metrics = f"{name}: a weights file has no metrics to compare; use its run folder, or `paceline evaluate`"
     not_images = f"{name}: a weights file, not images; run `paceline apply` first, or use `paceline evaluate`"
     no_checkpoints = f"--checkpoint last: {name} is a weights file, which has no checkpoints; use its run folder"
+    needs_no_import = (
+        f"{name}: is a weights file of Paceline (recipe restoration), which needs no import; use it as it is"
+    )
     for words, line in {
+        ("import", name, "--out", "never.safetensors"): f"{needs_no_import}, e.g. --init-from {name}",
+        ("import", name, "--recipe", "super_resolution", "--out", "never.safetensors"): needs_no_import,
+        ("import", "run", "--out", "never.safetensors"): "run: is a run folder, which needs no import",
         ("compare", name): has_no_metrics,
         ("compare", "run", name): has_no_metrics,
         ("train", name): not_a_recipe,

@@ -160,8 +160,8 @@ def test_folders_named_train_and_val_are_not_treated_as_classes(tmp_path: Path) 
     assert [len(Folder(split, named)) for split in Folder.splits] == [6, 6]
 
 
-def test_the_error_for_many_unusable_files_explains_how_to_list_them_all(tmp_path: Path) -> None:
+def test_the_error_for_many_unusable_files_names_the_commands_that_list_them_all(tmp_path: Path) -> None:
     for number in range(6):
         (tmp_path / f"{number}.png").write_bytes(b"not an image")
-    with pytest.raises(UserError, match="skip to leave these files out and list all 5 in"):
+    with pytest.raises(UserError, match="skip to leave these files out; train and pack then list all 5 in"):
         Photos("train", PhotoSettings(data_root=str(tmp_path)))

@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -84,7 +85,9 @@ def test_a_truncated_file_is_never_read_as_fewer_planes(writer: str, tmp_path: P
         read_deep(content[: len(content) // 2])
 
 
-def test_channels_with_a_compression_that_cannot_be_decoded_are_rejected_with_a_remedy(tmp_path: Path) -> None:
+def test_channels_with_a_compression_that_cannot_be_decoded_are_rejected_with_a_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "a.tif"
     tifffile.imwrite(file, np.moveaxis(PLANES, 0, -1), planarconfig="contig", compression="zlib", metadata=None)
     content = file.read_bytes()
@@ -93,8 +96,39 @@ def test_channels_with_a_compression_that_cannot_be_decoded_are_rejected_with_a_
     with pytest.raises(BadImage):
         read_deep(bytes(damaged))
     entry = content.index(struct.pack("<HHII", 259, 3, 1, 8))  # the tag of the compression, whose value is deflate
-    with pytest.raises(BadImage, match=r"LERC compression is not supported .* save the image uncompressed"):
-        read_deep(content[:entry] + struct.pack("<HHII", 259, 3, 1, 34887) + content[entry + 12 :])
+    for is_installed, remedy in (
+        (False, "save the image uncompressed .*or install imagecodecs"),
+        (True, "again, uncom"),
+    ):
+        monkeypatch.setattr("paceline.images.planes.is_installed", lambda _, found=is_installed: found)
+        with pytest.raises(BadImage, match=rf"LERC compression is not supported.*{remedy}"):
+            read_deep(content[:entry] + struct.pack("<HHII", 259, 3, 1, 34887) + content[entry + 12 :])
+
+
+def test_pages_with_a_compression_that_cannot_be_decoded_are_rejected_by_its_name(tmp_path: Path) -> None:
+    tifffile.imwrite(tmp_path / "a.tif", PLANES, photometric="minisblack", metadata=None)
+    with tifffile.TiffFile(tmp_path / "a.tif", mode="r+") as file:
+        for page in file.pages:
+            page.tags["Compression"].overwrite(34887)
+    with pytest.raises(BadImage, match="LERC compression is not supported"):
+        read_deep(tmp_path / "a.tif")
+
+
+def test_floats_with_a_predictor_that_cannot_be_decoded_are_rejected_with_a_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.images.planes.is_installed", lambda _: False)
+    tifffile.imwrite(tmp_path / "a.tif", np.zeros((8, 8), np.float32), compression="zlib", metadata=None)
+    with tifffile.TiffFile(tmp_path / "a.tif", mode="r+") as file:
+        entry = file.pages.first.tags["Software"].offset
+    content = bytearray((tmp_path / "a.tif").read_bytes())
+    content[entry : entry + 12] = struct.pack("<HHII", 317, 3, 1, 3)  # the tag Predictor
+    monkeypatch.setattr("tifffile.TiffPageSeries.asarray", Mock(side_effect=ValueError))
+    (tmp_path / "a.tif").write_bytes(content)
+    with pytest.raises(
+        UserError, match=r"a\.tif: unreadable image \(predictor 3 needs .*install it, or use no predictor"
+    ):
+        choose_reader([tmp_path / "a.tif"], SeparateTestFolder())
 
 
 def test_a_stack_that_ships_with_scikit_image_is_read(tmp_path: Path) -> None:
@@ -366,5 +400,5 @@ def test_a_png_that_pillow_reduces_to_8_bits_is_not_read_as_16_bits(channels: in
         with pytest.raises(BadImage, match="only be read as 8-bit"):
             read(file)
     reader, notes = choose_reader([file], SeparateTestFolder())
-    assert reader.decode(file).height == 4 and "save them as TIFF and use --set pixels=uint16" in notes[0]
+    assert reader.decode(file).height == 4 and "save them as grey or RGB TIFF and use --set pixels=uint16" in notes[0]
     assert choose_reader([file], SeparateTestFolder(pixels="uint8")).notes == ()

@@ -345,10 +345,29 @@ def test_a_second_command_does_not_write_the_same_file(tmp_path: Path) -> None:
     PyramidFile(tmp_path / "a.tif", form, blocks, {"weights": "second"}).close()
 
 
-def test_a_header_with_a_size_beyond_the_stored_pixels_is_reported(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tag", ["ImageWidth", "ImageLength"])
+@pytest.mark.parametrize("stored", [{}, {"rowsperstrip": 1}, {"tile": (16, 16)}])
+@pytest.mark.parametrize("compression", [1, 8, 5, 32773, 7, 50000, 34712])
+def test_a_header_with_a_size_beyond_the_stored_pixels_is_reported(
+    tag: str, stored: dict[str, object], compression: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiff_page, "_check_codec", lambda page: None)
     path = tmp_path / "wide.tif"
-    tifffile.imwrite(path, np.zeros((48, 48), np.uint8))
+    tifffile.imwrite(path, np.zeros((48, 48), np.uint8), **stored)
     with tifffile.TiffFile(path, mode="r+") as file:
-        file.pages.first.tags["ImageWidth"].overwrite(2**32 - 48)
-    with pytest.raises(BadImage, match=r"contains 2,304 bytes of pixels instead of 206,158,427,904"):
+        file.pages.first.tags[tag].overwrite(2**27)
+        file.pages.first.tags["Compression"].overwrite(compression)
+    with pytest.raises(BadImage, match=r"the file is damaged|damaged: tile 0|strips of .* MB cannot be read"):
         open_region_image(path)
+
+
+def test_files_that_compress_well_are_not_taken_for_damaged_ones(tmp_path: Path) -> None:
+    flat = np.zeros((2048, 2048, 3), np.uint8)
+    for options in ({}, {"tile": (256, 256)}, {"tile": (16, 16)}, {"rowsperstrip": 1}):
+        tifffile.imwrite(tmp_path / "a.tif", flat, photometric="rgb", compression="zlib", **options)
+        with open_region_image(tmp_path / "a.tif") as image:
+            assert not image.read(0, Box(2040, 0, 8, 2048)).any()
+    planes = {"photometric": "rgb", "planarconfig": "separate"}
+    tifffile.imwrite(tmp_path / "a.tif", np.zeros((3, 40, 40), np.uint8), compression="zlib", **planes)
+    with open_region_image(tmp_path / "a.tif") as image:
+        assert image.read(0, Box(0, 0, 40, 40)).shape == (40, 40, 3)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from paceline.commands.configure import configure
@@ -16,7 +18,8 @@ from paceline.inference.image_model import open_recipe
 from paceline.inference.trained import StoredModel, build
 from paceline.inference.uses import main_use
 from paceline.runs.config import load_recipe
-from paceline.runs.weights_file import write_weights
+from paceline.runs.record import CONFIG
+from paceline.runs.weights_file import is_weights_file, stored_settings, write_weights
 
 ANY_NETWORK = "recognised"  # the importer that is used if the user gives no recipe
 
@@ -27,6 +30,7 @@ def import_weights(files: list[str], recipe: str, out: str, preset: str, assignm
     target = Path(out).expanduser()
     if target.suffix != SAFETENSORS:
         raise UserError(f"--out {out}: expected a file name ending in {SAFETENSORS}")
+    _check_not_ours(files)
     importer = importer_class([Path(file).expanduser() for file in files])
     if recipe and importer.recipe not in ("", recipe):
         raise UserError(f"--recipe {recipe}: {files[0]} belongs to the recipe {importer.recipe}; leave --recipe out")
@@ -54,6 +58,21 @@ def import_weights(files: list[str], recipe: str, out: str, preset: str, assignm
     use = main_use(stored, "import", out)
     print(f"try: paceline {use} {target} IMAGES{' --out results' if use == 'apply' else ''}")
     return 0
+
+
+def _check_not_ours(files: Sequence[str]) -> None:
+    """Raise UserError if a file was written by Paceline, so that it needs no import."""
+    for file in files:
+        if (Path(file).expanduser() / CONFIG).is_file():
+            raise UserError(f"{file}: is a run folder, which needs no import; use it as it is, e.g. --init-from {file}")
+        if not is_weights_file(file):
+            continue
+        found = ""
+        with suppress(UserError):  # the importer reports a damaged file
+            found, _ = stored_settings(Path(file).expanduser())
+        if found:
+            what = f"is a weights file of Paceline (recipe {found}), which needs no import"
+            raise UserError(f"{file}: {what}; use it as it is, e.g. --init-from {file}")
 
 
 def _importer_of(recipe: str) -> type[Importer]:

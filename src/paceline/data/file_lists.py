@@ -252,6 +252,11 @@ def first_messages(problems: Sequence[Problem]) -> str:
     return first_few([one.message for one in problems])
 
 
+def listed_elsewhere(problems: Sequence[Problem]) -> str:
+    """Return which commands write a list of the problems that a message does not contain; "" if it contains all."""
+    return f"; train and pack then list all {len(problems)} in a text file" if len(problems) > MAX_NAMED else ""
+
+
 def describe_problems(problems: Sequence[Problem]) -> str:
     """Return a few problems with their details; if there are many, their kinds with counts and examples."""
     if len(problems) <= MAX_NAMED:

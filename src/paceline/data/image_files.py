@@ -18,14 +18,13 @@ from paceline.core.activity import counted
 from paceline.core.errors import UserError
 from paceline.core.printable import printable
 from paceline.data.file_lists import (
-    MAX_NAMED,
-    NOT_USED,
     SUFFIXES,
     Problem,
     describe_problems,
     existing_folder,
     first_messages,
     list_folder,
+    listed_elsewhere,
     too_small,
     unreadable,
     unreadable_file,
@@ -92,8 +91,8 @@ class ImageFiles(Source):
             headers = [self._large_enough(*pair, settings.crop) for pair in zip(samples, headers, strict=True)]
         problems = [*problems, *(one.problem for one in headers if one.problem)]
         if problems and not may_skip:
-            listed = f" and list all {len(problems)} in {NOT_USED}" if len(problems) > MAX_NAMED else ""
-            raise UserError(f"{first_messages(problems)}; use --bad-images skip to leave these files out{listed}")
+            advice = f"use --bad-images skip to leave these files out{listed_elsewhere(problems)}"
+            raise UserError(f"{first_messages(problems)}; {advice}")
         usable = [(files, one.sizes) for files, one in zip(samples, headers, strict=True) if not one.problem]
         if not usable:
             raise UserError(f"{root}: none of its images can be used: {first_messages(problems)}")

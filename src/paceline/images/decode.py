@@ -19,6 +19,7 @@ from paceline.config.settings import RunSettings
 from paceline.contracts.pixel_format import MAX_CHANNELS
 from paceline.core.errors import UserError
 from paceline.images.integrity import check_length, load_undamaged
+from paceline.images.lost_bits import loses_bits
 from paceline.images.pillow_file import open_of_any_size
 from paceline.images.size_limit import SizeLimit, decoded_alone, pixel_limit
 from paceline.images.tiff_integrity import is_tiff
@@ -34,7 +35,6 @@ TURNED = (2, 3, 4, *SIDEWAYS)  # values of ORIENTATION for images that are not u
 WIDTH, HEIGHT, BITS_PER_SAMPLE, PHOTOMETRIC, PLANES, EXTRA_SAMPLES, SAMPLE_FORMAT = 256, 257, 258, 262, 284, 338, 339
 WHITE_IS_ZERO, SEPARATE, PREMULTIPLIED, SIGNED = 0, 2, 1, 2  # values of these TIFF tags, except the first three
 WHITE = 65535  # the value of white in 16-bit images
-PNG_DEPTH_AT = 24  # position of the bit depth in a PNG header
 UNBOUNDED_MODES = ("I", "F")  # 32-bit pixels, in which no value is defined as white
 
 
@@ -145,27 +145,17 @@ def decode_full_depth(path: Path | bytes) -> NDArray[np.uint8 | np.uint16]:
 def stored_pixels(path: Path | bytes) -> tuple[int, str]:
     """Return the number of channels and the data type of a grey or RGB image; 8-bit images count as RGB."""
     with opened(path) as (image, file):
-        if image.mode in SIXTEEN_BIT_MODES:
+        if image.mode in SIXTEEN_BIT_MODES or _is_deep_pgm(image):
             return 1, "uint16"
-        return 3, "uint16" if _loses_bits(image, file) else "uint8"
-
-
-def _loses_bits(image: Image.Image, file: IO[bytes]) -> bool:
-    """Return whether Pillow reduces a PNG from 16 to 8 bits: one with colours or transparency."""
-    if image.format != "PNG" or image.mode in (*SIXTEEN_BIT_MODES, *UNBOUNDED_MODES):
-        return False
-    position = file.tell()
-    file.seek(PNG_DEPTH_AT)
-    depth = file.read(1)
-    file.seek(position)
-    return depth == b"\x10"
+        return 3, "uint16" if loses_bits(image, file) else "uint8"
 
 
 def _check_depth(image: Image.Image, file: IO[bytes]) -> None:
-    if _loses_bits(image, file):
+    if loses_bits(image, file):
+        kind = {"JPEG2000": "JPEG 2000"}.get(image.format or "", image.format)
         raise BadImage(
-            "a PNG with 16-bit colours or transparency can only be read as 8-bit; "
-            "save it as TIFF, or use --set pixels=uint8"
+            f"a {kind} with 16-bit colours or transparency can only be read as 8-bit; "
+            f"save it as {'RGB' if kind == 'TIFF' else 'TIFF'}, or use --set pixels=uint8"
         )
 
 
@@ -179,7 +169,7 @@ def turn_upright(image: Image.Image) -> Image.Image:
 
     The result may be the image itself.
     """
-    if image.format == "PPM" and image.mode == "I":  # 16-bit grey, in which 65535 is white
+    if _is_deep_pgm(image):
         return Image.fromarray(np.asarray(image).astype(np.uint16))
     tags = _tiff_tags(image)
     if SIGNED in tags.get(SAMPLE_FORMAT, ()) and image.mode not in UNBOUNDED_MODES:
@@ -199,6 +189,11 @@ def turn_upright(image: Image.Image) -> Image.Image:
         return upright
     values = np.asarray(upright).astype(np.uint32) * WHITE // (2**bits - 1)
     return Image.fromarray((WHITE - values if negative else values).astype(np.uint16))
+
+
+def _is_deep_pgm(image: Image.Image) -> bool:
+    """Return whether an image is 16-bit grey that Pillow reads as 32-bit integers, in which 65535 is white."""
+    return image.format == "PPM" and image.mode == "I"
 
 
 @contextmanager

@@ -1,16 +1,16 @@
 """Reads images of any mode, and writes results with the same transparency, colour profile and EXIF metadata.
 
 Grey images stay grey. Transparency and colour profiles are kept, and so is EXIF, except in 16-bit colour files. 16-bit
-images stay 16-bit if Pillow (grey) or tifffile (colour) supports them. Other images with more than 8 bits (PNG in
-colour or with transparency) are read as 8-bit, with a note. The planes of a TIFF become channels if the networks have
-the same number of channels; results are then also written as planes.
+images stay 16-bit if Pillow (grey) or tifffile (colour) supports them. Other images with more than 8 bits (PNG, PPM and
+JPEG 2000 in colour or with transparency) are read as 8-bit, with a note. The planes of a TIFF become channels if the
+networks have the same number of channels; results are then also written as planes.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import IO, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,6 @@ from PIL import Image
 
 from paceline.contracts.pixel_format import EIGHT_BITS, WHITE, PixelFormat, PixelType
 from paceline.images.decode import (
-    PNG_DEPTH_AT,
     SIXTEEN_BIT_MODES,
     UNBOUNDED_MODES,
     BadImage,
@@ -35,6 +34,7 @@ from paceline.images.deep_tiff import (
 )
 from paceline.images.exif import portable_exif
 from paceline.images.integrity import check_checksums, load_undamaged
+from paceline.images.lost_bits import PNG_GREY_AND_ALPHA, loses_bits, png_colour_type
 from paceline.images.ome import Ome
 from paceline.images.pillow_file import to_array
 from paceline.images.planes import NOT_COLOURS, has_other_pages, read_planes, read_planes_header
@@ -44,7 +44,6 @@ from paceline.images.tiff_integrity import TIFF_SUFFIXES
 GREY_MODES = ("1", "L", "LA", "La")
 # The colour profiles of these modes do not apply after conversion to RGB.
 OTHER_COLOUR_MODES = ("CMYK", "YCbCr", "LAB", "HSV")
-PNG_GREY, PNG_GREY_AND_ALPHA = 0, 4  # colour types in a PNG header
 
 
 @dataclass(frozen=True)
@@ -150,9 +149,10 @@ def _read_grey_or_colour(path: Path) -> ImageData:
             notes.append("16-bit colours were read as 8-bit: this kind of TIFF is not supported")
         elif has_extra_channels(image):
             notes.append(EXTRA_CHANNELS_IGNORED)
-        elif image.format == "PNG":
-            kind, lost = _png_pixels(path)
-            grey = grey or kind == PNG_GREY_AND_ALPHA  # Pillow reads 16-bit grey with alpha as colour
+        else:
+            # Pillow reads 16-bit grey with alpha as colour.
+            grey = grey or (image.format == "PNG" and png_colour_type(file) == PNG_GREY_AND_ALPHA)
+            lost = _note_on_lost_bits(image, file, is_grey=grey)
             notes += [lost] if lost else []
         load_undamaged(image, file)  # must come before reading EXIF, which loads a PNG and ignores all errors
         exif = portable_exif(image)
@@ -173,12 +173,10 @@ def _read_grey_or_colour(path: Path) -> ImageData:
         return ImageData(pixels, alpha, profile, "; ".join(notes), exif)
 
 
-def _png_pixels(path: Path) -> tuple[int, str]:
-    """Return a PNG's colour type, and a note if Pillow reduces its bit depth."""
-    with path.open("rb") as file:
-        depth, kind = file.read(PNG_DEPTH_AT + 2)[PNG_DEPTH_AT:]
-    if depth < 16 or kind == PNG_GREY:
-        return kind, ""
-    if kind == PNG_GREY_AND_ALPHA:
-        return kind, "16-bit grey and alpha channels were read as 8-bit"
-    return kind, "16-bit colours were read as 8-bit; use TIFF to keep 16 bits"
+def _note_on_lost_bits(image: Image.Image, file: IO[bytes], *, is_grey: bool) -> str:
+    """Return a note if Pillow reduces an image's bit depth, otherwise an empty string."""
+    if not loses_bits(image, file):
+        return ""
+    if is_grey:
+        return "16-bit grey and alpha channels were read as 8-bit"
+    return "16-bit colours were read as 8-bit; use TIFF to keep 16 bits"

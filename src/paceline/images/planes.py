@@ -16,9 +16,10 @@ from typing import IO, Any
 import numpy as np
 import tifffile
 from numpy.typing import NDArray
-from PIL import Image, ImageSequence
+from PIL import Image, ImageSequence, UnidentifiedImageError
 
 from paceline.contracts.pixel_format import MAX_CHANNELS
+from paceline.core.installed import is_installed
 from paceline.images.decode import BadImage, open_file
 from paceline.images.integrity import DEFLATE
 from paceline.images.orientation import turn
@@ -28,7 +29,9 @@ from paceline.images.tiff_integrity import check_directories, check_expansion, i
 MAX_BYTES = 2**31  # maximum size of a decoded image
 # The data types of channels. Others have too many bits for float32, which is the widest type of a batch.
 PLANE_TYPES = ("uint8", "uint16", "int8", "int16", "float16", "float32", "float64")
+CODECS = "imagecodecs"  # the package with which tifffile decodes all other compressions
 BUILT_IN = (1, 32773, *DEFLATE)  # compressions that tifffile decodes itself; 1 is none and 32773 is PackBits
+FLOAT_PREDICTOR = 3
 UNKNOWN_COLOURS = 33004  # a compression, JPEG 2000, for which libvips labels YCbCr as RGB, and other programs do not
 SLACK_BYTES = 2**16
 COLOURS, PREMULTIPLIED, ALPHA = 3, 1, (1, 2)  # number of colours, and the kinds of extra samples that are transparency
@@ -264,11 +267,16 @@ def _decoded(tiff: tifffile.TiffFile, file: IO[bytes]) -> NDArray[Any]:
         array: NDArray[Any] = series.asarray()
         return array
     except Exception:
+        if page.predictor == FLOAT_PREDICTOR and not is_installed(CODECS):
+            raise BadImage(f"predictor 3 needs the package {CODECS}; install it, or use no predictor") from None
         if page.compression in BUILT_IN or page.dtype is None:
             raise
     if page.samplesperpixel > 1:
         raise _unsupported(page)
-    pages = _decoded_by_pillow(file, len(series.pages))
+    try:
+        pages = _decoded_by_pillow(file, len(series.pages))
+    except UnidentifiedImageError:
+        raise _unsupported(page) from None
     if len(pages) < len(series.pages) or pages[0].dtype.itemsize < page.dtype.itemsize:
         raise _unsupported(page)
     return np.stack(pages).astype(page.dtype)
@@ -283,7 +291,9 @@ def _decoded_by_pillow(file: IO[bytes], num_pages: int) -> list[NDArray[Any]]:
 
 def _unsupported(page: Any) -> BadImage:
     name = getattr(page.compression, "name", str(page.compression))
+    if is_installed(CODECS):
+        return BadImage(f"damaged, or its {name} compression is not supported; save the image again, uncompressed")
     return BadImage(
         f"{name} compression is not supported for such images; save the image uncompressed or with deflate, "
-        "or install imagecodecs"
+        f"or install {CODECS}"
     )

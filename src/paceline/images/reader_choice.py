@@ -173,14 +173,14 @@ def _choose_format(held: _Held, dtype: str, limits: Limits) -> PixelFormat:
             pixels = read_deep(held.file).pixels
             found = (float(np.nanmin(pixels)), float(np.nanmax(pixels)))
         except BadImage as error:
-            raise UserError(f"{_name(held.file)}: unreadable image ({error}); replace the file") from error
+            raise UserError(f"{_name(held.file)}: unreadable image ({error}); save it again or replace it") from error
     return make_format(dtype, limits, _name(held.file), found)
 
 
 def _notes_on_lost_bits(held: _Held, kind: str) -> tuple[str, ...]:
     if kind != "auto" or held.dtype != "uint16":
         return ()
-    advice = "save them as TIFF and use" if held.is_always_reduced else "use"
+    advice = "save them as grey or RGB TIFF and use" if held.is_always_reduced else "use"
     return (f"{_name(held.file)}: 16-bit images are read as 8-bit; {advice} --set pixels=uint16 to keep 16 bits",)
 
 

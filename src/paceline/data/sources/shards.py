@@ -26,7 +26,7 @@ from paceline.core.storage.cache import BlockCache
 from paceline.core.storage.files import StoredFile
 from paceline.core.storage.reader import Reader
 from paceline.core.user_cache import user_cache
-from paceline.data.file_lists import MAX_NAMED, NOT_USED, SIZES_DIFFER, Problem, describe_problems, first_messages
+from paceline.data.file_lists import SIZES_DIFFER, Problem, describe_problems, first_messages, listed_elsewhere
 from paceline.data.groups import group_keys, split_files
 from paceline.data.panel_names import PanelSettings, parse_panels
 from paceline.data.shards.catalog import Catalog, describe_detection, open_catalog
@@ -245,10 +245,8 @@ class Shards(Source):
     def _report(self, problems: Sequence[Problem], num_left: int, ignored: str = "") -> None:
         """Add notes about samples that cannot be used; raise UserError unless bad images are skipped."""
         if problems and not self._may_skip:
-            listed = f" and list all {len(problems)} in {NOT_USED}" if len(problems) > MAX_NAMED else ""
-            raise UserError(
-                f"{self._shown}: {first_messages(problems)}; use --bad-images skip to leave these out{listed}"
-            )
+            advice = f"use --bad-images skip to leave these out{listed_elsewhere(problems)}"
+            raise UserError(f"{self._shown}: {first_messages(problems)}; {advice}")
         if not num_left:
             found = f"no images found{f' (members that are not used: {ignored})' if ignored else ''}"
             reason = f"no sample can be used: {first_messages(problems)}" if problems else found

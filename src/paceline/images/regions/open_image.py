@@ -8,7 +8,7 @@ from paceline.images.decode import BadImage, TooLarge
 from paceline.images.readers import image_size
 from paceline.images.regions.region_image import RegionImage
 from paceline.images.regions.slide_image import SlideImage, is_slide
-from paceline.images.regions.tiff_image import TiffImage
+from paceline.images.regions.tiff_image import TiffImage, is_small_tiff
 from paceline.images.regions.whole_image import WholeImage
 from paceline.images.size_limit import PIXEL_LIMIT, unlimited
 from paceline.images.tiff_integrity import TIFF_SUFFIXES
@@ -55,12 +55,17 @@ def is_huge(path: Path) -> bool:
 def huge_size(path: Path) -> tuple[int, int] | None:
     """Return the height and width of an image that is too large to be decoded as a sample; None if it is not.
 
-    The free memory does not matter here, so that the same files are used on every machine. Raise BadImage if a TIFF
-    or a whole slide cannot be read by region.
+    The free memory does not matter here, so that the same files are used on every machine. Raise BadImage if a huge
+    TIFF or a whole slide cannot be read by region.
     """
     if can_be_read_by_region(path):
-        with open_region_image(path) as image:
-            height, width = image.levels[0].height, image.levels[0].width
+        try:
+            with open_region_image(path) as image:
+                height, width = image.levels[0].height, image.levels[0].width
+        except BadImage:
+            if is_small_tiff(path):  # it is not read by region, so the reason does not matter
+                return None
+            raise
     else:
         height, width = image_size(path, unlimited)
     return (height, width) if height * width > PIXEL_LIMIT else None

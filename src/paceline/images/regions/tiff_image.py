@@ -24,6 +24,7 @@ from paceline.images.regions.region_image import Box, Level, Pixels, RegionForma
 from paceline.images.regions.tiff_page import (
     HORIZONTAL,
     LARGEST_SEGMENT_BYTES,
+    MOST_EXPANSION,
     NONE,
     check_page,
     grid_of,
@@ -34,6 +35,7 @@ from paceline.images.regions.tiff_page import (
     samples_of,
     samples_per_segment,
 )
+from paceline.images.size_limit import PIXEL_LIMIT
 from paceline.images.tiff_integrity import check_directories, is_tiff
 from paceline.images.unknown_kind import PILLOW_COMPRESSIONS
 
@@ -83,6 +85,11 @@ class TiffImage(RegionImage):
         self._num_bytes = os.fstat(self._descriptor).st_size
         self._cache: OrderedDict[tuple[int, int, int], Pixels] = OrderedDict()
         self._cached_bytes, self._lock = 0, threading.Lock()
+        try:
+            self._check_first_strip(first)
+        except BadImage:
+            self.close()
+            raise
 
     def read(self, level: int, box: Box) -> Pixels:
         """Return a region of a level, [h, w, c]."""
@@ -172,6 +179,12 @@ class TiffImage(RegionImage):
             raise BadImage(f"damaged: tile {index} starts inside the header of the file")
         return offset, length
 
+    def _check_first_strip(self, page: Any) -> None:
+        """Raise BadImage if a huge page has strips of the wrong size; other checks of the header do not detect this."""
+        is_huge = page.imagelength * page.imagewidth > PIXEL_LIMIT
+        if is_huge and not page.is_tiled and page.compression not in MOST_EXPANSION:
+            self._decode(page, 0)
+
     def _check_end(self, page: Any, index: int) -> None:
         offset, length = self._place(page, index)
         if page.compression != JPEG or not length:
@@ -212,6 +225,16 @@ def _opened(path: Path) -> tifffile.TiffFile:
         if is_tiff(file):
             check_directories(file)
     return tifffile.TiffFile(path, _multifile=False)
+
+
+def is_small_tiff(path: Path) -> bool:
+    """Return whether a TIFF states a size that can be decoded as a whole; it need not be readable by region."""
+    try:
+        with _opened(path) as file:
+            page = file.pages.first
+            return 0 < page.imagelength * page.imagewidth <= PIXEL_LIMIT
+    except Exception:  # damaged, or not a TIFF
+        return False
 
 
 def _unpack(page: Any, stored: bytes, shape: tuple[int, int, int]) -> Pixels:

@@ -15,12 +15,19 @@ from paceline.images.integrity import DEFLATE, JPEG
 from paceline.images.planes import PLANES_ELSEWHERE, check_colours
 from paceline.images.regions.region_image import RegionFormat
 
-SMALLEST_PART = 16  # if less than 1/16 of the pixels is stored, the size in the header is probably wrong
 LARGEST_SEGMENT_BYTES = 256 << 20  # of a decoded tile or strip
 LARGEST_WHOLE_STRIP_BYTES = 16 << 20  # of an uncompressed strip; from larger ones, only the requested rows are read
 LARGEST_CHANNELS = 64
 NONE = 1  # value of the TIFF tag Compression
-JPEGS = (6, JPEG)  # 6 is an older form
+OLD_JPEG = 6
+JPEGS = (OLD_JPEG, JPEG)
+# The largest factor by which stored bytes can expand, rounded up, for compressions that have one: LZW (5), PackBits
+# (32773), LZMA (34925) and Zstandard (34926 and 50000). If less than 1/16 of an uncompressed image is stored, the size
+# in the header is probably wrong.
+MOST_EXPANSION = {
+    **{NONE: 16, 5: 2048, JPEG: 2048, 32773: 64, 34925: 1 << 16, 34926: 1 << 16, 50000: 1 << 16},
+    **dict.fromkeys(DEFLATE, 2048),
+}
 NO_PREDICTOR, HORIZONTAL = 1, 2
 GREY, RGB, YCBCR = 1, 2, 6  # values of the TIFF tag PhotometricInterpretation
 ALPHA = (1, 2)  # values of the TIFF tag ExtraSamples
@@ -83,9 +90,7 @@ def check_page(page: Any, found: RegionFormat) -> None:
         raise BadImage("rotated TIFFs cannot be read by region; save the image upright")
     if not 1 <= found.channels <= LARGEST_CHANNELS:
         raise BadImage(f"{found.channels} channels; at most {LARGEST_CHANNELS} are supported")
-    counts, needed = page.databytecounts, _pixel_bytes(page)
-    if page.compression == NONE and all(counts) and SMALLEST_PART * sum(counts) < needed:
-        raise BadImage(f"contains {sum(counts):,} bytes of pixels instead of {needed:,}; the file is damaged")
+    _check_stored(page)
     segment = _segment_bytes(page)
     if segment > LARGEST_SEGMENT_BYTES and not is_read_by_row(page):
         what = "tiles" if page.is_tiled else "strips"
@@ -96,6 +101,19 @@ def check_page(page: Any, found: RegionFormat) -> None:
         _check_codec(page)
     elif page.predictor not in (NO_PREDICTOR, HORIZONTAL):
         raise BadImage(f"predictor {page.predictor} is not supported; save the image with deflate and predictor 2")
+
+
+def _check_stored(page: Any) -> None:
+    """Raise BadImage if a page stores too little for the size in its header, which would need a huge plan."""
+    counts, needed, most = page.databytecounts, _pixel_bytes(page), MOST_EXPANSION.get(int(page.compression), 0)
+    if most and all(counts) and most * sum(counts) < needed:  # a count of 0 is a part that a sparse file leaves out
+        kind, than = ("pixels", "instead of") if page.compression == NONE else ("compressed pixels", "for")
+        raise BadImage(f"contains {sum(counts):,} bytes of {kind} {than} {needed:,} bytes; the file is damaged")
+    _, _, across, down = grid_of(page)
+    num_segments = across * down * (page.samplesperpixel if page.planarconfig == 2 else 1)
+    if page.compression not in (NONE, OLD_JPEG) and len(counts) < num_segments:
+        what = "tiles" if page.is_tiled else "strips"
+        raise BadImage(f"contains {len(counts):,} {what} instead of {num_segments:,}; the file is damaged")
 
 
 def _check_codec(page: Any) -> None:
