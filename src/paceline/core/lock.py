@@ -94,3 +94,15 @@ def is_locked(descriptor: int) -> bool | None:
     except OSError:
         return None
     return False
+
+
+def is_folder_locked(folder: Path) -> bool:
+    """Return whether a process has locked a folder; False if there is no lock, or its file system does not tell."""
+    try:
+        opened = os.open(folder / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return bool(is_locked(opened))
+    finally:
+        os.close(opened)
