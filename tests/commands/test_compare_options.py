@@ -18,6 +18,7 @@ from paceline.commands.configure import configure
 from paceline.compare.grid import Grid
 from paceline.compare.measured import Measured
 from paceline.compare.options import Options
+from paceline.core.lock import Lock
 from paceline.core.small_files import read_json
 
 SHORT = ["--preset", "quick", "--accelerator", "cpu", "--no-verify", "--no-step-ladder", "--images", "128"]
@@ -197,6 +198,18 @@ def test_a_run_given_under_several_names_counts_once(place: Path, capsys: pytest
     shutil.copytree("run", "copy")
     assert run(["compare", "run", "copy"]) == 2
     assert "run and copy: the same run twice (single, seed 0); leave one out" in capsys.readouterr().err
+
+
+def test_a_run_that_is_still_running_is_not_reported_as_stopped(place: Path) -> None:
+    (place / "table" / CELL / "config.toml").write_text(
+        (place / "table" / CELL / "config.toml").read_text().replace("images = 128", "images = 256")
+    )
+    shutil.copytree(place / "table" / CELL, place / "killed")
+    held = Lock(place / "table" / CELL)
+    assert run(["compare", f"table/{CELL}", "killed"]) == 0
+    held.release()
+    cells = report(place / "runs/compare-finished-classification-digits")["cells"]
+    assert [cell["reason"] for cell in cells] == ["still running, 128 images so far", "stopped at 128 images"]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from running import start_fork
+from running import run_fork, start_fork
 
 from paceline.benchmarking.link_override import LinkOverride, parse_bandwidth, parse_seconds
 from paceline.benchmarking.scaling_forecast import Checked, Link, Measurement, max_useful_devices, predict
@@ -170,6 +170,14 @@ def test_a_user_error_prints_one_line(words: list[str], message: str, capsys: py
     assert run(["plan", "classification", "--preset", "quick", "--accelerator", "cpu", *words]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
+
+
+def test_a_step_that_does_not_fit_in_the_memory_is_rejected_before_it_is_measured(tmp_path: Path, tiny: str) -> None:
+    command = ("plan", tiny, "--accelerator", "cpu", "--devices", "1", "--batch-size", "10000000")
+    rejected = run_fork(tmp_path, *command, "--set", "width=10000")
+    (line,) = rejected.stderr.splitlines()
+    assert rejected.wait() == 2 and line.startswith("paceline: a step with batch 10000000 needs about ")
+    assert "; use --accumulate " in line
 
 
 def test_a_thread_count_that_is_not_a_number_is_reported_in_one_line(

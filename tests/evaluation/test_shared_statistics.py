@@ -16,11 +16,13 @@ GAN = str(Path(__file__).parents[1] / "tiny_gan.py")
 COMMAND = ("train", GAN, "--accelerator", "cpu", "--images", "64", "--set", "few_images=allow")
 
 
-def train_held(folder: Path, arguments: tuple[str, ...]) -> int:
+def train_held(folder: Path, arguments: tuple[str, ...], reminder_seconds: float) -> int:
     """Run a command that waits at the end of the real images while `folder` has a file `held`."""
     from paceline.cli.app import run
     from paceline.evaluation.evaluators.generation import Generation
+    from paceline.training import evaluate
 
+    evaluate.REMINDER_SECONDS = reminder_seconds
     os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
     end_samples = Generation.end_samples
 
@@ -34,9 +36,11 @@ def train_held(folder: Path, arguments: tuple[str, ...]) -> int:
     return run(list(arguments))
 
 
-def start(folder: Path, name: str, size: int = 1) -> list[Running]:
-    arguments = (*COMMAND, "--devices", str(size), "--out", name)
-    return start_function_in_ranks(folder, size, train_held, folder, arguments)
+def start(
+    folder: Path, name: str, size: int = 1, *, reminder_seconds: float = 30.0, extra: tuple[str, ...] = ()
+) -> list[Running]:
+    arguments = (*COMMAND, "--devices", str(size), "--out", name, *extra)
+    return start_function_in_ranks(folder, size, train_held, folder, arguments, reminder_seconds)
 
 
 def num_computed(folder: Path) -> int:
@@ -82,3 +86,17 @@ def test_a_run_waits_for_another_that_computes_the_same_statistics(tmp_path: Pat
     else:
         assert num_computed(tmp_path) in (2, 3), "one run, of one or two ranks, computes them instead"
     assert not list((tmp_path / "cache").rglob("*.lock"))
+
+
+def test_a_run_that_waits_for_a_suspended_run_prints_why_until_the_other_run_dies(tmp_path: Path) -> None:
+    (tmp_path / "held").touch()
+    (first,) = start(tmp_path, "first", extra=("--loader", "workers", "--workers", "1"))
+    wait_until(lambda: num_computed(tmp_path) == 1, first)
+    os.kill(first.pid, signal.SIGSTOP)
+    (second,) = start(tmp_path, "second", reminder_seconds=0.6)
+    line = f"still waiting for another run (process {first.pid}), which is processing the same images"
+    wait_until(lambda: has_printed(second, line), second)
+    assert "after 600 s (--timeout), this run processes them itself" in second.stdout
+    (tmp_path / "held").unlink()
+    first.kill()
+    assert second.wait() == 0 and num_computed(tmp_path) == 2, second.stderr

@@ -193,3 +193,15 @@ def test_a_frozen_batchnorm_stays_as_it_is(ours: bool) -> None:
     assert isinstance(network[0], SynchronizedBatchNorm if ours else nn.SyncBatchNorm) and network[1][0] is frozen
     assert not network.train()[1][0].training and network[0].training
     assert synchronize(frozen, ours=ours) is frozen
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_a_batchnorm_with_several_names_is_synchronised_under_each_of_them(ours: bool) -> None:
+    norm, other = nn.BatchNorm2d(3), nn.Module()
+    network = nn.Module()
+    network.first = network.second = other.third = norm
+    network.other = other
+    synchronize(network, ours=ours)
+    assert isinstance(network.first, SynchronizedBatchNorm if ours else nn.SyncBatchNorm)
+    assert network.first is network.second is other.third
+    network.eval().first(torch.randn(2, 3, 4, 4))

@@ -17,12 +17,13 @@ from paceline.parallel.blocks import blocks_of
 
 TESTS = Path(__file__).parents[1]
 STEPS = 3
-# A gradient penalty, clipping, several discriminators with accumulation, and parameters that two layers share.
+# A gradient penalty, clipping, several discriminators with accumulation, and shared parameters and modules.
 CASES: dict[str, Case] = {
     "penalty": (str(TESTS / "duet.py"), {"norm": "none"}),
     "classification": ("classification", {"clip": 0.5, "batch_size": "12"}),
     "dual_gan": ("dual_gan", {"batch_size": "12", "accumulate": 2}),
     "tied": (str(TESTS / "tied.py"), {}),
+    "shared_modules": (str(TESTS / "shared_modules.py"), {}),
 }
 OTHER_CASES: dict[str, Case] = {
     "dcgan": ("dcgan", {"batch_size": "12"}),

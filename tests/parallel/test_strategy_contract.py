@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+import safetensors.torch
+from running import start_function_in_ranks
+from sharded import trace_all
 
 from paceline.commands.configure import configure
-from paceline.commands.verify import differences
+from paceline.commands.verify import compare, differences
 from paceline.core.installed import is_installed
 from paceline.core.registry import load_class, names
 from paceline.parallel.strategy import Strategy
@@ -29,3 +34,16 @@ def test_a_strategy_on_one_device_produces_the_same_weights_as_a_single_process(
     config = configure(tiny, {"accelerator": "cpu", "batch_size": "16"}, small=True)
     found = differences(config, ["single", name], steps=3, tolerance=1e-12)
     assert found and all(one.ok for one in found)
+
+
+def test_modules_with_several_names_train_on_two_devices_as_on_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # as in the ranks: recipes read images in ./data, if there are any
+    cases = {"shared": (str(Path(__file__).parents[1] / "shared_modules.py"), {})}
+    trace_all(str(tmp_path), cases, "single", 3)
+    ranks = start_function_in_ranks(tmp_path, 2, trace_all, str(tmp_path), cases, "ddp", 3)
+    assert [rank.wait() for rank in ranks] == [0, 0], ranks[0].stdout + ranks[0].stderr
+    traces = {name: safetensors.torch.load_file(tmp_path / f"shared.{name}") for name in ("single", "ddp")}
+    found = compare(traces, tolerance=1e-9)
+    assert found and all(one.ok for one in found), found

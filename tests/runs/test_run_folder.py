@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,26 @@ def test_the_lock_of_a_run_folder_can_be_released(tmp_path: Path) -> None:
     one.release()
     other.claim()
     other.release()
+
+
+def test_a_run_in_use_on_another_host_is_reported_with_the_host_and_its_lock_can_be_removed(tmp_path: Path) -> None:
+    one, other = RunFolder(tmp_path / "run"), RunFolder(tmp_path / "run")
+    one.claim()
+    lock = tmp_path / "run" / ".lock"
+    assert lock.read_text() == f"{os.getpid()} {socket.gethostname()}\n"
+    lock.write_text("123 gpu-3\n")  # as if a process on another host held the lock
+    with pytest.raises(UserError) as raised:
+        other.claim()
+    assert str(raised.value) == (
+        f"--out {tmp_path / 'run'}: this run is in use by process 123 on host gpu-3; "
+        f"choose a different --out, or remove {lock} if that process no longer exists"
+    )
+    lock.unlink()
+    other.claim()
+    with pytest.raises(UserError, match="the folder was removed or replaced"):
+        one.check_present()
+    other.release()
+    one.release()
 
 
 def test_settings_that_would_change_the_results_are_rejected_on_resume(tmp_path: Path, tiny: str) -> None:

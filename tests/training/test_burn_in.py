@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -9,6 +11,7 @@ from torch import nn
 from paceline.config.settings import LearnerSettings
 from paceline.contracts.phase import Clock
 from paceline.parallel.precision import Precision
+from paceline.parallel.torch_internals import TorchDispatchMode
 from paceline.training.learner import Learner
 from paceline.training.schedule import schedule_of
 from paceline.training.scheduled_adam import ScheduledAdam
@@ -65,3 +68,52 @@ def test_the_ema_follows_the_weights_at_first_and_then_averages_them() -> None:
     network.weight.data.fill_(5.0)
     learner.update_ema(50)
     assert learner.ema[0].item() == pytest.approx(4.0)
+
+
+class _Reads(TorchDispatchMode):
+    """Counts how often a value is read on the host, for which a GPU would have to be waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+@pytest.mark.parametrize("clip", [0.0, 0.5])
+def test_in_fp16_a_scheduled_beta2_skips_overflows_without_waiting_for_the_device(optimizer: str, clip: float) -> None:
+    chosen: dict[str, Any] = {
+        "optimizer": optimizer,
+        "lr": 0.1,
+        "weight_decay": 0.1,
+        "clip": clip,
+        "burn_in_beta2": 0.9,
+    }
+    settings, networks, learners = LearnerSettings(**chosen), [], []
+    for supports in (True, False):  # without support, the GradScaler itself decides on the host
+        torch.manual_seed(0)
+        networks.append(nn.Linear(3, 2))
+        rate = schedule_of(settings, 1.0, epoch=100, step=10, total=1000, burn_in=100)
+        learners.append(Learner("network", networks[-1], settings, rate, Precision("fp16", "cpu"), 0, 100))
+        learners[-1].optimizer._step_supports_amp_scaling = supports  # type: ignore[attr-defined]
+    counts = []
+    for network, learner in zip(networks, learners, strict=True):
+        for number in range(6):
+            learner.set_rate(10 * number)
+            data = torch.randn(4, 3, generator=torch.Generator().manual_seed(number))
+            learner.scale(network(data).square().sum()).backward()
+            if number in (0, 3):
+                assert network.weight.grad is not None
+                network.weight.grad[0, 0] = torch.inf if number else torch.nan
+            with _Reads() as reads:
+                learner.step()
+        counts.append(reads.count)
+    assert counts[0] == 0 < counts[1]
+    for one, other in zip(networks[0].parameters(), networks[1].parameters(), strict=True):
+        assert torch.equal(one, other)
+        states = [learner.optimizer.state[p] for learner, p in zip(learners, (one, other), strict=True)]
+        assert all(torch.equal(states[0][name], states[1][name]) for name in states[0]) and states[0]["step"] == 4
+    assert learners[0].scaler.get_scale() == learners[1].scaler.get_scale() < 65536

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from paceline.commands.configure import configure
 from paceline.core.errors import UserError
-from paceline.training.weights_limit import WeightsLimit
+from paceline.data.open_sources import open_sources
+from paceline.runs.recipe import make_recipe
+from paceline.training import weights_limit
+from paceline.training.weights_limit import LARGE_BYTES, WeightsLimit, check_training_fits
 
 
 def test_a_layer_that_is_larger_than_the_free_memory_is_rejected() -> None:
@@ -37,3 +43,35 @@ def test_initial_weights_are_the_same_as_without_the_limit() -> None:
     with WeightsLimit("mine"):
         limited = nn.Conv2d(3, 8, 3)
     assert torch.equal(free.weight, limited.weight)
+
+
+def test_layers_that_fit_one_by_one_but_not_together_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = 3 * LARGE_BYTES
+    before = weights_limit.own_host_bytes()
+    monkeypatch.setattr(weights_limit, "own_host_bytes", lambda: before + sum(layer.nbytes for layer in made))
+    monkeypatch.setattr(weights_limit, "free_host_bytes", lambda: free - sum(layer.nbytes for layer in made))
+    made: list[torch.Tensor] = []
+    with WeightsLimit("mine"), pytest.raises(UserError, match=r"^recipe 'mine': the networks need more than 0\.[5-8]"):
+        while True:
+            made.append(torch.empty(LARGE_BYTES // 16))  # not touched, so it needs no memory
+    assert len(made) > 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "copies"),
+    [({"optimizer": "sgd", "momentum": 0.0}, 1), ({"optimizer": "sgd"}, 2), ({"ema_half_life": "9 images"}, 4)],
+)
+def test_a_network_is_rejected_if_its_gradients_and_state_do_not_fit(
+    monkeypatch: pytest.MonkeyPatch, tiny: str, settings: dict[str, Any], copies: int
+) -> None:
+    config = configure(tiny, {"accelerator": "cpu", "optimizer": "adam", **settings})
+    recipe = make_recipe(config, open_sources(config))
+    recipe.classifier = nn.Linear(100, LARGE_BYTES // 100, bias=False, device="meta")
+    needed = copies * recipe.classifier.weight.nbytes
+    monkeypatch.setattr(weights_limit, "free_host_bytes", lambda: 2 * needed)
+    check_training_fits(config, recipe, 2)
+    message = (
+        rf"gradients, optimizer state and EMA need {3 * needed / 1e9:.1f} GB of memory, but {2 * needed / 1e9:.1f}"
+    )
+    with pytest.raises(UserError, match=message):
+        check_training_fits(config, recipe, 3)

@@ -29,6 +29,7 @@ from paceline.core.types import SettingValue
 from paceline.launch.tasks import Task, run_in_processes
 from paceline.parallel.strategy import AUTO
 from paceline.parallel.world import uses_cuda
+from paceline.training.memory_advice import check_step_fits
 from paceline.training.stop import INTERRUPTED
 
 SECONDS_PER_DAY = 86_400
@@ -75,6 +76,8 @@ def plan(
     _check_link(options, devices, processes)
     counts = _counts(devices)
     sizes = sorted({max(1, batch // n) for n in counts}, reverse=True)
+    if not uses_cuda(config.run):
+        check_step_fits(config.with_run(devices=1, strategy=AUTO["one device"], batch_size=str(sizes[0])), processes)
     config = config.with_run(devices=processes, strategy=AUTO["several"], batch_size=str(batch))
     measured = _measure(config, sizes, options.check)
     link = override.apply(measured.link) if devices > 1 else None

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from paceline.compare.record import CellRecord
 from paceline.core.errors import UserError
+from paceline.core.lock import is_folder_locked
 from paceline.core.registry import names
 from paceline.report.comparable import check_comparable
 from paceline.report.groups import make_groups
@@ -84,7 +85,11 @@ def _without_wrong_speed(run: Run) -> Run:
 def _cell_of(run: Run, label: str) -> Cell:
     again = f"{run.folder.rstrip('/')}-again"
     done = run.finished and (bool(run.quality) or run.speed is not None)
-    reason = "" if done else "no metrics" if run.finished or not run.images else f"stopped at {run.images:,} images"
+    reason = ""
+    if not done and is_folder_locked(Path(run.folder)):
+        reason = f"still running, {run.images:,} images so far"
+    elif not done:
+        reason = "no metrics" if run.finished or not run.images else f"stopped at {run.images:,} images"
     return Cell(
         run.folder,
         Path(run.recipe).stem,

@@ -18,6 +18,11 @@ def free_host_bytes(root: Path = Path("/")) -> int:
     return max(0, min([available, *(left for group in _groups(root) for left in _free_bytes_in(group))]))
 
 
+def own_host_bytes(root: Path = Path("/")) -> int:
+    """Return the memory that this process uses; 0 if the system does not report it."""
+    return _table(root / "proc/self/status").get("VmRSS:", 0) * 1024
+
+
 def _groups(root: Path) -> Iterator[Path]:
     """Yield the folders of the cgroups that account for this process's memory, and of their parents."""
     own: dict[str, str] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import math
 import os
+import socket
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,12 +13,20 @@ from pathlib import Path
 from paceline.core.small_files import read_bounded
 
 LOCK = ".lock"  # name of the lock file in the locked folder
-MAX_OWNER_BYTES = 100
+MAX_OWNER_BYTES = 300  # a process ID and a host name
 READER_SECONDS = 1.0  # how long to wait for readers, which hold a shared lock only briefly
 
 
 class InUse(Exception):
-    """Raised if another process holds the lock; the message is the ID of that process."""
+    """Raised if another process holds the lock; the message is the ID of that process, and its host if it is another.
+
+    `is_elsewhere` is whether the process runs on another host. Its file system may then keep the lock for some time
+    after the host has gone down.
+    """
+
+    def __init__(self, process: str, host: str) -> None:
+        self.is_elsewhere = host not in ("", socket.gethostname())
+        super().__init__(f"{process} on host {host}" if self.is_elsewhere else process)
 
 
 class Lock:
@@ -29,7 +38,7 @@ class Lock:
         until = time.monotonic() + wait_seconds
         while not self._take():
             if time.monotonic() > until:
-                raise InUse(self._owner())
+                raise InUse(*self._owner())
             time.sleep(0.01 if wait_seconds < math.inf else 0.1)
 
     @property
@@ -58,16 +67,18 @@ class Lock:
             except (BlockingIOError, FileNotFoundError):
                 return False
             os.ftruncate(opened, 0)
-            os.pwrite(opened, f"{os.getpid()}\n".encode(), 0)
+            os.pwrite(opened, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
             unless_taken.pop_all()
         self._opened = opened
         return True
 
-    def _owner(self) -> str:
+    def _owner(self) -> tuple[str, str]:
+        """Return the process and the host in the lock file; "?" and an empty host if they cannot be read."""
         try:
-            return read_bounded(self.file, MAX_OWNER_BYTES).decode(errors="replace").strip() or "?"
+            process, _, host = read_bounded(self.file, MAX_OWNER_BYTES).decode(errors="replace").strip().partition(" ")
         except OSError:
-            return "?"
+            return "?", ""
+        return process or "?", host
 
 
 def is_locked(descriptor: int) -> bool | None:
@@ -83,3 +94,15 @@ def is_locked(descriptor: int) -> bool | None:
     except OSError:
         return None
     return False
+
+
+def is_folder_locked(folder: Path) -> bool:
+    """Return whether a process has locked a folder; False if there is no lock, or its file system does not tell."""
+    try:
+        opened = os.open(folder / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return bool(is_locked(opened))
+    finally:
+        os.close(opened)

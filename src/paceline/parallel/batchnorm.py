@@ -185,27 +185,25 @@ def has_batchnorm(module: nn.Module) -> bool:
 
 
 def synchronize(module: nn.Module, *, ours: bool) -> nn.Module:
-    """Return the module with each BatchNorm synchronised across all processes, using Paceline's class or torch's."""
-    by_image = [name for name, inner in module.named_modules() if isinstance(inner, NormByImage)]
-    with_submodules = {
-        name: inner for name, inner in module.named_modules() if isinstance(inner, AnyBatchNorm) and _submodules(inner)
-    }
-    frozen = {
-        name: inner for name, inner in module.named_modules() if isinstance(inner, AnyBatchNorm) and _is_frozen(inner)
-    }
-    converted: nn.Module = _converted(module) if ours else nn.SyncBatchNorm.convert_sync_batchnorm(module)
-    for name in by_image:
-        converted.get_submodule(name).__class__ = _SynchronizedByImage if ours else _TorchSyncByImage
-    for name, norm in with_submodules.items():
-        twin = converted.get_submodule(name)
-        twin.__class__ = _SynchronizedThenSubmodules if ours else _TorchSyncThenSubmodules
-        for key, child in norm.named_children():
-            twin.add_module(key, child)
-    for name, norm in frozen.items():
-        if name:
-            parent, _, key = name.rpartition(".")
-            setattr(converted.get_submodule(parent), key, norm)
-    return frozen.get("", converted)
+    """Synchronise each BatchNorm of a module across processes, using Paceline's class or torch's; return the module.
+
+    Only the class of a BatchNorm changes. A BatchNorm that a network uses under several names stays one module, which
+    keeps its hooks and attributes.
+    """
+    for norm in [inner for inner in module.modules() if isinstance(inner, AnyBatchNorm) and not _is_frozen(inner)]:
+        if not ours:
+            vars(norm).setdefault("process_group", None)  # the only attribute that torch's class adds
+        norm.__class__ = _synchronized_class(norm, ours)
+        vars(norm).pop("forward", None)  # a `forward` stored in the object would take precedence
+    return module
+
+
+def _synchronized_class(norm: AnyBatchNorm, ours: bool) -> type[AnyBatchNorm]:
+    if isinstance(norm, NormByImage):
+        return _SynchronizedByImage if ours else _TorchSyncByImage
+    if any(norm.children()):  # modules that are applied to the result, such as the activation in timm's BatchNormAct2d
+        return _SynchronizedThenSubmodules if ours else _TorchSyncThenSubmodules
+    return SynchronizedBatchNorm if ours else nn.SyncBatchNorm
 
 
 def leave_batchnorm_eager(module: nn.Module) -> None:
@@ -245,24 +243,3 @@ def _is_frozen(norm: AnyBatchNorm) -> bool:
     is_frozen = not norm.train().training
     norm.train(mode)
     return is_frozen
-
-
-def _submodules(norm: nn.Module) -> list[nn.Module]:
-    """Return the modules that a BatchNorm applies to its result, such as the activation in timm's BatchNormAct2d."""
-    return list(norm.children())
-
-
-def _converted(module: nn.Module) -> nn.Module:
-    if isinstance(module, AnyBatchNorm):
-        return _synchronized_twin(module)
-    for name, child in module.named_children():
-        setattr(module, name, _converted(child))
-    return module
-
-
-def _synchronized_twin(norm: AnyBatchNorm) -> SynchronizedBatchNorm:
-    twin = SynchronizedBatchNorm(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
-    twin.weight, twin.bias = norm.weight, norm.bias  # weight and bias may be None
-    for name, buffer in norm.named_buffers(recurse=False):
-        setattr(twin, name, buffer)
-    return twin.train(norm.training)

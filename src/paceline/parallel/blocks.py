@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 from torch import nn
 
@@ -32,14 +33,17 @@ def blocks_of(recipe: Recipe, name: str) -> list[nn.Module]:
 
 
 def shares_parameters(block: nn.Module, network: nn.Module) -> bool:
-    """Return whether a module outside a block has one of the block's parameters (tied weights)."""
-    inside, own = set(block.modules()), set(block.parameters())
-    return any(
-        parameter in own
-        for module in network.modules()
-        if module not in inside
-        for parameter in module.parameters(recurse=False)
-    )
+    """Return whether a module outside a block has one of the block's parameters (tied weights or tied modules)."""
+    own = set(block.parameters())
+    return any(p in own for module in _modules_outside(network, block) for p in module.parameters(recurse=False))
+
+
+def _modules_outside(module: nn.Module, block: nn.Module) -> Iterator[nn.Module]:
+    """Yield the modules that can be reached without the block; a module may also be inside the block."""
+    if module is not block:
+        yield module
+        for child in module.children():
+            yield from _modules_outside(child, block)
 
 
 def _named(network: nn.Module, name: str, path: str) -> nn.Module:

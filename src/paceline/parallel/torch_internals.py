@@ -212,26 +212,25 @@ def adam_update(
     steps: Sequence[Tensor],
     means: Sequence[Tensor],
     squares: Sequence[Tensor],
-    lr: float | Tensor,
+    *,
+    made: float | list[Tensor],
+    rate: Tensor,
     beta1: float,
     beta2: Tensor,
+    root_factor: Tensor,
     epsilon: float,
 ) -> None:
-    """Update many parameters and their Adam state with a beta2 in a tensor, using only a few kernels; see `copy_all`.
-
-    All parameters have made the same number of steps.
-    """
+    """Update parameters and their Adam state in a few kernels, with numbers in tensors; `made` is added to `steps`."""
     gradients, means, squares = list(gradients), list(means), list(squares)
-    torch._foreach_add_(list(steps), 1)
+    torch._foreach_add_(list(steps), made)
     torch._foreach_lerp_(means, gradients, 1 - beta1)
     torch._foreach_mul_(squares, beta2)
     torch._foreach_addcmul_(squares, torch._foreach_mul(gradients, 1 - beta2), gradients)
-    step = steps[0].to(beta2.dtype)
     roots = torch._foreach_sqrt(squares)
-    torch._foreach_mul_(roots, (1 - beta2**step).rsqrt())
+    torch._foreach_mul_(roots, root_factor)
     torch._foreach_add_(roots, epsilon)
     changes = torch._foreach_div(means, roots)
-    torch._foreach_mul_(changes, -lr / (1 - beta1**step))
+    torch._foreach_mul_(changes, -rate)
     torch._foreach_add_(list(parameters), changes)
 
 

@@ -78,8 +78,9 @@ class RunFolder:
             remove_leftovers(self.path, older_than_seconds=LEFTOVER_SECONDS)  # newer files may still be in use
             self.checkpoints.restore_replaced()
         except InUse as owner:
+            gone = f", or remove {self.path / LOCK} if that process no longer exists" if owner.is_elsewhere else ""
             raise UserError(
-                f"--out {self.path}: this run is in use by process {owner}; choose a different --out"
+                f"--out {self.path}: this run is in use by process {owner}; choose a different --out{gone}"
             ) from None
         except OSError as error:
             if error.errno == errno.ELOOP and (self.path / LOCK).is_symlink():

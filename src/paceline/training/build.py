@@ -36,7 +36,7 @@ from paceline.training.graph import RunStep, choose_step
 from paceline.training.learner import Learner
 from paceline.training.schedule import schedule_of
 from paceline.training.step import Step
-from paceline.training.weights_limit import WeightsLimit
+from paceline.training.weights_limit import WeightsLimit, check_training_fits
 
 
 @dataclass
@@ -139,6 +139,8 @@ def _build(config: Config, strategy_type: type[Strategy], world: World, check: C
     epoch = len(sources["train"])
     requested = config.run.images or round(config.run.epochs * epoch)
     total = math.ceil(requested / feed.images_per_step) * feed.images_per_step
+    if world.device.type == "cpu":
+        check_training_fits(config, recipe, world.place.local_size)
     learners = make_learners(config, recipe, precision, epoch=epoch, step=feed.images_per_step, total=total)
     step = Step(recipe, learners, strategy, pipeline.finish, batch_size, feed.images_per_step)
     config, compile_notes = _compile(config, step, feed, total)

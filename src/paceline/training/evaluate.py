@@ -33,6 +33,7 @@ from paceline.training.build import Parts
 from paceline.training.predictor import Predictor
 
 POLL_SECONDS = 0.5  # how often a run that waits for another one asks whether that one has finished
+REMINDER_SECONDS = 30.0  # time between two lines about what a run waits for
 
 
 class SplitEvaluator:
@@ -134,17 +135,19 @@ class SplitEvaluator:
         Only the first rank holds the lock. The other ranks wait with it, step by step, so that no exchange times out.
         After `timeout` seconds, the samples are processed without the lock: the other run may be suspended.
         """
-        lock, owner, has_waited, until = None, "", False, time.monotonic() + self.settings.timeout
+        lock, owner, began, printed_at = None, "", time.monotonic(), -math.inf
+        has_waited = False
         try:
             while True:
                 if self.world.is_first:
                     lock, owner = _try_to_lock(evaluator)
-                if not self._is_true_anywhere(bool(owner) and not is_stopping() and time.monotonic() < until):
+                waited = time.monotonic() - began
+                if not self._is_true_anywhere(bool(owner) and not is_stopping() and waited < self.settings.timeout):
                     break
-                if owner and not has_waited:
-                    shown = f"another run (process {owner}), which is processing the same images for its evaluation"
-                    print_line(f"waiting for {shown}")
                 has_waited = True
+                if owner and waited - printed_at >= REMINDER_SECONDS:
+                    print_line(_waiting_for(owner, waited, self.settings.timeout))
+                    printed_at = waited
                 beat()
                 time.sleep(POLL_SECONDS)
             yield has_waited
@@ -175,6 +178,14 @@ class SplitEvaluator:
 
     def _sample_batches(self) -> Iterator[Batch]:
         return evaluation_batches(self.pipeline, self.world.rank, self.world.size, self.drawer)
+
+
+def _waiting_for(owner: str, waited: float, timeout: float) -> str:
+    """Return the line to print while a run waits for another one."""
+    line = f"waiting for another run (process {owner}), which is processing the same images for its evaluation"
+    if waited < REMINDER_SECONDS:
+        return line
+    return f"still {line}: {waited:.0f} s so far; after {timeout:g} s (--timeout), this run processes them itself"
 
 
 def _try_to_lock(evaluator: Evaluator) -> tuple[Lock | None, str]:

@@ -158,6 +158,11 @@ class Learner:
                 self.ema[position], rows.data = rows.data, ema_tensor
 
 
+def num_states(settings: LearnerSettings) -> int:
+    """Return how many tensors of a parameter's size the optimizer keeps for it."""
+    return int(settings.momentum > 0) if settings.optimizer == "sgd" else 2
+
+
 def make_optimizer(
     named: dict[str, Tensor], settings: LearnerSettings, precision: Precision, rates: Mapping[str, float]
 ) -> Optimizer:

@@ -9,12 +9,15 @@ import torch
 
 from paceline.config.resolve import Config
 from paceline.config.spans import split_batch
+from paceline.core.errors import UserError
 from paceline.core.host_memory import free_host_bytes
+from paceline.data.open_sources import open_sources
 from paceline.data.source import Source
 from paceline.parallel.strategy import strategy_class
 from paceline.training.build import Parts
 from paceline.training.memory_forecast import Forecast, forecast, gib
 
+SMALL_SHARE = 1e-5  # the activations of a ResNet need up to 70,000 times as much memory as small grey images
 SHORT = "use a smaller --batch-size, --accumulate 2 or --set checkpoint_activations=on"
 
 
@@ -32,7 +35,27 @@ def explain_out_of_memory(error: torch.OutOfMemoryError, parts: Parts) -> str:
 
 def suggest(config: Config, device_bytes: int, sources: Mapping[str, Source] | None = None) -> str:
     """Return the memory that a step needs and the settings with which it would fit in a device's memory."""
-    found = forecast(config, device_bytes, sources)
+    return _describe(forecast(config, device_bytes, sources), device_bytes)
+
+
+def check_step_fits(config: Config, num_sharing: int) -> None:
+    """Raise UserError if a step on the CPU needs too much memory. The process must not train afterwards.
+
+    `num_sharing` is the number of processes that take such a step at the same time. The forecast takes seconds, so it
+    is skipped if the images of a batch need only a tiny part of the memory.
+    """
+    free, sources = free_host_bytes() // num_sharing, open_sources(config)
+    batch = split_batch(config.run.batch_size, 1, config.run.accumulate) // config.run.accumulate
+    if batch * sum(field.nbytes for field in sources["train"].read(0).values()) < free * SMALL_SHARE:
+        return
+    found = forecast(config.with_run(accelerator="cpu"), free, sources)
+    memory = found.memory(strategy_class(config), 1, found.samples_per_device(1))
+    if not found.fits(memory, free):
+        raise UserError(_describe(found, free))
+
+
+def _describe(found: Forecast, device_bytes: int) -> str:
+    config = found.config
     strategy, devices = strategy_class(config), config.run.devices
     memory = found.memory(strategy, devices, found.samples_per_device(devices))
     needed = (

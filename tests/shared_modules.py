@@ -1,0 +1,45 @@
+"""A test recipe whose networks use a convolution and a BatchNorm under several names."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from paceline.contracts.recipe import Batch, DataSpec, Loss, NoSettings, Phase, Recipe
+
+
+class Block(nn.Module):
+    """A block that applies its convolution and its BatchNorm twice, each under two names."""
+
+    def __init__(self, norm: nn.BatchNorm2d) -> None:
+        super().__init__()
+        self.conv1 = self.conv2 = nn.Conv2d(4, 4, 3, padding=1, bias=False)
+        self.bn1 = self.bn2 = norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x))))))
+
+
+class SharedModules(Recipe):
+    """A classifier with two blocks, which share a BatchNorm; the first block is used twice."""
+
+    evaluator = "accuracy"
+    defaults: ClassVar[dict[str, Any]] = {"data": "digits", "size": 8, "batch_size": "12", "images": 36, "lr": 0.05}
+    phases = (Phase("classifier", "classifier"),)
+
+    def __init__(self, settings: NoSettings, spec: DataSpec) -> None:
+        super().__init__(settings, spec)
+        norm = nn.BatchNorm2d(4)
+        first, second = Block(norm), Block(norm)
+        start = nn.Conv2d(spec.channels, 4, 3, bias=False)
+        end = (nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, spec.num_classes))
+        self.classifier = nn.Sequential(start, first, second, first, *end)
+
+    def classifier_loss(self, batch: Batch) -> Loss:
+        return Loss({"cross_entropy": F.cross_entropy(self.classifier(batch["image"]), batch["label"])})
+
+    def predict(self, batch: Batch) -> dict[str, torch.Tensor]:
+        return {"logits": self.classifier(batch["image"])}
