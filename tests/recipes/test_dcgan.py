@@ -203,6 +203,17 @@ def test_flags_override_the_config_file(tmp_path):
     assert (config.run.data, config.recipe.nz) == ("digits", 8)
 
 
+@pytest.mark.parametrize("recipe", ["dcgan", "dual_gan"])
+def test_a_run_whose_discriminator_becomes_constant_stops_and_reports_the_step(recipe: str, tmp_path: Path) -> None:
+    settings = {"ngf": 4, "ndf": 4, "optimizer": "adamw", "weight_decay": 1000.0, "evaluate_every": "never"}
+    with pytest.raises(
+        UserError, match=r"output has become constant \(discrim.*\) at step 10 \(160 images seen\); no checkp"
+    ):
+        paceline.train(
+            recipe, accelerator="cpu", batch_size=16, lr=1e-3, images=320, log_every="5 steps", out=tmp_path, **settings
+        )
+
+
 def test_the_cifar10_presets_of_dcgan_and_dual_gan_have_equal_settings():
     one, two = (configure(recipe, {"preset": "cifar10"}) for recipe in ("dcgan", "dual_gan"))
     assert one.run == two.run and one.learner == two.learner

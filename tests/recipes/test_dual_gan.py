@@ -130,6 +130,26 @@ def test_conflicting_options_are_rejected_in_one_line(settings, message):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["d2gan_alpha", "d2gan_beta"])
+def test_a_weight_of_d2gan_is_rejected_with_another_objective(name):
+    with pytest.raises(UserError, match=f"{name}=0.5: not used with objective=hinge; use objective=d2gan"):
+        DualGan.check(DualGanSettings(objective="hinge", **{name: 0.5}))
+    DualGan.check(DualGanSettings(objective="d2gan", **{name: 0.5}))
+    DualGan.check(DualGanSettings(objective="hinge"))
+
+
+def test_discriminators_with_a_constant_output_are_recognised_by_their_score_ranges():
+    recipe = build(against="both")
+    batch = make_batch(recipe)
+    batch["fake"] = recipe.predict(batch)["image"].detach()
+    for number in (1, 2):
+        assert recipe(f"discriminator_{number}", batch).signals["score_range"] > 0
+        for parameter in recipe.networks[f"discriminator_{number}"].parameters():
+            parameter.data.zero_()
+        assert recipe(f"discriminator_{number}", batch).signals["score_range"] == 0
+    assert recipe.must_vary == ("discriminator_1/score_range", "discriminator_2/score_range")
+
+
 def test_r1_adds_a_penalty_phase_for_each_discriminator():
     recipe = build(r1=1.0)
     assert [(p.name, p.network, p.every) for p in recipe.phases[3:]] == [

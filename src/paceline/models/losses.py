@@ -59,6 +59,12 @@ SQUARES = Objective(  # least squares without the factor of 1/2, as in pix2pix
 OBJECTIVES = {"bce": BCE, "hinge": HINGE, "lsgan": LEAST_SQUARES}
 
 
+def score_range(*logits: Tensor) -> dict[str, Tensor]:
+    """Return the largest minus the smallest logit, by name: 0 only if the discriminator's output is constant."""
+    every = torch.cat([part.detach() for part in logits])
+    return {"score_range": every.amax() - every.amin()}
+
+
 def d2gan(alpha: float, beta: float) -> tuple[Objective, Objective]:
     """Return the objectives of D2GAN's two discriminators (Nguyen et al. 2017).
 

@@ -15,7 +15,7 @@ from typing import Literal
 
 from paceline.config.settings import setting
 from paceline.contracts.recipe import Batch, DataSpec, Draw, Loss, Phase
-from paceline.models.losses import OBJECTIVES, r1_penalty
+from paceline.models.losses import OBJECTIVES, r1_penalty, score_range
 from paceline.recipes.parts.augmentation import Augmentation
 from paceline.recipes.parts.dcgan_recipe import (
     R1_EVERY,
@@ -37,6 +37,7 @@ class Dcgan(DcganRecipe):
     """Two networks, each trained in one phase. With R1, a third phase penalises the discriminator's gradient."""
 
     Settings = DcganSettings
+    must_vary = ("discriminator/score_range",)
 
     def __init__(self, settings: DcganSettings, spec: DataSpec) -> None:
         super().__init__(settings, spec)
@@ -67,7 +68,7 @@ class Dcgan(DcganRecipe):
         fake = self.discriminator(self.augment(batch["fake"], batch, "fake"))
         terms = {"real": self.objective.real(real).mean(), "fake": self.objective.fake(fake).mean()}
         certainty = self.augment.certainty(real, self.objective.boundary)
-        return Loss(terms, signals=self.objective.scores(real, fake) | certainty)
+        return Loss(terms, signals=self.objective.scores(real, fake) | score_range(real, fake) | certainty)
 
     def penalty_loss(self, batch: Batch) -> Loss:
         """R1 = r1 · ½‖∇D(x)‖² at real images x. R1 runs every R1_EVERY steps, so its weight is scaled by R1_EVERY."""

@@ -20,7 +20,7 @@ from paceline.contracts.recipe import Batch, DataSpec, Draw, Loss, Phase
 from paceline.core.errors import UserError
 from paceline.models.concurrent import apply_concurrently
 from paceline.models.dcgan import Discriminator
-from paceline.models.losses import OBJECTIVES, Objective, d2gan, r1_penalty
+from paceline.models.losses import OBJECTIVES, Objective, d2gan, r1_penalty, score_range
 from paceline.recipes.parts.augmentation import Augmentation
 from paceline.recipes.parts.dcgan_recipe import (
     R1_EVERY,
@@ -58,10 +58,21 @@ class DualGan(DcganRecipe):
     """Three networks, each trained in one phase. With R1, each discriminator has one more phase."""
 
     Settings = DualGanSettings
+    must_vary = ("discriminator_1/score_range", "discriminator_2/score_range")
     presets = {
         **DcganRecipe.presets,
         "quick": {**DcganRecipe.presets["quick"], "epochs": 35},  # fewer epochs, because each step takes longer
     }
+
+    @classmethod
+    def check(cls, settings: DualGanSettings) -> None:
+        """Raise UserError if the weights of d2gan are set for another objective, which does not use them."""
+        for name in ("d2gan_alpha", "d2gan_beta"):
+            value, default = getattr(settings, name), getattr(DualGanSettings, name)
+            if value != default and settings.objective != "d2gan":
+                raise UserError(
+                    f"{name}={value:g}: not used with objective={settings.objective}; use objective=d2gan, or remove it"
+                )
 
     def __init__(self, settings: DualGanSettings, spec: DataSpec) -> None:
         super().__init__(settings, spec)
@@ -133,7 +144,7 @@ class DualGan(DcganRecipe):
         real = discriminator(self.augment(batch["image"], batch, "real"))
         fake = discriminator(self.augment(batch["fake"], batch, "fake"))
         terms = {"real": objective.real(real).mean(), "fake": objective.fake(fake).mean()}
-        signals = objective.scores(real, fake)
+        signals = objective.scores(real, fake) | score_range(real, fake)
         if number == 1:  # one strength for both discriminators, controlled by the first
             signals |= self.augment.certainty(real, objective.boundary)
         if self.against in PRIORITIES:

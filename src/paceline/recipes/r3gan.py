@@ -22,7 +22,7 @@ from paceline.config.settings import setting
 from paceline.contracts.recipe import Batch, DataSpec, Draw, Loss, Phase
 from paceline.core.errors import too_few_classes
 from paceline.core.types import SettingValues
-from paceline.models.losses import half_squared_norms, without_float16
+from paceline.models.losses import half_squared_norms, score_range, without_float16
 from paceline.models.r3gan import SIZES_PX, Discriminator, Generator, Sizes
 from paceline.recipes.parts.augmentation import Augmentation, AugmentationSettings
 from paceline.recipes.parts.generative import GenerativeRecipe, check_size
@@ -42,7 +42,12 @@ class R3ganSettings(AugmentationSettings):
     )
     num_blocks: int = setting(2, "residual blocks per resolution, in each network", at_least=1)
     expansion: int = setting(2, "channels inside a block relative to its input", at_least=1)
-    group_size: int = setting(16, "channels per group of the 3×3 convolutions", at_least=1)
+    group_size: int = setting(
+        16,
+        "channels per group of the 3×3 convolutions; if it does not divide the number of channels inside a block, the "
+        "groups have as many channels as the greatest common divisor of the two",
+        at_least=1,
+    )
     r_gamma: float = setting(0.005, "weight of the penalties R1 and R2 after the burn-in", at_least=0)
     burn_in_r_gamma: float = setting(0.05, "weight of the penalties at the start of the burn-in", at_least=0)
     penalty_every: int = setting(
@@ -187,7 +192,7 @@ class R3gan(GenerativeRecipe):
         real, fake = scores.chunk(2)
         signals = {
             "margin": (real - fake).detach().mean(),
-            "score_range": scores.detach().amax() - scores.detach().amin(),
+            **score_range(scores),
             **self.augment.certainty(real - fake),
         }
         return Loss({"adversarial": F.softplus(fake - real).mean(), **penalties}, signals=signals)

@@ -236,7 +236,10 @@ def _list_classes(
         listing.unusable += [f"{name}/{entry}" for entry in inside.unusable]
         found = [file for file in inside.files if is_image(file)]
         if not found and not may_lack:
-            raise UserError(f"--data-root {base / name}: has no images (supported: {', '.join(sorted(SUFFIXES))})")
+            supported = ", ".join(sorted(SUFFIXES))
+            raise UserError(
+                f"--data-root {base / name}: has no images (supported: {supported}); add some, or remove the folder"
+            )
         paths += found
         labels += [label] * len(found)
     return paths, labels

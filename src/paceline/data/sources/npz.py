@@ -78,9 +78,16 @@ def _find(root: Path) -> Path:
 def _open(file: Path) -> NpzFile:
     """Open an archive without reading its arrays."""
     try:
+        with file.open("rb") as stream:
+            is_archive = zipfile.is_zipfile(stream)
+        # np.load does not get any other file, because its error message would recommend to allow pickled objects.
+        if not is_archive:
+            raise UserError(
+                f"{file}: not a readable .npz file (not an archive, or truncated); write it with "
+                "np.savez(FILE, x_train=images, y_train=labels)"
+            )
         archive = np.load(file, allow_pickle=False)
-        if not isinstance(archive, NpzFile):
-            raise ValueError("a single array, not an .npz archive")
+        assert isinstance(archive, NpzFile)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise UserError(f"{file}: not a readable .npz file ({_one_line(error)})") from error
     return archive
