@@ -127,6 +127,7 @@ USER_ERRORS: dict[str, str] = {  # expected part of the error line for each comm
     "plan dcgan --preset quick --devices 2 --mirror s3://x": "No such option: --mirror "
     "(not supported by plan; leave it out)",
     "plan dcgan --nnodes 3": "No such option: --nnodes (use --nodes)",
+    "plan dcgan --images 64": "No such option: --images (not supported by plan; leave it out)",
     "new recipe mine --kind gan": "No such option: --kind (--help lists all options)",
     "verify dcgan --precision bf16": "No such option: --precision (not supported by verify; leave it out)",
     "train": "Missing argument",

@@ -270,10 +270,11 @@ def _instead_of(option: str, command: ParserCommand) -> str:
     has = [one for parameter in command.params for one in parameter.opts if one.startswith("--")]
     if name in COMMON and set(re.findall("--[a-z0-9-]+", COMMON[name])) <= set(has):
         return COMMON[name]
-    alike = get_close_matches(f"--{name.replace('_', '-')}", has, n=1, cutoff=0.8)
+    is_known = name in {f.name for f, _ in _fields_with_flags()}  # a correct flag of another command
+    alike = get_close_matches(f"--{name.replace('_', '-')}", has, n=1, cutoff=0.9 if is_known else 0.8)
     if alike:
         return f"use {alike[0]}"
-    if name in {f.name for f, _ in _fields_with_flags()}:
+    if is_known:
         return f"not supported by {command.name}; leave it out"
     if "--set" not in has:
         return "--help lists all options"
