@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 from paceline.config.resolve import Config
@@ -32,6 +33,14 @@ def raise_user_error(config: Config, rank: int) -> None:
         world.wait_for_all()
     finally:
         world.abandon()
+
+
+def interrupt_one(config: Config, folder: str) -> None:
+    """Interrupt rank 1 while the other ranks wait for it, for half a minute, without noticing a Ctrl-C."""
+    if os.environ["RANK"] == "1":
+        raise KeyboardInterrupt
+    time.sleep(30)
+    (Path(folder) / "waited in vain").touch()
 
 
 def outer() -> object:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import task_functions
-from task_functions import end_with, note_sum, outer, raise_user_error
+from task_functions import end_with, interrupt_one, note_sum, outer, raise_user_error
 
 from paceline.commands.configure import configure
 from paceline.config.resolve import Config
@@ -41,6 +41,11 @@ def test_a_user_error_in_one_process_is_reported_once(config: Config, capfd: pyt
     with pytest.raises(UserError, match=r"^--data \d+: is of no use; give another$"):
         run_in_processes(Task.of(raise_user_error, 1), config)
     assert "Traceback" not in capfd.readouterr().err
+
+
+def test_an_interrupted_process_ends_the_others(config: Config, tmp_path: Path) -> None:
+    assert run_in_processes(Task.of(interrupt_one, str(tmp_path)), config) == 130
+    assert not any(tmp_path.iterdir())
 
 
 def test_a_task_with_an_unknown_function_fails(config: Config, capfd: pytest.CaptureFixture[str]) -> None:

@@ -123,11 +123,16 @@ def unregister_worker(code: int) -> int:
     """
     if LAUNCHER not in os.environ or code not in (0, INTERRUPTED, RESUME_LATER):
         return code
-    folder = Path(os.environ[MAILBOX_FOLDER])
     if code:
-        (folder / f"stopped-{code}").touch()
-    (folder / f"{PROCESS}{os.getpid()}").unlink(missing_ok=True)
+        report_stop(code)
+    Path(os.environ[MAILBOX_FOLDER], f"{PROCESS}{os.getpid()}").unlink(missing_ok=True)
     return 0
+
+
+def report_stop(code: int) -> None:
+    """Report a requested stop, with the exit code for the launcher; do nothing without a Paceline launcher."""
+    if MAILBOX_FOLDER in os.environ:
+        Path(os.environ[MAILBOX_FOLDER], f"stopped-{code}").touch()
 
 
 def report_user_error(line: str) -> bool:

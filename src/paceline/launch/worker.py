@@ -16,6 +16,7 @@ from paceline.core.errors import UserError
 from paceline.core.printable import print_any_text, printable
 from paceline.launch.mailbox import (
     register_worker,
+    report_stop,
     report_user_error,
     unregister_worker,
     user_error_was_reported,
@@ -39,8 +40,9 @@ def main() -> int:
         if not report_user_error(str(error)):
             print(printable(str(error)), file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    except KeyboardInterrupt:  # another worker may wait for this one in C code: after a failure, the launcher ends it
+        report_stop(INTERRUPTED)
+        _exit(INTERRUPTED)
     except SystemExit as early:  # the recipe has called sys.exit: the launcher must notice that the task did not end
         traceback.print_exc()
         _exit(early.code if isinstance(early.code, int) else int(early.code is not None))
