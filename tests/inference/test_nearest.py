@@ -1,4 +1,4 @@
-"""Training images that are most similar to generated images, for every type of pixels."""
+"""Training images that are most similar to generated images."""
 
 from __future__ import annotations
 
@@ -34,3 +34,16 @@ def test_the_nearest_images_do_not_depend_on_the_type_of_pixels(
     shown = with_nearest(EIGHT_BITS[4:6], source, 2, config.run, torch.device("cpu"))
     assert shown.dtype == np.uint8 and shown.shape == (6, SIDE, SIDE, 3)
     assert np.array_equal(shown[[0, 3]], EIGHT_BITS[4:6]) and np.array_equal(shown[[1, 4]], EIGHT_BITS[4:6])
+
+
+@pytest.mark.parametrize(("flip", "is_found"), [("on", True), ("off", False)])
+def test_a_copy_of_a_mirrored_training_image_is_found_if_training_flips_images(
+    flip: str, is_found: bool, tmp_path: Path
+) -> None:
+    np.savez(tmp_path / "data.npz", x_train=EIGHT_BITS)
+    config = make_config("r3gan", data="npz", data_root=str(tmp_path / "data.npz"), size=SIDE, flip=flip)
+    mirrored = EIGHT_BITS[7:8, :, ::-1]
+    shown = with_nearest(mirrored, open_sources(config)["train"], 20, config.run, torch.device("cpu"))
+    assert np.array_equal(shown[1:2], mirrored) == is_found
+    as_stored = [min(image.tobytes(), image[:, ::-1].tobytes()) for image in shown[1:]]
+    assert len(set(as_stored)) == 20  # every training image once, in one of its two forms

@@ -1,4 +1,7 @@
-"""Finds the training images that are most similar to generated images, to see whether a generator copies them."""
+"""Finds the training images that are most similar to generated images, to see whether a generator copies them.
+
+If training flips images, their mirror images are compared, too: a generator may copy these.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from paceline.config.settings import RunSettings
 from paceline.core.activity import Counter
 from paceline.core.errors import UserError
 from paceline.data.source import Source, has_one_size, sizes_of
+from paceline.data.transforms import Augment
 from paceline.evaluation.features.choice import choose_features
 from paceline.images.deep_image import to_eight_bit_array
 from paceline.runs.finished_run import open_run
@@ -33,23 +37,27 @@ def with_nearest(
         tensor = torch.from_numpy(np.ascontiguousarray(some)).to(device).permute(0, 3, 1, 2)
         return network(tensor, "fp32").vectors.double()
 
-    def training_images(part: NDArray[np.int64]) -> NDArray[np.uint8]:
-        return to_eight_bit_array(source.read_many(part)["image"], source.spec.pixel_format)
+    def training_images(numbers: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Return images by number: first all training images, then their mirror images."""
+        found = to_eight_bit_array(source.read_many(numbers % len(source))["image"], source.spec.pixel_format)
+        return np.where((numbers < len(source))[:, None, None, None], found, found[:, :, ::-1])
 
     own = features(images)
     distances = torch.full((len(images), count), float("inf"), dtype=torch.float64, device=device)
-    indices = torch.zeros(len(images), count, dtype=torch.int64, device=device)
+    chosen = torch.zeros(len(images), count, dtype=torch.int64, device=device)
+    num_variants = 2 if Augment.from_settings(settings, source.spec).flip else 1
     with torch.no_grad(), Counter("comparing with the training images", len(source)) as counter:
         for start in range(0, len(source), IMAGES_AT_ONCE):
-            part = np.arange(start, min(start + IMAGES_AT_ONCE, len(source)))
-            found = torch.cdist(own, features(training_images(part)))
-            every = torch.cat([distances, found], dim=1)
-            numbers = torch.cat([indices, torch.from_numpy(part).to(device).expand(len(images), -1)], dim=1)
-            distances, chosen = every.topk(count, dim=1, largest=False)
-            indices = numbers.gather(1, chosen)
-            counter.update(int(part[-1]) + 1)
+            end = min(start + IMAGES_AT_ONCE, len(source))
+            numbers = [np.arange(start, end) + variant * len(source) for variant in range(num_variants)]
+            found = torch.stack([torch.cdist(own, features(training_images(part))) for part in numbers])
+            nearer = found.min(dim=0)  # of an image and its mirror image
+            which = torch.from_numpy(np.stack(numbers)).to(device).gather(0, nearer.indices)
+            distances, best = torch.cat([distances, nearer.values], dim=1).topk(count, dim=1, largest=False)
+            chosen = torch.cat([chosen, which], dim=1).gather(1, best)
+            counter.update(end)
     rows = [
         np.concatenate([image[None], training_images(near)])
-        for image, near in zip(images, indices.cpu().numpy(), strict=True)
+        for image, near in zip(images, chosen.cpu().numpy(), strict=True)
     ]
     return np.concatenate(rows)
