@@ -43,8 +43,11 @@ def test_a_user_error_in_one_process_is_reported_once(config: Config, capfd: pyt
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_an_interrupted_process_ends_the_others(config: Config, tmp_path: Path) -> None:
+def test_an_interrupted_process_ends_the_others(
+    config: Config, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert run_in_processes(Task.of(interrupt_one, str(tmp_path)), config) == 130
+    assert capfd.readouterr().err == "interrupted\n"
     assert not any(tmp_path.iterdir())
 
 

@@ -176,6 +176,8 @@ def _exit_code(
     if mailbox.user_error():
         raise UserError(mailbox.user_error()) from None
     if mailbox.stop_code():
+        if result and result.is_failed():  # otherwise, the workers have saved, and reported it
+            report("interrupted")
         return mailbox.stop_code()
     if result is None:
         report("another host ended the run")
