@@ -19,31 +19,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from preloaded import MODULES
+from warm_start import start_warm
+
 from paceline.core.heartbeat import die_with_parent
 
 ACTIVITY = " …\n"  # the end of a line about an activity, which only a real `paceline` command prints
 TIMEOUT_SECONDS = 120.0  # long, since the machine may be busy
-_PRELOAD = [  # modules imported before forking, so that commands start quickly
-    "paceline.cli.app",
-    "paceline.commands.apply",
-    "paceline.commands.compare",
-    "paceline.commands.train",
-    "paceline.commands.evaluate",
-    "paceline.recipes.classification",
-    "paceline.data.loaders.dali",
-    "paceline.data.loaders.resident",
-    "paceline.data.loaders.workers",
-    "paceline.data.sources.digits",
-    "paceline.data.sources.folder",
-    "paceline.evaluation.evaluators.accuracy",
-    "paceline.parallel.lightning_module",
-    "paceline.parallel.strategies.ddp",
-    "paceline.parallel.strategies.lightning",
-    "torch._inductor",  # DistributedDataParallel imports this module
-    "torch.utils.tensorboard",
-]
 _forks = multiprocessing.get_context("forkserver")
-_forks.set_forkserver_preload(_PRELOAD)
+_forks.set_forkserver_preload(MODULES)
 
 
 @dataclass
@@ -202,6 +186,8 @@ def _run_fork(
     if largest_file is not None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
+    if function is _run_command and (values[0][0] == "compare" or "--devices" in values[0]):
+        start_warm()
     code = 1
     try:
         code = function(*values) or 0
