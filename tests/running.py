@@ -186,7 +186,7 @@ def _run_fork(
     if largest_file is not None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
-    if function is _run_command and (values[0][0] == "compare" or "--devices" in values[0]):
+    if function is _run_command and _starts_processes(*values[0]):
         start_warm()
     code = 1
     try:
@@ -196,6 +196,12 @@ def _run_fork(
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _starts_processes(*arguments: str) -> bool:
+    """Return whether a command will start other commands. If the answer is wrong, these only start more slowly."""
+    devices = arguments[arguments.index("--devices") + 1] if "--devices" in arguments else "1"
+    return arguments[:1] == ("compare",) or devices != "1"
 
 
 def _run_command(arguments: tuple[str, ...]) -> int:

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 from rich.console import Console
-from running import run_fork, start_fork, wait_until
+from running import run_fork, start_fork, start_function_in_ranks, wait_until
+from warm_start import start_warm
 
 from paceline.cli.app import run
 from paceline.commands.configure import configure
@@ -97,7 +98,7 @@ def test_changed_data_is_rejected_before_a_new_run_is_created(
         Image.fromarray(image).save(file)
     words = [*TINY, "--data", "folder", "--data-root", "images", "--set", "size=8", "--images", "8"]
     words += ["--batch-size", "4", "--set", "validation=0.25", "--out", "table"]
-    assert run([*words, "--seeds", "0,1"]) == 0
+    assert run_fork(tmp_path, *words, "--seeds", "0,1").wait() == 0
     Path("images/train/cat/0.png").unlink()
     before = contents(tmp_path / "table")
     assert run([*words, "--seeds", "0,1,2"]) == 2
@@ -110,19 +111,17 @@ def test_changed_data_is_rejected_before_a_new_run_is_created(
     assert capsys.readouterr().out.count("(already finished)") == 2
 
 
-def test_a_run_without_a_readable_cell_file_is_used_only_if_its_length_matches(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_without_a_readable_cell_file_is_used_only_if_its_length_matches(place: Path) -> None:
     good = (place / "table/report.json").read_bytes()
     record = place / "table" / CELL / "cell.json"
     record.unlink()
-    assert run([*TINY, "--config", "rate.toml", "--images", "64", "--out", "table"]) == 1
-    printed = capsys.readouterr()
-    assert "contains a run of a different length (128 images); choose a different --out" in printed.out
-    assert "no run finished; table/report.html is unchanged" in printed.err
+    shorter = run_fork(place, *TINY, "--config", "rate.toml", "--images", "64", "--out", "table")
+    assert shorter.wait() == 1
+    assert "contains a run of a different length (128 images); choose a different --out" in shorter.stdout
+    assert "no run finished; table/report.html is unchanged" in shorter.stderr
     assert (place / "table/report.json").read_bytes() == good
     record.write_text('{"made_')
-    assert run([*TINY, "--config", "rate.toml", "--out", "table"]) == 0
+    assert run_fork(place, *TINY, "--config", "rate.toml", "--out", "table").wait() == 0
     assert report(place / "table")["runs"][f"table/{CELL}"]["images"] == 128
     assert read_json(record)["finished"] is True
 
@@ -167,7 +166,7 @@ def test_a_recipe_with_stages_is_compared_by_its_last_stage(
     words = ["--data", "photos", "--data-root", "photos", "--crop", "16", "--batch-size", "4", "--images", "8"]
     words += [word for setting in [*settings, "validation=0.25"] for word in ("--set", setting)]
     words += ["--strategies", "single", "--accelerator", "cpu", "--no-verify", "--no-step-ladder", "--out", "table"]
-    assert run(["compare", "super_resolution", *words, "--seeds", "0,1"]) == 0
+    assert run_fork(tmp_path, "compare", "super_resolution", *words, "--seeds", "0,1").wait() == 0
     cells = [f"table/cells/super_resolution-single-1-batch4-seed{seed}" for seed in (0, 1)]
     (group,) = report(tmp_path / "table")["groups"].values()
     assert group["runs"] == [f"{cell}/adversarial" for cell in cells]
@@ -179,10 +178,16 @@ def test_a_recipe_with_stages_is_compared_by_its_last_stage(
 
 
 def test_parity_between_strategies_is_measured_under_the_settings_being_compared(tmp_path: Path) -> None:
+    (running,) = start_function_in_ranks(tmp_path, 1, measure_parity)
+    assert running.wait() == 0, running.stderr
+
+
+def measure_parity() -> None:
+    start_warm()
     flags = {"accelerator": "cpu", "preset": "quick", "sync_batchnorm": "off"}
     configs = {"classification": configure("classification", flags, assignments=["width=2"])}
     grid = Grid.parse(["classification"], "ddp", "2", "64", "0", "strong")
-    measured = Measured(tmp_path, Console())
+    measured = Measured(Path.cwd(), Console())
     measured.verify(configs, flags, grid, Options(assignments=("width=2",)))
     differences = measured.parity["classification"].differences
     assert any(one.value > one.tolerance for one in differences)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import task_functions
+from running import start_function_in_ranks
 from task_functions import end_with, note_sum, outer, raise_user_error
+from warm_start import start_warm
 
 from paceline.commands.configure import configure
 from paceline.config.resolve import Config
@@ -15,14 +18,14 @@ from paceline.core.errors import UserError
 from paceline.launch.tasks import Task, run_in_processes
 
 TINY = str(Path(__file__).resolve().parent.parent / "tiny.py")
+FLAGS = {"devices": "2", "strategy": "ddp", "accelerator": "cpu", "seed": "7"}
 
 
 @pytest.fixture
 def config(monkeypatch: pytest.MonkeyPatch) -> Config:
     """Return settings for two CPU processes that can import the task functions."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=":")
-    flags = {"devices": "2", "strategy": "ddp", "accelerator": "cpu", "seed": "7"}
-    return configure(TINY, flags)
+    return configure(TINY, FLAGS)
 
 
 def test_a_task_runs_in_every_process_with_its_arguments_and_settings(config: Config, tmp_path: Path) -> None:
@@ -32,23 +35,36 @@ def test_a_task_runs_in_every_process_with_its_arguments_and_settings(config: Co
     assert notes == {f"rank-{rank}": "it's $HOME 6 of 0,1 7" for rank in (0, 1)}
 
 
-def test_the_exit_code_of_a_task_is_returned(config: Config, capfd: pytest.CaptureFixture[str]) -> None:
-    assert run_in_processes(Task.of(end_with, 3), config.with_run(devices=1)) == 3
-    assert "ended with exit code 3" in capfd.readouterr().err
+def run_task(task: Task, devices: int) -> int:
+    """Run a task in forked worker processes and return the exit code."""
+    start_warm()
+    try:
+        return run_in_processes(task, configure(TINY, FLAGS | {"devices": str(devices)}))
+    except UserError as error:
+        print(f"UserError: {error}")
+        return 2
 
 
-def test_a_user_error_in_one_process_is_reported_once(config: Config, capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(UserError, match=r"^--data \d+: is of no use; give another$"):
-        run_in_processes(Task.of(raise_user_error, 1), config)
-    assert "Traceback" not in capfd.readouterr().err
+def test_the_exit_code_of_a_task_is_returned(tmp_path: Path) -> None:
+    (launcher,) = start_function_in_ranks(tmp_path, 1, run_task, Task.of(end_with, 3), 1)
+    assert launcher.wait() == 3
+    assert "ended with exit code 3" in launcher.stderr
 
 
-def test_a_task_with_an_unknown_function_fails(config: Config, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_user_error_in_one_process_is_reported_once(tmp_path: Path) -> None:
+    (launcher,) = start_function_in_ranks(tmp_path, 1, run_task, Task.of(raise_user_error, 1), 2)
+    assert launcher.wait() == 2
+    assert re.fullmatch(r"UserError: --data \d+: is of no use; give another\n", launcher.stdout)
+    assert "Traceback" not in launcher.stderr
+
+
+def test_a_task_with_an_unknown_function_fails(config: Config, tmp_path: Path) -> None:
     unknown = Task(task_functions.__name__, "nothing", "[[], {}]")
     with pytest.raises(LookupError, match=r"task_functions\.nothing: no such function"):
         unknown.run(config)
-    assert run_in_processes(unknown, config.with_run(devices=1)) == 1
-    assert "LookupError: task_functions.nothing: no such function" in capfd.readouterr().err
+    (launcher,) = start_function_in_ranks(tmp_path, 1, run_task, unknown, 1)
+    assert launcher.wait() == 1
+    assert "LookupError: task_functions.nothing: no such function" in launcher.stderr
 
 
 def test_a_function_that_other_processes_cannot_import_is_rejected_as_a_task() -> None:
