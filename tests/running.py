@@ -200,8 +200,8 @@ def _run_fork(
 
 def _starts_processes(*arguments: str) -> bool:
     """Return whether a command will start other commands. If the answer is wrong, these only start more slowly."""
-    devices = arguments[arguments.index("--devices") + 1] if "--devices" in arguments else "1"
-    return arguments[:1] == ("compare",) or devices != "1"
+    devices = arguments[arguments.index("--devices") + 1 :][:1] if "--devices" in arguments else ()
+    return arguments[:1] == ("compare",) or devices not in ((), ("1",))
 
 
 def _run_command(arguments: tuple[str, ...]) -> int:
