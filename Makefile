@@ -11,6 +11,9 @@ LIBRARIES := $(VENV)/.libraries
 DOCS := $(VENV)/.docs
 S3_SERVER := $(BIN)/weed
 
+# Without bytecode, each of the hundreds of processes in the tests would compile the modules again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-extras test-cluster test-all torture lint format docs bench clean
 

@@ -23,6 +23,7 @@ for _number, _default in ((signal.SIGINT, signal.default_int_handler), (signal.S
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, _default)
 
+import preloaded  # noqa: E402, F401
 import pytest  # noqa: E402
 import torch  # noqa: E402 - reads the number of threads
 import torch.distributed  # noqa: E402

@@ -19,31 +19,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from preloaded import MODULES
+
 from paceline.core.heartbeat import die_with_parent
 
 ACTIVITY = " …\n"  # the end of a line about an activity, which only a real `paceline` command prints
 TIMEOUT_SECONDS = 120.0  # long, since the machine may be busy
-_PRELOAD = [  # modules imported before forking, so that commands start quickly
-    "paceline.cli.app",
-    "paceline.commands.apply",
-    "paceline.commands.compare",
-    "paceline.commands.train",
-    "paceline.commands.evaluate",
-    "paceline.recipes.classification",
-    "paceline.data.loaders.dali",
-    "paceline.data.loaders.resident",
-    "paceline.data.loaders.workers",
-    "paceline.data.sources.digits",
-    "paceline.data.sources.folder",
-    "paceline.evaluation.evaluators.accuracy",
-    "paceline.parallel.lightning_module",
-    "paceline.parallel.strategies.ddp",
-    "paceline.parallel.strategies.lightning",
-    "torch._inductor",  # DistributedDataParallel imports this module
-    "torch.utils.tensorboard",
-]
 _forks = multiprocessing.get_context("forkserver")
-_forks.set_forkserver_preload(_PRELOAD)
+_forks.set_forkserver_preload(MODULES)
 
 
 @dataclass

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 from running import Running, run_fork, start_fork, start_ranks, weights_of
 
+from paceline.cli.app import run
 from paceline.commands.configure import configure
 from paceline.config.settings import RunSettings
 from paceline.core.errors import UserError
@@ -187,8 +188,15 @@ def bad_inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("command", USER_ERRORS)
-def test_a_user_error_is_reported_in_one_line(bad_inputs: Path, command: str) -> None:
-    assert_one_line(run_fork(bad_inputs, *command.split()), USER_ERRORS[command])
+def test_a_user_error_is_reported_in_one_line(
+    bad_inputs: Path, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(bad_inputs)
+    assert run(command.split()) == 2
+    printed = capsys.readouterr()
+    (line,) = printed.err.splitlines()
+    assert line.startswith("paceline: ") and USER_ERRORS[command] in line
+    assert "Traceback" not in printed.out
     assert not (bad_inputs / "runs").exists(), "a rejected run left a folder"
 
 

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.metadata import Distribution
 from pathlib import Path
 
 import pytest
@@ -247,6 +248,31 @@ def test_an_unrelated_package_with_damaged_metadata_is_ignored(tmp_path: Path, m
     (damaged / "entry_points.txt").write_bytes(b"[console_scripts]\nx = \xff\xfe:main\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     assert "classification" in registry.names("recipe")
+
+
+def test_the_metadata_of_packages_without_plugins_is_not_parsed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed = []
+    metadata = Distribution.metadata.fget
+    monkeypatch.setattr(Distribution, "metadata", property(lambda self: parsed.append(self) or metadata(self)))
+    make_package(tmp_path, "paceline-mine", {"recipes": {"mine": "some_recipe"}})
+    (tmp_path / "unrelated-1.0.dist-info").mkdir()
+    (tmp_path / "unrelated-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: unrelated\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert str(registry.KINDS["recipe"].installed()["mine"][0]) == "plugin 'mine' from package paceline-mine 0.1"
+    assert {str(distribution._path) for distribution in parsed} == {str(tmp_path / "paceline_mine-0.1.dist-info")}
+
+
+def test_plugins_of_a_package_that_setuptools_installed_in_editable_mode_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_package(tmp_path, "paceline-mine", {"recipes": {"mine": "some_recipe"}})
+    metadata = (tmp_path / "paceline_mine-0.1.dist-info").rename(tmp_path / "paceline_mine.egg-info")
+    (metadata / "METADATA").rename(metadata / "PKG-INFO")
+    (tmp_path / "unrelated-1.0.egg-info").write_text("Metadata-Version: 1.0\nName: unrelated\n")  # distutils: a file
+    monkeypatch.syspath_prepend(tmp_path)
+    assert str(registry.KINDS["recipe"].installed()["mine"][0]) == "plugin 'mine' from package paceline-mine 0.1"
 
 
 def test_a_built_in_plugin_is_used_instead_of_an_installed_one_with_the_same_name(

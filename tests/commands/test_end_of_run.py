@@ -34,7 +34,8 @@ def test_a_finished_run_prints_its_metrics_and_commands_that_work(tmp_path: Path
 
 
 def test_the_next_commands_fit_the_recipe(tmp_path: Path) -> None:
-    small = ("--preset", "quick", "--images", "16", "--batch-size", "8", "--accelerator", "cpu")
+    small = ("--preset", "quick", "--images", "4", "--batch-size", "2", "--crop", "16", "--accelerator", "cpu")
+    small += ("--set", "depth=1", "--set", "width=2")
     trained = run_fork(tmp_path, "train", "restoration", *small, "--out", "run")
     assert trained.wait() == 0, trained.stderr
     assert "next:\n  paceline apply run path/to/images --out results\n  paceline evaluate run\n" in trained.stdout

@@ -97,11 +97,12 @@ def _scan(path: tuple[str, ...]) -> _Found:
     found, packages = _Found({}, []), set()
     for distribution in distributions(path=list(path)):
         try:
-            text = distribution.read_text("entry_points.txt") or ""
+            if f"[{GROUPS}" not in (distribution.read_text("entry_points.txt") or ""):
+                continue  # without parsing its metadata, which would take most of the time
             package, version = distribution.metadata["Name"], distribution.version
         except Exception:  # damaged metadata of unrelated packages is not reported
             continue
-        if f"[{GROUPS}" not in text or package in packages:
+        if package in packages:
             continue
         packages.add(package)
         labelled = f"{package} {version}"
