@@ -26,7 +26,7 @@ install: $(INSTALLED)  ## create the virtual environment (other targets do this 
 demo: $(INSTALLED)  ## compare strategies and two GANs on the CPU and write reports
 	@OMP_NUM_THREADS=1 $(BIN)/python -m paceline.commands.demo
 
-test: lint  ## check style and types and run the tests (about twelve minutes on two cores)
+test: lint  ## check style and types and run the tests (about eleven minutes on two cores)
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 test-extras: $(INSTALLED) $(EXTRAS)  ## run the tests of optional parts: DALI, ONNX export, the board in Chromium
