@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
+from plain_classifier import PlainClassifier
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
-from paceline.contracts.recipe import Batch, Best, DataSpec, Loss, NoSettings, Phase, Recipe
+from paceline.contracts.recipe import Best, DataSpec, NoSettings
 
 WIDTH = 5  # not a multiple of the number of processes, so that their parts differ in size
 
@@ -26,10 +26,9 @@ class Block(nn.Module):
         return x + self.drop(torch.relu(self.conv(self.norm(x))))
 
 
-class Blocky(Recipe):
+class Blocky(PlainClassifier):
     """A classifier with four blocks."""
 
-    evaluator = "accuracy"
     best = Best("validation/top1", "max")
     defaults: ClassVar[dict[str, Any]] = {
         "data": "digits",
@@ -44,7 +43,6 @@ class Blocky(Recipe):
         "evaluate_every": "10 steps",
         "save_every": "4 steps",
     }
-    phases = (Phase("classifier", "classifier"),)
     ema = ("classifier",)
 
     def __init__(self, settings: NoSettings, spec: DataSpec) -> None:
@@ -52,9 +50,3 @@ class Blocky(Recipe):
         body = nn.Sequential(*(Block() for _ in range(4)))
         head = nn.Sequential(nn.AvgPool2d(4), nn.Flatten(), nn.Linear(4 * WIDTH, spec.num_classes))
         self.classifier = nn.Sequential(nn.Conv2d(spec.channels, WIDTH, 3, padding=1), body, head)
-
-    def classifier_loss(self, batch: Batch) -> Loss:
-        return Loss({"cross_entropy": F.cross_entropy(self.classifier(batch["image"]), batch["label"])})
-
-    def predict(self, batch: Batch) -> dict[str, Tensor]:
-        return {"logits": self.classifier(batch["image"])}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import torch
 import torch.nn.functional as F
+from plain_classifier import PlainClassifier
 from torch import Tensor, nn
 
-from paceline.contracts.recipe import Batch, DataSpec, Loss, NoSettings, Phase, Recipe
+from paceline.contracts.recipe import DataSpec, NoSettings
 
 
 class Block(nn.Module):
@@ -23,12 +23,10 @@ class Block(nn.Module):
         return F.relu(self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x))))))
 
 
-class SharedModules(Recipe):
+class SharedModules(PlainClassifier):
     """A classifier with two blocks, which share a BatchNorm; the first block is used twice."""
 
-    evaluator = "accuracy"
     defaults: ClassVar[dict[str, Any]] = {"data": "digits", "size": 8, "batch_size": "12", "images": 36, "lr": 0.05}
-    phases = (Phase("classifier", "classifier"),)
 
     def __init__(self, settings: NoSettings, spec: DataSpec) -> None:
         super().__init__(settings, spec)
@@ -37,9 +35,3 @@ class SharedModules(Recipe):
         start = nn.Conv2d(spec.channels, 4, 3, bias=False)
         end = (nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, spec.num_classes))
         self.classifier = nn.Sequential(start, first, second, first, *end)
-
-    def classifier_loss(self, batch: Batch) -> Loss:
-        return Loss({"cross_entropy": F.cross_entropy(self.classifier(batch["image"]), batch["label"])})
-
-    def predict(self, batch: Batch) -> dict[str, torch.Tensor]:
-        return {"logits": self.classifier(batch["image"])}

@@ -24,12 +24,16 @@ NO_GPU = not torch.cuda.is_available()
 
 
 def assert_one_line(rejected: Running, *parts: str) -> None:
-    assert rejected.wait() == 2, rejected.stdout + rejected.stderr
-    assert len(rejected.stderr.splitlines()) == 1, rejected.stderr
-    assert rejected.stderr.startswith("paceline: ")
-    assert "Traceback" not in rejected.stdout + rejected.stderr
+    assert_rejected(rejected.wait(), rejected.stdout, rejected.stderr, *parts)
+
+
+def assert_rejected(code: int, output: str, errors: str, *parts: str) -> None:
+    assert code == 2, output + errors
+    assert len(errors.splitlines()) == 1, errors
+    assert errors.startswith("paceline: ")
+    assert "Traceback" not in output + errors
     for part in parts:
-        assert part in rejected.stderr, rejected.stderr
+        assert part in errors, errors
 
 
 USER_ERRORS: dict[str, str] = {  # expected part of the error line for each command
@@ -192,11 +196,8 @@ def test_a_user_error_is_reported_in_one_line(
     bad_inputs: Path, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(bad_inputs)
-    assert run(command.split()) == 2
-    printed = capsys.readouterr()
-    (line,) = printed.err.splitlines()
-    assert line.startswith("paceline: ") and USER_ERRORS[command] in line
-    assert "Traceback" not in printed.out
+    code = run(command.split())
+    assert_rejected(code, *capsys.readouterr(), USER_ERRORS[command])
     assert not (bad_inputs / "runs").exists(), "a rejected run left a folder"
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import torch
-import torch.nn.functional as F
+from plain_classifier import PlainClassifier
 from torch import Tensor, nn
 
-from paceline.contracts.recipe import Batch, DataSpec, Loss, NoSettings, Phase, Recipe
+from paceline.contracts.recipe import DataSpec, NoSettings
 
 
 class Block(nn.Module):
@@ -22,12 +21,10 @@ class Block(nn.Module):
         return x + self.layers(x)
 
 
-class Tied(Recipe):
+class Tied(PlainClassifier):
     """A classifier: the first two blocks share a weight, and the third shares one with the last layer but one."""
 
-    evaluator = "accuracy"
     defaults: ClassVar[dict[str, Any]] = {"data": "digits", "size": 8, "batch_size": "12", "images": 36, "lr": 0.1}
-    phases = (Phase("classifier", "classifier"),)
 
     def __init__(self, settings: NoSettings, spec: DataSpec) -> None:
         super().__init__(settings, spec)
@@ -36,9 +33,3 @@ class Tied(Recipe):
         last.weight = blocks[2].layers[0].weight
         head = nn.Sequential(last, nn.ReLU(), nn.Linear(6, spec.num_classes))
         self.classifier = nn.Sequential(nn.Flatten(), nn.Linear(pixels, 6), nn.Sequential(*blocks), head)
-
-    def classifier_loss(self, batch: Batch) -> Loss:
-        return Loss({"cross_entropy": F.cross_entropy(self.classifier(batch["image"]), batch["label"])})
-
-    def predict(self, batch: Batch) -> dict[str, torch.Tensor]:
-        return {"logits": self.classifier(batch["image"])}

@@ -361,6 +361,17 @@ def test_a_header_with_a_size_beyond_the_stored_pixels_is_reported(
         open_region_image(path)
 
 
+def test_the_error_for_missing_pixels_states_the_bytes_that_are_stored_and_needed(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "wide.tif"
+    tifffile.imwrite(path, np.zeros((48, 48), np.uint8))
+    with tifffile.TiffFile(path, mode="r+") as file:
+        file.pages.first.tags["ImageWidth"].overwrite(2**32 - 48)
+    with pytest.raises(BadImage, match=r"contains 2,304 bytes of pixels instead of 206,158,427,904"):
+        open_region_image(path)
+
+
 def test_files_that_compress_well_are_not_taken_for_damaged_ones(tmp_path: Path) -> None:
     flat = np.zeros((2048, 2048, 3), np.uint8)
     for options in ({}, {"tile": (256, 256)}, {"tile": (16, 16)}, {"rowsperstrip": 1}):

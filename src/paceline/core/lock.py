@@ -18,10 +18,10 @@ READER_SECONDS = 1.0  # how long to wait for readers, which hold a shared lock o
 
 
 class InUse(Exception):
-    """Raised if another process holds the lock; the message is the ID of that process, and its host if it is another.
+    """Raised if another process holds the lock. The message is the ID of that process, with its host if it is remote.
 
-    `is_elsewhere` is whether the process runs on another host. Its file system may then keep the lock for some time
-    after the host has gone down.
+    `is_elsewhere` tells whether the process runs on another host. If that host goes down, the shared file system may
+    keep the lock for some time.
     """
 
     def __init__(self, process: str, host: str) -> None:

@@ -253,7 +253,7 @@ def first_messages(problems: Sequence[Problem]) -> str:
 
 
 def listed_elsewhere(problems: Sequence[Problem]) -> str:
-    """Return which commands write a list of the problems that a message does not contain; "" if it contains all."""
+    """Return a hint at the commands that list every problem, for an error that names a few; "" if it names all."""
     return f"; train and pack then list all {len(problems)} in a text file" if len(problems) > MAX_NAMED else ""
 
 

@@ -19,8 +19,8 @@ from paceline.config.settings import RunSettings
 from paceline.contracts.pixel_format import MAX_CHANNELS
 from paceline.core.errors import UserError
 from paceline.images.integrity import check_length, load_undamaged
-from paceline.images.lost_bits import loses_bits
-from paceline.images.pillow_file import open_of_any_size
+from paceline.images.lost_bits import BITS_PER_SAMPLE, loses_bits
+from paceline.images.pillow_file import SIXTEEN_BIT_MODES, UNBOUNDED_MODES, open_of_any_size
 from paceline.images.size_limit import SizeLimit, decoded_alone, pixel_limit
 from paceline.images.tiff_integrity import is_tiff
 from paceline.images.unknown_kind import unknown_kind
@@ -28,14 +28,12 @@ from paceline.images.unknown_kind import unknown_kind
 # Hide Pillow's warnings about damaged metadata. Damaged pixels raise BadImage.
 warnings.filterwarnings("ignore", module=r"PIL\.")
 logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # hides messages about damaged metadata
-SIXTEEN_BIT_MODES = ("I;16", "I;16L", "I;16B", "I;16N")
 ANIMATED_FORMATS = ("GIF", "PNG", "WEBP", "AVIF")  # in other formats, several images in a file are pages or previews
 ORIENTATION, SIDEWAYS = 0x0112, (5, 6, 7, 8)  # EXIF tag, and the values that swap height and width
 TURNED = (2, 3, 4, *SIDEWAYS)  # values of ORIENTATION for images that are not upright
-WIDTH, HEIGHT, BITS_PER_SAMPLE, PHOTOMETRIC, PLANES, EXTRA_SAMPLES, SAMPLE_FORMAT = 256, 257, 258, 262, 284, 338, 339
+WIDTH, HEIGHT, PHOTOMETRIC, PLANES, EXTRA_SAMPLES, SAMPLE_FORMAT = 256, 257, 262, 284, 338, 339
 WHITE_IS_ZERO, SEPARATE, PREMULTIPLIED, SIGNED = 0, 2, 1, 2  # values of these TIFF tags, except the first three
 WHITE = 65535  # the value of white in 16-bit images
-UNBOUNDED_MODES = ("I", "F")  # 32-bit pixels, in which no value is defined as white
 
 
 class BadImage(Exception):

@@ -14,7 +14,8 @@ import tifffile
 from numpy.typing import NDArray
 from PIL import Image
 
-from paceline.images.decode import BITS_PER_SAMPLE, ORIENTATION, PREMULTIPLIED, WHITE
+from paceline.images.decode import ORIENTATION, PREMULTIPLIED, WHITE
+from paceline.images.lost_bits import BITS_PER_SAMPLE
 from paceline.images.ome import Ome
 from paceline.images.orientation import turn
 

@@ -18,8 +18,6 @@ from PIL import Image
 
 from paceline.contracts.pixel_format import EIGHT_BITS, WHITE, PixelFormat, PixelType
 from paceline.images.decode import (
-    SIXTEEN_BIT_MODES,
-    UNBOUNDED_MODES,
     BadImage,
     decode_full_depth,
     opened,
@@ -36,7 +34,7 @@ from paceline.images.exif import portable_exif
 from paceline.images.integrity import check_checksums, load_undamaged
 from paceline.images.lost_bits import PNG_GREY_AND_ALPHA, loses_bits, png_colour_type
 from paceline.images.ome import Ome
-from paceline.images.pillow_file import to_array
+from paceline.images.pillow_file import SIXTEEN_BIT_MODES, UNBOUNDED_MODES, to_array
 from paceline.images.planes import NOT_COLOURS, has_other_pages, read_planes, read_planes_header
 from paceline.images.size_limit import memory_limit
 from paceline.images.tiff_integrity import TIFF_SUFFIXES

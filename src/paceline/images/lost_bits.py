@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import IO
 
 from PIL import Image
 
+from paceline.images.pillow_file import SIXTEEN_BIT_MODES, UNBOUNDED_MODES
+
 PNG_DEPTH_AT = 24  # position of the bit depth in a PNG header
 PNG_GREY_AND_ALPHA = 4  # a colour type in a PNG header
-KEPT_MODES = ("I;16", "I;16L", "I;16B", "I;16N", "I", "F")  # modes in which Pillow keeps all bits
 BITS_PER_SAMPLE = 258  # TIFF tag
 START_OF_CODESTREAM, CODESTREAM_BOX = b"\xff\x4f\xff\x51", b"jp2c"  # in JPEG 2000 files
 BITS_AT = 42  # from the start of a codestream to the number of bits of its first channel
@@ -17,11 +20,9 @@ BITS_AT = 42  # from the start of a codestream to the number of bits of its firs
 
 def loses_bits(image: Image.Image, file: IO[bytes]) -> bool:
     """Return whether Pillow reduces an opened image to 8 bits; the file position is preserved."""
-    if image.mode in KEPT_MODES:
+    if image.mode in (*SIXTEEN_BIT_MODES, *UNBOUNDED_MODES):
         return False
-    position = file.tell()
-    file.seek(0)
-    try:
+    with _from_start(file):
         if image.format == "PNG":
             return file.read(PNG_DEPTH_AT + 1)[PNG_DEPTH_AT:] == b"\x10"
         if image.format == "PPM":
@@ -31,21 +32,27 @@ def loses_bits(image: Image.Image, file: IO[bytes]) -> bool:
         if image.format == "TIFF":
             return any(bits > 8 for bits in image.tag_v2.get(BITS_PER_SAMPLE, ()))  # type: ignore[attr-defined]
         return False
-    finally:
-        file.seek(position)
 
 
 def png_colour_type(file: IO[bytes]) -> int:
     """Return the colour type in a PNG's header; the file position is preserved."""
+    with _from_start(file):
+        return file.read(PNG_DEPTH_AT + 2)[-1]
+
+
+@contextmanager
+def _from_start(file: IO[bytes]) -> Iterator[None]:
+    """Go to the start of a file, and back to the present position afterwards."""
     position = file.tell()
-    file.seek(PNG_DEPTH_AT + 1)
-    kind = file.read(1)
-    file.seek(position)
-    return kind[0]
+    file.seek(0)
+    try:
+        yield
+    finally:
+        file.seek(position)
 
 
 def _largest_ppm_value(file: IO[bytes]) -> int:
-    """Return the value of white: the fourth word of a grey or colour file, where comments do not count."""
+    """Return the largest value that a PPM or PGM file may contain: the fourth word of its header, without comments."""
     if file.read(2) not in (b"P2", b"P3", b"P5", b"P6"):
         return 1
     words, word = 1, b""
@@ -66,7 +73,7 @@ def _largest_ppm_value(file: IO[bytes]) -> int:
 
 
 def _jpeg_2000_bits(file: IO[bytes]) -> int:
-    """Return the number of bits of a JPEG 2000 file's first channel; 0 if it is not found."""
+    """Return how many bits the first channel of a JPEG 2000 file has; 0 if its header does not say."""
     if file.read(4) != START_OF_CODESTREAM:  # the codestream is in a box
         file.seek(0)
         while True:

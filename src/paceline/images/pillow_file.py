@@ -16,6 +16,8 @@ FORMATS = (
     "TGA",  # TGA is last, since it has no signature
 )
 PREFIX_BYTES = 16  # passed to a format's signature check
+SIXTEEN_BIT_MODES = ("I;16", "I;16L", "I;16B", "I;16N")
+UNBOUNDED_MODES = ("I", "F")  # 32-bit pixels, in which no value is defined as white
 STRIP_PX = 1 << 24  # number of pixels that are converted at a time
 
 

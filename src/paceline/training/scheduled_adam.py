@@ -84,5 +84,5 @@ class ScheduledAdam(Optimizer):
 
 
 def _unless(is_skipped: Tensor | None, value: Any, otherwise: float | Tensor) -> Any:
-    """Return a value, or `otherwise` in a skipped step; `is_skipped` is None without a GradScaler."""
+    """Return `otherwise` if the step is skipped, else `value`. Without a GradScaler, `is_skipped` is None."""
     return value if is_skipped is None else torch.where(is_skipped, otherwise, value)

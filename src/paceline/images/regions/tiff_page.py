@@ -21,9 +21,9 @@ LARGEST_CHANNELS = 64
 NONE = 1  # value of the TIFF tag Compression
 OLD_JPEG = 6
 JPEGS = (OLD_JPEG, JPEG)
-# The largest factor by which stored bytes can expand, rounded up, for compressions that have one: LZW (5), PackBits
-# (32773), LZMA (34925) and Zstandard (34926 and 50000). If less than 1/16 of an uncompressed image is stored, the size
-# in the header is probably wrong.
+# At most so many bytes of pixels are expected per stored byte; if the size in a header needs more, the size is wrong.
+# For compressions, this is the largest possible factor, rounded up: 5 is LZW, 32773 PackBits, 34925 LZMA, and 34926 and
+# 50000 are Zstandard. Other compressions have no limit. Uncompressed images may lack some of their pixels.
 MOST_EXPANSION = {
     **{NONE: 16, 5: 2048, JPEG: 2048, 32773: 64, 34925: 1 << 16, 34926: 1 << 16, 50000: 1 << 16},
     **dict.fromkeys(DEFLATE, 2048),

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from paceline.images.decode import SIXTEEN_BIT_MODES, opened, to_eight_bits, turn_upright
+from paceline.images.decode import opened, to_eight_bits, turn_upright
 from paceline.images.integrity import load_undamaged
-from paceline.images.pillow_file import to_array
+from paceline.images.pillow_file import SIXTEEN_BIT_MODES, to_array
 from paceline.images.regions.region_image import Box, Level, Pixels, RegionFormat, RegionImage
 from paceline.images.size_limit import memory_limit
 
