@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from paceline.core import activity as reports
+from paceline.core import status_line
 from paceline.core.activity import SHOWN, Counter, activity, counted
 from paceline.core.printable import wrapped
 
@@ -26,6 +27,9 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Show activities on a status line that no thread refreshes, neither during the test nor after it."""
+    monkeypatch.setattr(status_line, "Ticker", lambda seconds, call: None)
+    monkeypatch.setattr(reports, "_status_line", status_line.StatusLine())
     monkeypatch.setenv(SHOWN, "1")
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.setenv("TERM", "xterm")
