@@ -6,6 +6,7 @@ import re
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
@@ -159,8 +160,10 @@ def test_the_board_listens_on_loopback_only(board: Served) -> None:
 
 def listeners(pid: int) -> set[tuple[str, int]]:
     """Return the addresses on which a process listens, read from /proc."""
-    sockets = {link.readlink().name for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()}
-    found = set()
+    sockets, found = set(), set()
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # the process has closed the file in the meantime
+            sockets.add(link.readlink().name)
     for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
         for row in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
             _, local, _, state, *rest = row.split()

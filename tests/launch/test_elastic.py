@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,10 @@ def listeners(processes: list[int]) -> list[str]:
     """Return the addresses on which the given processes listen."""
     found = []
     for process in processes:
-        sockets = {os.readlink(link) for link in Path(f"/proc/{process}/fd").iterdir() if link.is_symlink()}
+        sockets = set()
+        for link in Path(f"/proc/{process}/fd").iterdir():
+            with suppress(FileNotFoundError):  # the process has closed the file in the meantime
+                sockets.add(os.readlink(link))
         for table in ("tcp", "tcp6"):
             for line in Path(f"/proc/{process}/net/{table}").read_text().splitlines()[1:]:
                 fields = line.split()
