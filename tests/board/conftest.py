@@ -9,6 +9,16 @@ import pytest
 from made_runs import make_folder
 from serving import Served, serve
 
+from paceline.board import gallery
+
+
+@pytest.fixture(scope="module", autouse=True)
+def complete_scans() -> Iterator[None]:
+    """Let a scan read all metrics, however slow the machine is."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gallery, "FIRST_READING_SECONDS", 60.0)
+        yield
+
 
 @pytest.fixture(scope="session")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
