@@ -21,6 +21,7 @@ from paceline.runs.metrics import MetricsWriter
 
 HANGING = """
 import time
+from pathlib import Path
 from paceline import Logger
 
 
@@ -30,6 +31,7 @@ class Hanging(Logger):
 
     def hang(self, where):
         while where == {where!r}:
+            Path("hangs").touch()
             time.sleep(3600)
 
     def connect(self):
@@ -81,6 +83,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> type[Recorder]:
     monkeypatch.setattr(Recorder, "gate", threading.Event())
     monkeypatch.setattr(Recorder, "outage", 0)
     monkeypatch.setattr(Recorder, "calls", [])
+    monkeypatch.setattr(logger_thread, "SILENT_SECONDS", math.inf)  # on a slow machine, too
     return Recorder
 
 
@@ -99,9 +102,13 @@ def test_a_logger_that_hangs_in_any_call_delays_neither_metrics_nor_other_logger
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(logger_group, "FLUSH_SECONDS", 0.05)
     wait = LoggerThread.join
-    monkeypatch.setattr(
-        LoggerThread, "join", lambda self, until: wait(self, math.inf if self.name == "tensorboard" else until)
-    )
+
+    def join(thread: LoggerThread, until: float) -> None:
+        if thread.name != "tensorboard":
+            wait_until(Path("hangs").exists)
+        wait(thread, math.inf if thread.name == "tensorboard" else until)
+
+    monkeypatch.setattr(LoggerThread, "join", join)
     Path("hanging.py").write_text(HANGING.format(where=where))
     writer = MetricsWriter(tmp_path / "run", loggers="./hanging.py,tensorboard")
     for images in (10, 20, 30):

@@ -110,7 +110,7 @@ def test_the_elapsed_time_of_a_resumed_run_continues_from_its_last_metrics_line(
     writer = MetricsWriter(tmp_path, images=1)
     writer.write(2, {})
     writer.close()
-    assert 100 <= lines(tmp_path)[-1]["seconds"] < 110
+    assert 100 <= lines(tmp_path)[-1]["seconds"] < 200
 
 
 def test_a_folder_without_a_metrics_file_has_no_metrics_lines(tmp_path: Path) -> None:
@@ -132,7 +132,9 @@ def test_written_lines_and_flushed_events_survive_a_kill(tmp_path: Path) -> None
     code = f"""
 import os, signal
 from pathlib import Path
+from paceline.runs import logger_group
 from paceline.runs.metrics import MetricsWriter
+logger_group.FLUSH_SECONDS = 60.0  # on a slow machine, too, the flush ends
 writer = MetricsWriter(Path({str(tmp_path)!r}), loggers="tensorboard")
 writer.write(1, {{"a/loss": 1.0}})
 writer.flush()
