@@ -36,12 +36,35 @@ def test_removing_the_run_folder_ends_the_run_with_a_one_line_error(tmp_path: Pa
     running = start_fork(tmp_path, "train", tiny, *ENDLESSLY, "--out", "run")
     wait_until(lambda: has_saved(run), running)
     run.rename(tmp_path / "moved")
-    shutil.rmtree(tmp_path / "moved")
+    shutil.rmtree(tmp_path / "moved", ignore_errors=True)  # the run may be removing an old checkpoint, too
     assert running.wait() == 2
     assert len(running.stderr.splitlines()) == 1, running.stderr
     during_a_save = "cannot write checkpoint run/checkpoints/" in running.stderr
     assert during_a_save or "--out run: the folder was removed" in running.stderr
     assert not run.exists(), "it was created again"
+
+
+def train_until_the_folder_is_lost(tiny: str) -> int:
+    """Train, and remove the run folder when the run removes an old checkpoint."""
+    from paceline.cli.app import run
+    from paceline.runs.checkpoint import Checkpoints
+
+    remove = Checkpoints._remove
+
+    def lose(checkpoints: Checkpoints, path: Path) -> None:
+        shutil.rmtree("run")
+        remove(checkpoints, path)
+
+    Checkpoints._remove = lose  # type: ignore[method-assign]
+    return run(["train", tiny, *ENDLESSLY, "--out", "run"])
+
+
+def test_a_run_folder_that_is_lost_while_an_old_checkpoint_is_removed_is_reported(tmp_path: Path, tiny: str) -> None:
+    (running,) = start_function_in_ranks(tmp_path, 1, train_until_the_folder_is_lost, tiny)
+    assert running.wait() == 2
+    assert running.stderr == (
+        "paceline: --out run: the folder was removed or replaced during the run; start the run again\n"
+    )
 
 
 @pytest.mark.parametrize("name", ["x" * 300, "/".join(["y" * 200] * 25), "a\0b"], ids=["name", "path", "null"])

@@ -252,6 +252,8 @@ def open_session(parts: Parts, folder: RunFolder) -> Iterator[Session]:
         folder.end("failed", str(error))
         raise
     except Exception as error:
+        if isinstance(error, OSError):
+            folder.check_present()
         problem = _user_problem(error, folder, parts) or parts.world.explain(error)
         folder.end("failed", problem or f"{type(error).__name__}: {error}")
         if problem:
