@@ -39,13 +39,18 @@ class Running:
 
     @property
     def stdout(self) -> str:
-        return (self.folder / f"stdout-{self.pid}").read_text()
+        return self._output("stdout")
 
     @property
     def stderr(self) -> str:
         """What the command printed to stderr, without its activities."""
-        lines = (self.folder / f"stderr-{self.pid}").read_text().splitlines(keepends=True)
+        lines = self._output("stderr").splitlines(keepends=True)
         return "".join(line for line in lines if not line.endswith(ACTIVITY))
+
+    def _output(self, name: str) -> str:
+        with suppress(FileNotFoundError):  # a new process has not opened its files yet
+            return (self.folder / f"{name}-{self.pid}").read_text()
+        return ""
 
     def wait(self, seconds: float = TIMEOUT_SECONDS) -> int:
         """Wait for the process and return its exit code, which is negative if a signal killed the process."""
