@@ -314,10 +314,12 @@ def test_a_run_that_lost_its_disk_resumes_from_its_mirror_with_bit_identical_wei
 
 def test_training_continues_when_the_mirror_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "away").write_text("a file where the folder should be")
-    running = run_fork(
-        tmp_path, "train", TINY, *QUICK, "--out", "run", "--mirror", f"file://{tmp_path}/away/run",
-        "--set", "mirror_wait=1",
-    )  # fmt: skip
+    holds = Holds(tmp_path / "holds")
+    holds.hold("loss", after=9)
+    mirror = ("--mirror", f"file://{tmp_path}/away/run", "--set", "mirror_wait=1")
+    running = start_fork(tmp_path, "train", TINY, *QUICK, "--out", "run", *mirror, *holds.settings)
+    wait_until(lambda: "mirror: upload" in running.stdout, running)
+    holds.release("loss")
     assert running.wait() == 0 and running.stderr == ""
     lines = [line for line in running.stdout.splitlines() if line.startswith("mirror:")]
     assert len(lines) == 2 and "failed" in lines[0] and "the checkpoint at 480 images is missing" in lines[1]
