@@ -194,6 +194,7 @@ def test_the_rate_of_a_resumed_run_counts_only_images_since_the_resume(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(display_module, "_MAX_LINE_SECONDS", 0.0)
+    monkeypatch.setattr(display_module, "Ticker", NoTicker)  # the thread would print a line on a slow machine
     with Display(2_000_000, 1_000_000, "", True) as display:
         time.sleep(0.05)
         display.update(1_000_100, {})
@@ -273,7 +274,7 @@ from pathlib import Path
 from paceline.core import ticker
 from paceline.runs import display as module
 from paceline.runs.console import log_output
-module._TICK_SECONDS, module._STILL_SECONDS, ticker.FIRST_SECONDS = 0.01, 0.02, 0.05
+module._TICK_SECONDS, module._STILL_SECONDS, ticker.FIRST_SECONDS, ticker.MAX_SECONDS = 0.01, 0.02, 0.05, 0.05
 ticks = [0.0]  # the time at which the last complete call began
 
 def counted(seconds, call):
