@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import threading
 import time
 from pathlib import Path
 
@@ -15,37 +16,47 @@ from running import start_fork, start_function_in_ranks, wait_until, workers_of
 from paceline.core.awake_clock import AwakeClock
 
 
-def watch_silent_child(folder: str) -> int:
-    """Start a process that reports progress once, and watch it until it ends or a file exists.
+def watch_silent_child(folder: str, is_suspended: bool) -> int:
+    """Start a process that reports progress once, and watch it; return its exit code, or 0 if it is still alive.
 
-    Return its exit code, or 0 if it is still alive.
+    With `is_suspended`, this process suspends itself, and the watch ends with the first look at the child afterwards.
     """
     from paceline.launch.agent import Watchdog
     from paceline.launch.mailbox import Mailbox
 
     child = subprocess.Popen(["sleep", "100"])
     Path(folder, f"process-{child.pid}").write_text("1")
-    Watchdog(Mailbox(Path(folder)), lambda: 1, timeout=3.0, join_timeout=60.0).start()
-    Path(folder, "watching").touch()
-    wait_until(lambda: child.poll() is not None or Path(folder, "end").exists())
+    watchdog, polled = Watchdog(Mailbox(Path(folder)), lambda: 1, timeout=3.0, join_timeout=60.0), threading.Event()
+    poll = watchdog._poll
+
+    def suspended_poll() -> None:
+        poll()
+        os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(0.5)  # all threads stop within this time
+        poll()
+        polled.set()
+        watchdog.stop()
+
+    if is_suspended:
+        watchdog._poll = suspended_poll  # type: ignore[method-assign]
+    watchdog.start()
+    wait_until(lambda: child.poll() is not None or polled.is_set())
     code = child.poll() or 0
     child.kill()
     return code
 
 
 def test_the_time_of_a_suspended_launcher_does_not_count(tmp_path: Path) -> None:
-    (launcher,) = start_function_in_ranks(tmp_path, 1, watch_silent_child, str(tmp_path))
-    wait_until((tmp_path / "watching").exists, launcher)
-    launcher.kill(signal.SIGSTOP)
+    (launcher,) = start_function_in_ranks(tmp_path, 1, watch_silent_child, str(tmp_path), True)
+    state = Path(f"/proc/{launcher.pid}/stat")
+    wait_until(lambda: state.read_text().rpartition(")")[2].split()[0] == "T", launcher)
     time.sleep(4)
     launcher.kill(signal.SIGCONT)
-    time.sleep(1)
-    (tmp_path / "end").touch()
     assert launcher.wait() == 0, launcher.stderr
 
 
 def test_a_worker_without_progress_is_still_killed(tmp_path: Path) -> None:
-    (launcher,) = start_function_in_ranks(tmp_path, 1, watch_silent_child, str(tmp_path))
+    (launcher,) = start_function_in_ranks(tmp_path, 1, watch_silent_child, str(tmp_path), False)
     assert launcher.wait() == 256 - signal.SIGKILL
     assert "no progress for 3 s (--timeout 3)" in launcher.stderr
 
