@@ -26,6 +26,7 @@ class Holds:
 
     def hold(self, kind: Kind, after: int = 0) -> None:
         """Hold every process in its next save, or in the loss or prediction after the first `after` of them."""
+        self._forget(kind)  # a process may have left a mark just after the last release
         (self.folder / kind).write_text(str(after))
 
     def num_held(self, kind: Kind) -> int:
@@ -37,6 +38,9 @@ class Holds:
 
     def release(self, kind: Kind) -> None:
         (self.folder / kind).unlink()
+        self._forget(kind)
+
+    def _forget(self, kind: Kind) -> None:
         for mark in self.folder.glob(f"{kind}-waits-*"):
             mark.unlink()
 
