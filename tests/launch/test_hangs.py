@@ -139,7 +139,7 @@ def test_ranks_without_a_launcher_name_the_one_that_is_stopped(tmp_path: Path) -
 
 def test_a_hang_in_a_single_process_writes_its_stack(tmp_path: Path, tiny: str) -> None:
     holds = Holds(tmp_path / "holds")
-    holds.hold("loss", after=3)
+    holds.hold("loss", after=1)  # nothing is written to the disk before
     words = ("train", tiny, "--accelerator", "cpu", "--timeout", "1", *holds.settings, "--out", "run")
     running = run_fork(tmp_path, *words)
     assert running.wait() == 2
