@@ -19,7 +19,7 @@ from paceline.core.stacks import STACK_SIGNAL
 from paceline.launch.mailbox import Mailbox
 
 HANG_FILE = "hang.txt"
-STACK_SECONDS = 0.5  # time for the workers to write their stacks
+STACK_SECONDS = 5.0  # time for the workers to write their stacks; on a busy machine, a worker may have to wait
 QUIET_SECONDS = 0.1  # a log file that has not grown for this long contains the whole stack
 NUM_SHOWN = 12  # operations per rank in the file
 STOPPED = "is stopped (by SIGSTOP or a debugger)"
@@ -121,7 +121,8 @@ def _publish_early_stacks(mailbox: Mailbox, logs: Path | None, ranks: Iterable[i
 
 def _request_stacks(witnesses: Mapping[int, Witness], processes: Iterable[int]) -> None:
     """Make workers append their stacks to their logs, and continue if they are stopped; wait until they have."""
-    asked = {process: _log_of(witnesses[process]) for process in processes if witnesses[process].record.dumps_stacks}
+    able = [process for process in processes if witnesses[process].record.dumps_stacks]
+    asked = {process: _log_of(witnesses[process]) for process in able if is_child(process, os.getpid())}
     before = {process: _size(log) for process, log in asked.items()}
     _signal(asked, STACK_SIGNAL)
     _signal(asked, signal.SIGCONT)
