@@ -54,7 +54,9 @@ class Running:
         return code
 
     def kill(self, number: int = signal.SIGKILL) -> None:
-        os.kill(self.pid, number)
+        """Send a signal to the process, unless it has ended."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, number)
 
     def interrupt_group(self, number: int = signal.SIGINT) -> None:
         """Send SIGINT to the process group, as a terminal does on Ctrl-C."""

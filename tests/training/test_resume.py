@@ -8,6 +8,7 @@ import re
 import signal
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -143,7 +144,8 @@ def kill(running: Running, target: str) -> None:
     """Kill the launcher or one rank's process with SIGKILL, unless the process has ended."""
     process = running.pid if target == "launcher" else workers_of(running.pid).get(int(target))
     if process and not running.ended:
-        os.kill(process, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it has ended in the meantime
+            os.kill(process, signal.SIGKILL)
 
 
 def test_a_run_resumed_with_two_and_then_three_processes_sees_the_same_samples(tmp_path: Path, tiny: str) -> None:
