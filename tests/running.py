@@ -172,6 +172,13 @@ def run_fork(
     return running
 
 
+def kill_together(ranks: list[Running]) -> None:
+    """Kill ranks so that none of them can notice the end of another one, however long this takes."""
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for rank in ranks:
+            rank.kill(number)
+
+
 def run_ranks(folder: Path, size: int, *arguments: str) -> list[int]:
     """Run a command in several processes and return their exit codes."""
     return [running.wait() for running in start_ranks(folder, size, *arguments)]

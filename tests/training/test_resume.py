@@ -15,6 +15,7 @@ import pytest
 from holds import Holds
 from running import (
     Running,
+    kill_together,
     metrics_without_times,
     processes_naming,
     run_fork,
@@ -245,8 +246,7 @@ def test_ranks_without_a_launcher_resume_after_a_kill(tmp_path: Path, tiny: str,
     ranks = start_ranks(tmp_path, 2, *command, "--out", "killed")
     wait_until(lambda: checkpoints(tmp_path / "killed"), ranks[0])
     holds.wait_for("loss", ranks[0], num_ranks=2)
-    for rank in ranks:
-        rank.kill()
+    kill_together(ranks)
     assert [rank.wait() for rank in ranks] == [-signal.SIGKILL] * 2
     holds.release("loss")
     assert run_ranks(tmp_path, 2, *command, "--out", "killed") == [0, 0]
