@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from paceline.core.heartbeat import die_with_parent
 
 ACTIVITY = " …\n"  # the end of a line about an activity, which only a real `paceline` command prints
 TIMEOUT_SECONDS = 120.0  # long, since the machine may be busy
+_names_of_ports = deque[socket.socket](maxlen=50)  # of those that were chosen last; others are closed
 _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload(MODULES)
 
@@ -59,7 +61,9 @@ class Running:
         return code
 
     def kill(self, number: int = signal.SIGKILL) -> None:
-        os.kill(self.pid, number)
+        """Send a signal to the process, unless it has ended."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, number)
 
     def interrupt_group(self, number: int = signal.SIGINT) -> None:
         """Send SIGINT to the process group, as a terminal does on Ctrl-C."""
@@ -107,11 +111,17 @@ def run_function_on_hosts(folders: list[Path], function: Callable[..., int | Non
 
 
 def free_port() -> int:
-    """Return a free port below those that the kernel assigns, so that no connection takes it in the meantime."""
+    """Return a free port below those that the kernel assigns, so that no connection takes it in the meantime.
+
+    Until a process listens on the port, a socket with its number as name keeps other tests from choosing it, too.
+    """
     while True:
+        port, name = random.SystemRandom().randrange(20_000, 29_000), socket.socket(socket.AF_UNIX)
         with socket.socket() as listener, suppress(OSError):
-            listener.bind(("127.0.0.1", random.SystemRandom().randrange(20_000, 29_000)))
-            return listener.getsockname()[1]
+            name.bind(f"\0paceline-test-port-{port}")
+            listener.bind(("127.0.0.1", port))
+            _names_of_ports.append(name)
+            return port
 
 
 def _meeting_point() -> dict[str, Any]:
@@ -165,6 +175,13 @@ def run_fork(
     running = start_fork(folder, *arguments, largest_file=largest_file, environment=environment)
     running.wait()
     return running
+
+
+def kill_together(ranks: list[Running]) -> None:
+    """Kill ranks so that none of them can notice the end of another one, however long this takes."""
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for rank in ranks:
+            rank.kill(number)
 
 
 def run_ranks(folder: Path, size: int, *arguments: str) -> list[int]:

@@ -76,8 +76,8 @@ USER_ERRORS: dict[str, str] = {  # expected part of the error line for each comm
     "train classification --set classifier.clip=-0.5": "classifier.clip=-0.5: must be at least 0",
     "train classification --set label_smoothing=1.5": "label_smoothing=1.5: must be at least 0 and below 1",
     "train classification --set width=0": "width=0: must be at least 1",
-    "train classification --accelerator cpu --set width=9999999999": "recipe 'classification': one layer needs "
-    "360.0 GB of memory, but",
+    "train classification --accelerator cpu --set width=9999999999999": "recipe 'classification': one layer "
+    "needs 360,000.0 GB of memory, but",
     "train classification --set reference_batch=0": "reference_batch=0: must be at least 1",
     "train classification --check-replicas -1": "--check-replicas -1: must be at least 0",
     "train classification --lr -1": "--lr -1: must be at least 0",

@@ -163,7 +163,8 @@ def test_the_halo_accounts_for_pooling_dilation_and_upsampling():
     whole = torch.rand(1, 3, 40, 40, dtype=torch.float64)
     with torch.no_grad():
         wanted = network(whole)[..., 16:20, 16:20]
-        assert torch.equal(middle_from_a_tile(network, whole, field.tiled_halo_px, 16, 4, 1), wanted)
+        made = middle_from_a_tile(network, whole, field.tiled_halo_px, 16, 4, 1)
+    assert (made - wanted).abs().max() < 1e-12
 
 
 def test_only_parameters_that_affect_the_result_are_listed():

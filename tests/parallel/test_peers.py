@@ -103,7 +103,8 @@ def test_a_rank_that_hangs_after_another_rank_failed_exits(tmp_path: Path) -> No
 
 def test_a_rank_that_has_not_noticed_a_hang_yet_is_not_reported_as_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "GRACE_SECONDS", 60.0)  # the first rank must not end this process
-    limit = timedelta(seconds=20)
+    monkeypatch.setattr(peers, "EXAMINATION_SECONDS", 60.0)  # the first rank may answer late
+    limit = timedelta(seconds=60)
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=limit)
     ranks = [
         peers.Peers(

@@ -8,12 +8,14 @@ import re
 import signal
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from holds import Holds
 from running import (
     Running,
+    kill_together,
     metrics_without_times,
     processes_naming,
     run_fork,
@@ -143,7 +145,8 @@ def kill(running: Running, target: str) -> None:
     """Kill the launcher or one rank's process with SIGKILL, unless the process has ended."""
     process = running.pid if target == "launcher" else workers_of(running.pid).get(int(target))
     if process and not running.ended:
-        os.kill(process, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it has ended in the meantime
+            os.kill(process, signal.SIGKILL)
 
 
 def test_a_run_resumed_with_two_and_then_three_processes_sees_the_same_samples(tmp_path: Path, tiny: str) -> None:
@@ -243,8 +246,7 @@ def test_ranks_without_a_launcher_resume_after_a_kill(tmp_path: Path, tiny: str,
     ranks = start_ranks(tmp_path, 2, *command, "--out", "killed")
     wait_until(lambda: checkpoints(tmp_path / "killed"), ranks[0])
     holds.wait_for("loss", ranks[0], num_ranks=2)
-    for rank in ranks:
-        rank.kill()
+    kill_together(ranks)
     assert [rank.wait() for rank in ranks] == [-signal.SIGKILL] * 2
     holds.release("loss")
     assert run_ranks(tmp_path, 2, *command, "--out", "killed") == [0, 0]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from running import run_fork, start_fork, wait_until
+from holds import start_until
+from running import run_fork, wait_until
 
 GAN = str(Path(__file__).parents[1] / "tiny_gan.py")
 COMMAND = ("train", GAN, "--accelerator", "cpu", "--set", "few_images=allow", "--out", "run")
@@ -39,7 +40,7 @@ def test_no_sample_images_are_written_if_they_are_switched_off(tmp_path: Path) -
 def test_a_killed_run_has_the_sample_images_of_its_checkpoint_and_ends_with_the_same_ones(
     whole: dict[str, bytes], tmp_path: Path
 ) -> None:
-    running = start_fork(tmp_path, *COMMAND)
+    (running,) = start_until(tmp_path, 1, 1312, *COMMAND)  # the run cannot end before it is killed
     checkpoint = tmp_path / "run" / "checkpoints"
     wait_until(lambda: checkpoint.is_dir() and [one for one in checkpoint.iterdir() if one.name.isdigit()], running)
     running.kill()

@@ -12,7 +12,7 @@ import pytest
 import safetensors.torch
 from holds import start_until
 from ranks import difference
-from running import metrics_without_times, run_fork, run_ranks, start_ranks, wait_until, weights_of
+from running import kill_together, metrics_without_times, run_fork, run_ranks, start_ranks, wait_until, weights_of
 
 from paceline.runs.checkpoint import Checkpoints
 from paceline.runs.checkpoint_reader import is_whole
@@ -39,8 +39,7 @@ def test_a_sharded_run_that_is_killed_ends_with_the_same_bits_after_resuming(tmp
     run = tmp_path / "killed"
     ranks = start_until(tmp_path, 2, 132, *command, "--out", "killed")
     wait_until(lambda: Checkpoints(run / "checkpoints").all()[-1:] >= [96], ranks[0])
-    for rank in ranks:
-        rank.kill()
+    kill_together(ranks)
     assert [rank.wait() for rank in ranks] == [-signal.SIGKILL] * 2
     assert run_ranks(tmp_path, 2, *command, "--out", "killed") == [0, 0]
     assert weights_of(run) == weights_of(tmp_path / "whole")

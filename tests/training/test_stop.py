@@ -253,19 +253,41 @@ sys.meta_path.insert(0, Finder)
 """
 
 
+def add_import_finder(folder: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+    """Let every Python process run code that adds an import finder when it starts."""
+    (folder / "sitecustomize.py").write_text(code)
+    monkeypatch.setenv("PYTHONPATH", f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+
+
 @pytest.mark.parametrize("module", ["paceline.cli.app", "typer"])
 def test_an_interrupt_while_the_command_line_is_imported_is_reported_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str
 ) -> None:
-    (tmp_path / "sitecustomize.py").write_text(INTERRUPTS_AN_IMPORT)
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    add_import_finder(tmp_path, monkeypatch, INTERRUPTS_AN_IMPORT)
     monkeypatch.setenv("INTERRUPTED_IMPORT", module)
     running = start_command(tmp_path, "--version")
     assert running.wait() == 130
     assert running.stdout == "" and running.stderr == "paceline: interrupted\n"
 
 
-def test_an_interrupt_while_two_processes_load_torch_is_reported_in_one_line(tmp_path: Path, tiny: str) -> None:
+HOLDS_TORCH_IN_WORKERS = """
+import os, sys, time
+
+class Finder:
+    @staticmethod
+    def find_spec(name, path, target=None):
+        while name == "torch" and "RANK" in os.environ and os.path.exists("startup"):
+            time.sleep(0.01)
+
+sys.meta_path.insert(0, Finder)
+"""
+
+
+def test_an_interrupt_while_two_processes_load_torch_is_reported_in_one_line(
+    tmp_path: Path, tiny: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "startup").touch()  # the workers do not get further than the import of torch
+    add_import_finder(tmp_path, monkeypatch, HOLDS_TORCH_IN_WORKERS)
     running = start_command(tmp_path, "train", tiny, "--devices", "2", "--accelerator", "cpu", "--out", "run")
     wait_for_workers(running)
     running.interrupt_group()

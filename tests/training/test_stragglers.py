@@ -12,6 +12,7 @@ import torch
 from paceline.parallel.exchange import waiting
 from paceline.parallel.place import Place
 from paceline.parallel.world import World
+from paceline.training import stopwatch
 from paceline.training.pace import MAX_STEPS, Pace
 from paceline.training.stragglers import MIN_STEPS, StepTimes, StragglerWatch, Work, slowest_rank
 
@@ -75,15 +76,20 @@ def test_waits_of_the_hosts_of_gpus_are_logged_but_never_make_a_straggler(
     assert ("ranks/straggler" in values) == is_compared and ("straggler" in capsys.readouterr().out) == is_compared
 
 
-def test_the_work_of_a_rank_is_measured_in_the_last_steps_before_a_log_line() -> None:
-    pace = make_pace()
+@pytest.fixture
+def pace(monkeypatch: pytest.MonkeyPatch) -> Pace:
+    """The pace of a rank whose steps take only the time that a test adds."""
+    monkeypatch.setattr(stopwatch, "perf_counter", lambda: 0.0)
+    return Pace(World(Place(), torch.device("cpu")), images=0, epoch_images=100)
+
+
+def test_the_work_of_a_rank_is_measured_in_the_last_steps_before_a_log_line(pace: Pace) -> None:
     for seconds, steps in ((2.0, 3 * MAX_STEPS), (1.0, MAX_STEPS)):
         run_steps(pace, steps, seconds)
-    assert pace.own_work().work == pytest.approx(1.0, rel=0.01)
+    assert pace.own_work().work == pytest.approx(1.0)
 
 
-def test_short_log_intervals_are_pooled_until_there_are_enough_steps() -> None:
-    pace = make_pace()
+def test_short_log_intervals_are_pooled_until_there_are_enough_steps(pace: Pace) -> None:
     counts = []
     for steps in (1, 9, 10, 10, 45):
         run_steps(pace, steps, 1.0)
@@ -92,28 +98,22 @@ def test_short_log_intervals_are_pooled_until_there_are_enough_steps() -> None:
     assert counts == [1, 10, 20, 10, 55]
 
 
-def test_waits_before_a_step_are_not_subtracted_from_the_work_on_the_step() -> None:
-    pace = make_pace()
+def test_waits_before_a_step_are_not_subtracted_from_the_work_on_the_step(pace: Pace) -> None:
     run_steps(pace, 1, 1.0)
     waiting.seconds += 5.0  # in an evaluation
     run_steps(pace, 1, 1.0)
-    assert pace.own_work().work == pytest.approx(1.0, rel=0.01)
+    assert pace.own_work().work == pytest.approx(1.0)
 
 
-def test_waits_within_a_step_are_not_work() -> None:
-    pace = make_pace()
+def test_waits_within_a_step_are_not_work(pace: Pace) -> None:
     with pace.step():
         pace.stopwatch("step").seconds += 1.0
         waiting.seconds += 0.75
-    assert pace.own_work().work == pytest.approx(0.25, rel=0.05)
-
-
-def make_pace() -> Pace:
-    return Pace(World(Place(), torch.device("cpu")), images=0, epoch_images=100)
+    assert pace.own_work().work == pytest.approx(0.25)
 
 
 def run_steps(pace: Pace, count: int, seconds: float) -> None:
-    """Time steps that seem to take this long."""
+    """Time steps that take this long."""
     for _ in range(count):
         with pace.step():
             pace.stopwatch("step").seconds += seconds

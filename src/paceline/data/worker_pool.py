@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -29,6 +30,9 @@ from paceline.data.tickets import Tickets
 
 SECONDS_UNTIL_NOTICED = 0.2  # time within which torch notices a dead child process
 BATCHES_PER_WORKER = 2  # number of batches that each worker prefetches
+
+# torch prints several lines if there are more workers than cores, as by default on a machine with one core.
+warnings.filterwarnings("ignore", message="This DataLoader will create")
 
 
 class WorkerPool:

@@ -15,6 +15,7 @@ import os
 import time
 from pathlib import Path
 
+from paceline.core.files import write_file
 from paceline.core.flight_recorder import RECORD_FILE, Record, num_started, recorder
 from paceline.core.heartbeat import PROCESS, PULSE_FILE, die_with_parent, registered_processes
 from paceline.core.stacks import dump_stacks_on_signal
@@ -139,11 +140,9 @@ def report_user_error(line: str) -> bool:
     """Pass a user error to the launcher, which prints it once; return False if there is no Paceline launcher."""
     if MAILBOX_FOLDER not in os.environ:
         return False
-    try:
-        with open(Path(os.environ[MAILBOX_FOLDER], USER_ERROR), "x") as file:
-            file.write(line)
-    except FileExistsError:
-        pass
+    file = Path(os.environ[MAILBOX_FOLDER], USER_ERROR)
+    if not file.exists():
+        write_file(file, line, durable=False)
     return True
 
 
