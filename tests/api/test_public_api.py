@@ -71,7 +71,7 @@ def test_a_recipe_and_source_that_use_only_public_names_can_be_trained_and_loade
         "        super().__init__({'image': images, 'label': labels}, DataSpec(1, 8, 8, num_classes=2))\n"
     )
     result = paceline.train(
-        "classification", data="./stripes.py", width=4, images=256, batch_size="16", accelerator="cpu", out="run"
+        "classification", data="./stripes.py", width=8, images=256, batch_size="16", accelerator="cpu", out="run"
     )
     assert isinstance(result, paceline.TrainResult) and result.exit_code == 0 and result.images == 256
     assert result.metrics["test/top1"] == 100.0

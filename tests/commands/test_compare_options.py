@@ -22,7 +22,7 @@ from paceline.core.lock import Lock
 from paceline.core.small_files import read_json
 
 SHORT = ["--preset", "quick", "--accelerator", "cpu", "--no-verify", "--no-step-ladder", "--images", "128"]
-TINY = ["compare", "classification", *SHORT, "--set", "width=2", "--strategies", "single"]
+TINY = ["compare", "classification", *SHORT, "--set", "width=8", "--strategies", "single"]
 CELL = "cells/classification-single-1-batch64-seed0"
 
 
@@ -180,10 +180,10 @@ def test_a_recipe_with_stages_is_compared_by_its_last_stage(
 
 def test_parity_between_strategies_is_measured_under_the_settings_being_compared(tmp_path: Path) -> None:
     flags = {"accelerator": "cpu", "preset": "quick", "sync_batchnorm": "off"}
-    configs = {"classification": configure("classification", flags, assignments=["width=2"])}
+    configs = {"classification": configure("classification", flags, assignments=["width=8"])}
     grid = Grid.parse(["classification"], "ddp", "2", "64", "0", "strong")
     measured = Measured(tmp_path, Console())
-    measured.verify(configs, flags, grid, Options(assignments=("width=2",)))
+    measured.verify(configs, flags, grid, Options(assignments=("width=8",)))
     differences = measured.parity["classification"].differences
     assert any(one.value > one.tolerance for one in differences)
 

@@ -28,7 +28,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, more in (("short", ["--seed", "1", "--images", "1280"]), ("long", [])):
         trained = run_fork(folder, "train", TINY_GAN, "--accelerator", "cpu", "--out", name, *more)
         assert trained.wait() == 0, trained.stderr
-    classifier = ["train", "classification", "--preset", "quick", "--set", "width=2", "--images", "64"]
+    classifier = ["train", "classification", "--preset", "quick", "--set", "width=8", "--images", "64"]
     assert run_fork(folder, *classifier, "--accelerator", "cpu", "--out", "classifier").wait() == 0
     return folder
 

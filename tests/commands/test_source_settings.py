@@ -24,7 +24,7 @@ from paceline.data.source_settings import RegisteredSources
 from paceline.runs.finished_run import config_of
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guide" / "data.md"
-SHORT = ("--images", "64", "--batch-size", "64", "--set", "width=2", "--accelerator", "cpu")
+SHORT = ("--images", "64", "--batch-size", "64", "--set", "width=8", "--accelerator", "cpu")
 TRAIN = ("train", "classification", "--data", "./shapes.py", *SHORT, "--out", "run")
 UNFIT = "its Settings must be a frozen @dataclass that extends RunSettings"
 

@@ -17,7 +17,7 @@ from paceline.core.errors import UserError
 
 TINY_GAN = str(Path(__file__).parents[1] / "tiny_gan.py")
 IMAGES = Path(__file__).parents[2] / "docs/examples/digits"
-SHORT = ("--images", "64", "--set", "width=2", "--accelerator", "cpu")
+SHORT = ("--images", "64", "--set", "width=8", "--accelerator", "cpu")
 CODE = "open('canary', 'w').close()\nraise SystemExit('the code ran')\n"
 
 

@@ -49,7 +49,7 @@ def test_any_name_can_be_printed_in_any_encoding(encoding: str, tmp_path: Path) 
 
 
 def test_a_report_shows_hostile_settings_as_text(tmp_path: Path) -> None:
-    trained = run_fork(tmp_path, "train", "classification", "--images", "64", "--set", "width=2", "--out", "run")
+    trained = run_fork(tmp_path, "train", "classification", "--images", "64", "--set", "width=8", "--out", "run")
     assert trained.wait() == 0, trained.stderr
     config = tmp_path / "run/config.toml"
     text = config.read_text()

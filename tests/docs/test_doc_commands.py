@@ -24,7 +24,7 @@ SMALLER: tuple[tuple[str, str], ...] = (
     (r" --(epochs|batch-size|crop) \S+", ""),
     (r"^(paceline train (super_resolution|esrgan|restoration) --preset quick)", r"\1 --data-root docs/examples/photos"),
     (r" --devices 2 (.*) --out runs/ranks", r" --strategy ddp --devices 2 \1 --out runs/ddp"),  # the default strategy
-    (r"^(paceline train classification)", r"\1 --batch-size 16 --set width=2"),
+    (r"^(paceline train classification)", r"\1 --batch-size 16 --set width=8"),
     (r"^(paceline train (dcgan|dual_gan))", r"\1 --batch-size 16 --set ngf=2 --set ndf=2 --set nz=4"),
     (r"^(paceline train r3gan)", r"\1 --batch-size 8 --images 16 --set width=8 --set num_blocks=1 --set size=16"),
     (r"^(paceline train super_resolution)", r"\1 --images 4 --batch-size 2 --crop 16 --set num_blocks=1 --set width=2"),
@@ -34,7 +34,7 @@ SMALLER: tuple[tuple[str, str], ...] = (
     (r"^(paceline train translation)", r"\1 --images 2 --batch-size 2 --set ngf=2 --set ndf=2"),
     (r"^(paceline train (?!.*--images)(?!.*--help).*)$", r"\1 --images 32"),
 )
-SMALLER_PYTHON = ((r"epochs=\d", "images=32, width=2, batch_size=16"),)
+SMALLER_PYTHON = ((r"epochs=\d", "images=32, width=8, batch_size=16"),)
 # Pages whose runs are used by other pages come first.
 FIRST = ("README.md", "docs/index.md", "docs/tour.md", "docs/guide/train.md", "docs/recipes/", "docs/guide/")
 

@@ -334,7 +334,7 @@ def test_images_are_resized_as_in_tensorflow_1():
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a tiny classifier, and a tiny generator that was evaluated with the classifier's features."""
     folder = tmp_path_factory.mktemp("runs")
-    classifier = ["train", "classification", "--preset", "quick", "--set", "width=4", "--images", "640"]
+    classifier = ["train", "classification", "--preset", "quick", "--images", "640"]
     trained = run_fork(folder, *classifier, "--accelerator", "cpu", "--out", "classifier")
     assert trained.wait() == 0, trained.stderr
     generator = ["train", TINY_GAN, "--accelerator", "cpu", "--out", "gan", "--set", "features=classifier"]
@@ -380,7 +380,7 @@ def test_a_metric_is_named_after_the_file_that_its_classifier_was_trained_on(run
     labels = {f"y_{split}": fields["label"] for split, fields in splits.items()}
     np.savez(runs / "my digits.npz", **images, **labels)
     words = ["classification", "--data", "npz", "--data-root", str(runs / "my digits.npz"), "--images", "64"]
-    sets = ["--set", "width=2", "--set", "pad_crop=1"]
+    sets = ["--set", "width=8", "--set", "pad_crop=1"]
     trained = run_fork(runs, "train", *words, *sets, "--accelerator", "cpu", "--out", "from_npz")
     assert trained.wait() == 0, trained.stderr
     weights = next((runs / "from_npz" / "checkpoints").glob("*/weights.safetensors"))

@@ -21,7 +21,7 @@ CHANNELS, SIDE = 5, 32
 COMMON = {"batch_size": 4, "accelerator": "cpu", "workers": 0, "images": 8, "loggers": ""}
 COMMON |= {"evaluate_every": "100%", "save_every": "100%", "sample_every": "100%", "flip": "off"}
 RECIPES: dict[str, dict[str, Any]] = {
-    "classification": {"data": "folder", "width": 4, "validation": 0.0},
+    "classification": {"data": "folder", "width": 8, "validation": 0.0},
     "super_resolution": {"data": "photos", "scale": "2", "num_blocks": 1, "width": 4, "norm": "none", "crop": 16},
     "esrgan": {"data": "photos", "scale": "2", "num_blocks": 1, "width": 4, "growth": 2, "crop": 16},
     "translation": {"data": "panels", "model": "pix2pix", "generator": "unet_32", "ngf": 4, "ndf": 4, "d_layers": 1},

@@ -23,7 +23,7 @@ from paceline.runs.config import load_recipe
 from paceline.runs.profile_summary import KernelTime, ProfileSummary, Remedy, read_profile
 
 TINY_GAN = str(Path(__file__).parent.parent / "tiny_gan.py")
-TINY = ["train", "classification", "--preset", "quick", "--set", "width=2", "--set", "log_every=8 steps"]
+TINY = ["train", "classification", "--preset", "quick", "--set", "width=8", "--set", "log_every=8 steps"]
 TINY += ["--epochs", "2", "--accelerator", "cpu"]
 
 

@@ -59,7 +59,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
             crop = photograph("astronaut")[40 * number :, 180:][:32, :32]
             Image.fromarray(crop).save(folder / "classes" / name / f"{number}.png")
     shutil.copytree(folder / "classes" / "a", folder / "photos")
-    small = ("--images", "32", "--batch-size", "8", *CPU, "--set", "width=4", "--set", "validation=0.25")
+    small = ("--images", "32", "--batch-size", "8", *CPU, "--set", "width=8", "--set", "validation=0.25")
     classes = ("--data", "folder", "--data-root", "classes", "--set", "size=16", "--set", "pad_crop=0")
     photos = ("--data", "degraded", "--data-root", "photos", "--set", "crop=16", "--set", "depth=2")
     for recipe, data, out in (("classification", classes, "classifier"), ("restoration", photos, "restorer")):

@@ -66,7 +66,7 @@ def good_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-RESUME = ("train", "classification", "--data", "digits", "--images", "64", "--batch-size", "32", "--set", "width=4")
+RESUME = ("train", "classification", "--data", "digits", "--images", "64", "--batch-size", "32", "--set", "width=8")
 RESUME += ("--set", "size=8", "--set", "pad_crop=0", "--accelerator", "cpu")
 
 

@@ -78,7 +78,7 @@ def gan() -> Parts:
 @pytest.fixture(scope="module")
 def classifier() -> Parts:
     """A ResNet whose weights changed quickly."""
-    small = {"data": "digits", "width": 4, "batch_size": "32", "lr": 0.1, "schedule": "constant", "warmup": "0 images"}
+    small = {"data": "digits", "width": 8, "batch_size": "32", "lr": 0.1, "schedule": "constant", "warmup": "0 images"}
     parts = make_parts("classification", **small, ema_half_life="600 images")
     run_steps(parts, 40)
     return parts

@@ -28,7 +28,7 @@ BEAT_SECONDS = 0.5  # time between a rank's reports
 SILENT_SECONDS = 60.0  # a rank that sends no report for this long has ended; a busy machine can delay reports
 BLAME_SECONDS = 3.0  # how long a failed rank waits for the others, to find out whether one of them has ended
 EXAMINATION_SECONDS = 5.0  # how long a rank that hangs waits for the records of the others
-TELL_SECONDS = 10.0  # how long rank 0 waits until the others have read why the start failed
+NOTIFY_SECONDS = 10.0  # how long rank 0 waits until the others have read why the start failed
 GRACE_SECONDS = 5.0  # how long the main thread may take to notice that another rank has failed
 FAILED = "failed"  # key in the store for the first failure
 EXAMINED = "examined"  # key in the store: a rank that hangs asks the others for their records
@@ -59,18 +59,18 @@ def call_roll(store: dist.Store, rank: int, size: int, seconds: float) -> None:
             if not failure and missing and time.monotonic() > until:
                 failure = publish_failure(store, _too_late(missing, seconds))
             if failure:
-                store.set(f"told/{rank}", "")
+                store.set(f"notified/{rank}", "")
                 if rank == 0:  # it serves the store from which the others read this message
-                    _wait_until_told(store, sorted(set(range(size)).difference(missing)))
+                    _wait_until_notified(store, sorted(set(range(size)).difference(missing)))
                 raise UserError(failure)
             time.sleep(0.05 if missing else 0)
     except dist.DistError as error:
         raise UserError("rank 0 ended during start-up; see its output for the reason") from error
 
 
-def _wait_until_told(store: dist.Store, ranks: list[int]) -> None:
-    until = time.monotonic() + TELL_SECONDS
-    while not store.check([f"told/{one}" for one in ranks]) and time.monotonic() < until:
+def _wait_until_notified(store: dist.Store, ranks: list[int]) -> None:
+    until = time.monotonic() + NOTIFY_SECONDS
+    while not store.check([f"notified/{one}" for one in ranks]) and time.monotonic() < until:
         time.sleep(0.05)
 
 
