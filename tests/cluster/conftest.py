@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from machines import Host, ask, free_ports, ip, need_root
-from running import wait_until
+from machines import Host, ask, ip, need_root
+from running import free_port, wait_until
 from s3_server import S3Server, find_weed
 
 from paceline.core.heartbeat import die_with_parent
@@ -71,7 +71,7 @@ def slurm() -> Iterator[None]:
     )  # kept short, because a socket path may have at most 107 characters
     for name in ("state", "spool-n1", "spool-n2"):
         (folder / name).mkdir(parents=True)
-    ports = free_ports(9)
+    ports = [free_port() for _ in range(3)]
     text = CONFIGURATION.format(
         host=socket.gethostname(), folder=folder, port=ports[0], n1=ports[1], n2=ports[2],
         srun_ports=f"{min(ports)}-{max(ports) + 200}",

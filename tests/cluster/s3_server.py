@@ -10,14 +10,17 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from running import free_port
 
 from paceline.core.heartbeat import die_with_parent
 
 KEY, SECRET, BUCKET = "AKtest", "SKtest", "runs"
 TIMEOUT_SECONDS = 60.0
+FIRST_ASSIGNED_PORT = 32_768  # Linux assigns this port and higher ones to connections
 
 
 def find_weed() -> str:
@@ -107,19 +110,12 @@ class S3Server:
 
 
 def _free_ports(number: int) -> list[int]:
-    """Return free ports. SeaweedFS also listens on each port + 10000, so that number must be a valid port too."""
+    """Return free ports. SeaweedFS also listens on each port + 10000, which the kernel must not assign either."""
     found: list[int] = []
     while len(found) < number:
-        with socket.socket() as one, socket.socket() as other:
-            one.bind(("127.0.0.1", 0))
-            port = one.getsockname()[1] % 20000 + 20000
-            try:
-                one.close()
-                with socket.socket() as again:
-                    again.bind(("127.0.0.1", port))
-                other.bind(("127.0.0.1", port + 10000))
-            except OSError:
-                continue
-        if port not in found:
-            found.append(port)
+        port = free_port()
+        with socket.socket() as other, suppress(OSError):
+            other.bind(("127.0.0.1", port + 10_000))
+            if port + 10_000 < FIRST_ASSIGNED_PORT:
+                found.append(port)
     return found

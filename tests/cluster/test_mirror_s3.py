@@ -107,8 +107,12 @@ def test_a_wrong_key_is_reported_in_the_log_and_run_folder_and_training_continue
     tmp_path: Path, server: S3Server, name: str
 ) -> None:
     wrong = server.environment | {name: "wrong"}
-    command = ("train", TINY, *QUICK, "--out", "run", "--mirror", f"s3://{BUCKET}/wrong", "--set", "mirror_wait=2")
-    running = run_fork(tmp_path, *command, environment=wrong)
+    holds = Holds(tmp_path / "holds")
+    holds.hold("loss", after=9)  # the run does not end before its mirror has failed for the first time
+    mirror = ("--mirror", f"s3://{BUCKET}/wrong", "--set", "mirror_wait=2")
+    running = start_fork(tmp_path, "train", TINY, *QUICK, "--out", "run", *mirror, *holds.settings, environment=wrong)
+    wait_until(lambda: "mirror: upload" in running.stdout, running)
+    holds.release("loss")
     assert running.wait() == 0, running.stderr
     printed = [line for line in running.stdout.splitlines() if line.startswith("mirror:")]
     assert len(printed) == 2 and "failed" in printed[0] and "is missing" in printed[1]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import urllib.request
 from pathlib import Path
 from typing import Any
 
-from running import wait_until
+from running import free_port, wait_until
 
 from paceline.core.heartbeat import die_with_parent
 
@@ -23,9 +22,7 @@ class MlflowServer:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            self.port = listener.getsockname()[1]
+        self.port = free_port()
         self.start()
 
     @property
