@@ -137,7 +137,7 @@ class Wrong:
 
 
 def check(capture: Callable[[Step], RunStep]) -> ReplayCheck:
-    config = configure("classification", {"batch_size": "8", "accelerator": "cpu", "width": "2"}, small=True)
+    config = configure("classification", {"batch_size": "8", "accelerator": "cpu", "width": "8"}, small=True)
     world = World(Place(), torch.device("cpu"))
     before = torch.are_deterministic_algorithms_enabled()
     try:

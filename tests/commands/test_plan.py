@@ -92,7 +92,7 @@ def test_the_prediction_for_one_device_uses_the_step_time_measured_on_one_device
 
 
 def test_a_single_device_is_measured_with_plain_batchnorm() -> None:
-    config = configure("classification", {"preset": "quick", "accelerator": "cpu"}, assignments=["width=2"])
+    config = configure("classification", {"preset": "quick", "accelerator": "cpu"}, assignments=["width=8"])
     here = World(Place(), torch.device("cpu"))
     kinds = [
         {type(module) for module in parts.recipe.modules() if isinstance(module, AnyBatchNorm)}
@@ -194,7 +194,7 @@ def plans(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The output of `paceline plan` in a narrow terminal, for two nodes and for two local processes."""
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("measures two processes at once")
-    small = ("plan", "classification", "--preset", "quick", "--set", "width=2", "--batch-size", "4", "--devices", "2")
+    small = ("plan", "classification", "--preset", "quick", "--set", "width=8", "--batch-size", "4", "--devices", "2")
     given = ("--accelerator", "cpu", "--nodes", "2", "--bandwidth", "100Gbps")
     here = ("--accelerator", "cpu", "--latency", "1s")
     odd = {"COLUMNS": "40", "OMP_NUM_THREADS": "1,2"}  # OMP_NUM_THREADS may list one count per nesting level

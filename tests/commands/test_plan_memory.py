@@ -39,7 +39,7 @@ def test_the_table_lists_every_strategy_and_the_largest_batch_that_fits(tmp_path
 
 
 def test_strategies_that_recompute_activations_by_default_are_named(tmp_path: Path) -> None:
-    small = ("--preset", "quick", "--set", "width=4", "--batch-size", "8", "--devices", "2")
+    small = ("--preset", "quick", "--set", "width=8", "--batch-size", "8", "--devices", "2")
     done = run_fork(tmp_path, "plan", "classification", *small, "--memory")
     assert done.wait() == 0, done.stderr
     assert "activations: recomputed in the backward pass under fsdp\n" in done.stdout
