@@ -6,11 +6,11 @@ import re
 import socket
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+from listeners import listeners
 from made_runs import ODD_NAMES, OUTSIDE, SECRET
 from serving import Served, serve
 
@@ -156,22 +156,6 @@ def test_unusual_run_names_are_shown_verbatim_and_never_executed(board: Served, 
 
 def test_the_board_listens_on_loopback_only(board: Served) -> None:
     assert listeners(board.process.pid) == {("127.0.0.1", board.port)}
-
-
-def listeners(pid: int) -> set[tuple[str, int]]:
-    """Return the addresses on which a process listens, read from /proc."""
-    sockets, found = set(), set()
-    for link in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(FileNotFoundError):  # the process has closed the file in the meantime
-            sockets.add(link.readlink().name)
-    for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
-        for row in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
-            _, local, _, state, *rest = row.split()
-            if state == "0A" and f"socket:[{rest[5]}]" in sockets:
-                address, port = local.split(":")
-                words = [bytes.fromhex(address[i : i + 8])[::-1] for i in range(0, len(address), 8)]
-                found.add((socket.inet_ntop(family, b"".join(words)), int(port, 16)))
-    return found
 
 
 def test_listening_on_a_public_address_prints_a_warning_and_rejects_unknown_host_names(root: Path) -> None:

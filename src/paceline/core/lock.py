@@ -18,9 +18,9 @@ READER_SECONDS = 1.0  # how long to wait for readers, which hold a shared lock o
 
 
 class InUse(Exception):
-    """Raised if another process holds the lock. The message is the ID of that process, with its host if it is remote.
+    """Raised if another process holds the lock. The message is its process ID, and its host if that is another one.
 
-    `is_elsewhere` tells whether the process runs on another host. If that host goes down, the shared file system may
+    `is_elsewhere` is true if the process runs on another host. If that host goes down, the shared file system may
     keep the lock for some time.
     """
 

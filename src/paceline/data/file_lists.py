@@ -253,7 +253,7 @@ def first_messages(problems: Sequence[Problem]) -> str:
 
 
 def listed_elsewhere(problems: Sequence[Problem]) -> str:
-    """Return a hint at the commands that list every problem, for an error that names a few; "" if it names all."""
+    """Return the end of an error message: where all problems are listed; "" if the message lists them all itself."""
     return f"; train and pack then list all {len(problems)} in a text file" if len(problems) > MAX_NAMED else ""
 
 

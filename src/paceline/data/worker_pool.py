@@ -31,7 +31,7 @@ from paceline.data.tickets import Tickets
 SECONDS_UNTIL_NOTICED = 0.2  # time within which torch notices a dead child process
 BATCHES_PER_WORKER = 2  # number of batches that each worker prefetches
 
-# torch prints several lines if there are more workers than cores, as by default on a machine with one core.
+# Hide torch's warning about more workers than cores: with the default of two workers, one core is enough to cause it.
 warnings.filterwarnings("ignore", message="This DataLoader will create")
 
 

@@ -42,7 +42,7 @@ def png_colour_type(file: IO[bytes]) -> int:
 
 @contextmanager
 def _from_start(file: IO[bytes]) -> Iterator[None]:
-    """Go to the start of a file, and back to the present position afterwards."""
+    """Seek to the start of a file, and restore the file position at the end of the `with` block."""
     position = file.tell()
     file.seek(0)
     try:
@@ -52,7 +52,7 @@ def _from_start(file: IO[bytes]) -> Iterator[None]:
 
 
 def _largest_ppm_value(file: IO[bytes]) -> int:
-    """Return the largest value that a PPM or PGM file may contain: the fourth word of its header, without comments."""
+    """Return the maximum pixel value in the header of a PPM or PGM file: the fourth word, not counting comments."""
     if file.read(2) not in (b"P2", b"P3", b"P5", b"P6"):
         return 1
     words, word = 1, b""
@@ -73,7 +73,7 @@ def _largest_ppm_value(file: IO[bytes]) -> int:
 
 
 def _jpeg_2000_bits(file: IO[bytes]) -> int:
-    """Return how many bits the first channel of a JPEG 2000 file has; 0 if its header does not say."""
+    """Return the bit depth of the first channel of a JPEG 2000 file; 0 if it is unknown."""
     if file.read(4) != START_OF_CODESTREAM:  # the codestream is in a box
         file.seek(0)
         while True:

@@ -84,5 +84,5 @@ class ScheduledAdam(Optimizer):
 
 
 def _unless(is_skipped: Tensor | None, value: Any, otherwise: float | Tensor) -> Any:
-    """Return `otherwise` if the step is skipped, else `value`. Without a GradScaler, `is_skipped` is None."""
+    """Return `value`, or `otherwise` if the GradScaler skips the step. `is_skipped` is None without a GradScaler."""
     return value if is_skipped is None else torch.where(is_skipped, otherwise, value)

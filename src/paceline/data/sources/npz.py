@@ -80,7 +80,7 @@ def _open(file: Path) -> NpzFile:
     try:
         with file.open("rb") as stream:
             is_archive = zipfile.is_zipfile(stream)
-        # Other files are not passed to np.load, whose error message would recommend allowing pickled objects.
+        # For other files, the error message of np.load would recommend allowing pickled objects.
         if not is_archive:
             raise UserError(
                 f"{file}: not a readable .npz file (not an archive, or truncated); write it with "

@@ -21,9 +21,10 @@ LARGEST_CHANNELS = 64
 NONE = 1  # value of the TIFF tag Compression
 OLD_JPEG = 6
 JPEGS = (OLD_JPEG, JPEG)
-# At most so many bytes of pixels are expected per stored byte; if the size in a header needs more, the size is wrong.
-# For compressions, this is the largest possible factor, rounded up: 5 is LZW, 32773 PackBits, 34925 LZMA, and 34926 and
-# 50000 are Zstandard. Other compressions have no limit. Uncompressed images may lack some of their pixels.
+# The largest plausible ratio of decoded bytes to stored bytes, by compression. If the size in a header implies a larger
+# ratio, the header is damaged. Except for NONE, these are the largest possible ratios, rounded up (5: LZW; 32773:
+# PackBits; 34925: LZMA; 34926 and 50000: Zstandard). Compressions that are not listed have no limit. The ratio for NONE
+# is not 1, because a file may contain only a part of the pixels.
 MOST_EXPANSION = {
     **{NONE: 16, 5: 2048, JPEG: 2048, 32773: 64, 34925: 1 << 16, 34926: 1 << 16, 50000: 1 << 16},
     **dict.fromkeys(DEFLATE, 2048),

@@ -72,8 +72,8 @@ class DcganRecipe(GenerativeRecipe):
         "validation": 0.0,
     }
     presets: ClassVar[Mapping[str, SettingValues]] = {
-        # The EMA of the generator's weights costs almost no time. Its half-life is a share of the run (50,000 images if
-        # there are 50 epochs), so that it is useful in short runs, too.
+        # The EMA of the generator's weights costs almost no time. Its half-life is a percentage of the run (for 50
+        # epochs, 50,000 images), so that short runs benefit, too.
         "cifar10": {**REFERENCE, "ema_half_life": "2%"},
         "cifar10_reference": REFERENCE,
         # For a first run on a CPU: narrow networks, small batches and a higher learning rate learn the bundled digits
