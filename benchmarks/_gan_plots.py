@@ -10,7 +10,7 @@ from typing import NamedTuple
 from markupsafe import escape
 
 from paceline.core.files import write_file
-from paceline.report.svg import HEIGHT, WIDTH, Axis, Points, Series, group_colour, lines
+from paceline.report.plots import HEIGHT, WIDTH, Axis, Points, Series, group_colour, lines
 
 ROW_PX = 18  # height of a row of the legend
 # Reports use dashes only for lines that belong to no group, which are grey.

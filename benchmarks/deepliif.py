@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from paceline.benchmarking.timing import measure
+from paceline.benchmarking.self_test import measure
 from paceline.commands.configure import configure
 from paceline.data.feed import StepData, evaluation_batches
 from paceline.data.pipeline import BatchPipeline

@@ -38,7 +38,7 @@ from _gan_plots import Group, draw
 from _gan_runs import Results, copy_samples, curve, data_words, name_in, points_of, run_rows, train, value_of
 from _timed_training import Deadline, Stopped, run_paceline, sets, split_arguments
 
-from paceline.report.svg import Axis
+from paceline.report.plots import Axis
 
 RECIPES = ("dcgan", "dual_gan")
 BATCHES, SEVERAL_SEEDS_AT = (64, 128, 256, 512), (128,)

@@ -37,7 +37,7 @@ from _gan_plots import Group, draw
 from _gan_runs import Results, copy_samples, curve, data_words, evaluate, points_of, run_rows, train, value_of
 from _timed_training import Deadline, sets, split_arguments
 
-from paceline.report.svg import Axis
+from paceline.report.plots import Axis
 
 SHARE_FOR_TRAINING = 0.95  # fraction of --minutes; the remaining time is for evaluations during training
 NUM_SMALL, SMALL_CLASS = 2000, 7  # images of horses

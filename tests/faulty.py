@@ -67,7 +67,7 @@ class Faulty(Recipe):
         super().__init__(settings, spec)
         self.settings, self.calls = settings, 0
         self.rank = int(os.environ.get("RANK", 0))
-        if settings.fault == "hang" and self.rank == settings.faulty_rank:
+        if settings.fault == "hang" and settings.faulty_rank in (self.rank, ALL):
             time.sleep(3600)  # before the ranks compare their networks
         self.classifier = nn.Sequential(
             *(nn.Conv2d(spec.channels, 4, 3, stride=2, padding=1), nn.BatchNorm2d(4), nn.ReLU()),

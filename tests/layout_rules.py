@@ -32,7 +32,6 @@ DEPTH = {unit: depth for depth, layer in enumerate(LAYERS) for unit in layer}
 SINGLE_DEVICE = {"models", "recipes"}  # packages that must not use torch.distributed
 PLUGIN_FOLDERS = tuple(kind.package for kind in KINDS.values())
 TEMPLATES = "commands/templates"  # recipe templates for users, exempt from the import rules
-MAX_LINES = 300
 MAX_SHARE = 0.15  # maximum fraction of all code lines that one package may have
 MODULE = re.compile(r"paceline(\.\w+)+")
 COMMAND = re.compile(r"-m (paceline(?:\.\w+)+)")
@@ -218,15 +217,6 @@ def _constants(tree: ast.Module) -> dict[str, set[str]]:
 def _plugins(package: Path, folder: str) -> set[str]:
     files = package.joinpath(*folder.split(".")[1:]).glob("*.py")
     return {file.stem for file in files if not file.stem.startswith("_")}
-
-
-def long_files(package: Path) -> list[str]:
-    """Return the files with more than MAX_LINES lines."""
-    return [
-        f"{path}: {count} lines; split it by what a reader looks for"
-        for path, count in _line_counts(package).items()
-        if count > MAX_LINES
-    ]
 
 
 def large_packages(package: Path) -> list[str]:

@@ -53,6 +53,7 @@ USER_ERRORS: dict[str, str] = {  # expected part of the error line for each comm
     "train classification --loader ./nothing.py": "loader 'nothing.py': no such file",
     "train classification --loader ./empty_recipe.py": "loader './empty_recipe.py': defines no subclass of Loader",
     "train classification --preset quik": "unknown preset 'quik'; did you mean 'quick'?",
+    "train classification --set old_option=3": "unknown setting 'old_option'; `paceline settings classification` lists",
     "train classification --set batchsize=3": "--set: unknown setting 'batchsize'; did you mean 'batch_size'?",
     "train classification --set classifer.lr=1": "unknown network 'classifer'; did you mean 'classifier'?",
     "train classification --set classifier.epochs=1": "'epochs' applies to the whole run and cannot be set "
@@ -87,6 +88,19 @@ USER_ERRORS: dict[str, str] = {  # expected part of the error line for each comm
     "train classification --devices two": "devices: 'two' is not a whole number",
     "train classification --seed -1": "--seed -1: must be at least 0",
     "train classification --seed 9223372036854775808": "--seed 9223372036854775808: must be at least 0 and below 922",
+    f"train classification --images 1{'0' * 400}": "must be at least 0 and below 9223372036854775808",
+    "train classification --images 0 --epochs 1e308": "must be above 0 and below 1000000000.0",
+    "train classification --lr 1e300": "--lr 1e+300: must be at least 0 and below 1e+38",
+    "train classification --set width=9223372036854775808": "must be at least 1 and below 9223372036854775808",
+    "train classification --set channels=-9999999999999999999": "must be above -9223372036854775808",
+    "train classification --set pad_crop=1000000000": "pad_crop=1000000000: must be at least 0 and at most 65536",
+    "train classification --set mixup=1e300": "mixup=1e+300: must be at least 0 and at most 100",
+    "train classification --data shards --set shard_cache_gb=1e300": "must be at least 0 and below 1000000000.0",
+    **{
+        f"train classification --set {name}=1e10": f"{name}=1e+10: must be "
+        for name in ("join_timeout", "start_timeout", "mirror_every", "mirror_wait", "logger_wait")
+    },
+    "train classification --timeout 1e10": "--timeout 1e+10: must be above 0 and below 1000000000.0",
     "train classification --precision fp8": "unknown value 'fp8'",
     "train classification --batch-size many": "--batch-size 'many': expected a number like 128",
     "train classification --batch-size 0": "--batch-size '0': expected a number like 128",
@@ -100,6 +114,8 @@ USER_ERRORS: dict[str, str] = {  # expected part of the error line for each comm
     "train classification --config nothing.toml": "--config nothing.toml: no such file",
     "train classification --config broken.toml": "--config broken.toml: ",
     "train classification --config broken.ini": "--config broken.ini: ",
+    "train classification --config conflict.ini": "paceline: --config conflict.ini: seed is 1 in [a] and 2 in [b]",
+    "train classification --config nameless.toml": "--config nameless.toml: unknown setting ''",
     "train classification --config typo.toml": "--config typo.toml: unknown setting 'epocs'; did you mean 'epochs'?",
     "train classification --data folder --data-root nowhere": "--data-root nowhere: no such folder",
     "train classification --data folder --data-root empty": "--data-root empty: has no images",
@@ -145,6 +161,8 @@ USER_ERRORS: dict[str, str] = {  # expected part of the error line for each comm
     "GPUs; on a CPU it is the same as single; leave dp out",
     "verify classification --strategies single,dpd": "unknown strategy 'dpd'",
     "verify classification --control nothing": "unknown control 'nothing'",
+    f"compare {'x' * 300} dcgan": f"{'x' * 60}…: the path or one of its names is too long: use a shorter one",
+    f"compare {'x/' * 3000}": "the path or one of its names is too long: use a shorter one",
 }
 
 RECIPE = """
@@ -172,6 +190,8 @@ def bad_inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "empty_recipe.py").write_text("answer = 42\n")
     (folder / "broken.toml").write_text("epochs = \n")
     (folder / "broken.ini").write_text("epochs = 3\n")
+    (folder / "conflict.ini").write_text("[a]\nseed = 1\n[b]\nseed = 2\n")
+    (folder / "nameless.toml").write_text('"" = 1\n')
     (folder / "typo.toml").write_text("epocs = 3\n")
     (folder / "other_word.toml").write_text("learning_rate = 3\n")
     for name, phases, loss in (
@@ -367,6 +387,12 @@ def test_a_user_error_in_a_run_with_two_processes_is_printed_once_and_not_retrie
     assert_one_line(of_all, "loss 'cross_entropy' in phase 'classifier' is not finite at step 4 (64 images seen)")
     assert "the last checkpoint is at 64 images" in of_all.stderr
     assert_one_line(of_one, "train/cat/3.png", "unreadable image")
+
+
+def test_a_network_interface_that_does_not_exist_is_reported_in_one_line(tmp_path: Path) -> None:
+    command = ("train", TINY, "--devices", "2", "--accelerator", "cpu", "--out", "run")
+    rejected = run_fork(tmp_path, *command, environment={"GLOO_SOCKET_IFNAME": "nope0"})
+    assert_one_line(rejected, "GLOO_SOCKET_IFNAME=nope0: no such network interface; choose from: lo")
 
 
 def test_processes_started_by_another_launcher_print_their_user_errors(tmp_path: Path) -> None:

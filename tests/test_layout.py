@@ -1,4 +1,4 @@
-"""Rules for the source tree: the direction of imports, access to plugins, file sizes and forbidden text."""
+"""Rules for the source tree: the direction of imports, access to plugins, package sizes and forbidden text."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from pathlib import Path
 
 import pytest
 from layout_rules import (
-    MAX_LINES,
     distributed,
     large_packages,
-    long_files,
     plugin_comparisons,
     plugin_imports,
     private,
@@ -218,18 +216,7 @@ def _less(problems: list[str], tolerated: dict[str, str]) -> tuple[list[str], se
     return [fault for key, fault in kept.items() if key not in tolerated], tolerated.keys() - kept.keys()
 
 
-# File and package sizes
-
-
-def test_no_source_file_exceeds_the_maximum_length() -> None:
-    long = long_files(PACKAGE)
-    assert not long, "\n".join([f"longer than {MAX_LINES} lines:", *long])
-
-
-def test_a_file_that_is_too_long_is_reported(tmp_path: Path) -> None:
-    package = _package(tmp_path, {"runs/short.py": "#\n" * (MAX_LINES - 1), "runs/long.py": "#\n" * MAX_LINES})
-    (fault,) = long_files(package)
-    assert fault.startswith(f"runs/long.py: {MAX_LINES + 1} lines")
+# Package sizes
 
 
 def test_no_package_exceeds_the_maximum_fraction_of_the_code() -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from paceline.benchmarking.graph_check import ReplayCheck
-from paceline.benchmarking.self_test import AllReduce, DeviceTest, measure_devices
+from paceline.benchmarking.self_test import AllReduce, DeviceTest, ReplayCheck, measure_devices
 from paceline.commands.configure import configure
 from paceline.contracts.step_ladder import MeasuredRung, StepLadder
 from paceline.core.files import write_json

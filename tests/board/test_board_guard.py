@@ -57,6 +57,25 @@ def test_a_foreign_host_header_is_rejected(board: Served, host: str) -> None:
     assert board.ask("/api/runs", headers={"Host": host.format(port=board.port)}).status == 403
 
 
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "http://["},
+        {"Origin": "http://[v1.x]"},
+        {"Origin": "//\u2100.example"},
+        {"Origin": "null"},
+        {"Host": "[", "Origin": "http://["},
+    ],
+)
+def test_a_header_that_is_no_address_is_rejected(board: Served, headers: dict[str, str]) -> None:
+    assert (
+        board.ask(
+            "/api/runs", headers={name: value.encode().decode("latin-1") for name, value in headers.items()}
+        ).status
+        == 403
+    )
+
+
 @pytest.mark.parametrize("host", ["localhost:{port}", "127.0.0.1:9999", "[::1]:{port}"])
 def test_loopback_host_names_are_accepted_even_through_a_tunnel(board: Served, host: str) -> None:
     assert board.ask("/api/runs", headers={"Host": host.format(port=board.port)}).status == 200

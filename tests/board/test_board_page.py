@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import time
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from made_runs import ODD_NAMES, line, make_run
 from running import Running, start_fork, wait_until
 from serving import Served, serve
 
-from paceline.board.metrics_reader import MAX_NAMES
+from paceline.board.metrics import MAX_NAMES
 
 pytestmark = [
     pytest.mark.extras,
@@ -98,6 +99,33 @@ def test_run_names_are_never_interpreted_as_html(board: Served, browser: Browser
         )
         assert browser.evaluate("document.querySelectorAll('img[onerror], main script').length") == 0
     assert not browser.errors
+
+
+def test_text_from_a_run_is_never_interpreted_as_html(tmp_path: Path, browser: Browser) -> None:
+    host = "</script><img src=x onerror=window.ran=1><svg onload=window.ran=1>\"'`${window.ran=1}{{ran}}\u202e\u2028"
+    run = make_run(tmp_path / "runs" / "<img src=x onerror=window.ran=1>", state="failed", reason=host, host=host)
+    metrics = {"images": 60, "seconds": 6.0, "time": time.time(), f"net/{host}": 1.0, f"test/{host}": 2.0}
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(metrics) + "\n")
+    text = json.dumps(host, ensure_ascii=False)
+    (run / "config.toml").write_text(
+        f"recipe = {text}\n{text} = {text}\n\n[provenance]\ntorch = {text}\n{text} = {text}\n"
+    )
+    (run / "notes.json").write_text(json.dumps({"tags": [host, "<b>x</b>"], "note": host}))
+    for file in ("logs/rank-0.txt", "samples/samples-000000000060.png"):
+        (run / file).parent.mkdir()
+        (run / file).write_text(host)
+    with serve(tmp_path / "runs") as served:
+        browser.errors.clear()
+        browser.open(served.url)
+        browser.wait_for("document.querySelectorAll('#list .run').length == 1")
+        browser.wait_for("document.body.textContent.includes('onerror')")
+        for view in browser.evaluate("[...document.querySelectorAll('[data-view]')].map((tab) => tab.dataset.view)"):
+            browser.evaluate(f"document.querySelector('[data-view={view}]').click()")
+            browser.wait_for(f"!document.querySelector('#{view}').hidden")
+            found = "document.querySelectorAll('img[onerror], main script, [onload]').length"
+            assert browser.evaluate(f"[typeof window.ran, {found}]") == ["undefined", 0], view
+        assert "onerror" in browser.evaluate("document.querySelector('#logs').innerText")
 
 
 def test_running_runs_are_listed_first_and_then_the_most_recently_changed_runs(

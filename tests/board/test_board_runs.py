@@ -17,13 +17,10 @@ from PIL import Image
 from serving import Served, serve
 
 from paceline.board.files import RemoteFiles, open_files
-from paceline.board.gallery import Gallery
-from paceline.board.leaderboard import make_row
+from paceline.board.gallery import Gallery, Requests
 from paceline.board.logs import tail
-from paceline.board.metrics_reader import LARGE, MAX_NAMES, MetricsReader
-from paceline.board.requests import Requests
-from paceline.board.run import RunSummary
-from paceline.board.series import CAPACITY, Series
+from paceline.board.metrics import CAPACITY, LARGE, MAX_NAMES, MetricsReader, Series
+from paceline.board.run import RunSummary, make_row
 from paceline.core.errors import UserError
 from paceline.runs.folder import RunFolder
 
@@ -352,7 +349,7 @@ def test_folders_beyond_the_limit_are_reported(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_request_takes_precedence_over_reading_but_never_stops_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.board.requests.PATIENCE_SECONDS", 60.0)
+    monkeypatch.setattr("paceline.board.gallery.PATIENCE_SECONDS", 60.0)
     requests, passed = Requests(), threading.Event()
 
     def read() -> None:
@@ -363,7 +360,7 @@ def test_a_request_takes_precedence_over_reading_but_never_stops_it(monkeypatch:
         threading.Thread(target=read, daemon=True).start()
         assert not passed.wait(0.2)
     assert passed.wait(30)
-    monkeypatch.setattr("paceline.board.requests.PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr("paceline.board.gallery.PATIENCE_SECONDS", 0.01)
     with requests.answering():
         requests.let_pass()  # a slow client does not stop the reading
         with requests.waiting():

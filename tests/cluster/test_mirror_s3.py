@@ -18,6 +18,7 @@ from paceline.core.checksums import checksum_of_file
 from paceline.runs.mirror.destination import Destination, open_destination
 from paceline.runs.mirror.published import list_manifests, read_manifest
 from paceline.runs.status import MirrorState, Status
+from paceline.training.stop import MIRROR_INCOMPLETE
 
 TINY = str(Path(__file__).resolve().parent.parent / "tiny.py")
 QUICK = ("--set", "mirror_every=0.2", "--set", "pause=0.05")
@@ -113,7 +114,7 @@ def test_a_wrong_key_is_reported_in_the_log_and_run_folder_and_training_continue
     running = start_fork(tmp_path, "train", TINY, *QUICK, "--out", "run", *mirror, *holds.settings, environment=wrong)
     wait_until(lambda: "mirror: upload" in running.stdout, running)
     holds.release("loss")
-    assert running.wait() == 0, running.stderr
+    assert running.wait() == MIRROR_INCOMPLETE, running.stderr
     printed = [line for line in running.stdout.splitlines() if line.startswith("mirror:")]
     assert len(printed) == 2 and "failed" in printed[0] and "is missing" in printed[1]
     state = MirrorState.parse((tmp_path / "run" / "mirror.json").read_bytes())

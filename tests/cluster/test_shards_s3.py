@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 import signal
+import tarfile
 import time
 from collections import Counter
 from pathlib import Path
@@ -104,6 +105,44 @@ def test_training_waits_for_a_server_that_is_killed_and_restarted(
     assert running.wait(300) == 0, running.stderr
     assert "can be read again after" in running.stdout
     assert tensors_of(tmp_path / "remote") == tensors_of(tmp_path / "local")
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("cache_gb", [0, 1])
+def test_a_shard_that_is_replaced_by_one_of_equal_size_ends_the_run_in_one_line(
+    tmp_path: Path, server: S3Server, shards: Path, cache_gb: int
+) -> None:
+    name = f"replaced-{cache_gb}"
+    shutil.copytree(shards, tmp_path / "shards")
+    upload(server, tmp_path / "shards", name)
+    holds = Holds(tmp_path / "holds")
+    holds.hold("loss", after=12)
+    more = ("--set", f"shard_cache_gb={cache_gb}", "--set", "shuffle_block=8", *holds.settings)
+    train = command(f"s3://{BUCKET}/{name}", "run", tmp_path / "cache", *more)
+    running = start_fork(tmp_path, *train, environment=server.environment)
+    wait_until(lambda: newest(tmp_path / "run" / "checkpoints") >= 160, running)
+    file = tmp_path / "shards" / "train-000000.tar"
+    exchange_labels(file)
+    server.files().put(str(file), f"{BUCKET}/{name}/{file.name}")  # type: ignore[attr-defined]
+    if cache_gb:  # otherwise, training continues with the cached version
+        shutil.rmtree(tmp_path / "cache" / "blocks")
+        (tmp_path / "cache" / "blocks").mkdir()
+    holds.release("loss")
+    for number in range(2):  # also if the same command is run again
+        if number:
+            running = run_fork(tmp_path, *train, environment=server.environment)
+        assert running.wait() == 2 and len(running.stderr.splitlines()) == 1, running.stderr
+        assert "does not match its checksum, so the shard was changed or damaged" in running.stderr
+
+
+def exchange_labels(file: Path) -> None:
+    """Add 1 to every class number in a shard of digits, in place."""
+    content = bytearray(file.read_bytes())
+    with tarfile.open(file) as archive:
+        for member in archive:
+            if member.name.endswith(".cls"):
+                content[member.offset_data] = ord("0") + (content[member.offset_data] - ord("0") + 1) % 10
+    file.write_bytes(content)
 
 
 @pytest.mark.timeout(900)

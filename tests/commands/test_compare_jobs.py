@@ -15,7 +15,7 @@ from running import processes_naming, run_fork, start_fork, wait_until
 
 from paceline.cli.app import run
 from paceline.commands.configure import configure
-from paceline.compare.places import Places
+from paceline.compare.jobs import Places
 from paceline.config.resolve import Config
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}

@@ -15,9 +15,8 @@ from running import run_fork, start_fork, wait_until
 
 from paceline.cli.app import run
 from paceline.commands.configure import configure
-from paceline.compare.grid import Grid
+from paceline.compare.grid import Grid, Options
 from paceline.compare.measured import Measured
-from paceline.compare.options import Options
 from paceline.core.lock import Lock
 from paceline.core.small_files import read_json
 
@@ -266,3 +265,16 @@ def test_an_argument_that_would_be_ignored_is_rejected(
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
     assert not (place / "runs").exists()
+
+
+def test_a_strategy_that_a_cpu_replaces_is_left_out_of_finished_runs(tmp_path: Path) -> None:
+    for strategy in ("single", "dp"):
+        words = ["train", "classification", "--preset", "quick", "--accelerator", "cpu", "--images", "64"]
+        trained = run_fork(tmp_path, *words, "--set", "width=4", "--strategy", strategy, "--out", strategy)
+        assert trained.wait() == 0, trained.stderr
+    compared = run_fork(tmp_path, "compare", "single", "dp", "--out", "both")
+    assert compared.wait() == 0, compared.stderr
+    made = report(tmp_path / "both")
+    (group,) = made["groups"].values()
+    assert (group["runs"], [cell["state"] for cell in made["cells"]]) == (["single"], ["done", "not measured"])
+    assert "on a CPU it is the same as single" in made["cells"][1]["reason"]

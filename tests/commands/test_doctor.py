@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from paceline.benchmarking import loader_throughput
-from paceline.benchmarking.graph_check import ReplayCheck, check_replay
+from paceline.benchmarking.self_test import ReplayCheck, check_replay
 from paceline.cli.app import run
 from paceline.commands.configure import configure
 from paceline.config.settings import RunSettings

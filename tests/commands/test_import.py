@@ -16,6 +16,8 @@ import paceline
 from paceline.cli.app import run
 from paceline.contracts.recipe import DataSpec
 from paceline.inference.image_model import open_image_model
+from paceline.models import networks
+from paceline.models.rrdbnet import RRDBNet
 from paceline.models.srresnet import SRResNet
 from paceline.models.torch_file import read_state_dict
 from paceline.recipes.translation import Translation, TranslationSettings
@@ -336,6 +338,45 @@ def test_recipes_without_an_importer_and_unknown_suffixes_are_rejected(capsys):
     assert line in capsys.readouterr().err
     assert run(["import", "a.pth", "--recipe", "super_resolution", "--out", "ours.pth"]) == 2
     assert "--out ours.pth: expected a file name ending in .safetensors" in capsys.readouterr().err
+
+
+@pytest.fixture
+def without_spandrel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(networks, "is_installed", lambda package: False)
+
+
+@pytest.mark.usefixtures("without_spandrel")
+def test_a_generator_of_a_built_in_recipe_is_recognised_without_further_packages_and_flags(capsys):
+    torch.save(TheirGenerator().state_dict(), "theirs.pth")
+    assert run(["import", "theirs.pth", "--out", "ours.safetensors"]) == 0
+    assert open_image_model("ours.safetensors").config.recipe_name == "super_resolution"
+    torch.save(RRDBNet(num_blocks=1, width=4, growth=4).state_dict(), "esrgan.pth")
+    assert run(["import", "esrgan.pth", "--out", "esrgan.safetensors"]) == 0
+    assert open_image_model("esrgan.safetensors").config.recipe_name == "esrgan"
+
+
+@pytest.mark.usefixtures("without_spandrel")
+def test_the_error_for_an_unrecognised_network_lists_the_other_ways_to_import_it(capsys):
+    torch.save({"conv1.weight": torch.zeros(4, 4, 3, 3)}, "theirs.pth")
+    assert run(["import", "theirs.pth", "--out", "ours.safetensors"]) == 2
+    printed = capsys.readouterr().err
+    assert "theirs.pth: its network is not recognised" in printed and "--recipe classification" in printed
+    assert "to recognise more networks: package spandrel is not installed" in printed
+
+
+@pytest.mark.parametrize("command", ["apply", "predict", "sample", "evaluate", "export"])
+def test_commands_that_get_a_file_from_another_project_suggest_to_import_it(command, capsys):
+    torch.save(TheirGenerator().state_dict(), "theirs.pth")
+    words = {"apply": ["x.png", "--out", "x"], "predict": ["x.png"], "export": ["--out", "x.onnx"]}.get(command, [])
+    assert run([command, "theirs.pth", *words]) == 2
+    assert "use paceline import theirs.pth --out FILE.safetensors" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("recipe", "flag"), [("translation", " --recipe translation"), ("super_resolution", "")])
+def test_init_from_suggests_the_command_that_imports_the_file_for_the_recipe(recipe, flag, capsys):
+    torch.save({"first.weight": torch.zeros(3)}, "theirs.pth")
+    assert run(["train", recipe, "--init-from", "theirs.pth", "--out", "run", "--accelerator", "cpu"]) == 2
+    assert f"use paceline import theirs.pth{flag} --out FILE.safetensors" in capsys.readouterr().err
 
 
 OWN_IMPORTER = """

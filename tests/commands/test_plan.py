@@ -12,8 +12,16 @@ import pytest
 import torch
 from running import run_fork, start_fork
 
-from paceline.benchmarking.link_override import LinkOverride, parse_bandwidth, parse_seconds
-from paceline.benchmarking.scaling_forecast import Checked, Link, Measurement, max_useful_devices, predict
+from paceline.benchmarking.scaling_forecast import (
+    Checked,
+    Link,
+    LinkOverride,
+    Measurement,
+    max_useful_devices,
+    parse_bandwidth,
+    parse_seconds,
+    predict,
+)
 from paceline.benchmarking.scaling_probe import one_device, one_of_several
 from paceline.cli.app import run
 from paceline.commands.configure import configure

@@ -90,13 +90,17 @@ def test_a_row_of_the_wrong_size_is_reported_in_one_line(capsys):
     assert not Path("other").exists()
 
 
-def test_apply_recognises_a_row_of_panels_and_can_process_a_single_panel(capsys):
+def test_apply_rejects_a_row_of_panels_until_the_user_chooses_a_panel_or_the_whole_image(capsys):
     write_row(Path("row/0.png"), 7)
     with Image.open("row/0.png") as row:
         row.crop((0, 0, SIDE, SIDE)).save("row/alone.png")
     words = ["--accelerator", "cpu", "--out"]
-    assert run(["apply", "run", "row/0.png", *words, "whole"]) == 0
-    assert "the image looks like a row of 3 panels: use --panel 1 to process only the first" in capsys.readouterr().out
+    assert run(["apply", "run", "row/0.png", *words, "whole"]) == 1 and not list(Path("whole").iterdir())
+    line = "row/0.png: 120×40 pixels looks like a row of 3 panels: use --panel 1 for the input alone, or --panel 0 for"
+    assert line in capsys.readouterr().err
+    assert run(["apply", "run", "row/0.png", *words, "whole", "--panel", "0"]) == 0
+    with Image.open("whole/0-stain.png") as whole:
+        assert whole.size == (3 * SIDE, SIDE)
     assert run(["apply", "run", "row/0.png", *words, "first", "--panel", "1"]) == 0
     assert run(["apply", "run", "row/alone.png", *words, "alone"]) == 0
     assert "looks like" not in capsys.readouterr().out

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from running import run_fork
 
+from paceline.cli.app import run
 from paceline.commands.new import new
 
 SHORT = ("--images", "64", "--set", "width=2", "--out", "run")
@@ -72,6 +73,34 @@ def test_files_in_the_current_folder_do_not_replace_modules_in_the_processes_of_
         ('return Loss({"', 'return Loss({"a": 0.5, "', "phase 'classifier': loss term 'a' is of type float: return"),
         ("cross_entropy(logits,", "cross_entropy(logits.detach(),", "phase 'classifier': no loss term depends on"),
         ("@dataclass(frozen=True)\n", "", "recipe './mine.py': its Settings must be a frozen @dataclass; decorate"),
+        ("(logits, batch", "(logits, bach", "mine.py:68: NameError: name 'bach' is not defined; correct it"),
+        (
+            "classifier_loss(self, batch",
+            "classifier_loss(self, a, batch",
+            "classifier_loss(self, batch): has different",
+        ),
+        (
+            'Best("validation/top1", mode="max")',
+            '"validation/top1"',
+            "best = validation/top1: expected a Best; correct",
+        ),
+        ('(Phase("classifier", network="classifier"),)', '("classifier",)', "phases = ('classifier',): expected only"),
+        ('ema = ("classifier",)', 'ema = "classifier"', "ema = classifier: expected a tuple; correct the declaration"),
+        ('batch["label"], l', 'batch["labels"], l', "mine.py:68: KeyError: 'labels'; correct it"),
+        (
+            "Loss({",
+            "Loss(shared=batch['image'], terms={",
+            "shared value '' is of type Tensor: return a tensor in a dict",
+        ),
+        ("Loss({", "Loss(signals={'a': 1.0}, terms={", "signal 'a' is of type float: return a tensor in a dict"),
+        ("super().__init__(settings, spec)", "pass", "mine.py:"),
+        ("super().__init__(settings, spec)", "super().__init__()", "mine.py:"),
+        ('mode="max"', 'mode="maximum"', "best has the mode 'maximum'; use 'min' or 'max'"),
+        (
+            "    def predict(",
+            "    def preview(self, batch):\n        return batch['image']\n\n    def predict(",
+            ".preview: returned no images: return {caption: [n, c, h, w]}",
+        ),
     ],
 )
 def test_a_mistake_in_a_loss_or_in_settings_is_reported_in_one_line(
@@ -83,6 +112,76 @@ def test_a_mistake_in_a_loss_or_in_settings_is_reported_in_one_line(
     assert text.count(right) == 1
     own.write_text(text.replace(right, wrong))
     assert message in one_line_before_training(tmp_path)
+
+
+SOURCE = """
+import numpy as np
+from paceline import DataSpec, Source
+
+class Own(Source):
+    def __init__(self, split, settings):
+        self.spec = DataSpec(1, 8, 8, num_classes=2)
+
+    def __len__(self):
+        return 50
+
+    def read(self, index):
+        return {"image": np.zeros((8, 8, 1), np.uint8), "label": np.int64(index % 2)}
+"""
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "message"),
+    [
+        ("(self, split, settings)", "(self, split)", "__init__(self, split, settings): has different parameters"),
+        ("DataSpec(1, 8, 8, num_classes=2)", "{'channels': 1}", "self.spec is not a DataSpec; set it in __init__"),
+        ("self.spec =", "spec =", "self.spec is not a DataSpec"),
+        ("return 50", "return -50", "__len__ returns -50; return the number of samples"),
+        ("return 50", "return 5.5", "__len__ returns 5.5; return"),
+        ("def read", "def reed", "Own has no method read; define it"),
+        ('return {"image"', 'return [1] or {"image"', "sample 0 of split 'train': is of type list: return a dict"),
+        ("index % 2", "index % self.two", "own.py:13: AttributeError: 'Own' object has no attribute 'two'; correct it"),
+        ("return 50", "raise SystemExit(0)", "own.py:10: SystemExit: 0; correct it"),
+        ("class Own", "raise GeneratorExit\nclass Own", "own.py': cannot be imported: GeneratorExit"),
+    ],
+)
+def test_a_mistake_in_a_source_is_reported_in_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    right: str,
+    wrong: str,
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert SOURCE.count(right) == 1
+    (tmp_path / "own.py").write_text(SOURCE.replace(right, wrong))
+    assert run(["train", "classification", "--data", "./own.py", "--out", "run"]) == 2
+    line = capsys.readouterr().err
+    assert message in line and line.startswith("paceline: ") and line.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["train", "verify", "plan"])
+def test_every_command_reports_an_exception_in_a_recipe_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = new("recipe", "mine", tmp_path)
+    own.write_text(own.read_text().replace("width = settings.width", "width = settings.widht"))
+    assert run([command, "./mine.py", "--accelerator", "cpu"]) == 2
+    line = capsys.readouterr().err
+    assert "mine.py:51: AttributeError" in line and line.endswith("; correct it\n") and line.count("\n") == 1
+
+
+def test_an_exception_in_code_of_paceline_keeps_its_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise ValueError("a defect")
+
+    monkeypatch.setattr("paceline.commands.configure.resolve_config", fail)
+    assert run(["train", "classification"]) == 1
+    assert "Traceback" in capsys.readouterr().err
 
 
 EVALUATOR = """

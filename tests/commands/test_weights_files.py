@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from PIL import Image
 from running import run_fork
@@ -89,6 +90,43 @@ def test_checkpoint_weights_can_be_applied_to_images_and_used_to_start_runs(caps
     assert "initialised from alone.safetensors: restorer" in capsys.readouterr().out
     first, second = (read_tensors(Path(name, "weights.safetensors"))[0] for name in (Path(WEIGHTS).parent, *_last()))
     assert all(torch.equal(first[key], second[key]) for key in first if not key.startswith("ema/"))
+
+
+@pytest.mark.parametrize("kind", ["int", "complex", "nan", "inf"])
+def test_weights_of_another_kind_or_with_values_that_are_not_finite_are_rejected(
+    kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with safetensors.safe_open("alone.safetensors", framework="pt") as opened:
+        tensors, metadata = {name: opened.get_tensor(name) for name in opened.keys()}, opened.metadata()  # noqa: SIM118
+    change = {
+        "int": lambda tensor: tensor.int(),
+        "complex": lambda tensor: tensor.to(torch.complex64),
+        "nan": lambda tensor: tensor * torch.nan,
+        "inf": lambda tensor: tensor + torch.inf,
+    }[kind]
+    changed = {name: change(value) if value.is_floating_point() else value for name, value in tensors.items()}
+    safetensors.torch.save_file(changed, "bad.safetensors", metadata)
+    commands = [
+        ["evaluate", "bad.safetensors", "--data-root", "own"],
+        ["apply", "bad.safetensors", "other/input/0.png", "--out", "bad-images", "--overwrite"],
+        [*TRAIN, "--init-from", "bad.safetensors", "--out", f"bad-{kind}"],
+    ]
+    for command in commands:
+        assert run([*command, "--accelerator", "cpu"]) == 2
+        (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("paceline: ")]
+        assert "bad.safetensors: '" in line
+        assert ("NaN or infinite" if kind in ("nan", "inf") else " instead of float32; ") in line
+
+
+def test_weights_of_another_precision_are_used(capsys: pytest.CaptureFixture[str]) -> None:
+    with safetensors.safe_open("alone.safetensors", framework="pt") as opened:
+        tensors, metadata = {name: opened.get_tensor(name) for name in opened.keys()}, opened.metadata()  # noqa: SIM118
+    for dtype in (torch.float16, torch.bfloat16, torch.float64, torch.float8_e5m2):
+        changed = {name: value.to(dtype) if value.is_floating_point() else value for name, value in tensors.items()}
+        safetensors.torch.save_file(changed, "precise.safetensors", metadata)
+        assert run(["evaluate", "precise.safetensors", "--data-root", "own", "--accelerator", "cpu"]) == 0, (
+            capsys.readouterr().err
+        )
 
 
 def _last(name: str = "next") -> list[Path]:

@@ -17,6 +17,8 @@ class FileServer:
     def __init__(self, folder: Path, port: int = 0) -> None:
         self.requests: list[str] = []  # method, path and range of each request
         self.fails = False  # whether every request gets the status 503
+        self.stopped = threading.Event()
+        self.is_silent = False  # whether every request is left without an answer until the server stops
         self.ranges_supported = True
         self.compresses = False  # whether files are sent with gzip if the client accepts that
         self.extra_bytes = 0  # size of a shards.json that contains only spaces; 0 if there is no such file
@@ -28,6 +30,7 @@ class FileServer:
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
 
     def stop(self) -> None:
+        self.stopped.set()
         self._server.shutdown()
         self._server.server_close()
 
@@ -52,6 +55,9 @@ class _Handler(http.server.SimpleHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self._note()
+        if self.owner.is_silent:
+            self.owner.stopped.wait()
+            return
         path = Path(self.translate_path(self.path))
         if self.owner.fails:
             self.send_error(503)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,8 @@ def test_npz_finds_the_only_file_in_a_folder(tmp_path: Path) -> None:
             r"y_train is text; .*np.unique\(labels, return_inverse=True\)\[1\]",
         ),
         ({"y_train": np.arange(6) - 1}, "y_train contains -1"),
+        ({"y_train": np.arange(6) * 400_000_000}, "y_train contains 2000000000; labels must be below 1,000,000"),
+        ({"y_train": np.arange(6, dtype=np.uint64) + 2**63}, "y_train contains 9223372036854775813"),
         ({"y_train": np.array([{}] * 6)}, "y_train cannot be read"),
     ],
 )
@@ -149,3 +152,13 @@ def test_npz_rejects_a_damaged_archive(tmp_path: Path) -> None:
     file.write_bytes(content)
     with pytest.raises(UserError, match="x_train cannot be read"):
         Npz("train", PixelSettings(data_root=str(file)))
+
+
+def test_npz_rejects_members_that_are_no_arrays_or_claim_more_than_the_memory(tmp_path: Path) -> None:
+    header = b"{'descr': '|u1', 'fortran_order': False, 'shape': (100000000000, 100, 100), }".ljust(117) + b"\n"
+    huge = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(100)
+    for name, content in (("x_train.npy", huge), ("x_train", b"text")):
+        with zipfile.ZipFile(tmp_path / "own.npz", "w") as archive:
+            archive.writestr(name, content)
+        with pytest.raises(UserError, match=r"^[^\n]+own\.npz: x_train cannot be read \([^\n]+$"):
+            Npz("train", PixelSettings(data_root=str(tmp_path / "own.npz")))

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 from made_data import random_images
+from PIL import Image
 
 from paceline.commands.pack import pack
 from paceline.commands.pack_shards import pack_to_shards
 from paceline.contracts.recipe import DataSpec
 from paceline.core.registry import load_class
-from paceline.data.fingerprint import IDENTITY_SAMPLES, describe_samples, fingerprint, fingerprint_of_files
+from paceline.data.fingerprint import (
+    IDENTITY_SAMPLES,
+    describe_samples,
+    fingerprint,
+    fingerprint_of_files,
+    is_same_data,
+    without_sizes,
+)
 from paceline.data.source import ArraySource, Sample, Source
 from paceline.data.source_settings import RegisteredSources
 
@@ -71,3 +80,25 @@ def test_the_fingerprint_of_packed_files_changes_if_any_image_changes(
         found.append((fingerprint(source), fingerprint_of_files(source)))
     assert found[0] == found[1]
     assert found[2][0] == found[0][0] and found[2][1] != found[0][1]
+
+
+def test_a_replaced_image_changes_the_description_of_a_folder_but_a_copy_does_not(tmp_path: Path) -> None:
+    source_class = load_class("source", "folder", Source)
+    for name in ("a", "b"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        for number, image in enumerate(random_images(50, 8, 8, 3)):
+            Image.fromarray(image).save(tmp_path / "data" / name / f"{number:02}.png")
+    shutil.copytree(tmp_path / "data", tmp_path / "copy", copy_function=shutil.copyfile)
+    folders = RegisteredSources().of("folder")
+
+    def describe(name: str) -> str:
+        return describe_samples(source_class("train", folders(data_root=str(tmp_path / name), size=8)))
+
+    before = describe("data")
+    assert is_same_data(before, describe("copy"))
+    opened = source_class("train", folders(data_root=str(tmp_path / "data"), size=8))
+    replaced = opened.files_of(1)  # not one of those whose pixels are hashed
+    assert replaced is not None
+    Image.fromarray(random_images(9, 9, 3)).save(replaced.files["image"])
+    assert not is_same_data(before, describe("data"))
+    assert is_same_data(without_sizes(before), describe("data"))  # as a run of an older version describes its data

@@ -73,13 +73,21 @@ def test_a_class_may_be_named_train(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "names", [("Train", "Test"), ("training", "testing"), ("train", "TEST"), ("Train", "Test", "Meta")]
+    "names",
+    [
+        ("Train", "Test"),
+        ("training", "testing"),
+        ("train", "TEST"),
+        ("Train", "Test", "Meta"),
+        ("seg_train", "seg_test"),
+        ("train", "dev"),
+    ],
 )
 def test_split_folders_with_other_names_are_not_used_as_classes(names: tuple[str, ...], tmp_path: Path) -> None:
     for name in names:
         for kind in ("a", "b"):
             save(tmp_path / name / kind / "0.png", random_images(8, 8))
-    with pytest.raises(UserError, match=r"would be classes; .* rename them to train and test$"):
+    with pytest.raises(UserError, match=r"not used as splits, which are called train and test; rename them"):
         Folder("train", settings(tmp_path))
 
 

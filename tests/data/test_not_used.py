@@ -153,7 +153,7 @@ def test_a_validation_folder_that_is_the_test_split_is_not_reported(tmp_path: Pa
 def test_folders_named_train_and_val_are_not_treated_as_classes(tmp_path: Path) -> None:
     write_images(*(tmp_path / folder for folder in ("train/a", "train/b", "val/a", "val/b")))
     with pytest.raises(
-        UserError, match=r"has a val folder but no test folder; .*--data-root .*train --test-root .*val"
+        UserError, match=r"the folders train, val are not used as splits.*--data-root .*train --test-root .*val"
     ):
         Folder("train", SeparateTestFolder(data="folder", data_root=str(tmp_path)))
     named = SeparateTestFolder(data="folder", data_root=str(tmp_path / "train"), test_root=str(tmp_path / "val"))

@@ -202,6 +202,88 @@ def test_a_long_chain_of_headers_is_reported(tmp_path: Path, kind: bytes) -> Non
         open_shards(tmp_path)
 
 
+def _extended(kind: bytes, content: bytes) -> bytes:
+    """Return an extended tar header, which describes the next members."""
+    header = tarfile.TarInfo("x")
+    header.type, header.size = kind, len(content)
+    return header.tobuf(tarfile.GNU_FORMAT) + content.ljust(-(-len(content) // 512) * 512, b"\0")
+
+
+def _record(name: str, value: bytes) -> bytes:
+    """Return a record of an extended header, which starts with its own length."""
+    rest = b" %s=%s\n" % (name.encode(), value)
+    length = next(length for length in range(len(rest), len(rest) + 9) if len(str(length)) + len(rest) == length)
+    return b"%d%s" % (length, rest)
+
+
+def _member(name: str, content: bytes) -> bytes:
+    header = tarfile.TarInfo(name)
+    header.size = len(content)
+    return header.tobuf(tarfile.GNU_FORMAT) + content.ljust(-(-len(content) // 512) * 512, b"\0")
+
+
+def _globals(number: int) -> bytes:
+    return _extended(tarfile.XGLTYPE, b"".join(b"10 a%03d=b\n" % key for key in range(10 * number, 10 * number + 10)))
+
+
+HOSTILE_HEADERS = {
+    "a header of digits": (_extended(tarfile.XHDTYPE, b"1" * 60_000), "more than 255 consecutive digits"),
+    "records that overlap": (_extended(tarfile.XHDTYPE, b"2 " * 30_000 + b"k=v\n"), "damaged extended header"),
+    "a record that is too long": (_extended(tarfile.XHDTYPE, b"99 a=b\n"), "damaged extended header"),
+    "a value of digits": (
+        _extended(tarfile.XHDTYPE, _record("comment", b"1" * 1000)),
+        "more than 255 consecutive digits",
+    ),
+    "a long header": (
+        _extended(tarfile.XHDTYPE, _record("comment", b"a" * 100_000)),
+        "the limit for a member is 65,536",
+    ),
+    "a long name": (_extended(tarfile.GNUTYPE_LONGNAME, b"a" * 100_000), "the limit for a member is 65,536"),
+    "many values for all members": (
+        b"".join(_globals(n) + _member(f"{n}.txt", b"") for n in range(20)),
+        "more than 100",
+    ),
+    "many long headers": (_extended(tarfile.XHDTYPE, _record("comment", b"a" * 30_000)) * 3, "more than 65,536 bytes"),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE_HEADERS)
+def test_tar_headers_that_hold_too_much_end_the_scan(kind: str, tmp_path: Path) -> None:
+    headers, message = HOSTILE_HEADERS[kind]
+    content = headers + b"".join(map(_member, GOOD, GOOD.values())) + bytes(1024)
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "0.tar").write_bytes(content)
+    with pytest.raises(UserError, match=rf"train/0\.tar: truncated, or not an uncompressed tar file \(.*{message}"):
+        open_shards(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        _extended(tarfile.XHDTYPE, b"".join(_record(f"SCHILY.xattr.user.{n}", b"v" * 1000) for n in range(50))),
+        _extended(tarfile.XGLTYPE, _record("comment", b"0123456789" * 4)),
+        _extended(tarfile.XHDTYPE, _record("path", b"long/" + b"9" * 212 + b".txt")),
+    ],
+    ids=["many attributes", "as from git archive", "a name of digits"],
+)
+def test_long_tar_headers_of_common_programs_are_read(header: bytes, tmp_path: Path) -> None:
+    content = header + _member("a.txt", b"") + b"".join(map(_member, GOOD, GOOD.values())) + bytes(1024)
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "0.tar").write_bytes(content)
+    assert len(open_shards(tmp_path)) == 6
+
+
+def test_a_sparse_file_of_negative_size_does_not_repeat_the_members_before_it(tmp_path: Path) -> None:
+    header = tarfile.TarInfo("x.png")
+    header.type, header.size = tarfile.GNUTYPE_SPARSE, -1024
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "0.tar").write_bytes(
+        _member("0.txt", b"") + _member("1.txt", b"") + header.tobuf(tarfile.GNU_FORMAT) + bytes(1024)
+    )
+    with pytest.raises(UserError, match=r"train/0\.tar: .*'1\.txt' comes after a later member"):
+        open_shards(tmp_path)
+
+
 def test_a_sparse_file_is_left_out_and_the_rest_of_the_shard_is_used(tmp_path: Path) -> None:
     if "GNU" not in subprocess.run(["tar", "--version"], capture_output=True, text=True).stdout:
         pytest.skip("needs GNU tar")

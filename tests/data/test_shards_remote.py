@@ -21,6 +21,7 @@ from made_data import encode_png, random_images, raw_batches, write_tar
 from running import TIMEOUT_SECONDS, wait_until
 
 from paceline.contracts.recipe import DataSpec
+from paceline.core import file_systems
 from paceline.core.errors import UserError
 from paceline.core.storage import cache as cache_module
 from paceline.core.storage import files, reader
@@ -368,6 +369,49 @@ def test_a_server_that_stays_unreachable_ends_in_one_line(served: FileServer, tm
     served.fails = True
     with pytest.raises(UserError, match=r"train-0\.tar: cannot be read .*check the URL and the server"):
         source.read(0)
+
+
+def test_a_server_that_stops_to_answer_ends_in_one_line(
+    served: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_systems, "ANSWER_SECONDS", 1.0)
+    source = open_shards(served.url, tmp_path / "cache", shard_cache_gb=0, shard_wait=0.5)
+    served.is_silent = True
+    with pytest.raises(UserError, match=r"train-0\.tar: cannot be read .*check the URL and the server"):
+        source.read(0)
+
+
+def test_damaged_blocks_in_the_cache_do_not_spoil_the_index(served: FileServer, tmp_path: Path) -> None:
+    open_shards(served.url, tmp_path / "cache")
+    shutil.rmtree(tmp_path / "cache" / "index")
+    for block in (tmp_path / "cache" / "blocks").rglob("*"):  # as after a power failure
+        if block.is_file():
+            block.write_bytes(bytes(block.stat().st_size))
+    source = open_shards(served.url, tmp_path / "cache")
+    assert np.array_equal(source.read_many(np.arange(30))["image"], IMAGES[:30])
+
+
+def test_labels_are_read_together_with_images(served: FileServer, tmp_path: Path) -> None:
+    source = open_shards(served.url, tmp_path / "cache", shard_cache_gb=0)
+    served.requests.clear()
+    found = source.read_many(np.array([25, 3, 14]))
+    assert found["label"].tolist() == [1, 3, 2] and len(served.ranges("train-0.tar")) == 3
+
+
+@pytest.mark.parametrize("cache_gb", [0, 0.01])
+def test_a_shard_that_is_replaced_on_the_server_during_a_run_is_found(
+    cache_gb: float, served: FileServer, tmp_path: Path
+) -> None:
+    source = open_shards(served.url, tmp_path / "cache", shard_cache_gb=cache_gb)
+    if cache_gb:
+        shutil.rmtree(tmp_path / "cache" / "blocks")
+        (tmp_path / "cache" / "blocks").mkdir()
+    members = {}
+    for n in range(30):
+        members |= {f"{n:03d}.png": encode_png(IMAGES[n]), f"{n:03d}.cls": b"%d" % ((n + 1) % 4)}
+    write_tar(tmp_path / "served" / "train-0.tar", members)
+    with pytest.raises(UserError, match=r"train-0\.tar/007: does not match its checksum"):
+        source.read(7)
 
 
 @pytest.mark.parametrize("manner", ["refuses connections", "fails"])

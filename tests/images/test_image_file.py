@@ -7,6 +7,7 @@ import shutil
 import struct
 import tracemalloc
 import zlib
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from paceline.images.decode import BadImage, decode, upright_size
 from paceline.images.encode import Attachments, Encoding, write_image
 from paceline.images.image_file import read_image
 from paceline.images.ome import Ome
+from paceline.images.planes import read_planes_header
 
 DEEP = np.random.default_rng(0).integers(0, 65536, (20, 30, 4), dtype=np.uint16)
 TURNED = {
@@ -226,3 +228,13 @@ def test_an_encoder_that_fails_on_a_full_disk_is_reported_as_such(kind, tmp_path
     with pytest.raises(OSError) as full:
         write_image(tmp_path / "a.tif", np.zeros((8, 8, 3), np.uint8))
     assert full.value.errno == errno.ENOSPC and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("byteorder", "bigtiff"), [("<", False), ("<", True), (">", False)])
+def test_a_tiff_page_with_several_slices_is_rejected_by_every_reader(byteorder, bigtiff, tmp_path: Path) -> None:
+    file, volume = tmp_path / "a.tif", np.zeros((5, 32, 32), np.uint8)
+    for slices in (volume[:1], volume):
+        tifffile.imwrite(file, slices, volumetric=True, tile=(1, 16, 16), byteorder=byteorder, bigtiff=bigtiff)
+        for read in (read_image, read_planes_header):
+            with pytest.raises(BadImage, match="several slices of a volume") if len(slices) > 1 else nullcontext():
+                read(file)

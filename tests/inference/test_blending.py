@@ -22,6 +22,9 @@ def test_floating_point_tensors_of_common_networks_are_interpolated():
         ({"generator.weight": torch.zeros(3)}, "'generator.weight' does not match"),
         ({"generator.weight": torch.zeros(2), "generator.bias": torch.zeros(2)}, "'generator.bias' does not match"),
         ({"restorer.weight": torch.zeros(2)}, "no network in common"),
+        ({"generator.weight": torch.zeros(2, dtype=torch.int32)}, "'generator.weight' does not match"),
+        ({"generator.weight": torch.zeros(2, dtype=torch.complex64)}, "'generator.weight' does not match"),
+        ({"generator.weight": torch.tensor([0, torch.nan])}, "'generator.weight' contains NaN"),
     ],
 )
 def test_different_networks_are_rejected(theirs, message):

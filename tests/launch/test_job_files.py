@@ -120,7 +120,15 @@ def test_a_job_with_no_requeue_is_not_requeued(here: Path) -> None:
         (("--account", "a b"), "--account 'a b'"),
         (("--nodes", "0"), "--nodes 0"),
         (("--cpus-per-node", "-2"), "--cpus-per-node -2: must be at least 0"),
-        (("--gpus-per-node", "2"), "--devices 3: differs from --gpus-per-node 2"),
+        (("--gpus-per-node", "2"), "--devices 3: differs from --gpus-per-node 2; use only --gpus-per-node"),
+        (("--nnodes", "3"), "--nnodes 3: differs from --nodes 2; use only --nodes"),
+        (("--nnodes", "1"), "--nnodes 1: differs from --nodes 2"),
+        (("--nnodes", "1:2"), "--nnodes 1:2: differs from --nodes 2"),
+        (("--set", "nnodes=3"), "--nnodes 3: differs from --nodes 2"),
+        (("--rdzv", "host:1"), "--rdzv host:1: launch sets the rendezvous, on the first host; leave it out"),
+        (("--set", "rdzv=host:1"), "--rdzv host:1: launch sets"),
+        (("--gpus", "0,1"), "--gpus 0,1: differs from the number of devices per host, 3"),
+        (("--name", "a/b"), "--name a/b: must not be a path"),
         (("--batch-size", "4"), "batch"),
         (("--strategy", "single"), "--strategy single: runs in a single process; use ddp, fsdp or lightning"),
         (("--out", "a\nb"), "line breaks"),
@@ -164,6 +172,34 @@ def test_launch_torchrun_prints_the_command_for_each_host(here: Path, capsys: py
         words = shlex.split(part.partition("\n")[2].replace("\\\n", ""))
         assert words[:3] == ["paceline", "train", "classification"] and words[words.index("--out") + 1] == ODD
         assert words[-6:] == ["--devices", "4", "--nnodes", "2", "--rdzv", "a:29400"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (("--nnodes", "3"), "--nnodes 3: differs from --hosts 2; use only --hosts"),
+        (("--set", "nnodes=1"), "--nnodes 1: differs from --hosts 2"),
+        (("--rdzv", "a:1"), "--rdzv a:1: launch sets the rendezvous"),
+        (("--gpus", "0,1", "--devices", "4"), "--gpus 0,1: differs from the number of devices per host, 4"),
+    ],
+)
+def test_launch_torchrun_rejects_flags_that_contradict_the_hosts(
+    here: Path, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], complaint: str
+) -> None:
+    assert run(["launch", "torchrun", "classification", "--hosts", "a,b", *flags]) == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_the_name_of_a_launched_run_selects_its_folder_and_agreeing_flags_are_accepted(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert slurm("--name", "mine", "--nnodes", "2", "--gpus-per-node", "3", "--gpus", "0,1,2") == 0
+    script = (here / "runs" / "mine" / "launch" / "slurm.sh").read_text()
+    assert "--job-name=mine\n" in script and "--nodes=2\n" in script and "--out runs/mine " in script
+    capsys.readouterr()
+    assert run(["launch", "torchrun", "classification", "--hosts", "a,b", "--name", "mine", "--gpus", "4,5"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("--out runs/mine ") == printed.count("--devices 2 ") == 2
 
 
 @pytest.mark.parametrize("hosts", ["a,,b", "a,a", "a b,c", "$(touch pwned),b"])

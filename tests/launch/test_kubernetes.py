@@ -105,6 +105,30 @@ def test_user_arguments_reach_the_container_unchanged(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (("--nnodes", "3"), "--nnodes 3: differs from --nodes 2; use only --nodes"),
+        (("--devices", "3"), "--devices 3: differs from --gpus-per-node 4; use only --gpus-per-node"),
+        (("--data-root", "/mnt/x"), "--data-root /mnt/x: not in /data, where --data-claim is mounted"),
+        (("--set", "data_root=/mnt/x"), "--data-root /mnt/x: not in /data"),
+    ],
+)
+def test_flags_that_contradict_the_job_are_rejected(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], complaint: str
+) -> None:
+    assert run([*COMMAND, *VOLUMES, "--to", str(tmp_path / "job.yaml"), *flags]) == 2
+    assert complaint in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+def test_settings_that_the_job_replaces_are_passed_once(tmp_path: Path) -> None:
+    _, job = written(tmp_path, "--plain", "--name", "mine", "--set", "out=a/b", "--set", "data-root=/data/faces")
+    command = words(job["spec"]["template"]["spec"])
+    assert command[command.index("--out") + 1] == "/runs/mine" and job["metadata"]["name"] == "mine"
+    assert command[command.index("--data-root") + 1] == "/data/faces"
+    assert not [word for word in command if word.startswith(("out=", "data"))]
+
+
+@pytest.mark.parametrize(
     ("change", "complaint"),
     [
         ({"name": "My Run"}, "--name 'My Run'"),

@@ -70,3 +70,10 @@ def test_an_odd_number_of_images_cannot_be_mixed() -> None:
     images, uniforms = batch(5)
     with pytest.raises(UserError, match=r"even number of images per device.*not 5"):
         mix(images, uniforms, 0.4, 0)
+
+
+@pytest.mark.parametrize("alpha", [1e-300, 1e-3, 0.4, 1.0, 2.0, 30.0, 100.0])
+def test_the_spread_of_the_mixing_ratio_is_that_of_its_beta_distribution(alpha: float) -> None:
+    table = _quantiles(alpha, torch.device("cpu"), torch.float64)
+    assert torch.isfinite(table).all() and (table.diff() >= 0).all()
+    assert float(table.std()) == pytest.approx(0.5 / (2 * alpha + 1) ** 0.5, rel=0.06)

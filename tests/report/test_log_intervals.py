@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.report.log_intervals import Line, log_intervals, seconds_per_epoch, speed_of
+from paceline.report.reader import Line, log_intervals, seconds_per_epoch, speed_of
 
 
 def line(images: int, at: float, total: float, length: int = 100, *, clock: float = 0.0, **more: float) -> Line:
@@ -21,6 +21,12 @@ def test_speed_includes_time_between_steps_but_not_evaluation_and_saving() -> No
     assert speed.images_per_second_without_loading == pytest.approx(200 / 1.8)
     split = seconds_per_epoch(log_intervals(lines), lines)
     assert split["between_steps"] == pytest.approx(0.4) and split["saving"] == pytest.approx(1 / 3)
+
+
+def test_a_run_logs_the_speed_of_training_which_the_report_shows() -> None:
+    evaluated = {"training": 1.0, "evaluate": 20.0, "save": 0.5, "sample": 0.5}
+    lines = [line(100, 5.0, 5.0), line(200, 6.0, 1.0, training=1.0), line(300, 28.0, 1.0, **evaluated)]
+    assert speed_of(log_intervals(lines)).images_per_second == pytest.approx(100)
 
 
 def test_times_that_were_not_logged_are_omitted_instead_of_zero() -> None:

@@ -16,9 +16,8 @@ import pytest
 from running import run_fork, run_ranks
 
 from paceline.cli.app import run
-from paceline.report.axes import ticks
-from paceline.report.phrases import at, fill, look_up
-from paceline.report.svg import Axis, Series, lines
+from paceline.report.parts import at, fill, look_up
+from paceline.report.plots import Axis, Series, lines, ticks
 from paceline.runs.config import load_recipe
 from paceline.runs.profile_summary import KernelTime, ProfileSummary, Remedy, read_profile
 
@@ -106,8 +105,7 @@ def test_the_json_contains_the_run_results(runs: Path, report: dict[str, Any]) -
         logged = [line for line in lines_of(runs / f"single-{seed}") if "time/step_seconds" in line]
         lengths = [line["images"] - before["images"] for before, line in pairwise(logged)]
         seconds = [n / line["time/images_per_second"] for n, line in zip(lengths, logged[1:], strict=True)]
-        away = [line.get(f"time/{name}_seconds", 0) for line in logged[1:] for name in ("evaluate", "save", "sample")]
-        speeds.append(sum(lengths) / (sum(seconds) - sum(away)))
+        speeds.append(sum(lengths) / sum(seconds))
     assert single["images_per_second"]["values"] == pytest.approx(speeds)
     ddp = report["groups"]["classification-ddp-2-64"]
     assert ddp["n"] == 1 and ddp["scaling"]["speedup"] == pytest.approx(
@@ -319,13 +317,19 @@ def test_the_speed_of_a_run_resumed_with_changes_is_measured_over_its_last_part(
     assert note.startswith(f"`resumed` was resumed with changes {change}")
 
 
-def test_dp_on_a_cpu_is_reported_as_single(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dp_on_a_cpu_is_reported_as_single_and_not_compared_with_it(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(runs)
-    done = run_fork(runs, *TINY, "--strategy", "dp", "--devices", "2", "--seed", "2", "--out", "dp-2")
-    assert done.wait() == 0, done.stderr
-    assert run(["compare", "dp-2", "single-4", "--out", "of-dp"]) == 0
-    (only,) = json.loads(Path("of-dp/report.json").read_text())["groups"].values()
-    assert only["strategy"] == "single" and only["devices"] == 1 and only["n"] == 2
+    for seed in ("2", "4"):
+        done = run_fork(runs, *TINY, "--strategy", "dp", "--devices", "2", "--seed", seed, "--out", f"dp-{seed}")
+        assert done.wait() == 0, done.stderr
+    for words, num_runs in ((["dp-2", "dp-4"], 2), (["dp-2", "single-4"], 1)):
+        assert run(["compare", *words, "--out", "of-dp"]) == 0
+        report = json.loads(Path("of-dp/report.json").read_text())
+        (only,) = report["groups"].values()
+        assert only["strategy"] == "single" and only["devices"] == 1 and only["n"] == num_runs
+        assert sum(cell["state"] == "not measured" for cell in report["cells"]) == 2 - num_runs
 
 
 def test_a_report_includes_runs_with_a_strategy_that_is_not_installed(

@@ -14,10 +14,18 @@ import pytest
 from paceline.contracts.step_ladder import MeasuredRung, StepLadder
 from paceline.report.build import make_report, write_report
 from paceline.report.document import document_of
-from paceline.report.model import Cell, Parity, Report
-from paceline.report.run import Run, SelectionMetric, Speed
-from paceline.report.step_ladder import Explanation, communication_share, explain
-from paceline.report.svg import Axis, Series, group_colour, lines
+from paceline.report.model import (
+    Cell,
+    Explanation,
+    Parity,
+    Report,
+    Run,
+    SelectionMetric,
+    Speed,
+    communication_share,
+    explain,
+)
+from paceline.report.plots import Axis, Series, group_colour, lines
 
 HARDWARE = {"accelerator": "cpu", "cpu": "a CPU", "cores": "8", "gpus": "none", "torch": "2.15"}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -44,6 +45,27 @@ def test_removing_the_run_folder_ends_the_run_with_a_one_line_error(tmp_path: Pa
     assert not run.exists(), "it was created again"
 
 
+@pytest.mark.parametrize("replaced", ["checkpoints", "newest", "logs"])
+def test_a_run_does_not_write_through_a_link_that_replaces_a_folder_in_it(
+    tmp_path: Path, tiny: str, replaced: str
+) -> None:
+    run, outside = tmp_path / "run", tmp_path / "outside"
+    outside.mkdir()
+    (outside / "precious").touch()
+    running = start_fork(tmp_path, "train", tiny, *ENDLESSLY, "--out", "run")
+    wait_until(lambda: has_saved(run), running)
+    running.kill(signal.SIGSTOP)  # so that the run sees either the folder or the link
+    wait_until(lambda: " T " in Path(f"/proc/{running.pid}/stat").read_text())
+    folder = max(run.glob("checkpoints/0*")) if replaced == "newest" else run / replaced
+    folder.rename(tmp_path / "moved")
+    folder.symlink_to(outside)
+    running.kill(signal.SIGCONT)
+    assert running.wait() == 2
+    assert len(running.stderr.splitlines()) == 1, running.stderr
+    assert "is a symbolic link that points outside the run folder; remove the link" in running.stderr
+    assert [path.name for path in outside.iterdir()] == ["precious"]
+
+
 def train_until_the_folder_is_lost(tiny: str) -> int:
     """Train, and remove the run folder when the run removes an old checkpoint."""
     from paceline.cli.app import run
@@ -65,6 +87,28 @@ def test_a_run_folder_that_is_lost_while_an_old_checkpoint_is_removed_is_reporte
     assert running.stderr == (
         "paceline: --out run: the folder was removed or replaced during the run; start the run again\n"
     )
+
+
+def train_on_a_failing_disk(tiny: str, function: str, calls: int) -> int:
+    """Train, with an error of the disk at one of the calls of a function in `os`."""
+    from paceline.cli.app import run
+
+    working, count = getattr(os, function), iter(range(1, 10**9))
+
+    def fail(*arguments: object, **options: object) -> object:
+        if next(count) == calls:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return working(*arguments, **options)
+
+    setattr(os, function, fail)
+    return run(["train", tiny, *ENDLESSLY, "--out", "run"])
+
+
+@pytest.mark.parametrize(("function", "calls"), [("fsync", 2), ("fsync", 4), ("replace", 1), ("replace", 2)])
+def test_an_error_of_the_disk_is_reported_in_one_line(tmp_path: Path, tiny: str, function: str, calls: int) -> None:
+    (running,) = start_function_in_ranks(tmp_path, 1, train_on_a_failing_disk, tiny, function, calls)
+    assert running.wait() == 2
+    assert running.stderr.startswith("paceline: --out run: Input/output error; ") and running.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("name", ["x" * 300, "/".join(["y" * 200] * 25), "a\0b"], ids=["name", "path", "null"])

@@ -237,3 +237,30 @@ def test_only_a_few_sample_images_wait_in_memory(tmp_path: Path) -> None:
     thread.join()
     writer.close()
     assert len(list((tmp_path / "samples").iterdir())) == 3 * MAX_WAITING_IMAGES
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"", "its end is missing"),
+        (b'{"images": 8}\n', "its end is missing"),
+        (b'{"images": 8}\n{"ima', "its end is missing"),
+        (b'{"images": 8}\n\xff\n{"images": 16}\n', "1 lines cannot be read"),
+        (b"\0\0\n\xfe\n", "2 lines cannot be read"),
+    ],
+)
+def test_a_resumed_run_reports_that_metrics_from_before_its_checkpoint_are_lost(
+    tmp_path: Path, content: bytes, problem: str
+) -> None:
+    (tmp_path / "metrics.jsonl").write_bytes(content)
+    writer = MetricsWriter(tmp_path, images=16)
+    writer.close()
+    assert writer.note == f"{tmp_path / 'metrics.jsonl'}: some metrics from before 16 images are lost ({problem})"
+
+
+@pytest.mark.parametrize("end", ['{"images": 24}\n', '{"images": 24}\n{"ima', "\0\0\0"])
+def test_a_last_line_that_a_kill_cut_off_is_removed_without_a_note(tmp_path: Path, end: str) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"images": 8}\n{"images": 16}\n' + end)
+    writer = MetricsWriter(tmp_path, images=16)
+    writer.close()
+    assert writer.note == "" and len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2

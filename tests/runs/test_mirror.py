@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -224,15 +225,26 @@ def test_a_mirror_of_a_different_or_longer_run_is_rejected_and_left_unchanged(tm
 
 
 def test_a_package_can_register_a_mirror_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "my_mirror.py").write_text("def open_mirror(url):\n    return ['mine', url]\n")
+    functions = {
+        "open_mirror": "return ['mine', url]",
+        "fails": "raise KeyError(url)",
+        "ends": "raise SystemExit(0)",
+        "none": "return None",
+    }
+    code = [f"def {name}(url):\n    {body}\n" for name, body in functions.items()]
+    (tmp_path / "my_mirror.py").write_text("\n\n".join(code))
     (tmp_path / "my_mirror-1.0.dist-info").mkdir()
     (tmp_path / "my_mirror-1.0.dist-info" / "METADATA").write_text("Name: my_mirror\nVersion: 1.0\n")
     entry = "[paceline.mirrors]\nmine = my_mirror:open_mirror\nbroken = my_missing:open_mirror\n"
+    entry += "fails = my_mirror:fails\nends = my_mirror:ends\nnone = my_mirror:none\n"
     (tmp_path / "my_mirror-1.0.dist-info" / "entry_points.txt").write_text(entry)
     monkeypatch.syspath_prepend(tmp_path)
     assert open_destination("mine://somewhere/else", "--mirror") == ["mine", "mine://somewhere/else"]
     with pytest.raises(UserError, match="--mirror broken://x: my_missing:open_mirror cannot be imported"):
         open_destination("broken://x", "--mirror")
+    for name, problem in (("fails", "KeyError: 'fails://x'"), ("ends", "SystemExit: 0"), ("none", "returns None")):
+        with pytest.raises(UserError, match=rf"^--mirror {name}://x: my_mirror:{name}:? {problem}; [^\n]+$"):
+            open_destination(f"{name}://x", "--mirror")
     assert isinstance(open_destination("memory://x", "--mirror"), FsspecDestination)
 
 
@@ -320,13 +332,34 @@ def test_training_continues_when_the_mirror_cannot_be_written(tmp_path: Path) ->
     running = start_fork(tmp_path, "train", TINY, *QUICK, "--out", "run", *mirror, *holds.settings)
     wait_until(lambda: "mirror: upload" in running.stdout, running)
     holds.release("loss")
-    assert running.wait() == 0 and running.stderr == ""
+    assert running.wait() == 74 and running.stderr == ""
     lines = [line for line in running.stdout.splitlines() if line.startswith("mirror:")]
     assert len(lines) == 2 and "failed" in lines[0] and "the checkpoint at 480 images is missing" in lines[1]
     assert lines[0] in (tmp_path / "run" / "logs" / "rank-0.txt").read_text()
     state = MirrorState.parse((tmp_path / "run" / "mirror.json").read_bytes())
     assert state and state.images == 0 and state.error
     assert Status.parse((tmp_path / "run" / "status.json").read_bytes()).state == "finished"  # type: ignore[union-attr]
+    (tmp_path / "away").unlink()
+    again = run_fork(tmp_path, "train", TINY, *QUICK, "--out", "run", *mirror, *holds.settings)
+    assert again.wait() == 0 and "is complete" in again.stdout
+
+
+def test_a_stop_request_ends_the_wait_for_a_mirror_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "away").write_text("a file where the folder should be")
+    mirror = ("--mirror", f"file://{tmp_path}/away/run", "--set", "mirror_wait=100000", "--timeout", "200000")
+    running = start_fork(tmp_path, "train", TINY, *QUICK, "--out", "run", *mirror)
+    wait_until(lambda: "\nrun: run\n" in running.stdout, running)
+    running.kill(signal.SIGTERM)
+    assert running.wait() == 74 and "is not complete" in running.stdout
+
+
+def test_the_launcher_reports_an_incomplete_mirror_of_a_finished_run(tmp_path: Path) -> None:
+    (tmp_path / "away").write_text("a file where the folder should be")
+    mirror = ("--mirror", f"file://{tmp_path}/away/run", "--set", "mirror_wait=1")
+    running = run_fork(tmp_path, "train", TINY, *QUICK, "--out", "run", *mirror, "--devices", "2", "--images", "64")
+    assert running.wait() == 74 and running.stderr == ""
+    status = Status.of(tmp_path / "run")
+    assert status and status.state == "finished"
 
 
 def test_a_failed_run_is_also_marked_as_failed_in_its_mirror(tmp_path: Path) -> None:

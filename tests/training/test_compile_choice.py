@@ -261,7 +261,7 @@ def test_ranks_on_one_machine_share_its_cores_for_compiling(
         monkeypatch.delenv(name)
     monkeypatch.setattr(compiling, "num_cores", lambda: 16)
     prepare_compiler(World(Place(), torch.device("cpu")))
-    assert CACHE_VARIABLE not in os.environ, "a run on a CPU does not compile unless the user requests it"
+    assert THREADS_VARIABLE not in os.environ, "a run on a CPU does not compile unless the user requests it"
     prepare_compiler(World(Place(size=4, local_size=4), torch.device("cuda", 0)))
     assert os.environ[THREADS_VARIABLE] == "4"
     assert os.environ[CACHE_VARIABLE] == str(tmp_path / "cache" / "paceline" / "compile")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from holds import start_until
+from PIL import Image
 from running import run_fork, wait_until
 
 GAN = str(Path(__file__).parents[1] / "tiny_gan.py")
@@ -51,3 +53,46 @@ def test_a_killed_run_has_the_sample_images_of_its_checkpoint_and_ends_with_the_
     assert all(kept[name] == whole[name] for name in before), "a checkpoint follows its sample images"
     assert run_fork(tmp_path, *COMMAND).wait() == 0
     assert samples(tmp_path) == whole
+
+
+FIXED = """
+from paceline import Loss, Phase, Recipe
+from torch import nn
+
+class Fixed(Recipe):
+    phases = (Phase("network", "network"),)
+
+    def __init__(self, settings, spec):
+        super().__init__(settings, spec)
+        self.shape = spec.channels, spec.height, spec.width
+        self.network = nn.Linear(spec.channels * spec.height * spec.width, 4)  # supports images of one size only
+
+    def network_loss(self, batch):
+        return Loss({"square": self.network(batch["image"].flatten(1)).square().mean()})
+
+    def predict(self, batch):
+        return {"code": self.network(batch["image"].flatten(1))}
+
+    def preview(self, batch):
+        self.predict(batch)
+        return {"image": batch["image"]}
+"""
+
+
+@pytest.mark.parametrize("size", [28, 264])
+def test_strips_show_whole_images_of_all_classes_if_networks_support_one_size(tmp_path: Path, size: int) -> None:
+    (tmp_path / "fixed.py").write_text(FIXED)
+    colours = {"amber": (255, 191, 0), "blue": (0, 0, 255), "cyan": (0, 255, 255), "denim": (21, 96, 189)}
+    for name, colour in colours.items():
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for number in range(5):
+            Image.new("RGB", (size, size), colour).save(tmp_path / "images" / name / f"{number}.png")
+    words = ["--data", "folder", "--data-root", "images", "--images", "8", "--batch-size", "8", "--accelerator", "cpu"]
+    trained = run_fork(tmp_path, "train", "./fixed.py", *words, "--set", "validation=0", "--out", "run")
+    assert trained.wait() == 0, trained.stderr
+    again = run_fork(tmp_path, "sample", "run", "--trust", "--out", "again.png")
+    assert again.wait() == 0, again.stderr
+    for file in (tmp_path / "run/samples/samples-000000000008.png", tmp_path / "again.png"):
+        strips = np.asarray(Image.open(file).convert("RGB"))
+        areas = [int((strips == colour).all(axis=-1).sum()) for colour in colours.values()]
+        assert areas == [size * size] * 4

@@ -8,9 +8,12 @@ import time
 import pytest
 import torch
 
-from paceline.benchmarking import timing as timing_module
-from paceline.benchmarking.timing import measure
+from paceline.benchmarking import self_test as timing_module
+from paceline.benchmarking.self_test import measure
+from paceline.parallel.place import Place
+from paceline.parallel.world import World
 from paceline.training import stopwatch as stopwatch_module
+from paceline.training.pace import Pace
 from paceline.training.stopwatch import Stopwatch, with_other, with_whole_steps
 
 
@@ -59,6 +62,22 @@ def test_time_in_no_section_before_the_first_step_is_start_up(clock: list[float]
     clock[0] += 1
     stopwatch.end_start_up()
     assert with_other(stopwatch.shares()) == pytest.approx({"sample": 0.1, "step": 0.3, "start_up": 0.5, "other": 0.1})
+
+
+def test_the_logged_speed_is_that_of_training(clock: list[float]) -> None:
+    pace = Pace(World(Place(), torch.device("cpu")), images=0, epoch_images=100)
+    clock[0] += 30  # start-up
+    for images in (10, 20):
+        for section, seconds in {"evaluate": 8.0, "data": 1.0, "save": 2.0, "sample": 3.0}.items():
+            with pace.stopwatch(section):
+                clock[0] += seconds
+        with pace.step():
+            clock[0] += 3
+        clock[0] += 1  # between the steps
+        values = pace.take(images, [])
+        assert values["time/images_per_second"] == 10 / 5
+        assert values["time/images_per_second_without_loading"] == 10 / 4
+        assert (values["time/data_wait"], values["time/training_seconds"]) == (1 / 5, 5)
 
 
 def test_shares_add_up_to_one() -> None:

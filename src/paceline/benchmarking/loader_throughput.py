@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -19,7 +18,7 @@ from paceline.config.spans import split_batch
 from paceline.contracts.recipe import Batch
 from paceline.core.activity import activity
 from paceline.core.errors import UserError
-from paceline.core.files import write_json
+from paceline.core.files import user_path, write_json
 from paceline.core.registry import load_class, load_classes
 from paceline.data.crop import check_crop, cropped
 from paceline.data.loader import Loader
@@ -80,7 +79,7 @@ def measure_loaders(settings: RunSettings, console: Console) -> int:
     batch_size = split_batch(settings.batch_size, 1, 1)
     measured = LoaderMeasurement(
         data=settings.data,
-        data_root=str(Path(settings.data_root).expanduser().resolve()),
+        data_root=str(user_path(settings.data_root).resolve()),
         num_samples=len(source),
         device=device.type,
         batch_size=batch_size,

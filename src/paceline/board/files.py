@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 from paceline.core.errors import UserError
 from paceline.core.file_systems import open_file_system
+from paceline.core.files import user_path
 from paceline.core.lock import is_locked
 from paceline.core.secrets import redact
 
@@ -207,7 +208,7 @@ def _changed(details: Mapping[str, object]) -> float:
 def open_files(where: str) -> Files:
     """Return the files under a folder or a URL; raise UserError if there is no such folder."""
     if "://" not in where:
-        return _open_local(Path(where))
+        return _open_local(user_path(where))
     from fsspec.implementations.local import LocalFileSystem
 
     file_system, root = open_file_system(where, where)

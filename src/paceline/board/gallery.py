@@ -1,18 +1,81 @@
-"""Find all runs under a root folder, and follow them in one thread while the page is open."""
+"""Find all runs under a root folder, and follow them in one thread that lets requests go first."""
 
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
+from starlette.types import ASGIApp, Receive, Scope, Send
+
 from paceline.board.files import UNREADABLE, Entry, Files
-from paceline.board.requests import Requests
 from paceline.board.run import RUN_FILES, Run, RunSummary
 from paceline.core.secrets import one_line
+
+PATIENCE_SECONDS = 0.1  # longest pause for requests before the next chunk of metrics is read
+PAGE_SECONDS = 0.4  # how long reading pauses after the page is opened, while the browser needs the CPU
+
+
+class Requests:
+    """The requests that are being answered."""
+
+    def __init__(self) -> None:
+        self.newest = time.monotonic()  # when the newest request began
+        self._num, self._ended = 0, threading.Condition()
+        self._opening_until = 0.0
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """Count a request while the block runs."""
+        self.newest = time.monotonic()
+        self._change(1)
+        try:
+            yield
+        finally:
+            self._change(-1)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Do not count a request while the block runs, because the request waits for the files to be read."""
+        self._change(-1)
+        try:
+            yield
+        finally:
+            self._change(1)
+
+    def note_opening(self) -> None:
+        """Record that the page is being opened."""
+        self._opening_until = time.monotonic() + PAGE_SECONDS
+
+    def let_pass(self) -> None:
+        """Wait until no request is being answered, but not for long."""
+        with self._ended:
+            self._ended.wait_for(lambda: self._num <= 0, timeout=PATIENCE_SECONDS)
+        time.sleep(max(0.0, self._opening_until - time.monotonic()))
+
+    def _change(self, by: int) -> None:
+        with self._ended:
+            self._num += by
+            self._ended.notify_all()
+
+
+class CountRequests:
+    """ASGI middleware that counts requests while they are being answered."""
+
+    def __init__(self, app: ASGIApp, requests: Requests) -> None:
+        self._app, self._requests = app, requests
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        with self._requests.answering():
+            await self._app(scope, receive, send)
+
 
 MAX_DEPTH = 3  # number of folder levels below the root that are searched for runs
 MAX_FOLDERS = 5000
@@ -88,7 +151,7 @@ class Gallery:
         runs = {}
         left = [MAX_FOLDERS]
         for folder, entries in self._find("", 0, left).items():
-            identity = hashlib.sha256(folder.encode()).hexdigest()[:12]
+            identity = hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]
             name = folder or self.files.shown.rstrip("/").rpartition("/")[2] or self.files.shown
             run = runs[identity] = self.runs.get(identity) or Run(self.files, folder, identity, name)
             run.refresh(entries)

@@ -68,7 +68,7 @@ class Guard:
         if not self._is_own_name(host):
             return PlainTextResponse("Unknown host name: open the URL that `paceline board` printed.\n", 403)
         origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
+        if origin is not None and origin.lower().partition("://")[2] != host.lower():
             return PlainTextResponse("Cross-origin requests are not allowed.\n", 403)
         if headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate":
             return PlainTextResponse("Cross-site requests are not allowed.\n", 403)

@@ -37,16 +37,18 @@ from paceline.cli.flags import (
 )
 from paceline.cli.help import CONTEXT, Command, Commands
 from paceline.cli.images import apply, export, import_weights, measure, predict, sample
-from paceline.cli.interrupt import EXIT_CODE, MESSAGE, Interrupted
+from paceline.cli.interrupt import Interrupted, exit_code, message
 from paceline.cli.launch import launch
 from paceline.cli.tools import board, doctor, new, pack, settings
 from paceline.config import command_settings
 from paceline.core.activity import end_activity, show_activities
 from paceline.core.bytecode_cache import keep_bytecode
-from paceline.core.errors import UserError
+from paceline.core.errors import describe_limit
 from paceline.core.garbage import collecting_rarely
 from paceline.core.machine_load import record_load
+from paceline.core.output import is_lost, outlive_stdout
 from paceline.core.printable import print_any_text, print_line
+from paceline.core.registry import fault_of_plugin
 from paceline.core.trust import set_trust, trusts_files
 from paceline.core.types import SettingValue
 
@@ -74,6 +76,7 @@ def train(
 
     Recipes and presets may override the defaults shown here. Use --set for settings that have no flag.
     """
+    outlive_stdout()
     flags = with_name(flags, name)
     with collecting_rarely():
         from paceline.commands.configure import configure
@@ -195,8 +198,8 @@ def compare(
     --devices and --batch-size accept comma-separated lists. Run the same command again to resume.
     """
     from paceline.commands.compare import compare_recipes, compare_runs
-    from paceline.compare.finished import are_runs
-    from paceline.compare.options import Options
+    from paceline.compare.cells import are_runs
+    from paceline.compare.grid import Options
 
     options = Options(strategies, seeds, scaling, verify, step_ladder, config, tuple(with_vgg(set_, vgg)), jobs)
     if are_runs(what):
@@ -270,18 +273,23 @@ def run(arguments: list[str] | None = None) -> int:
     trusted = trusts_files()
     words = sys.argv[1:] if arguments is None else arguments
     try:
-        return app(with_optional_values(words), prog_name="paceline", standalone_mode=False) or 0
-    except UserError as error:
-        print_line(f"paceline: {' '.join(str(error).splitlines())}", sys.stderr)
-        return 2
+        code = app(with_optional_values(words), prog_name="paceline", standalone_mode=False) or 0
+        sys.stdout.flush()
+        return code
     except (Interrupted, KeyboardInterrupt) as stop:
-        print("; ".join([MESSAGE, *filter(None, [str(stop)])]), file=sys.stderr)
-        return EXIT_CODE
-    except Exception as error:
-        if not isinstance(error, ParserError):
-            traceback.print_exc()
+        print("; ".join([message(), *filter(None, [str(stop)])]), file=sys.stderr)
+        return exit_code()
+    except (Exception, SystemExit) as error:
+        known = str(fault_of_plugin(error) or "") or describe_limit(error)
+        line = in_one_line(error, words) if isinstance(error, ParserError) else known
+        if not line:
+            if not isinstance(error, (BrokenPipeError, SystemExit)):  # as after `| head`, which needs no message
+                traceback.print_exc()
             return 1
-        print_line(f"paceline: {in_one_line(error, words)}", sys.stderr)
+        outlive_stdout()
+        print_line(f"paceline: {' '.join(line.splitlines())}", sys.stderr)
+        if is_lost("stderr"):
+            print_line(f"paceline: {' '.join(line.splitlines())}")
         return 2
     finally:
         set_trust(trusted)  # --trust applies to this command only

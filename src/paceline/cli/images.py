@@ -120,11 +120,11 @@ def apply(
         str, typer.Option(help="downsample images first, then compare results with the originals", metavar="bicubic")
     ] = "",
     panel: Annotated[
-        int,
+        int | None,
         typer.Option(
             help="for images that are a row of square panels: which panel to process, counting from 1; 0: whole image"
         ),
-    ] = 0,
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace existing results")] = False,
     skip_existing: Annotated[
         bool, typer.Option("--skip-existing", help="skip images that already have results")

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli.examples import EXAMPLES
-from paceline.cli.flags import Assignments, ConfigFile, Flags, RecipeName, with_settings
+from paceline.cli.flags import Assignments, ConfigFile, Flags, RecipeName, RunName, with_name, with_settings
 from paceline.cli.help import CONTEXT, Command, Commands
 
 launch = typer.Typer(
@@ -37,6 +37,7 @@ def without_command(context: typer.Context) -> None:
 def slurm(
     recipe: RecipeName,
     flags: Flags,
+    name: RunName = "",
     nodes: Nodes = 1,
     gpus_per_node: GpusPerNode = 0,
     cpus_per_node: Annotated[int, typer.Option(help="CPU cores per host")] = 0,
@@ -58,7 +59,7 @@ def slurm(
     from paceline.commands.launch import launch_slurm, prepare
     from paceline.launch.slurm import SlurmOptions
 
-    settings, command = prepare(recipe, flags, config, set_, nodes=nodes, gpus=gpus_per_node)
+    settings, command = prepare(recipe, with_name(flags, name), config, set_, nodes=nodes, gpus=gpus_per_node)
     options = SlurmOptions(gpus_per_node, cpus_per_node, time, partition, account, requeue)
     raise typer.Exit(launch_slurm(settings, command, options, submit=submit, wait=wait))
 
@@ -69,7 +70,9 @@ def kubernetes(
     recipe: RecipeName,
     flags: Flags,
     image: Annotated[str, typer.Option(help="the container image to run")] = "",
-    name: Annotated[str, typer.Option(help="job name (default: derived from the run folder)")] = "",
+    name: Annotated[
+        str, typer.Option(help="name of the job and of its run folder, /runs/NAME (default: derived from --out)")
+    ] = "",
     nodes: Nodes = 1,
     gpus_per_node: GpusPerNode = 0,
     runs_claim: Annotated[str, typer.Option(help="PersistentVolumeClaim for the run folder")] = "",
@@ -110,6 +113,7 @@ def torchrun(
     recipe: RecipeName,
     flags: Flags,
     hosts: Annotated[str, typer.Option(help="comma-separated host names; the rendezvous runs on the first host")],
+    name: RunName = "",
     port: Annotated[int, typer.Option(help="rendezvous port on the first host")] = 29400,
     config: ConfigFile = "",
     set_: Assignments = [],  # noqa: B006
@@ -117,6 +121,6 @@ def torchrun(
     """Print the command to run on each host."""
     from paceline.commands.launch import launch_torchrun, prepare
 
-    names = hosts.split(",")
-    _, command = prepare(recipe, flags, config, set_, nodes=len(names), gpus=0)
+    names, flags = hosts.split(","), with_name(flags, name)
+    _, command = prepare(recipe, flags, config, set_, nodes=len(names), gpus=0, nodes_flag="--hosts")
     raise typer.Exit(launch_torchrun(command, names, port))

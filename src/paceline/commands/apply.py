@@ -13,6 +13,7 @@ import torch
 
 from paceline.config.settings import RunSettings
 from paceline.core.errors import UserError
+from paceline.core.files import user_path
 from paceline.core.printable import print_line
 from paceline.core.types import SettingValue
 from paceline.images.encode import DEFAULT_ENCODING, Encoding, check_encoding
@@ -44,7 +45,7 @@ class Options:
     downsample: str = ""
     overwrite: bool = False
     skip_existing: bool = False
-    panel: int = 0
+    panel: int | None = None
     blend: Blend = NO_BLEND
     precision: str = "fp32"
     compiled: bool = False
@@ -58,7 +59,7 @@ def apply(path: str, arguments: list[str], out: str, options: Options) -> int:
         raise UserError("--out: the name of the folder is empty; choose a folder")
     _check_options(options)
     devices = _devices(options)
-    path, folder = last_finished(path), Path(out).expanduser()
+    path, folder = last_finished(path), user_path(out)
     image_model = open_image_model(path, options.checkpoint, options.blend)
     results = _result_names(image_model, path, options)
     plan = plan_results(
@@ -106,7 +107,7 @@ def _check_options(options: Options) -> None:
         raise UserError(
             f"--tile {options.tile}: expected a tile size in pixels, or 0 for the largest that fits in memory"
         )
-    if options.panel < 0:
+    if options.panel is not None and options.panel < 0:
         raise UserError(f"--panel {options.panel}: expected a panel number (1 or greater), or 0 for whole images")
     if options.downsample not in ("", "bicubic"):
         raise UserError(f"--downsample {options.downsample}: the only supported value is bicubic")

@@ -25,8 +25,7 @@ def board(where: str, host: str, port: int | None, edit: bool | None = None) -> 
     try:
         import uvicorn
 
-        from paceline.board.note_editor import NoteEditor
-        from paceline.board.server import make_app
+        from paceline.board.server import NoteEditor, make_app
     except ImportError as error:
         raise UserError(f"the board needs {error.name}; install it with: {install_extra('board')}") from None
     gallery = Gallery(files)

@@ -9,24 +9,21 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from paceline.commands.configure import configure
-from paceline.compare.cells import PlannedRun, check_kept
-from paceline.compare.finished import finished_cells
-from paceline.compare.grid import Grid, GridCell
-from paceline.compare.jobs import train_cells
-from paceline.compare.measured import Measured
-from paceline.compare.options import LISTS, Flags, Options, check_new, check_options, check_recipes
-from paceline.compare.outcome import finish, has_report, only_writer, title_of
-from paceline.compare.places import Places, threads_prefix
-from paceline.compare.speeds import measure_speeds
+from paceline.compare.cells import PlannedRun, check_kept, finished_cells
+from paceline.compare.grid import LISTS, Flags, Grid, GridCell, Options, check_new, check_options, check_recipes
+from paceline.compare.jobs import Places, threads_prefix, train_cells
+from paceline.compare.measured import Measured, measure_speeds
+from paceline.compare.progress import finish, has_report, only_writer, title_of
 from paceline.config.resolve import Config
 from paceline.core.errors import UserError
+from paceline.core.files import user_path
 from paceline.core.printable import print_line
 from paceline.core.screen import open_screen
 from paceline.launch.child import Start, Stopped, start_process
 from paceline.launch.fork_server import ForkServers
 from paceline.parallel.world import uses_cuda
 from paceline.report.build import make_report
-from paceline.report.comparable import check_comparable
+from paceline.report.groups import check_comparable
 
 
 def compare_runs(folders: Sequence[str], flags: Flags, options: Options, across_recipes: bool) -> int:
@@ -35,7 +32,7 @@ def compare_runs(folders: Sequence[str], flags: Flags, options: Options, across_
     cells = finished_cells(folders, across_recipes)
     stems = list(dict.fromkeys(cell.recipe for cell in cells))
     data = next(cell.run.data for cell in cells if cell.run is not None)
-    folder = Path(str(flags.get("out") or f"runs/compare-finished-{'-'.join(stems)}-{Path(data).stem}"))
+    folder = user_path(str(flags.get("out") or f"runs/compare-finished-{'-'.join(stems)}-{Path(data).stem}"))
     missing = ["step-time breakdown and parity (only `paceline compare RECIPE` measures them)"]
     apart = [cell.label for cell in cells if cell.run is not None and cell.run.side_by_side]
     missing += [f"speed of {label} (the run was trained at the same time as other runs)" for label in apart]
@@ -53,7 +50,7 @@ def compare_recipes(recipes: Sequence[str], flags: Flags, options: Options) -> i
     grid = Grid.of(configs, flags, options)
     stems = [Path(name).stem for name in configs]
     data = next(iter(configs.values())).run.data
-    folder = Path(str(flags.get("out") or f"runs/compare-{'-'.join(stems)}-{Path(data).stem}"))
+    folder = user_path(str(flags.get("out") or f"runs/compare-{'-'.join(stems)}-{Path(data).stem}"))
     with only_writer(folder), _command_starter(configs) as start:
         return _compare(configs, shared, options, grid, folder, title_of(stems, data), start)
 

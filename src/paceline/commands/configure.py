@@ -9,6 +9,7 @@ from paceline.config.named_code import check_named_code, check_trusting_setting
 from paceline.config.resolve import Config, Inherited
 from paceline.config.settings import RunSettings
 from paceline.core.errors import UnknownSetting, UserError, missing, unknown
+from paceline.core.files import user_path
 from paceline.core.installed import is_installed
 from paceline.core.registry import load_class
 from paceline.core.secrets import reject_credentials
@@ -79,8 +80,8 @@ def _check_recipe_of_file(config_file: str, settings: SettingValues, recipe: str
 
 def _renamed(settings: SettingValues, aliases: Mapping[str, str]) -> SettingValues:
     """Translate other programs' setting names using the recipe's aliases; drop settings whose alias is empty."""
-    named = {aliases.get(name, name): value for name, value in settings.items()}
-    named.pop("", None)
+    renamed = {name: aliases.get(name, name) for name in settings}
+    named = {new: settings[name] for name, new in renamed.items() if new or not name}
     return Inherited(named) if isinstance(settings, Inherited) else named
 
 
@@ -95,6 +96,8 @@ def checked(config: Config, *, elsewhere: bool = False) -> Config:
     if run.loader != "auto":
         load_class("loader", run.loader, Loader)
     reject_credentials(config.values())
+    if run.out:
+        config = config.with_run(out=str(user_path(run.out)))
     if elsewhere:
         return config
     devices, why = _num_devices(run)

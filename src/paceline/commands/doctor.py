@@ -15,10 +15,9 @@ import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
 
-from paceline.benchmarking.compile_gain import measure_compile_gain
-from paceline.benchmarking.graph_check import ReplayCheck
 from paceline.benchmarking.loader_throughput import measure_loaders
-from paceline.benchmarking.self_test import ALL_REDUCE_MEGABYTES, AllReduce, DeviceTest, measure_devices
+from paceline.benchmarking.self_test import ALL_REDUCE_MEGABYTES, AllReduce, DeviceTest, ReplayCheck, measure_devices
+from paceline.benchmarking.step_ladder import measure_compile_gain
 from paceline.commands.configure import configure
 from paceline.commands.verify import verify
 from paceline.config.files import parse_assignments
@@ -40,7 +39,7 @@ from paceline.runs.config import resolve_settings
 from paceline.runs.machine_record import SELF_TEST, cache_file, identity, read_cached
 from paceline.runs.provenance import versions_and_hardware
 from paceline.training.compile import describe_kernel_cache
-from paceline.training.stop import INTERRUPTED
+from paceline.training.stop import repeat_signal
 
 SELF_TEST_RECIPE = "classification"
 VERIFY_STEPS, VERIFY_TOLERANCE = 5, 1e-9
@@ -219,8 +218,7 @@ def _test_devices(config: Config) -> DeviceTest:
     with tempfile.TemporaryDirectory(prefix="paceline-doctor-") as folder:
         path = Path(folder) / "tested.json"
         code = run_in_processes(Task.of(measure_devices, str(path)), config)
-        if code == INTERRUPTED:
-            raise KeyboardInterrupt
+        repeat_signal(code)
         if code or not path.is_file():
             raise UserError(
                 f"doctor --self-test: a process failed with exit code {code}; see its output above (nothing was saved)"

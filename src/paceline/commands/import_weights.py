@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 
 from paceline.commands.configure import configure
 from paceline.config.resolve import Config
 from paceline.contracts.importer import Importer
 from paceline.contracts.recipe import Recipe
 from paceline.core.errors import UserError
-from paceline.core.files import SAFETENSORS
+from paceline.core.files import SAFETENSORS, user_path
 from paceline.core.printable import print_line
 from paceline.core.registry import load_class, load_classes
 from paceline.inference.image_model import open_recipe
@@ -26,15 +25,13 @@ ANY_NETWORK = "recognised"  # the importer that is used if the user gives no rec
 
 def import_weights(files: list[str], recipe: str, out: str, preset: str, assignments: list[str]) -> int:
     """Write a weights file that `apply` or `predict`, `export` and `--init-from` accept; `recipe` may be empty."""
-    importer_class = _importer_of(recipe) if recipe else load_class("importer", ANY_NETWORK, Importer)
-    target = Path(out).expanduser()
+    target = user_path(out)
     if target.suffix != SAFETENSORS:
         raise UserError(f"--out {out}: expected a file name ending in {SAFETENSORS}")
     _check_not_ours(files)
-    importer = importer_class([Path(file).expanduser() for file in files])
-    if recipe and importer.recipe not in ("", recipe):
+    importer, recipe = _open(files, recipe)
+    if importer.recipe not in ("", recipe):
         raise UserError(f"--recipe {recipe}: {files[0]} belongs to the recipe {importer.recipe}; leave --recipe out")
-    recipe = recipe or importer.recipe
     found = {**importer.recognised, **importer.assumed}
     config = configure(
         recipe,
@@ -60,16 +57,32 @@ def import_weights(files: list[str], recipe: str, out: str, preset: str, assignm
     return 0
 
 
+def _open(files: Sequence[str], recipe: str) -> tuple[Importer, str]:
+    """Return the importer of a recipe or, if none is given, the first importer that recognises the files."""
+    paths = [user_path(file) for file in files]
+    if recipe:
+        return _importer_of(recipe)(paths), recipe
+    try:
+        importer = load_class("importer", ANY_NETWORK, Importer)(paths)
+        return importer, importer.recipe
+    except UserError as problem:
+        for name, owner in load_classes("recipe", Recipe).items():
+            with suppress(UserError):
+                if owner.importer and (found := _importer_of(name)).tries_any_file:
+                    return found(paths), name
+        raise problem
+
+
 def _check_not_ours(files: Sequence[str]) -> None:
     """Raise UserError if a file was written by Paceline, so that it needs no import."""
     for file in files:
-        if (Path(file).expanduser() / CONFIG).is_file():
+        if (user_path(file) / CONFIG).is_file():
             raise UserError(f"{file}: is a run folder, which needs no import; use it as it is, e.g. --init-from {file}")
         if not is_weights_file(file):
             continue
         found = ""
         with suppress(UserError):  # the importer reports a damaged file
-            found, _ = stored_settings(Path(file).expanduser())
+            found, _ = stored_settings(user_path(file))
         if found:
             what = f"is a weights file of Paceline (recipe {found}), which needs no import"
             raise UserError(f"{file}: {what}; use it as it is, e.g. --init-from {file}")

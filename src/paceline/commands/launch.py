@@ -13,14 +13,15 @@ from paceline.commands.train import default_folder
 from paceline.config.resolve import Config
 from paceline.config.spans import split_batch
 from paceline.core.errors import UserError
-from paceline.core.files import new_file
+from paceline.core.files import new_file, user_path
 from paceline.core.printable import print_line
 from paceline.core.registry import load_classes
 from paceline.core.types import SettingValue
-from paceline.launch.command import TrainCommand, check_words, plain_name, quoted
+from paceline.launch.command import TrainCommand, check_words, plain_name, quoted, settings_in
 from paceline.launch.kubernetes import KubernetesOptions, plain_job, to_yaml, train_job
 from paceline.launch.slurm import SlurmOptions, check_cluster, follow, job_script, submit_job, write_job
 from paceline.parallel.strategy import Strategy, strategy_class
+from paceline.parallel.world import gpu_ids
 
 HOST = re.compile(r"[A-Za-z0-9]([\w.:-]*\w)?")
 
@@ -33,6 +34,7 @@ def prepare(
     *,
     nodes: int,
     gpus: int,
+    nodes_flag: str = "--nodes",
 ) -> tuple[Config, TrainCommand]:
     """Return a run's settings and the command for its hosts, without checking this machine's devices."""
     if nodes < 1:
@@ -40,9 +42,17 @@ def prepare(
     if gpus < 0:
         raise UserError(f"--gpus-per-node {gpus}: must be at least 0")
     config = configure(recipe, flags, config_file=config_file, assignments=assignments, elsewhere=True)
-    devices = gpus or config.run.devices
-    if gpus and config.run.devices not in (1, gpus):
-        raise UserError(f"--devices {config.run.devices}: differs from --gpus-per-node {gpus}; leave one out")
+    given = {*flags, *settings_in(assignments)}
+    for name, flag, number in (("devices", "--gpus-per-node", gpus), ("nnodes", nodes_flag, nodes)):
+        value = str(getattr(config.run, name))
+        if number and value != str(number) and (name in given or value != "1"):  # "1" is the default
+            raise UserError(f"--{name} {value}: differs from {flag} {number}; use only {flag}")
+    if "rdzv" in given:
+        raise UserError(f"--rdzv {config.run.rdzv}: launch sets the rendezvous, on the first host; leave it out")
+    ids = len(gpu_ids(config.run)) if config.run.gpus else 0
+    devices = gpus or (ids if ids and "devices" not in given else config.run.devices)
+    if ids not in (0, devices):
+        raise UserError(f"--gpus {config.run.gpus}: differs from the number of devices per host, {devices}")
     several = config.with_run(devices=nodes * devices)
     if nodes * devices > 1 and not strategy_class(several).needs_processes:
         raise UserError(f"--strategy {config.run.strategy}: runs in a single process; use {_strategies_in_processes()}")
@@ -69,7 +79,7 @@ def launch_slurm(config: Config, command: TrainCommand, options: SlurmOptions, *
 
 def launch_kubernetes(command: TrainCommand, options: KubernetesOptions, to: str, *, plain: bool, submit: bool) -> int:
     """Write the run's Kubernetes objects to a file; optionally apply them to the cluster."""
-    file = Path(to or f"{options.name}.yaml")
+    file = user_path(to or f"{options.name}.yaml")
     objects = plain_job(command, options) if plain else train_job(command, options)
     apply = ["kubectl", "apply", "-f", str(file)]
     with new_file(file, "--to") as temporary:

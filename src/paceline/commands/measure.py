@@ -20,7 +20,7 @@ from paceline.commands.metrics_output import print_metrics
 from paceline.contracts.pixel_format import PixelFormat
 from paceline.core.activity import counted
 from paceline.core.errors import NOT_FOUND, UserError
-from paceline.core.files import check_new_file, json_text, new_file
+from paceline.core.files import check_new_file, json_text, new_file, user_path
 from paceline.core.printable import print_line, printable
 from paceline.data.file_lists import images_under
 from paceline.evaluation.image_metrics import (
@@ -197,7 +197,7 @@ def _match(results: list[Path], targets: list[Path], options: Options) -> tuple[
 
 
 def _images(path: str) -> list[Path]:
-    place = Path(path).expanduser()
+    place = user_path(path)
     if is_weights_file(path):
         raise UserError(f"{path}: a weights file, not images; run `paceline apply` first, or use `paceline evaluate`")
     if place.is_file():

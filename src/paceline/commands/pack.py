@@ -14,7 +14,8 @@ from rich.progress import Progress as ProgressBar
 
 from paceline.config.settings import RunSettings
 from paceline.core.activity import activity, end_activity, is_terminal
-from paceline.core.errors import DISK_FULL, UserError
+from paceline.core.errors import DISK_FAILED, UserError
+from paceline.core.files import user_path
 from paceline.core.lock import InUse, Lock
 from paceline.core.printable import print_line
 from paceline.core.registry import is_path, load_class, names
@@ -35,7 +36,7 @@ def pack(
     origin: str, destination: str, flags: SettingValues, assignments: SettingValues, *, train_only: bool = False
 ) -> int:
     """Pack a folder or a named source; if the destination is already complete, check it instead."""
-    folder = Path(destination).expanduser()
+    folder = user_path(destination)
     settings, sources = open_origin(origin, folder, flags, assignments, train_only=train_only)
     made_from = {"data": settings.data} | {name: str(value) for name, value in assignments.items()}
     splits = {split: describe(source) for split, source in sources.items()}
@@ -85,7 +86,7 @@ def describe_size(folder: Path) -> str:
 
 
 def _settings(origin: str, flags: SettingValues, assignments: SettingValues) -> RunSettings:
-    chosen, path = dict(flags), Path(origin).expanduser()
+    chosen, path = dict(flags), user_path(origin)
     is_name = origin in names("source") and "data_root" in chosen  # even if there is a folder with this name
     if not is_name and (path.is_dir() or path.suffix == ".npz"):
         if "data_root" in chosen:
@@ -130,7 +131,7 @@ def can_resume(folder: Path) -> Iterator[None]:
     except KeyboardInterrupt:
         raise KeyboardInterrupt("run the same command again to resume") from None
     except OSError as error:
-        if error.errno in DISK_FULL:
+        if error.errno in DISK_FAILED:
             what = (error.strerror or "no space left").lower()
             raise UserError(f"{folder}: {what}; free up space, then run the same command again to resume") from error
         raise

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from paceline.commands.pack import can_resume, describe_size, only_writer, open_origin, progress
 from paceline.core.errors import UserError
-from paceline.core.files import remove_leftovers, write_file
+from paceline.core.files import remove_leftovers, user_path, write_file
 from paceline.core.printable import print_line
 from paceline.core.types import SettingValues
 from paceline.data.packing.manifest import UNFINISHED, Manifest, SplitRecord, load_manifest
@@ -33,7 +33,7 @@ def pack_to_shards(
     """Write a source into shards; if the destination is already complete, check it instead."""
     if shard_mb < 1:
         raise UserError(f"--shard-mb {shard_mb}: must be at least 1")
-    folder = Path(destination).expanduser()
+    folder = user_path(destination)
     settings, sources = open_origin(origin, folder, flags, assignments, train_only=train_only)
     made_from = {"data": settings.data, "shard_mb": str(shard_mb)}
     made_from |= {name: str(value) for name, value in assignments.items()}

@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from paceline.benchmarking.link_override import LinkOverride
-from paceline.benchmarking.scaling_forecast import Link, Measurement, max_useful_devices, predict
+from paceline.benchmarking.scaling_forecast import Link, LinkOverride, Measurement, max_useful_devices, predict
 from paceline.benchmarking.scaling_probe import measure_scaling
 from paceline.commands.configure import configure
 from paceline.commands.full_width_table import print_table
@@ -30,7 +29,7 @@ from paceline.launch.tasks import Task, run_in_processes
 from paceline.parallel.strategy import AUTO
 from paceline.parallel.world import uses_cuda
 from paceline.training.memory_advice import check_step_fits
-from paceline.training.stop import INTERRUPTED
+from paceline.training.stop import repeat_signal
 
 SECONDS_PER_DAY = 86_400
 
@@ -164,8 +163,7 @@ def _measure(config: Config, sizes: Sequence[int], check: bool) -> Measurement:
     with tempfile.TemporaryDirectory(prefix="paceline-plan-") as folder:
         path = Path(folder) / "measured.json"
         code = run_in_processes(Task.of(measure_scaling, str(path), list(sizes), check), config)
-        if code == INTERRUPTED:
-            raise KeyboardInterrupt
+        repeat_signal(code)
         if code or not path.is_file():
             raise UserError(f"plan: the measurement failed with exit code {code}; see the output above")
         return Measurement.from_json(read_json(path))

@@ -12,7 +12,7 @@ from paceline.config.resolve import Inherited
 from paceline.config.source_flags import FOLDERS
 from paceline.core.activity import activity, counted
 from paceline.core.errors import NOT_FOUND, UserError
-from paceline.core.files import new_file
+from paceline.core.files import new_file, user_path
 from paceline.core.printable import print_line
 from paceline.core.types import SettingValue
 from paceline.images.encode import DEFAULT_ENCODING
@@ -24,7 +24,7 @@ from paceline.inference.run_images import GridOptions, show_run
 from paceline.inference.sample_files import write_samples
 from paceline.inference.trained import read_stored
 from paceline.inference.uses import check_use
-from paceline.runs.finished_run import config_of
+from paceline.runs.finished_run import check_not_file, config_of
 from paceline.runs.stages import last_finished
 from paceline.runs.weights_file import is_weights_file
 
@@ -76,7 +76,7 @@ def sample(runs: list[str], out: str, options: Options) -> int:
         raise UserError(f"{unused}: --count writes the images of one run to the folder --to; leave it out")
     runs = [last_finished(run) for run in runs]
     if options.count:
-        return _write_images(runs[0], Path(options.to).expanduser(), options)
+        return _write_images(runs[0], user_path(options.to), options)
     files = _files(Path(runs[0]), out, options)
     return _animate(runs, files) if options.animate else _show(runs, files[0], options)
 
@@ -138,14 +138,13 @@ def _files(run: Path, out: str, options: Options) -> list[Path]:
     is_file = is_weights_file(str(run))
     if not run.exists():
         raise UserError(f"{run}: {NOT_FOUND}")
-    if not run.is_dir() and not is_file:
-        raise UserError(f"{run}: neither a run folder nor a weights file")
+    check_not_file(str(run))
     if is_file and (options.animate or not out):
         what = "--animate: shows the images saved during training" if options.animate else "--out: missing"
         raise UserError(f"{what}; {run} is a weights file: use {'its run folder' if options.animate else '--out FILE'}")
     if not out:
         return [run / f"{options.kind}{suffix}" for suffix in suffixes]
-    file = Path(out)
+    file = user_path(out)
     if file.suffix.lower() not in suffixes:
         raise UserError(f"--out {out}: expected a file name ending in {' or '.join(suffixes)}")
     try:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -13,9 +15,12 @@ from pathlib import Path
 from paceline.commands.next_steps import print_next_steps
 from paceline.config.resolve import Config
 from paceline.core.errors import UserError
-from paceline.core.heartbeat import Watch, prepare
+from paceline.core.heartbeat import Watch, is_watched, prepare
+from paceline.core.output import outlive_stdout
+from paceline.core.printable import print_line
 from paceline.core.stacks import dump_stacks_now
 from paceline.data.worker_pool import reporting_dead_workers
+from paceline.launch.mailbox import report_user_error, unregister_worker
 from paceline.launch.rendezvous import Rendezvous
 from paceline.launch.tasks import Task, run_in_processes
 from paceline.parallel.nccl_record import write_nccl_record
@@ -28,10 +33,13 @@ from paceline.runs.logger import check_loggers
 from paceline.runs.metrics import read_metrics
 from paceline.runs.stages import stages_of
 from paceline.training.agreement import check_settings
-from paceline.training.build import assemble
+from paceline.training.build import Parts, assemble
 from paceline.training.compile_choice import recorded_choice
 from paceline.training.session import open_session
-from paceline.training.stop import INTERRUPTED, StopRequest
+from paceline.training.stop import INTERRUPTED, MIRROR_INCOMPLETE, StopRequest
+
+LAUNCHER_SECONDS = 10.0  # how much longer than its launcher a worker waits for progress
+PRINT_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -41,8 +49,9 @@ class TrainResult:
     Attributes:
         folder: The run folder. For a run with several stages, the folder of the last stage that has started.
         images: The number of images seen at the last checkpoint.
-        exit_code: The exit code of `paceline train`: 0 if the run finished, 75 or 130 if a signal stopped it and it
-            saved a checkpoint, any other number if a worker process died.
+        exit_code: The exit code of `paceline train`: 0 if the run finished, 74 if it finished but its mirror is not
+            complete, 75 or 130 if a signal stopped it and it saved a checkpoint, any other number if a worker process
+            died.
         metrics: The last value of each metric, by `group/name`.
 
     Examples:
@@ -61,7 +70,7 @@ class TrainResult:
 
     @property
     def ok(self) -> bool:
-        """Whether the run finished."""
+        """Whether the run finished, and its mirror, if any, is complete."""
         return self.exit_code == 0
 
     def __repr__(self) -> str:
@@ -145,6 +154,7 @@ def default_folder(config: Config) -> str:
 
 def train_here(config: Config, may_exit: bool = True) -> int:
     """Train all stages in this process. The process group is joined once, before the first stage."""
+    outlive_stdout()
     place = place_from(os.environ)
     if place and (config.run.strategy == "auto" or strategy_class(config).needs_processes):
         config = config.with_run(devices=place.size)  # total number of devices on all hosts
@@ -157,8 +167,9 @@ def train_here(config: Config, may_exit: bool = True) -> int:
                 stage.recipe_class.check(stage.recipe)
             for stage in stages:
                 prepare()
-                code = _train_stage(stage, world, may_exit)
-                if code:
+                ended = _train_stage(stage, world, may_exit)
+                code = ended or code
+                if ended not in (0, MIRROR_INCOMPLETE):
                     break
         world.leave()
     finally:
@@ -170,42 +181,56 @@ def _train_stage(config: Config, world: World, may_exit: bool) -> int:
     """Resume, train and evaluate one stage, or a run without stages, in this process."""
     stop = StopRequest(announces=world.is_first)
     folder = RunFolder(Path(config.run.out))
-    if config.run.compile == "auto":
-        config = config.with_run(compile=recorded_choice(folder, world, config.run.resume_from) or "auto")
-    with open_session(assemble(config, world, partial(check_settings, folder, world)), folder) as session:
+    # A launcher watches its workers after their start-up, and so must be faster than they are.
+    timeout = config.run.timeout + LAUNCHER_SECONDS * is_watched()
+    end = partial(_end_silent_run, config, folder, world, stop, may_exit)
+    watch = Watch(lambda: min(timeout, stop.patience()), end, stop.has_arrived)
+    # The launcher will kill a hung process, so the process first writes what only it knows.
+    keep = Watch(lambda: 0.9 * config.run.timeout, lambda silent: write_nccl_record(folder.path / LOGS, world.rank))
+    with watch, open_session(_assemble(config, folder, world), folder) as session:
         snapshot = session.resume()
+        prepare()  # a download of the run from its mirror has beaten, but start-up continues
         if world.peers:
             world.peers.before_exit = partial(session.folder.end, "failed")
-        end = partial(_end_hung_run, config, session.folder, world, None if may_exit else stop)
-        # The launcher will kill a hung process, so the process first writes what only it knows.
-        keep = Watch(
-            0.9 * config.run.timeout,
-            lambda silent: write_nccl_record(folder.path / LOGS, world.rank),
-            even_if_watched=world.backend == "nccl",
-        )
-        with stop.listening(), keep, Watch(config.run.timeout, end):
+        with stop.listening(), keep:
             loop, writer = session.train(snapshot, stop)
             if not loop.stopped:
                 session.evaluate(loop, writer)
-            session.close(loop, writer)
-    return stop.exit_code if loop.stopped else 0
+            return session.close(loop, writer)
 
 
-def _end_hung_run(config: Config, folder: RunFolder, world: World, stop: StopRequest | None, silent: float) -> None:
-    """End a run whose main thread hangs, e.g. because a loader process was stopped or a disk became unavailable.
+def _assemble(config: Config, folder: RunFolder, world: World) -> Parts:
+    if config.run.compile == "auto":
+        config = config.with_run(compile=recorded_choice(folder, world, config.run.resume_from) or "auto")
+    return assemble(config, world, partial(check_settings, folder, world))
 
-    If `stop` is given, raise UserError in the main thread. Otherwise, end this process, even if a disk is unavailable.
+
+def _end_silent_run(
+    config: Config, folder: RunFolder, world: World, stop: StopRequest, may_exit: bool, silent: float
+) -> None:
+    """End a run whose main thread does not react, e.g. because a loader process or a disk hangs.
+
+    The process ends even if a disk is unavailable. If it may not exit, raise UserError in the main thread.
     """
-    reason = f"no progress for {silent:.0f} s (--timeout {config.run.timeout:g})"
-    dump_stacks_now(reason)
-    logs = folder.path / LOGS
-    write_nccl_record(logs, world.rank)
-    if world.peers:
-        reason = world.peers.examine(reason)
-    reason += f"; stacks: {logs / f'rank-{world.rank}.txt'}"
-    if stop:
-        stop.fail(f"{reason}; {folder.checkpoints.describe_newest()}")
+    if stop.has_arrived():
+        has_saved = bool(folder.checkpoints.all()) or stop.signal == signal.SIGINT
+        state, code = "stopped", stop.exit_code if has_saved else 128 + stop.signal
+        reason = f"stopped by {signal.Signals(stop.signal).name} after {silent:.0f} s without progress"
+    else:
+        state, code, reason = "failed", 2, f"no progress for {silent:.0f} s (--timeout {config.run.timeout:g})"
+        has_stacks = dump_stacks_now(reason)
+        write_nccl_record(folder.path / LOGS, world.rank)
+        if world.peers:
+            reason = world.peers.examine(reason)
+        reason += f"; stacks: {folder.path / LOGS / f'rank-{world.rank}.txt'}" if has_stacks else ""
+    line = f"{reason}; {folder.checkpoints.describe_newest()}"
+    if not may_exit:
+        stop.fail(line)
         return
-    folder.end("failed", reason)
-    print(f"paceline: {reason}; {folder.checkpoints.describe_newest()}", file=sys.stderr, flush=True)
-    os._exit(2)
+    folder.end(state, reason)
+    if world.is_first if state == "stopped" else not report_user_error(line):
+        # The main thread may be stuck in a print, so wait only a moment.
+        printing = threading.Thread(target=print_line, args=[f"paceline: {line}", sys.stderr], daemon=True)
+        printing.start()
+        printing.join(PRINT_SECONDS)
+    os._exit(unregister_worker(code))

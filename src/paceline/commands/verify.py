@@ -23,7 +23,7 @@ from paceline.config.spans import split_batch
 from paceline.contracts.recipe import Phase
 from paceline.core.activity import activity, counted
 from paceline.core.errors import UserError, missing, unknown
-from paceline.core.files import SAFETENSORS, new_file, write_json
+from paceline.core.files import SAFETENSORS, new_file, user_path, write_json
 from paceline.core.installed import is_installed
 from paceline.core.registry import load_class
 from paceline.core.screen import open_screen
@@ -36,7 +36,7 @@ from paceline.parallel.world import uses_cuda
 from paceline.training.build import Parts, assemble
 from paceline.training.initial_weights import initialise
 from paceline.training.learner import Learner
-from paceline.training.stop import INTERRUPTED
+from paceline.training.stop import repeat_signal
 
 CONTROLS = ("unsynced-batchnorm", "repeated-part")
 GRADIENT_TOLERANCE = 1e-12
@@ -57,7 +57,7 @@ def verify(config: Config, strategies: list[str], steps: int, tolerance: float, 
     if explanation := explain(config, found):
         console.print(explanation, soft_wrap=True)
     if result:
-        with new_file(Path(result), "--json") as file:
+        with new_file(user_path(result), "--json") as file:
             write_json(file, {"description": title, "differences": [asdict(one) for one in found]}, indent=1)
     return int(not VerifyResult(tuple(found)).ok)
 
@@ -102,8 +102,7 @@ def global_batch(config: Config) -> int:
 def _trace(config: Config, path: Path, control: str, steps: int) -> Trace:
     if strategy_class(config).needs_processes and config.run.devices > 1:
         code = run_in_processes(Task.of(trace_strategy, str(path), control, steps), config)
-        if code == INTERRUPTED:
-            raise KeyboardInterrupt
+        repeat_signal(code)
         if code:
             raise UserError(f"strategy {config.run.strategy}: failed with exit code {code}; see the output above")
     else:

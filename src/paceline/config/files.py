@@ -7,7 +7,6 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields
-from pathlib import Path
 
 from paceline.config.arguments import Text
 from paceline.config.named_code import TRUSTING_SETTING
@@ -15,6 +14,7 @@ from paceline.config.resolve import Config, Inherited, Layer, flatten, plain_nam
 from paceline.config.run_format import FORMAT, check_format
 from paceline.core.checksums import checksum_of_content
 from paceline.core.errors import UserError
+from paceline.core.files import user_path
 from paceline.core.small_files import MAX_TOML_BYTES, parse_toml, read_bounded, why
 from paceline.core.types import Scalar, SettingValue, SettingValues
 
@@ -30,7 +30,7 @@ def read_file(path: str) -> Layer:
 
     The settings in another run's config.toml are `Inherited`, excluding that run's folder and mirror.
     """
-    file = Path(path)
+    file = user_path(path)
     if not file.exists():
         raise UserError(f"--config {path}: no such file")
     if file.is_dir():
@@ -63,7 +63,7 @@ def _ini_settings(parser: configparser.ConfigParser, path: str) -> Layer:
             other, before = found.setdefault(name, (section, value))
             if value != before:
                 raise UserError(
-                    f"--config {path}: {name} is {before} in [{other}] and {value} in [{section}], but sections of an "
+                    f"{name} is {before} in [{other}] and {value} in [{section}], but sections of an "
                     "INI file have no meaning; to set values for a single network, use a TOML file"
                 )
     return {name: Text(value) for name, (_, value) in found.items()}

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 Layer: TypeAlias = dict[str, SettingValue | Mapping[str, SettingValue]]
 Group = TypeVar("Group")
+TOO_LARGE = {int: 2**63, float: 1e38}  # for torch
+TOO_LARGE_FOR_RUN = TOO_LARGE | {float: 1e9}  # epochs, gigabytes, and seconds, which the system could not wait
 SPANS_OF_RUN = ("burn_in",)
 SPANS_OF_LEARNER = ("warmup", "hold", "ema_half_life")
 
@@ -276,6 +278,9 @@ def _kind(hint: Any) -> str:
 def _check(config: Config) -> None:
     """Raise UserError if a value is out of bounds or a span such as `5 epochs` cannot be parsed."""
     spans = [(name, str(getattr(config.run, name))) for name in SPANS_OF_RUN]
+    for name, value in config.values().items():
+        if str(value).encode(errors="replace").decode() != str(value):
+            raise UserError(f"{name}={value!r}: is not valid UTF-8, so it cannot be saved; rename the file or folder")
     _check_bounds(config.run)
     _check_bounds(config.recipe)
     for network in ("", *config.networks):
@@ -291,10 +296,13 @@ def _check(config: Config) -> None:
 
 def _check_bounds(group: Any, network: str = "") -> None:
     for f in fields(group):
-        value, bounds = getattr(group, f.name), f.metadata.get("bounds", {})
+        value, bounds = getattr(group, f.name), dict(f.metadata.get("bounds", {}))
+        limit = (TOO_LARGE_FOR_RUN if isinstance(group, RunSettings) else TOO_LARGE).get(type(value))
+        if limit and abs(value) >= limit:
+            bounds.setdefault(*("below", limit) if value > 0 else ("above", -limit))
         if all(BOUNDS[words](value, limit) for words, limit in bounds.items()):
             continue
         shown = f"{value:g}" if isinstance(value, float) else value
-        as_flag = f.metadata["flag"] and not network
+        as_flag = f.metadata.get("flag") and not network
         name = f"--{f.name.replace('_', '-')} " if as_flag else f"{network}.{f.name}=".lstrip(".")
         raise UserError(f"{name}{shown}: must be {' and '.join(f'{words} {limit}' for words, limit in bounds.items())}")

@@ -180,7 +180,7 @@ class RunSettings:
         0, "size in pixels of the random crops to train on; 0 trains on whole images", flag=True, at_least=0
     )
     pad_crop: int = setting(
-        0, "pad images by this many pixels, then crop to the original size at a random position", at_least=0
+        0, "pad by this many pixels, then crop to the original size at a random position", at_least=0, at_most=65_536
     )
     flip: Literal["auto", "on", "off"] = setting(
         "auto", "flip half of the samples horizontally; auto: only if the source allows it"
@@ -268,9 +268,15 @@ class RunSettings:
         30.0, "maximum number of seconds to wait for loggers at the end of a run", mutable_on_resume=True, at_least=0
     )
     log_every: str = setting("50 steps", "interval between log lines", mutable_on_resume=True)
-    evaluate_every: str = setting("1 epochs", "interval between evaluations, or never", mutable_on_resume=True)
-    sample_every: str = setting("1 epochs", "interval between sample images, or never", mutable_on_resume=True)
-    save_every: str = setting("1 epochs", "interval between checkpoints", mutable_on_resume=True)
+    evaluate_every: str = setting(
+        "auto",
+        "interval between evaluations, or never; auto: at least 1 epoch, and longer if evaluation would take too long",
+        mutable_on_resume=True,
+    )
+    sample_every: str = setting(
+        "auto", "interval between sample images, or never; auto: at least 1 epoch", mutable_on_resume=True
+    )
+    save_every: str = setting("auto", "interval between checkpoints; auto: at least 1 epoch", mutable_on_resume=True)
     keep: int = setting(
         2, "number of recent checkpoints to keep in addition to the best one", mutable_on_resume=True, at_least=1
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, cast
 
@@ -12,6 +13,8 @@ Unit: TypeAlias = Literal["images", "epochs", "steps", "%"]
 NEVER = "never"
 INTERVALS = ("log_every", "evaluate_every", "sample_every", "save_every")
 CAN_BE_NEVER = ("evaluate_every", "sample_every")
+AUTO = "auto"
+CAN_BE_AUTO = ("evaluate_every", "sample_every", "save_every")
 MAX_BATCH = 10_000_000  # a larger batch is a mistake, which would fill the memory
 MAX_AMOUNT = 1e18  # far longer than any run; the number of images in such a span is still finite
 
@@ -24,8 +27,8 @@ class Span:
     unit: Unit
 
     @classmethod
-    def parse(cls, text: str, name: str, *, can_be_never: bool = False) -> Span:
-        """Parse a span; the error message refers to the setting `name`, and says whether it can be `never`."""
+    def parse(cls, text: str, name: str, *, or_words: Sequence[str] = ()) -> Span:
+        """Parse a span; the error message refers to the setting `name`, and lists the words that it can be instead."""
         if re.fullmatch(r"\s*0+\s*", str(text)):
             return cls(0.0, "images")  # zero is the same in every unit
         match = re.fullmatch(r"\s*([\d.]+(?:e\d+)?)\s*(k|m)?\s*(images?|epochs?|steps?|%)\s*", str(text).lower())
@@ -34,9 +37,8 @@ class Span:
                 raise ValueError
             amount = float(match[1]) * {"k": 1e3, "m": 1e6}.get(match[2] or "", 1)
         except ValueError:
-            spans = "a span like '5 epochs', '200k images', '50 steps' or '50%'"
-            expected = f"{spans}, or 'never'" if can_be_never else spans
-            raise UserError(f"{name}={text!r}: expected {expected}") from None
+            expected = ["a span like '5 epochs', '200k images', '50 steps' or '50%'", *map(repr, or_words)]
+            raise UserError(f"{name}={text!r}: expected {', or '.join(expected)}") from None
         if amount > MAX_AMOUNT:
             raise UserError(f"{name}={text!r}: must be at most {MAX_AMOUNT:g} {match[3]}")
         unit = match[3] if match[3] == "%" else match[3].rstrip("s") + "s"
@@ -48,13 +50,15 @@ class Span:
 
 
 def parse_interval(text: str, name: str) -> Span | None:
-    """Parse the interval in the setting `name`, one of `INTERVALS`; return None for `never`."""
-    can_be_never = name in CAN_BE_NEVER
+    """Parse the interval in the setting `name`, one of `INTERVALS`; return None for `never`, length 0 for `auto`."""
+    can_be_never, can_be_auto = name in CAN_BE_NEVER, name in CAN_BE_AUTO
+    if can_be_auto and text.strip().lower() == AUTO:
+        return Span(0.0, "images")
     if is_never(text):
         if can_be_never:
             return None
         raise UserError(f"{name}={text!r}: not supported; use '100%' for an interval as long as the run")
-    span = Span.parse(text, name, can_be_never=can_be_never)
+    span = Span.parse(text, name, or_words=[NEVER] * can_be_never + [AUTO] * can_be_auto)
     if not span.amount:
         alternative = "'never' to switch it off" if can_be_never else "'100%' for an interval as long as the run"
         raise UserError(f"{name}={text!r}: must be greater than 0; use {alternative}")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, get_args
 
-from paceline.contracts.pixel_format import PixelFormat, PixelType
+from paceline.contracts.pixel_format import WHITE, PixelFormat, PixelType
 from paceline.core.short_repr import short_repr
 
 # Names with a special meaning in the setting `panels` and as fields of a sample.
 INPUT, SEGMENTATION, LEFT_OUT = "image", "segmentation", "-"
+LARGEST = 10**6  # upper limit for sizes, channels and classes in a file
+LARGEST_FLOAT32 = 3.4e38
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,44 @@ def written_values(spec: DataSpec) -> dict[str, Any]:
     if not spec.empty_classes:
         del values["empty_classes"]
     return values
+
+
+def parse_spec(values: Any) -> DataSpec:
+    """Return a data spec, given its values in a file; raise ValueError, KeyError or TypeError if they are invalid."""
+    values = dict(values)
+    for name in ("class_names", "panels"):
+        if not isinstance(values[name], list) or not all(isinstance(text, str) for text in values[name]):
+            raise TypeError(f"{name} is not a list of strings")
+        values[name] = tuple(values[name])
+    for name in ("channels", "height", "width", "num_classes", "scale"):
+        if type(values[name]) is not int or not 0 <= values[name] <= LARGEST:
+            raise ValueError(f"{name} is not a whole number from 0 to {LARGEST:,}")
+    if type(values["flip_allowed"]) is not bool:
+        raise TypeError("flip_allowed is neither true nor false")
+    if values.get("dtype", "uint8") not in get_args(PixelType):  # runs of older versions have 8-bit images
+        raise ValueError(f"dtype is none of {', '.join(get_args(PixelType))}")
+    values["value_range"] = _parse_range(values.get("value_range"), values.get("dtype", "uint8"))
+    values["empty_classes"] = _parse_empty_classes(values.get("empty_classes", []), values["num_classes"])
+    return DataSpec(**values)
+
+
+def _parse_empty_classes(empty: object, num_classes: int) -> tuple[int, ...]:
+    if not isinstance(empty, list) or not all(type(number) is int and 0 <= number < num_classes for number in empty):
+        raise TypeError("empty_classes is not a list of class numbers")
+    if len(set(empty)) != len(empty) or len(empty) >= max(1, num_classes):
+        raise ValueError("empty_classes contains a class twice, or all classes")
+    return tuple(empty)
+
+
+def _parse_range(limits: object, dtype: str) -> tuple[float, float] | None:
+    if limits is None and dtype in WHITE:
+        return None
+    if not isinstance(limits, list) or len(limits) != 2 or not all(type(limit) in (int, float) for limit in limits):
+        raise TypeError("value_range is not a pair of numbers")
+    low, high = limits
+    if not -LARGEST_FLOAT32 <= low < high <= LARGEST_FLOAT32:  # also false for NaN and for integers of any size
+        raise ValueError("value_range is not an increasing pair of finite numbers")
+    return float(low), float(high)
 
 
 def output_panels(names: Iterable[str]) -> tuple[str, ...]:

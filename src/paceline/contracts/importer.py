@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -18,6 +19,7 @@ from paceline.core.types import SettingValue
 class Importer:
     """Reads weight files from another project. The constructor raises UserError if the files cannot be used."""
 
+    tries_any_file: ClassVar[bool] = False  # whether `import` without --recipe tries it; it then rejects other files
     recipe: str = ""  # the recipe that the files belong to; empty if they belong to each recipe with this importer
     recognised: Mapping[str, SettingValue] = {}  # settings determined by the files; users cannot change them
     assumed: Mapping[str, SettingValue] = {}  # settings not stored in the files; users can change them

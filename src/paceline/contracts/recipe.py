@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from paceline.contracts.data_spec import DataSpec
 from paceline.contracts.phase import Batch, Best, Clock, Draw, Loss, Phase
-from paceline.core.errors import UserError, unknown
+from paceline.core.errors import UserError, check_parameters, unknown
 from paceline.core.types import SettingValues
 
 __all__ = ["Batch", "Best", "Clock", "DataSpec", "Draw", "Loss", "NoSettings", "Phase", "Recipe"]
@@ -165,13 +165,14 @@ class Recipe(nn.Module):
         """
 
     def __init__(self, settings: Any, spec: DataSpec) -> None:
-        """Create the networks.
+        """Store `settings` as `self.settings`; override this method to create the networks.
 
         Args:
             settings: An instance of `Settings`.
             spec: The properties of the data, such as channels, height, width and classes.
         """
         super().__init__()
+        self.settings = settings
 
     def forward(self, phase: str, batch: Batch) -> Loss:
         """Return a phase's loss for one batch."""
@@ -205,14 +206,20 @@ class Recipe(nn.Module):
 
         `name` is the name of the recipe in the error message.
         """
+        check_attributes(self, name)
         if not self.phases:
             raise UserError(f"recipe {name!r}: has no phases; define phases = (Phase(NAME, NETWORK),)")
+        _, mode = self.best
+        if mode not in ("min", "max"):
+            raise UserError(f"recipe {name!r}: best has the mode {mode!r}; use 'min' or 'max'")
         for phase in self.phases:
             method, has_own_forward = f"{phase.name}_loss", type(self).forward is not Recipe.forward
             if not has_own_forward and not callable(getattr(self, method, None)):
                 others = [attribute for attribute in dir(type(self)) if attribute.endswith("_loss")]
                 hint = f"; found: {', '.join(others)}" if others else ""
                 raise UserError(f"recipe {name!r}: phase {phase.name!r} needs a method {method}(self, batch){hint}")
+            if not has_own_forward:
+                check_parameters(f"recipe {name!r}: {method}(self, batch)", getattr(self, method), {})
             if phase.network not in dict(self.named_modules()):
                 children = [child for child, _ in self.named_children()]
                 problem = unknown("network", phase.network, children)
@@ -261,3 +268,21 @@ class Recipe(nn.Module):
             else:
                 found[name] = network
         return found
+
+
+def check_attributes(recipe: Recipe | type[Recipe], name: str) -> None:
+    """Raise UserError for an attribute that a recipe, or its class, declares with a value of the wrong type."""
+    kinds: dict[type, Any] = {dict: Mapping, tuple: (tuple, list), str: str, Best: tuple, type: type}
+    members = {"phases": Phase, "draws": Draw}
+    for attribute, default in vars(Recipe).items():
+        if attribute.startswith("_") or type(default) not in kinds:
+            continue
+        value = getattr(recipe, attribute)
+        if isinstance(value, property):
+            continue
+        problem = "" if isinstance(value, kinds[type(default)]) else f"expected a {type(default).__name__}"
+        if not problem and attribute in members:
+            values, member = value.values() if isinstance(value, Mapping) else value, members[attribute]
+            problem = "" if all(isinstance(part, member) for part in values) else f"expected only {member.__name__}(…)"
+        if problem:
+            raise UserError(f"recipe {name!r}: {attribute} = {str(value)[:80]}: {problem}; correct the declaration")

@@ -1,12 +1,16 @@
 """User errors. Each message is one line: the wrong flag, file or value, the problem, and what to do."""
 
 import errno
+import inspect
+import os
 import traceback
-from collections.abc import Iterable
-from difflib import get_close_matches
+from collections.abc import Callable, Iterable
+from difflib import SequenceMatcher, get_close_matches
 
-# Error codes for a full disk, an exceeded quota and a file above the size limit.
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+CPU_ALLOCATOR = "DefaultCPUAllocator"  # part of the message if torch cannot allocate host memory
+LONGEST_SHOWN = 100  # characters of a path that is too long
+# Error codes for a full disk, an exceeded quota, a file above the size limit, and a failed disk or file server.
+DISK_FAILED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ESTALE)
 NOT_FOUND = "no such file or folder"
 NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)  # errno values for a missing permission or a read-only disk
 
@@ -48,7 +52,7 @@ def install_extra(name: str) -> str:
     return f"pip install 'paceline[{name}]'"
 
 
-def describe_error(error: Exception) -> str:
+def describe_error(error: BaseException) -> str:
     """Return the type of an error and the first line of its message."""
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
@@ -59,16 +63,51 @@ def missing(package: str, extra: str) -> str:
     return f"package {package} is not installed" + (f": {install_extra(extra)}" if extra else "")
 
 
+def check_parameters(shown: str, function: Callable[..., object], *arguments: object) -> None:
+    """Raise UserError if a function in a plugin cannot be called with these arguments; `shown` is how to declare it."""
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError as error:
+        raise UserError(f"{shown}: has different parameters ({error}); declare it like this") from None
+
+
+def closest(name: str, names: Iterable[str]) -> str:
+    """Return the name that the user probably misspelled or shortened; "" if none is close enough to suggest."""
+    for close in get_close_matches(name, names, n=3, cutoff=0.6):
+        is_alike = SequenceMatcher(None, close, name).ratio() >= 0.75
+        if is_alike or close.startswith(name) or sorted(close) == sorted(name):  # swapped letters
+            return close
+    return ""
+
+
 def unknown(kind: str, name: str, names: Iterable[str], *, meant: str | None = None, listed_by: str = "") -> UserError:
     """Return the error for an unknown name; the message suggests `meant` if given, else the closest name.
 
     If no name is close, the message lists all names or, if `listed_by` is given, the command that lists them.
     """
     names = sorted(names)
-    close = [meant] if meant in names else get_close_matches(name, names, n=1, cutoff=0.6)
+    close = meant if meant in names else closest(name, names)
     listed = f"{listed_by} lists every {kind}" if listed_by else f"choose from: {', '.join(names)}"
-    hint = f"did you mean {close[0]!r}?" if close else listed if names else "there are none"
+    hint = f"did you mean {close!r}?" if close else listed if names else "there are none"
     return UserError(f"unknown {kind} {name!r}; {hint}")
+
+
+def describe_limit(error: BaseException) -> str:
+    """Return the line for an error caused by a limit of the system, such as its memory; empty for any other error."""
+    number = error.errno if isinstance(error, OSError) else None
+    if isinstance(error, OSError) and number == errno.ENAMETOOLONG:
+        return f"{str(error.filename)[:LONGEST_SHOWN]}…: the path or one of its names is too long: use a shorter one"
+    if number in (errno.EMFILE, errno.ENFILE) or os.strerror(errno.EMFILE) in str(error):  # the latter: from torch
+        return "too many open files: raise the limit with `ulimit -n`, or use fewer processes"
+    if isinstance(error, MemoryError) or number == errno.ENOMEM or CPU_ALLOCATOR in str(error):
+        return f"out of memory: {describe_error(error)}: raise the limit (`ulimit -v`), or use smaller settings"
+    if isinstance(error, ImportError) and ".so" in str(error):
+        return f"{describe_error(error)}: repair the installation, or raise the limit of memory (`ulimit -v`)"
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    no_thread = isinstance(error, RuntimeError) and frames and frames[-1].f_globals.get("__name__") == "threading"
+    if no_thread or number == errno.EAGAIN:
+        return "no further process or thread can start: raise the limits (`ulimit -u`, `ulimit -v`), or use fewer"
+    return ""
 
 
 def place_outside(error: BaseException, paths: tuple[str, ...]) -> str:

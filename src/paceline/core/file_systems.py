@@ -7,13 +7,19 @@ from typing import Any
 from paceline.core.errors import UserError, install_extra
 from paceline.core.secrets import redact
 
+ANSWER_SECONDS = 30.0  # how long an HTTP server may send nothing; s3fs has limits of its own
+REQUEST_SECONDS = 3600.0  # for a whole file from a server without range requests
 EXTRAS = {"s3": "s3", "s3a": "s3", "http": "http", "https": "http"}  # extra to install for each URL scheme
 
 
 def _options(url: str) -> dict[str, Any]:
-    """Return options that ask an HTTP server not to compress files, because ranges would refer to compressed bytes."""
-    is_http = url.startswith(("http://", "https://"))
-    return {"headers": {"Accept-Encoding": "identity"}} if is_http else {}
+    """Return options for HTTP: no compression, because ranges would refer to compressed bytes, and time limits."""
+    if not url.startswith(("http://", "https://")):
+        return {}
+    from aiohttp import ClientTimeout
+
+    limits = ClientTimeout(total=REQUEST_SECONDS, sock_connect=ANSWER_SECONDS, sock_read=ANSWER_SECONDS)
+    return {"headers": {"Accept-Encoding": "identity"}, "client_kwargs": {"timeout": limits}}
 
 
 def open_file_system(url: str, shown: str) -> tuple[Any, str]:

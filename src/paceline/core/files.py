@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from paceline.core.errors import UserError
+from paceline.core.errors import UserError, describe_limit
 
 WRITING = ".writing"  # suffix of temporary files
 SAFETENSORS = ".safetensors"  # suffix of files with tensors, such as weights
@@ -120,9 +120,25 @@ def remove_leftovers(folder: Path, older_than_seconds: float = 0.0) -> None:
                 leftover.unlink()
 
 
+def user_path(text: str | Path) -> Path:
+    """Return a path with ~ replaced by the home folder; raise UserError if no file could have this path."""
+    path = Path(os.path.expanduser(text))  # unlike Path.expanduser, keeps a ~name that is no user's name
+    first = path.parts[0] if path.parts else ""
+    if first.startswith("~") and not os.path.lexists(first):
+        raise UserError(f"{text}: {first} is not the home folder of a known user; give the whole path")
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (OSError, ValueError) as error:  # ValueError: a null character, or text that is not a file name
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UserError(describe_limit(error) or f"{str(text)[:200]!r}: {reason}; use a different path") from None
+    return path
+
+
 def check_new_file(out: str, suffixes: tuple[str, ...], *, overwrite: bool, flag: str = "--out") -> Path:
     """Return the path given by a flag; raise UserError for a wrong suffix or an existing file."""
-    target = Path(out).expanduser()
+    target = user_path(out)
     if target.suffix not in suffixes:
         raise UserError(f"{flag} {out}: expected a file name ending in {' or '.join(suffixes)}")
     if target.is_dir():

@@ -104,7 +104,7 @@ class FlightRecorder:
 
     def announce_logs(self, folder: str, dumps_stacks: bool) -> None:
         """Record the logs folder, and whether a signal makes this process write its stacks there."""
-        encoded = folder.encode()[: _LOGS_BYTES - 1]
+        encoded = os.fsencode(folder)[: _LOGS_BYTES - 1]
         self._memory[_HEADER.size : _START] = encoded.ljust(_LOGS_BYTES, b"\0")
         self._dumps_stacks = dumps_stacks
         self._write_header()

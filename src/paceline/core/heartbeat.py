@@ -15,9 +15,12 @@ from pathlib import Path
 PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
 PULSE_FILE = "PACELINE_PULSE_FILE"  # environment variable with the path to a file that is written to report progress
 PROCESS = "process-"  # a child's file in its parent's folder is named after the child: process-PID
-SECONDS_BETWEEN_BEATS = 0.5
+SECONDS_BETWEEN_BEATS = LONGEST_INTERVAL_SECONDS = 0.5
 
-_beaten_at = 0.0
+BUSY_SHARE = 0.02  # of one core: a process that starts up and uses more CPU time makes progress
+SPARE_CPU_SECONDS = 0.1  # added to that share, since the system counts CPU time in steps of 0.01 s
+
+_beaten_at = _longest_gap = 0.0
 
 
 def die_with_parent(parent: int | None = None) -> None:
@@ -41,6 +44,8 @@ def is_watched() -> bool:
 
 def prepare() -> None:
     """Report that this process is starting up: no progress is expected until the next `beat`."""
+    global _beaten_at
+    _beaten_at = 0.0
     if PULSE_FILE in os.environ:
         with suppress(OSError):
             Path(os.environ[PULSE_FILE]).write_bytes(b"")
@@ -48,16 +53,22 @@ def prepare() -> None:
 
 def beat() -> None:
     """Report progress. This is cheap enough to call in every step."""
-    global _beaten_at
+    global _beaten_at, _longest_gap
     now = time.monotonic()
     if now - _beaten_at < SECONDS_BETWEEN_BEATS:
         return
+    _longest_gap = max(_longest_gap, now - _beaten_at) if _beaten_at else 0.0
     _beaten_at = now
     if PULSE_FILE in os.environ:
         try:
             Path(os.environ[PULSE_FILE]).write_bytes(b"1")
         except OSError:
             os.environ.pop(PULSE_FILE)  # the parent has deleted the file
+
+
+def longest_gap() -> float:
+    """Return the longest time between two beats of this process, in seconds."""
+    return _longest_gap
 
 
 def registered_processes(folder: Path, parent: int) -> dict[int, bool]:
@@ -74,34 +85,55 @@ def has_failed_peer() -> bool:
 
 
 class Watch(threading.Thread):
-    """A thread that calls a function if this process makes no progress for a given time.
+    """A thread that calls a function whenever this process makes no progress for longer than `patience()` seconds.
 
-    It is used if no launcher watches this process, or `even_if_watched`. The function runs in this thread, because the
-    main thread is stuck.
+    Until the first beat, the use of CPU time counts as progress, unless `is_stopping()`. Any other patience than before
+    starts the silence anew. The function runs in this thread, because the main thread is stuck.
     """
 
-    def __init__(self, timeout: float, on_silence: Callable[[float], None], *, even_if_watched: bool = False) -> None:
+    def __init__(
+        self,
+        patience: Callable[[], float],
+        on_silence: Callable[[float], None],
+        is_stopping: Callable[[], bool] = lambda: False,
+    ) -> None:
         super().__init__(name="watch", daemon=True)
-        self._is_used = even_if_watched or not is_watched()
-        self._timeout, self._on_silence = timeout, on_silence
-        self._began, self._ended = time.monotonic(), threading.Event()
+        self._patience, self._on_silence, self._is_stopping = patience, on_silence, is_stopping
+        self._ended = threading.Event()
 
     def run(self) -> None:
-        interval, silent, last = min(1.0, self._timeout / 4), 0.0, _beaten_at
+        silent, counted, patience = 0.0, _cpu_seconds(), self._patience()
+        interval, last = min(LONGEST_INTERVAL_SECONDS, patience / 4), (_beaten_at, patience)
         while not self._ended.wait(interval):
+            patience = self._patience()
+            moved, last = last != (_beaten_at, patience), (_beaten_at, patience)
+            if not (moved or _beaten_at or self._is_stopping()):
+                used = _cpu_seconds()
+                moved = used - counted > BUSY_SHARE * silent + SPARE_CPU_SECONDS
+                counted = used if moved else counted
             # Intervals are added up so that time during which the process was suspended is not counted.
-            silent, last = (silent + interval if last == _beaten_at else 0.0), _beaten_at
-            if last > self._began and silent > self._timeout:
+            silent = 0.0 if moved else silent + interval
+            if silent > patience:
                 self._on_silence(silent)
-                return
+                silent = 0.0
 
     def __enter__(self) -> Watch:
-        if self._is_used:
-            self.start()
+        self.start()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._ended.set()
+
+
+def _cpu_seconds(process: str = "self") -> float:
+    """Return the CPU time that a process and its descendants have used; the time of day if it is unknown."""
+    try:
+        numbers = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:15]
+        children = [file.read_text() for file in Path(f"/proc/{process}/task").glob("*/children")]
+    except OSError:  # not Linux, or a process that has just ended
+        return time.monotonic() if process == "self" else 0.0
+    own = sum(map(int, numbers)) / os.sysconf("SC_CLK_TCK")
+    return own + sum(_cpu_seconds(child) for child in " ".join(children).split())
 
 
 def has_exited_with_zero(child: int) -> bool:

@@ -39,7 +39,9 @@ class InstalledPlugin:
         """Import the module; raise UserError with the name of the package if this fails."""
         try:
             return importlib.import_module(self.module)
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             raise self._broken(error) from error
 
     def load_object(self) -> object:

@@ -10,6 +10,7 @@ import ast
 import importlib
 import inspect
 import sys
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -18,7 +19,7 @@ from typing import Literal, TypeVar
 from paceline.core.announce import announce
 from paceline.core.errors import UserError, unknown
 from paceline.core.installed import InstalledPlugin, damaged_packages, installed_plugins
-from paceline.core.user_file import is_path, load_user_file
+from paceline.core.user_file import PREFIX, is_path, load_user_file
 
 __all__ = [
     "KINDS",
@@ -26,6 +27,7 @@ __all__ = [
     "PluginKind",
     "about",
     "check_name",
+    "fault_of_plugin",
     "is_path",
     "load",
     "load_class",
@@ -149,7 +151,22 @@ def load_classes(kind: PluginKind, base: type[Base]) -> dict[str, type[Base]]:
     return found
 
 
-def _in_words(error: Exception) -> str:
+def fault_of_plugin(error: BaseException) -> UserError | None:
+    """Return the one-line error for an exception in the code of a user's file or of an installed plugin; else None."""
+    if isinstance(error, UserError):
+        return error
+    installed = [plugin for kind in KINDS.values() for same in kind.installed().values() for plugin in same]
+    packages = {plugin.module.partition(".")[0] for plugin in installed}
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        module = str(frame.f_globals.get("__name__"))
+        if module.startswith(PREFIX) or module.partition(".")[0] in packages:
+            return UserError(f"{frame.f_code.co_filename}:{line}: {' '.join(_in_words(error).split())}; correct it")
+        if isinstance(error, RuntimeError) and module.startswith(("torch.distributed.", "paceline.")):
+            return None  # another process may have failed
+    return None
+
+
+def _in_words(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 

@@ -59,11 +59,12 @@ def stop_dumping_stacks() -> None:
     _dump = None
 
 
-def dump_stacks_now(reason: str) -> None:
-    """Append the reason and the stacks of all threads to the log file; do nothing without one."""
+def dump_stacks_now(reason: str) -> bool:
+    """Append the reason and the stacks of all threads to the log file; return False if there is none."""
     if _dump is not None:
         os.write(_dump.file, f"{reason}; the stacks of all threads:\n".encode())
         faulthandler.dump_traceback(file=_dump.file, all_threads=True)
+    return _dump is not None
 
 
 def _is_handled(number: signal.Signals) -> bool:

@@ -8,8 +8,17 @@ from pathlib import Path
 
 
 def user_cache() -> Path:
-    """Return Paceline's cache folder, usually `~/.cache/paceline`."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paceline"
+    """Return Paceline's cache folder, usually `~/.cache/paceline`.
+
+    A user without a home folder, such as a numeric user in a container, has a folder in which every write fails. The
+    folder for temporary files would not be safe, because other users can write to it.
+    """
+    if folder := os.environ.get("XDG_CACHE_HOME"):
+        return Path(folder) / "paceline"
+    try:
+        return Path.home() / ".cache" / "paceline"
+    except RuntimeError:
+        return Path(os.devnull) / "paceline"
 
 
 def writable_cache(name: str) -> Path | None:
@@ -18,6 +27,6 @@ def writable_cache(name: str) -> Path | None:
         folder = user_cache() / name
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
-    except (OSError, RuntimeError):  # RuntimeError: the user has no home folder
+    except OSError:
         return None
     return folder

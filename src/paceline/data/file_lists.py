@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from paceline.config.settings import RunSettings
 from paceline.core.errors import UserError
-from paceline.core.files import write_file
+from paceline.core.files import user_path, write_file
 from paceline.core.printable import printable
 from paceline.images.decode import BadImage
 from paceline.images.tiff_integrity import TIFF_SUFFIXES
@@ -23,8 +24,10 @@ SUFFIXES = {
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".jp2", ".j2k", ".png", ".webp", ".avif", ".bmp", ".gif", *TIFF_SUFFIXES),
     *(".ppm", ".pgm", ".pbm", ".pnm", ".tga", ".qoi"),
 }
+NOT_SUPPORTED = {".heic", ".heif", ".jxl", ".psd", ".exr", ".dcm", ".dng", ".cr2", ".cr3", ".nef", ".arw"}
 HIDDEN = (".", "__")  # name prefixes of hidden files, and of files left behind by file managers and archivers
 VALIDATION_NAMES = ("val", "valid", "validation", "valA", "validA")  # names of validation folders in other projects
+SPLIT_WORD = re.compile(r"(?i)(?:^|[^a-z])(?:(train)|test|val|valid|dev|eval)(?:ing|idation|uation|set|s)?(?![a-z])")
 ARCHIVE_SUFFIXES = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".7z", ".rar")
 NOT_USED = "not_used.txt"
 MAX_NAMED = 3  # maximum number of files listed in a message
@@ -33,7 +36,7 @@ SIZES_DIFFER = "image sizes do not match"
 
 def named_root(settings: RunSettings) -> Path:
     """Return `--data-root` for a source without bundled data; raise UserError if it was not given."""
-    root = Path(settings.data_root).expanduser()
+    root = user_path(settings.data_root)
     if settings.data_root == RunSettings.data_root and not root.exists():
         raise UserError(f"--data {settings.data}: needs --data-root; pass the path to your data")
     return root
@@ -78,8 +81,11 @@ class Listing:
         return (f"{count:,} {'entry' if count == 1 else 'entries'} ignored: {first_few(self.unusable)}",)
 
 
-def list_folder(root: Path, *, recursive: bool = True) -> Listing:
-    """List a folder, excluding hidden files and folders; links to files are followed, links to folders are not."""
+def list_folder(root: Path, *, recursive: bool = True, for_training: bool = False) -> Listing:
+    """List a folder, excluding hidden files and folders; links to files are followed, links to folders are not.
+
+    With `for_training`, images in other formats are unusable.
+    """
     listing, folders = Listing(), [root]
     while folders:
         folder = folders.pop()
@@ -96,6 +102,8 @@ def list_folder(root: Path, *, recursive: bool = True) -> Listing:
             if is_hidden(path):
                 continue
             problem = _problem(path, entry)
+            if problem == "" and for_training and path.suffix.lower() in NOT_SUPPORTED:
+                problem = "format not supported, convert it to PNG or JPEG"
             if problem is None:
                 folders += [path] if recursive else []
             elif problem:
@@ -210,6 +218,22 @@ def unused_validation(root: Path, used: Path) -> tuple[str, ...]:
     found = [root / name for name in VALIDATION_NAMES if (root / name).is_dir() and root / name != used]
     hint = "validation samples are held out from the training split (--set validation=FRACTION)"
     return tuple(f"{printable(folder)}: not used; {hint}; to test on this folder, use --test-root" for folder in found)
+
+
+def check_split_names(root: Path) -> None:
+    """Raise UserError if folders have names of splits that are not used as such, like seg_train and seg_test."""
+    folders = sorted(entry.name for entry in root.iterdir() if entry.is_dir() and not is_hidden(entry))
+    words = {name: word for name in folders if (word := SPLIT_WORD.search(name))}
+    if len(words) < len(folders):  # there are others, so that only whole words count
+        words = {name: word for name, word in words.items() if word[0] == name}
+    train = [name for name, word in words.items() if word[1]]
+    held_out = sorted((name for name in words if name not in train), key=lambda name: "test" not in name.lower())
+    if len(train) == 1 and held_out:
+        named = printable(", ".join(words))
+        raise UserError(
+            f"--data-root {root}: the folders {named} are not used as splits, which are called train and test; rename "
+            f"them, or use --data-root {root / train[0]} --test-root {root / held_out[0]}"
+        )
 
 
 def write_not_used(target: Path, files: Sequence[str]) -> tuple[str, ...]:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from hashlib import sha256
-from typing import Protocol
+from pathlib import Path
+from typing import Protocol, TypeAlias
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -18,6 +22,8 @@ FINGERPRINT_SAMPLES = 256  # number of samples to hash if the source is not in m
 FINGERPRINT_PIXELS = 16_000_000  # approximate limit on hashed pixels, for large images
 STAT_THREADS, STAT_SAMPLES = 16, 256  # threads that look up files, and samples that a thread takes at a time
 IDENTITY_SAMPLES = 16  # number of samples needed to distinguish two datasets
+FILE_SIZES = "; file sizes "  # precedes the hash of all file sizes in a description
+_Describe: TypeAlias = Callable[[str, Path, os.stat_result], object]
 _known: WeakKeyDictionary[Source, dict[int, str]] = WeakKeyDictionary()  # cached for repeated evaluations
 _known_files: WeakKeyDictionary[Source, str] = WeakKeyDictionary()
 
@@ -27,10 +33,28 @@ class _Digest(Protocol):
 
 
 def describe_samples(source: Source) -> str:
-    """Describe a source by its number of samples, a hash of its images and, if it has labels, a hash of the labels."""
+    """Describe a source by its number of samples, a hash of its images and, if it has them, of its labels and files.
+
+    Copies of the same data have the same description: of the files, only the sizes are hashed.
+    """
     labels = _fingerprint_of_numbers(source, IDENTITY_SAMPLES)
     described = f"{len(source):,} samples, {fingerprint(source, IDENTITY_SAMPLES)}"
-    return f"{described} with labels {labels}" if labels else described
+    described += f" with labels {labels}" if labels else ""
+    with suppress(OSError, LookupError):  # a missing file is reported when it is read
+        if sizes := _sha256_of_files(source, lambda name, path, status: status.st_size):
+            return f"{described}{FILE_SIZES}{sizes[:16]}"
+    return described
+
+
+def is_same_data(before: str, now: str) -> bool:
+    """Return whether two descriptions of samples agree; those of older versions lack the file sizes."""
+    sizes = [described.partition(FILE_SIZES)[2] for described in (before, now)]
+    return without_sizes(before) == without_sizes(now) and (not all(sizes) or sizes[0] == sizes[1])
+
+
+def without_sizes(described: str) -> str:
+    """Return a description of samples as older versions wrote it."""
+    return described.partition(FILE_SIZES)[0]
 
 
 def fingerprint(source: Source, samples: int = FINGERPRINT_SAMPLES) -> str:
@@ -64,25 +88,28 @@ def sha256_of_stats(source: Source) -> str:
 
     Raise OSError if a file is missing, and LookupError if only some samples have files.
     """
+    return _sha256_of_files(source, lambda name, path, status: [name, path.name, status.st_size, status.st_mtime_ns])
+
+
+def _sha256_of_files(source: Source, describe: _Describe) -> str:
     if source.files_of(0) is None:
         return ""
     parts = np.array_split(np.arange(len(source)), -(-len(source) // STAT_SAMPLES))
     digest = sha256()
     with ThreadPoolExecutor(STAT_THREADS) as threads:  # in a network file system, each call takes milliseconds
-        for lines in threads.map(lambda indices: _stats_of(source, indices), parts):
+        for lines in threads.map(lambda indices: _stats_of(source, indices, describe), parts):
             digest.update(lines)
     return digest.hexdigest()
 
 
-def _stats_of(source: Source, indices: NDArray[np.int64]) -> bytes:
+def _stats_of(source: Source, indices: NDArray[np.int64], describe: _Describe) -> bytes:
     lines = []
     for index in indices.tolist():
         sample = source.files_of(index)
         if sample is None:
             raise LookupError(f"{source.name_of(index)}: is not in a file of its own, unlike other samples")
         for name, path in sample.files.items():
-            status = path.stat()
-            lines.append(f"{json.dumps([name, path.name, status.st_size, status.st_mtime_ns])}\n")
+            lines.append(f"{json.dumps(describe(name, path, path.stat()))}\n")
     return "".join(lines).encode()
 
 

@@ -16,10 +16,12 @@ from paceline.config.source_flags import SeparateTestFolder
 from paceline.contracts.recipe import DataSpec
 from paceline.core.activity import counted
 from paceline.core.errors import UserError
+from paceline.core.files import user_path
 from paceline.core.printable import printable
 from paceline.data.file_lists import (
     SUFFIXES,
     Problem,
+    check_split_names,
     describe_problems,
     existing_folder,
     first_messages,
@@ -61,7 +63,7 @@ class ImageFiles(Source):
     def measure_whole(cls, settings: RunSettings) -> RunSettings:
         """Return settings that use the entire folder for testing, unless it has a test split."""
         assert isinstance(settings, SeparateTestFolder)
-        root = Path(settings.data_root).expanduser()
+        root = user_path(settings.data_root)
         has_test_split = any(split_folder(root, "test", names) is not None for names in cls.split_layouts)
         if settings.test_root or has_test_split:
             return settings
@@ -73,10 +75,10 @@ class ImageFiles(Source):
         """Read the headers of all files. `problems` are those of unmatched files, which count as unreadable."""
         chosen = choose_reader([file for files in samples for file in files.values()], settings)
         self.reader = chosen.reader
+        listing = list_folder(root, for_training=True)
         if not samples and not problems:
-            raise UserError(f"{root}: has no images (supported: {', '.join(sorted(SUFFIXES))})")
+            raise UserError("; ".join([f"{root}: has no images ({', '.join(sorted(SUFFIXES))})", *listing.notes]))
         self.root, self.size = root, settings.size
-        listing = list_folder(root)
         self.notes = (*listing.notes, *chosen.notes)
         self.not_used = tuple(f"{root}/{entry}" for entry in listing.unusable)
         if split == "train":
@@ -115,7 +117,7 @@ class ImageFiles(Source):
 
     def _unused_splits(self, settings: RunSettings) -> tuple[str, ...]:
         assert isinstance(settings, SeparateTestFolder)
-        root = Path(settings.data_root).expanduser()
+        root = user_path(settings.data_root)
         for names in () if settings.test_root else self.split_layouts:
             train, test = (_first_folder(root, names[name]) for name in ("train", "test"))
             if train and test:
@@ -224,6 +226,8 @@ def split_folder(root: Path, split: str, names: SplitNames) -> Path | None:
     """Return a split's folder, which can have one of several names; None if there are no split folders."""
     existing_folder(root, "--data-root")
     if not any((root / name).is_dir() for listed in names.values() for name in listed):
+        if "train" in names["train"]:  # a source may look for other names first
+            check_split_names(root)
         return None
     found = _first_folder(root, names[split])
     if found is None:
@@ -240,7 +244,7 @@ def separate_folder(split: str, settings: SeparateTestFolder, names: SplitNames)
     if not settings.test_root:
         return None
     flag, text = ("--test-root", settings.test_root) if split == "test" else ("--data-root", settings.data_root)
-    root = existing_folder(Path(text).expanduser(), flag)
+    root = existing_folder(user_path(text), flag)
     if split == "test":
         return root
     return _first_folder(root, names["train"]) or root

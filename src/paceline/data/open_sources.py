@@ -10,7 +10,8 @@ import numpy as np
 from paceline.config.resolve import Config
 from paceline.config.settings import RunSettings
 from paceline.config.spans import is_never
-from paceline.core.errors import UserError
+from paceline.contracts.data_spec import LARGEST, DataSpec
+from paceline.core.errors import UserError, check_parameters
 from paceline.core.registry import load_class
 from paceline.data.groups import held_out
 from paceline.data.source import Source
@@ -25,15 +26,34 @@ def open_sources(config: Config, split: str = "") -> dict[str, Source]:
     source_class = load_class("source", config.run.data, Source)
     settings, splits = settings_and_splits(config)
     if split != "train" and split in splits:
-        return {split: source_class(split, settings)}
-    sources = {split: source_class(split, settings) for split in splits}
+        return {split: _open(source_class, split, settings)}
+    # A source without training samples raises an error.
+    sources = {split: _open(source_class, split, settings) for split in dict.fromkeys(("train", *splits))}
     return sources | _hold_out(config.run, sources["train"])
 
 
 def open_training_samples(config: Config) -> Source:
     """Return the samples that a run is trained on, without opening its test split."""
     source_class = load_class("source", config.run.data, Source)
-    return _hold_out(config.run, source_class("train", settings_and_splits(config)[0]))["train"]
+    return _hold_out(config.run, _open(source_class, "train", settings_and_splits(config)[0]))["train"]
+
+
+def _open(source_class: type[Source], split: str, settings: RunSettings) -> Source:
+    """Open one split; raise UserError if the source's class does not follow the contract."""
+    shown = f"--data {settings.data}"
+    for name in ("__init__", "__len__", "read"):
+        if getattr(source_class, name) is getattr(Source, name):
+            raise UserError(f"{shown}: {source_class.__name__} has no method {name}; define it")
+    check_parameters(f"{shown}: __init__(self, split, settings)", source_class, split, settings)
+    source = source_class(split, settings)
+    if not isinstance(getattr(source, "spec", None), DataSpec):
+        raise UserError(f"{shown}: self.spec is not a DataSpec; set it in __init__")
+    if source.spec.num_classes > LARGEST:
+        most = f"at most {LARGEST:,} are supported"
+        raise UserError(f"{shown}: has {source.spec.num_classes:,} classes, but {most}; number them without gaps")
+    if not isinstance(length := source.__len__(), int | np.integer) or length < 0:
+        raise UserError(f"{shown}: __len__ returns {length!r}; return the number of samples")
+    return source
 
 
 def check_evaluated(config: Config, sources: Mapping[str, Source]) -> None:
@@ -66,7 +86,7 @@ def _hold_out(run: RunSettings, whole: Source) -> dict[str, Source]:
     if not run.validation:
         return {"train": whole}
     train, validation = _split_off(whole, run.validation, run.split_seed)
-    train.notes, train.not_used = whole.notes, whole.not_used
+    train.notes, train.not_used, train.class_advice = whole.notes, whole.not_used, whole.class_advice
     if not len(train) or not len(validation):
         raise _no_validation(run.validation, len(whole))
     return {"train": train, "validation": validation}

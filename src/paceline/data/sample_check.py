@@ -19,7 +19,10 @@ def check_sample(source: Source, what: str) -> None:
     """Raise UserError if the first sample has a format that is not allowed; the message starts with `what`."""
     if not len(source):
         return
-    for name, value in source.read(0).items():
+    sample = source.read(0)
+    if not isinstance(sample, dict):
+        raise UserError(f"{what}: is of type {type(sample).__name__}: return a dict {{name: array}}")
+    for name, value in sample.items():
         if not isinstance(value, (np.ndarray, np.generic)):
             raise UserError(f"{what}: {name!r} is of type {type(value).__name__}: return a NumPy array or number")
         array = np.asarray(value)

@@ -90,6 +90,8 @@ class Source(HasSettings):
     """Notes for commands to print, for example how many files were skipped."""
     not_used: tuple[str, ...] = ()
     """All unused files, each with the reason. If there are many, commands write the list to a file."""
+    class_advice: str = ""
+    """What to do to get classes, for samples with fewer than two, if a recipe needs them."""
 
     def __init__(self, split: str, settings: RunSettings) -> None:
         """Open one split, "train" or "test", of the files in `settings.data_root`."""

@@ -15,6 +15,7 @@ import numpy as np
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError, missing
+from paceline.core.files import user_path
 from paceline.core.installed import is_installed
 from paceline.core.lock import Lock
 from paceline.data.file_lists import check_not_a_file
@@ -40,7 +41,7 @@ class TorchvisionSource(ArraySource):
         check_grey_or_rgb(settings)
         if not is_installed(self.package):  # checked here, since torchvision would fail only after the download
             raise UserError(f"--data {settings.data}: {missing(self.package, self.extra)}")
-        found = self._open(split, Path(settings.data_root).expanduser())
+        found = self._open(split, user_path(settings.data_root))
         images = np.asarray(found.data)
         if images.ndim == 3:
             images = images[..., np.newaxis]

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import signal
 import sys
+import tempfile
 import time
 import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from multiprocessing.context import ForkContext
+from multiprocessing.queues import Queue
 from types import TracebackType
 from typing import NamedTuple
 from weakref import WeakSet
@@ -22,12 +26,15 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
 from paceline.contracts.recipe import Batch
-from paceline.core.errors import UserError
+from paceline.core.errors import UserError, describe_error
 from paceline.core.heartbeat import die_with_parent
+from paceline.core.registry import fault_of_plugin
 from paceline.data.crop import windows
 from paceline.data.source import Sample, Source, sizes_of
 from paceline.data.tickets import Tickets
 
+SHARED_MEMORY = "/dev/shm"  # where torch and multiprocessing keep the memory that processes share
+LONGEST_SOCKET_FOLDER = 75  # bytes; the kernel limits a socket's path to 107, and multiprocessing adds up to 32
 SECONDS_UNTIL_NOTICED = 0.2  # time within which torch notices a dead child process
 BATCHES_PER_WORKER = 2  # number of batches that each worker prefetches
 
@@ -49,7 +56,7 @@ class WorkerPool:
             prefetch_factor=BATCHES_PER_WORKER if num_workers else None,
             persistent_workers=num_workers > 0,
             pin_memory=pin_memory,
-            multiprocessing_context="fork" if num_workers else None,
+            multiprocessing_context=_Context() if num_workers else None,
             worker_init_fn=partial(_begin_worker, os.getpid()),
             generator=torch.Generator(),  # a separate generator, so that reading does not advance the global one
         )
@@ -58,13 +65,26 @@ class WorkerPool:
         """Yield the batch for each request, in order, in host memory, with images [n, h, w, c]."""
         self._current.requests = requests
         try:
-            for result in self._loader:
+            for result in self._results():
                 if isinstance(result, UserError):
                     raise result
                 yield result
         finally:
             if dead := self.describe_dead():
                 _dead.append(dead)  # this pool may no longer exist when the error is reported
+
+    def _results(self) -> Iterator[Batch | UserError]:
+        """Return torch's iterator; raise UserError if the workers, or what they share with this process, cannot start.
+
+        torch's iterator would print tracebacks about its missing parts. Therefore, the same queues are created first.
+        """
+        try:
+            if self._loader.num_workers:
+                shared = [_Context().Queue() for _ in range(self._loader.num_workers + 1)], _Context().Event()
+                del shared
+            return iter(self._loader)
+        except OSError as error:
+            raise UserError(f"loader processes cannot start: {_why_not_shared(error, SHARED_MEMORY)}") from error
 
     def describe_dead(self) -> str:
         """Return a message about a killed worker process; empty if none was killed."""
@@ -104,6 +124,45 @@ def reporting_dead_workers() -> Iterator[None]:
 
 _pools: WeakSet[WorkerPool] = WeakSet()
 _dead: list[str] = []  # messages about killed worker processes whose pools are now closed
+
+
+class _Queue(Queue):  # type: ignore[type-arg]  # at runtime, the class has no type parameters
+    """A queue that delivers a UserError instead of an item that cannot be sent; its base class drops the item.
+
+    Without this, the receiver would wait forever. An item is a number and a batch or request with this number.
+    """
+
+    def _on_queue_feeder_error(self, error: Exception, item: object) -> None:
+        if not isinstance(item, tuple):  # the end of a queue that is already closed
+            return
+        folder = tempfile.tempdir or os.environ.get("TMPDIR", "/tmp")  # for the sockets of multiprocessing
+        why = _why_not_shared(error, SHARED_MEMORY if isinstance(error, RuntimeError) else folder)
+        self.put((item[0], UserError(f"a loader process cannot send a batch: {why}")))
+
+
+class _Context(ForkContext):
+    """Creates the objects that a pool shares with its workers."""
+
+    def Queue(self, maxsize: int = 0) -> _Queue:
+        return _Queue(maxsize, ctx=self)
+
+
+def _why_not_shared(error: Exception, place: str) -> str:
+    """Return why processes cannot share memory or sockets in `place`, and what to do about it."""
+    why, reads_here = describe_error(error), "or use --workers 0"
+    if os.strerror(errno.EMFILE) in why:
+        return f"{why}: raise the limit with `ulimit -n`, use fewer --workers, {reads_here}"
+    if isinstance(error, OSError) and error.errno in (errno.EAGAIN, errno.ENOMEM):
+        return f"{why}: use fewer --workers, {reads_here}"
+    if place != SHARED_MEMORY and (length := len(os.fsencode(place))) > LONGEST_SOCKET_FOLDER:
+        return f"the path {place} (TMPDIR) has {length} bytes: set TMPDIR to a shorter path, {reads_here}"
+    try:
+        space = os.statvfs(place)
+        free = f"{space.f_bavail * space.f_frsize:,} of {space.f_blocks * space.f_frsize:,} bytes are free"
+    except OSError as missing:
+        free = f"{missing.strerror}"
+    remedy = "make it larger (docker run --shm-size=2g)" if place == SHARED_MEMORY else "set TMPDIR to another folder"
+    return f"{why}; {place}: {free}: {remedy}, {reads_here}"
 
 
 class _Current:
@@ -153,8 +212,10 @@ class _Reading(Dataset[Batch | UserError]):
             for indices in ahead:
                 self.source.prefetch(indices)
             samples = self._windows(request) if self.crop else self.source.read_many(request.index)
-        except UserError as error:
-            return error
+        except Exception as error:
+            if fault := fault_of_plugin(error):
+                return fault
+            raise
         arrays = samples | request._asdict()
         return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
 

@@ -22,7 +22,7 @@ from paceline.images.integrity import check_length, load_undamaged
 from paceline.images.lost_bits import BITS_PER_SAMPLE, loses_bits
 from paceline.images.pillow_file import SIXTEEN_BIT_MODES, UNBOUNDED_MODES, open_of_any_size
 from paceline.images.size_limit import SizeLimit, decoded_alone, pixel_limit
-from paceline.images.tiff_integrity import is_tiff
+from paceline.images.tiff_integrity import HAS_SLICES, IMAGE_DEPTH, is_tiff
 from paceline.images.unknown_kind import unknown_kind
 
 # Hide Pillow's warnings about damaged metadata. Damaged pixels raise BadImage.
@@ -254,6 +254,8 @@ def _check_still(image: Image.Image) -> None:
 
 def _check_planes(image: Image.Image) -> None:
     tags = _tiff_tags(image)
+    if tags.get(IMAGE_DEPTH, 1) != 1:
+        raise BadImage(HAS_SLICES)
     in_planes = tags.get(PLANES) == SEPARATE and image.info.get("compression") == "raw"
     if in_planes and image.mode == "RGBA" and PREMULTIPLIED in tags.get(EXTRA_SAMPLES, ()):
         raise BadImage(

@@ -11,6 +11,9 @@ TIFF_SUFFIXES = (".tif", ".tiff", ".btf", ".tf8")  # the last two are BigTIFF
 SIGNATURES = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # the last two are BigTIFF
 BYTES_OF_TYPE = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8, 17: 8, 18: 8}
 MAX_PAGES = 10_000
+IMAGE_DEPTH = 32997  # tag with the number of slices in a page; readers ignore all but the first slice
+HAS_SLICES = "a page contains several slices of a volume; save each slice as a page"
+ONE_SLICE = (1, 1 << 16, 1 << 32, 1 << 48)  # as a number of 16 or 32 bits, which may be big-endian, in a larger one
 BYTES_AT_ONCE = 1 << 20
 TRUNCATED = "image file is truncated"
 
@@ -43,7 +46,9 @@ def check_directories(file: IO[bytes]) -> None:
         content = file.read(min(num_entries, size) * struct.calcsize(entry))
         if len(content) < num_entries * struct.calcsize(entry):
             raise ValueError(TRUNCATED)
-        for _, kind, num_values, value in struct.iter_unpack(entry, content):
+        for tag, kind, num_values, value in struct.iter_unpack(entry, content):
+            if tag == IMAGE_DEPTH and value not in ONE_SLICE:
+                raise ValueError(HAS_SLICES)
             num_bytes = num_values * BYTES_OF_TYPE.get(kind, 0)
             if num_bytes > inline_bytes and value + num_bytes > size:
                 raise ValueError(TRUNCATED)

@@ -10,9 +10,11 @@ import numpy as np
 import torch
 from PIL import Image
 
+from paceline.contracts.data_spec import INPUT
 from paceline.core.errors import UserError
 from paceline.core.printable import printable
 from paceline.data.memory import free_bytes
+from paceline.data.panel_names import TARGET, parse_panels
 from paceline.images.decode import BadImage
 from paceline.images.deep_image import GREY_AND_RGB
 from paceline.images.encode import DEFAULT_ENCODING, Attachments, Encoding, lost_in, write_image
@@ -37,7 +39,8 @@ class ApplierSettings:
 
     tile: int = 0
     downsample: str = ""
-    panel: int = 0  # number of the square panel to process, counted from 1; 0 for the whole image
+    # Number of the square panel to process, counted from 1; 0 for the whole image; None if the user did not choose.
+    panel: int | None = 0
     precision: str = "fp32"
     compiled: bool = False
     encoding: Encoding = DEFAULT_ENCODING
@@ -161,13 +164,16 @@ class Applier:
         return self._result_bytes(opened.pixels)
 
     def _panel_of(self, image: ImageData) -> ImageData:
-        """Return the panel chosen with `--panel`, or the whole image, with a note if it looks like a row of panels."""
+        """Return the panel chosen with `--panel`; raise BadImage if the user must choose, or the image has none."""
         (height, width), number = image.pixels.shape[:2], self.settings.panel
         squares = width // height if width % height == 0 else 1
+        names = parse_panels(str(self.image_model.config.values().get("panels", ""))) or (INPUT, TARGET)
+        if number is None and self.image_model.spec.panels and (squares > 2 or squares == len(names)):
+            raise BadImage(
+                f"{width}×{height} pixels looks like a row of {squares} panels: use --panel {names.index(INPUT) + 1} "
+                "for the input alone, or --panel 0 for the whole image"
+            )
         if not number:
-            if self.image_model.spec.panels and squares == len(self.image_model.spec.panels) + 1:
-                hint = f"the image looks like a row of {squares} panels: use --panel 1 to process only the first"
-                return replace(image, note="; ".join(filter(None, (image.note, hint))))
             return image
         if number > squares or squares < 2:
             raise BadImage(f"--panel {number}: {width}×{height} pixels is not a row of {max(number, 2)} square panels")

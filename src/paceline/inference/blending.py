@@ -15,7 +15,7 @@ from torch import Tensor
 from paceline.core.errors import UserError
 from paceline.inference.trained import StoredModel, read_stored
 from paceline.runs.stages import last_finished
-from paceline.runs.weights import evaluated_values
+from paceline.runs.weights import evaluated_values, has_nan
 
 
 class Blend(NamedTuple):
@@ -54,12 +54,18 @@ def interpolated(
     networks = {_network(key) for key in weights} & {_network(key) for key in others}
     ours, theirs = ({key for key in tensors if _network(key) in networks} for tensors in (weights, others))
     differing = sorted(ours ^ theirs)
-    differing += sorted(key for key in ours & theirs if weights[key].shape != others[key].shape)
+    differing += sorted(key for key in ours & theirs if _layout(weights[key]) != _layout(others[key]))
     if differing or not networks:
         what = f"{differing[0]!r} does not match" if differing else "they have no network in common"
         raise UserError(f"--interpolate-with {other_path}: {what}; both models must have the same networks")
+    if damaged := sorted(key for key in ours if has_nan(others[key])):
+        raise UserError(f"--interpolate-with {other_path}: {damaged[0]!r} contains NaN; use undamaged weights")
     mixed = {key: share * weights[key] + (1 - share) * others[key] for key in ours if weights[key].is_floating_point()}
     return {**weights, **mixed}
+
+
+def _layout(tensor: Tensor) -> tuple[object, ...]:
+    return tensor.shape, tensor.is_floating_point(), tensor.is_complex()
 
 
 def _network(key: str) -> str:

@@ -9,7 +9,7 @@ from itertools import groupby
 import numpy as np
 import torch
 
-from paceline.core.errors import UserError
+from paceline.core.errors import CPU_ALLOCATOR, UserError
 from paceline.inference.forward import Pixels
 from paceline.inference.receptive_field import ReceptiveField
 from paceline.inference.tile_error import describe_tile_error
@@ -26,7 +26,6 @@ from paceline.inference.tiling import (
 )
 
 BATCH_PX = 1 << 20  # small tiles are computed together up to this number of pixels, which keeps a GPU busy
-CPU_ALLOCATOR = "DefaultCPUAllocator"  # appears in the host's out-of-memory errors on every platform
 
 Advance = Callable[[int], None]  # called with the number of input pixels just processed
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.core.errors import UserError
+from paceline.core.files import user_path
 from paceline.core.printable import printable
 from paceline.data.file_lists import SUFFIXES, Listing, first_few, is_image, list_folder
 from paceline.images.decode import BadImage
@@ -57,7 +58,7 @@ def find_images(arguments: Iterable[str], out: Path | None = None) -> FoundImage
         others.update(dict.fromkeys(file for file in listing.files if not _is_image(file)))
         entry_notes.update(dict.fromkeys(listing.notes))
         unusable.update(dict.fromkeys(f"{argument}/{entry}" for entry in listing.unusable))
-        if out and not Path(argument).expanduser().is_file():
+        if out and not user_path(argument).is_file():
             in_out += sum(_is_under(image.path, out) for image in images)
     if not found:
         raise UserError(f"{printable(skipped[0].path)}: {skipped[0].reason}")
@@ -77,7 +78,7 @@ def _expand(argument: str, out: Path | None) -> tuple[list[FoundImage], Listing]
     """Return the images that a file, folder or pattern refers to and, for a folder, the list of its files."""
     if not argument:  # as from a variable that is not set; a path would mean the current folder
         raise BadImage("an empty argument is not the name of an image or folder")
-    path = Path(argument).expanduser()
+    path = user_path(argument)
     if path.is_file():
         return [_single(path)], Listing()
     if path.is_dir():

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import logging
+import os
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,6 +49,7 @@ def write_onnx(exportable: Exportable, path: Path) -> None:
 
 def largest_difference(exportable: Exportable, file: Path, origin: str) -> float:
     """Return the largest difference between the ONNX file's results and PyTorch's, at new image sizes."""
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # it contacts a server and leaves a temporary file
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])

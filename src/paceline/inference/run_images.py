@@ -56,7 +56,8 @@ def show_run(run: str, config: Config, checkpoint: str, options: GridOptions) ->
     if has_strips(recipe):
         if options.flag:
             raise UserError(f"{options.flag}: only for generators, but {type(recipe).__name__} transforms images")
-        samples = strip_samples(sources.get(recipe.evaluated_on, sources["train"]), drawer, precision)
+        source = sources.get(recipe.evaluated_on, sources["train"])
+        samples = strip_samples(source, drawer, precision, stored.spec)
         channels = ShownChannels.parse(config.run.preview_channels, sources["train"].spec.channels)
         return make_strips(recipe, samples, precision, channels), caption
     check_use(stored, "sample", run)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,12 +13,12 @@ from torch.overrides import TorchFunctionMode
 from paceline.config.resolve import Config
 from paceline.contracts.recipe import DataSpec, Recipe
 from paceline.core.errors import NOT_FOUND, UserError
-from paceline.core.files import SAFETENSORS
+from paceline.core.files import user_path
 from paceline.runs.checkpoint import choose_checkpoint
 from paceline.runs.data_spec_file import read_data_spec
-from paceline.runs.finished_run import config_of
+from paceline.runs.finished_run import check_not_file, config_of
 from paceline.runs.folder import RunFolder
-from paceline.runs.weights import evaluated_values
+from paceline.runs.weights import check_values, evaluated_values
 from paceline.runs.weights_file import check_checkpoint, is_weights_file, read_weights
 
 RANDOM_FILLS = (Tensor.normal_, Tensor.uniform_, nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_)
@@ -70,15 +69,14 @@ class TrainedModel:
 
 def read_stored(path: str, checkpoint: str = "best", *, trust: bool = False) -> StoredModel:
     """Read the weights and settings from a run folder or a weights file; see `core.trust` for `trust`."""
-    place = Path(path).expanduser()
+    place = user_path(path)
     check_checkpoint(path, checkpoint)
     if is_weights_file(path):
         file = read_weights(place, trust=trust)
         return StoredModel(file.config, file.spec, file.weights, path)
     if not place.exists():
         raise UserError(f"{path}: {NOT_FOUND}")
-    if not place.is_dir():
-        raise UserError(f"{path}: expected a run folder or a {SAFETENSORS} file")
+    check_not_file(path)
     config = config_of(str(place), load_source=False, trust=trust)
     snapshot = choose_checkpoint(RunFolder(place).checkpoints, checkpoint)
     spec = read_data_spec(place)
@@ -136,6 +134,7 @@ def load_into(recipe: Recipe, weights: Mapping[str, Tensor], path: str, required
     if missing or unexpected:
         first, what = (missing[0], "is missing") if missing else (unexpected[0], "belongs to a different network")
         raise UserError(f"{path}: {first!r} {what} (mismatched tensors: {len(missing) + len(unexpected)})")
+    check_values(values, recipe, path)
     recipe.load_state_dict(values, strict=False)
 
 

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from paceline.config.files import parse_assignments
 from paceline.core.errors import UserError
 from paceline.core.secrets import has_credentials, redact
 from paceline.core.types import SettingValue
@@ -29,10 +30,17 @@ class TrainCommand:
 
     def words(self, rdzv: str, **changes: str) -> list[str]:
         """Return the command for one host; `changes` are flags that replace the user's, such as `--out`."""
-        flags = {name: value for name, value in self.flags.items() if name not in SET_BY_LAUNCH}
-        assignments = [*self.assignments, f"join_timeout={self.join_timeout:g}"]
+        replaced = {*SET_BY_LAUNCH, *changes}
+        flags = {name: value for name, value in self.flags.items() if name not in replaced}
+        assignments = [one for one in self.assignments if not replaced & settings_in([one]).keys()]
+        assignments.append(f"join_timeout={self.join_timeout:g}")
         topology = ["--devices", str(self.devices), "--nnodes", str(self.nodes), "--rdzv", rdzv]
         return ["train", self.recipe, *to_arguments({**flags, **changes}, self.config_file, assignments), *topology]
+
+
+def settings_in(assignments: Iterable[str]) -> dict[str, str]:
+    """Return the settings in `--set` arguments by name."""
+    return {name.replace("-", "_"): value for name, value in parse_assignments(assignments).items()}
 
 
 def quoted(words: Iterable[str]) -> str:

@@ -26,6 +26,7 @@ from paceline.core.errors import UserError
 from paceline.core.files import open_append
 from paceline.core.heartbeat import die_with_parent
 from paceline.launch.child import path_flags
+from paceline.training.compile import keep_kernels
 
 PROGRAM = "paceline"
 # DistributedDataParallel imports torch._dynamo, which takes almost as long as importing torch.
@@ -72,6 +73,7 @@ class ForkServer:
         self._has_ended = False
         self._unread = b""  # the beginning of a message that has not arrived completely
         self._socket, other = socket.socketpair()
+        keep_kernels()
         # The modules of Paceline that this process has imported are those that the commands will need.
         own = sorted(name for name in sys.modules if name.split(".")[0] == PROGRAM and not name.endswith("__main__"))
         with other:

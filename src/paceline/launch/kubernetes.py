@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 import yaml
 
 from paceline.core.errors import UserError
 from paceline.core.secrets import has_credentials, is_private_name
 from paceline.core.types import JsonObject
-from paceline.launch.command import TrainCommand, check_words
+from paceline.launch.command import TrainCommand, check_words, settings_in
 
 PORT, PORT_NAME = 29400, "rendezvous"
 DATA, RUNS = "/data", "/runs"
@@ -157,7 +158,10 @@ def _backoff_limit(command: TrainCommand) -> int:
 
 def _work(command: TrainCommand, options: KubernetesOptions, first: str) -> JsonObject:
     """Return what a host's container runs: a launcher, which starts one process per device."""
-    data_root = {"data_root": DATA} if options.data_claim else {}
+    given = {**command.flags, **settings_in(command.assignments)}.get("data_root", DATA)
+    data_root = {"data_root": str(given)} if options.data_claim else {}
+    if data_root and not PurePosixPath(str(given)).is_relative_to(DATA):
+        raise UserError(f"--data-root {given}: not in {DATA}, where --data-claim is mounted; use a folder in {DATA}")
     words = command.words(f"{first}:{PORT}", out=f"{RUNS}/{options.name}", **data_root)
     check_words(words)
     amounts = {"nvidia.com/gpu": options.gpus_per_node, "cpu": options.cpus, "memory": options.memory}

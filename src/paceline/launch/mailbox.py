@@ -6,7 +6,7 @@ rank-N.txt    the stacks of a worker that was asked for them before it opened it
 user-error    the message from a UserError that a worker raised
 failed        a worker has failed and waits until the launcher has examined the others
 diagnosis     why the workers of this round hang or failed, if the launcher could determine it
-stopped-CODE  the workers have saved and stopped on request; the launcher exits with this code
+stopped-CODE  the workers have saved and stopped on request, or their mirror is incomplete; the launcher's exit code
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from paceline.core.files import write_file
 from paceline.core.flight_recorder import RECORD_FILE, Record, num_started, recorder
 from paceline.core.heartbeat import PROCESS, PULSE_FILE, die_with_parent, registered_processes
 from paceline.core.stacks import dump_stacks_on_signal
-from paceline.training.stop import INTERRUPTED, RESUME_LATER
+from paceline.training.stop import INTERRUPTED, MIRROR_INCOMPLETE, RESUME_LATER
 
 LAUNCHER = "PACELINE_LAUNCHER"  # environment variable with the launcher's process ID, set for its workers
 MAILBOX_FOLDER = "PACELINE_MAILBOX_FOLDER"
 USER_ERROR = "user-error"
 FAILED = "failed"
 DIAGNOSIS = "diagnosis"
+REPORTED_CODES = (INTERRUPTED, RESUME_LATER, MIRROR_INCOMPLETE)  # exit codes of workers that have not failed
 EXAMINATION_SECONDS = 3.0  # how long a failed worker waits for its launcher to examine the others
 USER_ERROR_WAIT_SECONDS = (
     2.0  # how long a worker whose peers have exited waits to learn whether a user error was the cause
@@ -99,8 +100,8 @@ class Mailbox:
         return file.read_text() if file.exists() else ""
 
     def stop_code(self) -> int:
-        """Return the exit code of workers that saved and stopped on request; 0 if they have not."""
-        return next((code for code in (INTERRUPTED, RESUME_LATER) if (self.folder / f"stopped-{code}").exists()), 0)
+        """Return the exit code that the workers have reported; 0 if they have not."""
+        return next((code for code in REPORTED_CODES if (self.folder / f"stopped-{code}").exists()), 0)
 
 
 def register_worker() -> None:
@@ -122,7 +123,7 @@ def unregister_worker(code: int) -> int:
 
     The agent treats any non-zero code as a failure on all hosts, so the mailbox reports a requested stop instead.
     """
-    if LAUNCHER not in os.environ or code not in (0, INTERRUPTED, RESUME_LATER):
+    if LAUNCHER not in os.environ or code not in (0, *REPORTED_CODES):
         return code
     if code:
         report_stop(code)

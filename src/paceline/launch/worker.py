@@ -12,8 +12,10 @@ from typing import NoReturn
 
 from paceline.config.files import read_file
 from paceline.core.activity import end_activity, show_activities_of_worker
-from paceline.core.errors import UserError
-from paceline.core.printable import print_any_text, printable
+from paceline.core.errors import describe_limit
+from paceline.core.output import open_streams
+from paceline.core.printable import print_any_text, print_line
+from paceline.core.registry import fault_of_plugin
 from paceline.launch.mailbox import (
     register_worker,
     report_stop,
@@ -36,17 +38,19 @@ def main() -> int:
     task = Task(module, function, arguments)
     try:
         return task.run(resolve_config(recipe, [("config", read_file(path))]))
-    except UserError as error:
-        if not report_user_error(str(error)):
-            print(printable(str(error)), file=sys.stderr)
-        return 2
     except KeyboardInterrupt:  # another worker may wait for this one in C code: after a failure, the launcher ends it
         report_stop(INTERRUPTED)
         _exit(INTERRUPTED)
     except SystemExit as early:  # the recipe has called sys.exit: the launcher must notice that the task did not end
         traceback.print_exc()
         _exit(early.code if isinstance(early.code, int) else int(early.code is not None))
-    except Exception:
+    except Exception as error:
+        # After an OSError, such as a lost connection, a restart may help.
+        fault = None if isinstance(error, OSError) else fault_of_plugin(error)
+        if line := str(fault or "") or describe_limit(error):
+            if not report_user_error(line):
+                print_line(line, sys.stderr)
+            return 2
         if user_error_was_reported():
             return 2
         traceback.print_exc()
@@ -63,4 +67,5 @@ def _exit(code: int) -> NoReturn:
 
 
 if __name__ == "__main__":
+    open_streams()
     _exit(unregister_worker(main()))

@@ -17,8 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.core.errors import UserError, unknown
-from paceline.core.files import SAFETENSORS
-from paceline.models.torch_file import read_torch_file
+from paceline.models.torch_file import read_state_dict
 
 CONVOLUTIONS_PER_STAGE = (2, 2, 4, 4, 4)  # every stage except the first starts with max pooling
 LAYERS = tuple(
@@ -173,17 +172,7 @@ def _torchvision_tensors() -> dict[str, Tensor]:
 def _read(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise UserError(f"--vgg {path}: no such file; pass a file with VGG19's weights, or set perceptual=0")
-    if path.suffix == SAFETENSORS:
-        import safetensors.torch
-
-        try:
-            return safetensors.torch.load(path.read_bytes())
-        except Exception as error:
-            raise UserError(f"--vgg {path}: cannot be read ({str(error).splitlines()[0]})") from None
-    content = read_torch_file(path, f"--vgg {path}")
-    if not isinstance(content, dict):
-        raise UserError(f"--vgg {path}: contains no named tensors")
-    return {str(name): tensor.detach() for name, tensor in content.items() if isinstance(tensor, Tensor)}
+    return read_state_dict(path, f"--vgg {path}")
 
 
 def _numbers(name: str) -> list[int]:

@@ -82,10 +82,12 @@ def _beta(uniform: Tensor, alpha: float) -> Tensor:
 @cache
 def _quantiles(alpha: float, device: torch.device, dtype: torch.dtype) -> Tensor:
     """Return the quantiles of Beta(alpha, alpha) at TABLE_SIZE + 1 evenly spaced probabilities from 0 to 1."""
+    alpha = max(alpha, 1e-6)  # below this, almost every quantile is 0 or 1
     # With x = t^(1/α), the density x^(α-1) · (1-x)^(α-1) dx becomes (1-x)^(α-1) dt, which is bounded for x ≤ 1/2.
-    t = np.linspace(0, 0.5**alpha, 64 * TABLE_SIZE)
-    x = t ** (1 / alpha)
-    density = (1 - x) ** (alpha - 1)
+    power = min(alpha, 1)  # above 1, the density itself is bounded
+    t = np.linspace(0, 0.5**power, 64 * TABLE_SIZE)
+    x = t ** (1 / power)
+    density = x ** (alpha - power) * (1 - x) ** (alpha - 1)
     area = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
     lower = np.interp(np.linspace(0, 0.5, TABLE_SIZE // 2 + 1), 0.5 * area / area[-1], x)
     table = np.concatenate([lower, 1 - lower[-2::-1]])

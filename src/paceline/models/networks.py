@@ -71,15 +71,20 @@ def input_statistics(choice: NetworkChoice) -> tuple[Sequence[float], Sequence[f
 
 
 def recognise(state: Mapping[str, Tensor], path: str) -> RecognisedNetwork | None:
-    """Return the network that weights from a file belong to, or None if no provider has such a network."""
+    """Return the network that weights from a file belong to, or None if no installed provider has such a network."""
     for provider in PROVIDERS.values():
-        if provider.recognises_weights:
-            if not is_installed(provider.package):
-                raise UserError(f"{path}: to recognise its network, {missing(provider.package, provider.extra)}")
+        if provider.recognises_weights and is_installed(provider.package):
             found: RecognisedNetwork | None = importlib.import_module(provider.module).recognise(state, path)
             if found is not None:
                 return found
     return None
+
+
+def missing_recognisers() -> str:
+    """Return which packages could recognise more networks, for a message; empty if all are installed."""
+    providers = [provider for provider in PROVIDERS.values() if provider.recognises_weights]
+    absent = [missing(one.package, one.extra) for one in providers if not is_installed(one.package)]
+    return f"; to recognise more networks: {'; '.join(absent)}" if absent else ""
 
 
 def _load_classifiers(name: str) -> ModuleType:

@@ -11,6 +11,8 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+from paceline.core.errors import UserError
+
 SIOCGIFADDR = 0x8915  # from <linux/sockios.h>: request for an interface's address
 LOOPBACK = "127.0.0.1"
 
@@ -79,6 +81,20 @@ def choose_interface(host: str, num_nodes: int) -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
     if local:
         os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
+
+
+def check_interface(backend: str) -> None:
+    """Raise UserError if the environment makes a backend use network interfaces that do not exist."""
+    variable = f"{backend.upper()}_SOCKET_IFNAME"
+    value = os.environ.get(variable, "")
+    if not value or value.startswith("^"):  # NCCL: all interfaces except these
+        return
+    names = [name for _, name in socket.if_nameindex()]
+    is_exact = backend == "gloo" or value.startswith("=")  # otherwise, NCCL matches the beginning of the names
+    words = [word.partition(":")[0] for word in value.removeprefix("=").split(",")]
+    exist = [any(name == word if is_exact else name.startswith(word) for name in names) for word in words]
+    if not (all(exist) if backend == "gloo" else any(exist)):
+        raise UserError(f"{variable}={value}: no such network interface; choose from: {', '.join(names)}")
 
 
 def _interface_of(address: str) -> str:

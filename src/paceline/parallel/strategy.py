@@ -49,9 +49,12 @@ def _checked(phase: str, loss: object) -> Loss:
     """Return a recipe's loss; raise UserError if it has no gradient. Nothing here waits for the device."""
     if not isinstance(loss, Loss):
         raise UserError(f"phase {phase!r}: the loss is a {type(loss).__name__}: return paceline.Loss({{NAME: tensor}})")
+    for kind, values in (("loss term", loss.terms), ("shared value", loss.shared), ("signal", loss.signals)):
+        for name, value in values.items() if isinstance(values, dict) else [("", values)]:
+            if not isinstance(value, Tensor) or not name:
+                problem = f"{kind} {name!r} is of type {type(value).__name__}"
+                raise UserError(f"phase {phase!r}: {problem}: return a tensor in a dict")
     for name, term in loss.terms.items():
-        if not isinstance(term, Tensor):
-            raise UserError(f"phase {phase!r}: loss term {name!r} is of type {type(term).__name__}: return a tensor")
         if term.numel() != 1:
             shape = f"loss term {name!r} has the shape {list(term.shape)}"
             raise UserError(f"phase {phase!r}: {shape}: return its mean over samples")

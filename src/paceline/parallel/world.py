@@ -23,7 +23,7 @@ from paceline.parallel.exchange import sum_over_processes
 from paceline.parallel.nccl_record import enable_flight_recorder
 from paceline.parallel.peers import Peers, await_server, call_roll
 from paceline.parallel.place import Place, meeting_point, place_from, place_of
-from paceline.parallel.store import choose_interface, is_loopback, join_store, serve_store
+from paceline.parallel.store import check_interface, choose_interface, is_loopback, join_store, serve_store
 
 MAX_CPU_PROCESSES = 1024
 EXAMINATION_SECONDS = 30.0  # how much longer than `timeout` a collective, or a store without `Peers`, waits
@@ -198,6 +198,7 @@ def join(settings: RunSettings, *, distributed: bool) -> World:
         # A hang is examined at `timeout`, while all processes still wait. Collectives must not fail before that.
         timeout = timedelta(seconds=settings.timeout + EXAMINATION_SECONDS)
         recorder().join(place.rank, place.size)
+        check_interface(backend)
         store, peers = _rendezvous(place, settings)
         world = World(place, device, backend, peers)
         try:

@@ -48,9 +48,11 @@ class ClassificationSettings:
     )
     dropout: float = setting(0.0, "dropout probability before the last layer", at_least=0, below=1)
     mixup: float = setting(
-        0.0, "mixup: α of the Beta(α, α) distribution of the mixing ratio; 0 disables it", at_least=0
+        0.0, "mixup: α of the Beta(α, α) distribution of the mixing ratio; 0 disables it", at_least=0, at_most=100
     )
-    cutmix: float = setting(0.0, "CutMix: α of the Beta(α, α) distribution of the area; 0 disables it", at_least=0)
+    cutmix: float = setting(
+        0.0, "CutMix: α of the Beta(α, α) distribution of the area; 0 disables it", at_least=0, at_most=100
+    )
     mix_probability: float = setting(
         1.0, "fraction of the training images that mixup and CutMix change", at_least=0, at_most=1
     )
@@ -90,7 +92,6 @@ class Classification(Recipe):
         super().__init__(settings, spec)
         if spec.num_classes < 2:
             raise NoClasses("classification needs data with at least two classes: choose a different --data")
-        self.settings = settings
         self.selected = SelectedClassifier(settings.network, settings.network_args, spec) if settings.network else None
         self.normalise = self.selected.make_input_scaling() if self.selected else nn.Identity()
         self.classifier = self.selected.make_network() if self.selected else _make_resnet(settings, spec)

@@ -48,8 +48,7 @@ class Dcgan(DcganRecipe):
         self.draws = {"noise": Draw((settings.nz,), "normal"), **self.augment.draws}
         self.signals, self.scheduled = self.augment.signals, self.augment.scheduled
         self.phases = (Phase("generator", "generator"), Phase("discriminator", "discriminator"))
-        self.r1 = settings.r1
-        if self.r1:
+        if settings.r1:
             self.phases += (Phase("penalty", "discriminator", every=R1_EVERY),)
             self.double_backward = ("discriminator",)
 
@@ -76,4 +75,4 @@ class Dcgan(DcganRecipe):
             lambda images: self.discriminator(self.augment(images, batch, "real")), batch["image"]
         )
         # R1 does not depend on the last bias, but every parameter needs a gradient: hence 0 * logits.
-        return Loss({"r1": self.r1 * R1_EVERY * penalties.mean() + 0 * logits.sum()})
+        return Loss({"r1": self.settings.r1 * R1_EVERY * penalties.mean() + 0 * logits.sum()})

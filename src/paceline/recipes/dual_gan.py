@@ -93,8 +93,7 @@ class DualGan(DcganRecipe):
             Phase("discriminator_1", "discriminator_1"),
             Phase("discriminator_2", "discriminator_2", concurrent=True),
         )
-        self.r1 = settings.r1
-        if self.r1:
+        if settings.r1:
             self.double_backward = ("discriminator_1", "discriminator_2")
             self.phases += (
                 Phase("penalty_1", "discriminator_1", every=R1_EVERY),
@@ -157,7 +156,7 @@ class DualGan(DcganRecipe):
             lambda images: discriminator(self.augment(images, batch, "real")), batch["image"]
         )
         # R1 does not depend on the last bias, but every parameter needs a gradient: hence 0 * logits.
-        return Loss({"r1": self.r1 * R1_EVERY * penalties.mean() + 0 * logits.sum()})
+        return Loss({"r1": self.settings.r1 * R1_EVERY * penalties.mean() + 0 * logits.sum()})
 
 
 def _checked_choice(settings: DualGanSettings) -> str:

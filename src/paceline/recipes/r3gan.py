@@ -166,10 +166,9 @@ class R3gan(GenerativeRecipe):
             "r_gamma": lambda clock: clock.anneal(settings.burn_in_r_gamma, settings.r_gamma),
             **self.augment.scheduled,
         }
-        self.penalty_every = settings.penalty_every
         self.phases = (Phase("generator", "generator"), Phase("discriminator", "discriminator"))
-        if self.penalty_every > 1:
-            self.phases += (Phase("penalty", "discriminator", every=self.penalty_every),)
+        if self.settings.penalty_every > 1:
+            self.phases += (Phase("penalty", "discriminator", every=self.settings.penalty_every),)
 
     def generator_loss(self, batch: Batch) -> Loss:
         """A new fake should score higher than a real image. The discriminator then trains on the same fakes."""
@@ -185,7 +184,7 @@ class R3gan(GenerativeRecipe):
         images = self._seen(batch)
         label = self._label(batch, times=2)
         penalties: dict[str, Tensor] = {}
-        if self.penalty_every > 1:
+        if self.settings.penalty_every > 1:
             scores = self.discriminator(images, label)
         else:
             scores, penalties = self._penalties(images, label, batch)
@@ -200,7 +199,7 @@ class R3gan(GenerativeRecipe):
     def penalty_loss(self, batch: Batch) -> Loss:
         """The penalties alone. They run every `penalty_every` steps, so their weight is scaled by `penalty_every`."""
         scores, penalties = self._penalties(self._seen(batch), self._label(batch, times=2), batch)
-        weighted = {name: self.penalty_every * penalty for name, penalty in penalties.items()}
+        weighted = {name: self.settings.penalty_every * penalty for name, penalty in penalties.items()}
         # Every parameter needs a gradient, also those that the penalties do not depend on: hence 0 * scores.
         return Loss({"r1": weighted["r1"] + 0 * scores.sum(), "r2": weighted["r2"]})
 

@@ -98,9 +98,6 @@ class Translation(Recipe):
         "beta2": 0.999,
         "schedule": "linear",
         "hold": "50%",
-        "evaluate_every": "5%",
-        "sample_every": "5%",
-        "save_every": "5%",
     }
     presets = {
         # For a first run on a CPU: narrow networks on the bundled tissue images.

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from paceline.report.known_strategy import known_strategy
+from paceline.report.groups import known_strategy
 from paceline.report.model import Group, Recommendation, Summary, WorseGroup
 
 CLOSE_QUALITY = 0.02  # if there is only one seed, metrics that differ by less than this fraction count as equal

@@ -9,17 +9,61 @@ from paceline.contracts.step_ladder import StepLadder
 from paceline.core.files import write_file, write_json
 from paceline.core.types import SettingValue
 from paceline.report.advice import recommend
+from paceline.report.content import NOTE, split_time
 from paceline.report.document import document_of
-from paceline.report.galleries import progress_of, samples_of
-from paceline.report.groups import make_groups
-from paceline.report.labels import BATCH, RECIPE, STRATEGY, heading_of
-from paceline.report.markdown import to_markdown
-from paceline.report.model import Cell, Counts, Group, Metric, Parity, Report, ResumedRun
-from paceline.report.page import to_html
-from paceline.report.run import Run
-from paceline.report.step_ladder import explain
-from paceline.report.time_split import NOTE, split_time
+from paceline.report.groups import BATCH, RECIPE, STRATEGY, heading_of, make_groups
+from paceline.report.model import (
+    Cell,
+    Counts,
+    Gallery,
+    Group,
+    Metric,
+    Parity,
+    Report,
+    ResumedRun,
+    Run,
+    Sample,
+    SampleFile,
+    explain,
+)
+from paceline.report.page import to_html, to_markdown
 from paceline.runs.metrics import METRICS
+
+NUM_STAGES = 6  # maximum number of images that show the progress of one run
+
+
+def samples_of(groups: Mapping[str, Group], runs: Sequence[Run]) -> list[Sample]:
+    """Return real images if a run saved them, then the last samples of each group's first run."""
+    real = [Sample("real images", run.real_images) for run in runs if run.real_images]
+    last = [Sample(_caption(group, run, run.samples[-1]), run.samples[-1].path) for group, run in _firsts(groups, runs)]
+    return [*real[:1], *last] if last else []
+
+
+def progress_of(groups: Mapping[str, Group], runs: Sequence[Run]) -> list[Gallery]:
+    """Return samples from several points in the training of each group's first run."""
+    found = []
+    for group, run in _firsts(groups, runs):
+        stages = [Sample(f"{one.images:,} images", one.path) for one in _spread_out(run.samples)]
+        if len(stages) > 1:
+            found.append(Gallery(f"{group.label}, seed {run.seed}", stages))
+    return found
+
+
+def _firsts(groups: Mapping[str, Group], runs: Sequence[Run]) -> list[tuple[Group, Run]]:
+    by_folder = {run.folder: run for run in runs}
+    firsts = [(group, by_folder[group.runs[0]]) for group in groups.values()]
+    return [(group, run) for group, run in firsts if run.samples]
+
+
+def _caption(group: Group, run: Run, sample: SampleFile) -> str:
+    return f"{group.label}, seed {run.seed}, after {sample.images:,} images"
+
+
+def _spread_out(samples: Sequence[SampleFile]) -> list[SampleFile]:
+    """Return at most NUM_STAGES samples, from the first to the last."""
+    steps = min(NUM_STAGES, len(samples)) - 1
+    return [samples[round(number * (len(samples) - 1) / max(1, steps))] for number in range(steps + 1)]
+
 
 LADDER_NOTE = (
     "All values are medians over blocks of steps, measured for each row in turn. They were measured separately from "

@@ -5,13 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from paceline.core.types import JsonObject
-from paceline.report.as_json import as_json
 from paceline.report.content import sections
-from paceline.report.model import Cell, Report
-from paceline.report.parts import Section
-from paceline.report.phrases import fill
+from paceline.report.model import Cell, Report, Run, as_json
+from paceline.report.parts import Section, fill
 from paceline.report.plots import plot_names
-from paceline.report.run import Run
 from paceline.report.summary import summarise
 
 # The fields of a run that report.json contains.

@@ -1,16 +1,132 @@
-"""Groups of runs that differ only in their seed, and how their speeds compare with that of one device."""
+"""Groups of runs that differ only in their seed: their labels, and how their speeds compare."""
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
+from paceline.core.errors import UserError
 from paceline.core.machine_load import is_busy
-from paceline.report.group_key import Extras, GroupKey
-from paceline.report.labels import find_differences, join_names, label_of
-from paceline.report.model import Cell, Group, Scaling, SpeedSpread, Summary
-from paceline.report.run import Run
+from paceline.core.registry import load_class, names
+from paceline.data.fingerprint import is_same_data
+from paceline.evaluation.protocol import require_same
+from paceline.parallel.strategy import Strategy
+from paceline.report.model import Cell, Group, Run, Scaling, SpeedSpread, Summary
+
+
+def known_strategy(name: str) -> type[Strategy] | None:
+    """Return the class of an installed strategy, or None if it is not installed.
+
+    Strategies in user files are never loaded, because a run folder may come from an untrusted source.
+    """
+    if name not in names("strategy"):
+        return None
+    try:
+        return load_class("strategy", name, Strategy)
+    except UserError:  # the plugin cannot be imported
+        return None
+
+
+MULTI_DEVICE_SETTINGS = {"nnodes", "compress", "sync_batchnorm"}  # settings that have no effect on one device
+Extras = tuple[tuple[str, str], ...]  # (name, value) pairs of settings and hardware that distinguish groups
+
+
+class GroupKey(NamedTuple):
+    """The properties that all runs of a group share."""
+
+    recipe: str
+    strategy: str
+    devices: int
+    shares_a_gpu: bool
+    batch: int
+    extras: Extras
+
+    def reference(self, batch: float) -> tuple[str, float, Extras]:
+        """Return the key of the baseline: the runs on one device with this batch size."""
+        return self.recipe, batch, tuple(one for one in self.extras if one[0] not in MULTI_DEVICE_SETTINGS)
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether this group is a baseline for others, because its strategy supports only one device."""
+        strategy = known_strategy(self.strategy)
+        return self.devices == 1 and strategy is not None and strategy.max_devices == 1
+
+
+RECIPE, STRATEGY, BATCH = "recipe", "strategy", "batch"
+RUN = "run"
+MAX_NAMES = 2  # a label with more names shows only the first and the last one
+
+
+def find_differences(keys: Sequence[GroupKey]) -> dict[GroupKey, dict[str, str]]:
+    """Return the properties in which groups differ, by name; the strategy if there is no difference."""
+    everything = {key: _properties(key) for key in keys}
+    names = list(dict.fromkeys(name for properties in everything.values() for name in properties))
+    differing = [name for name in names if len({properties.get(name) for properties in everything.values()}) > 1]
+    shown = differing or [STRATEGY]
+    return {key: {name: one[name] for name in shown if name in one} for key, one in everything.items()}
+
+
+def _properties(key: GroupKey) -> dict[str, str]:
+    strategy = key.strategy if key.devices == 1 else f"{key.strategy} × {key.devices}"
+    strategy += " (on one GPU)" if key.shares_a_gpu else ""
+    return {RECIPE: Path(key.recipe).stem, STRATEGY: strategy, BATCH: str(key.batch), **dict(key.extras)}
+
+
+def label_of(differences: Mapping[str, str]) -> str:
+    """Return a label such as `dcgan ddp × 2, batch 64, lr=0.1` that contains only the differences."""
+    own = dict(differences)
+    start = " ".join(own.pop(name) for name in (RECIPE, STRATEGY) if name in own)
+    batch = [f"batch {own.pop(BATCH)}"] if BATCH in own else []
+    return ", ".join(filter(None, [start, *batch, *(f"{name}={value}" for name, value in own.items())]))
+
+
+def heading_of(differences: Sequence[Mapping[str, str]], chosen_by_user: bool) -> str:
+    """Return the heading of the column with the labels: what the groups differ in."""
+    names = list(dict.fromkeys(name for one in differences for name in one))
+    return RUN if chosen_by_user or not names else ", ".join(names)
+
+
+def join_names(names: Sequence[str]) -> str:
+    """Return one label for the runs of a group."""
+    return ", ".join(names) if len(names) <= MAX_NAMES else f"{names[0]} … {names[-1]}"
+
+
+def short_names(folders: Sequence[str]) -> list[str]:
+    """Return folder names that are as short as possible but still differ from each other."""
+    whole = [os.path.abspath(folder) for folder in folders]
+    if len(whole) == 1:
+        return [Path(whole[0]).name]
+    common = os.path.commonpath([os.path.dirname(folder) for folder in whole])
+    return [os.path.relpath(folder, common) for folder in whole]
+
+
+def check_comparable(runs: Sequence[Run], across_recipes: bool) -> None:
+    """Raise UserError if two runs cannot be compared in one table."""
+    first = runs[0]
+    for other in runs[1:]:
+        pair = f"{first.folder} and {other.folder}"
+        if other.recipe != first.recipe and not across_recipes:
+            raise UserError(
+                f"{pair} have different recipes ({first.recipe}, {other.recipe}); to compare them, use --across-recipes"
+            )
+        if other.best != first.best:
+            metrics = f"{first.best[0]}, {other.best[0]}"
+            raise UserError(f"{pair} are evaluated with different metrics ({metrics}) and cannot be compared")
+        if other.data != first.data or not is_same_data(other.fingerprint, first.fingerprint):
+            was, is_ = (f"{run.data}: {run.fingerprint}" for run in (first, other))
+            raise UserError(f"{pair} were trained on different data ({was} ≠ {is_}) and cannot be compared")
+    for metric in dict.fromkeys(name for run in runs for name in run.protocols):
+        require_same({run.folder: run.protocols[metric] for run in runs if metric in run.protocols})
+    labels = {name for run in runs for name in run.quality if name.partition("[")[0] == first.best[0] and "[" in name}
+    if len(labels) > 1:
+        raise UserError(
+            "the metrics were computed with different feature networks and cannot be compared "
+            f"({', '.join(sorted(labels))})"
+        )
+
 
 # Settings that do not distinguish groups: paths, launch options, and settings with their own columns in the report.
 # The accelerator is one of them, because it may be "auto". The recorded hardware is compared instead.

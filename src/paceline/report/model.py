@@ -1,17 +1,236 @@
-"""The data model of a report, which is rendered as HTML, Markdown and JSON."""
+"""The data model of a report, which is rendered as HTML, Markdown and JSON.
+
+A step ladder is a series of measurements of the training step. Each measurement (a rung of the ladder) adds one cost,
+such as communication, and so shows how much time that cost takes.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields, is_dataclass
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
 
 from paceline.contracts.step_ladder import StepLadder
-from paceline.core.types import SettingValue
-from paceline.report.as_json import OPTIONAL
-from paceline.report.run import Run, SegmentChange
-from paceline.report.step_ladder import Explanation
+from paceline.core.types import Json, SettingValue
+from paceline.evaluation.protocol import Protocol
+from paceline.runs.profile_summary import ProfileSummary
+
+OPTIONAL = {"optional": True}  # marks a dataclass field that is omitted from the JSON if it is None
+
+
+def as_json(value: Any) -> Json:
+    """Convert dataclasses, mappings and sequences to JSON objects and arrays."""
+    if is_dataclass(value):
+        return {
+            field.name: as_json(content)
+            for field in fields(value)
+            if (content := getattr(value, field.name)) is not None or not field.metadata.get("optional")
+        }
+    if isinstance(value, Mapping):
+        return {str(name): as_json(content) for name, content in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_json(one) for one in value]
+    assert value is None or isinstance(value, str | int | float), value
+    return value
+
+
+@dataclass(frozen=True)
+class StragglerRank:
+    """The rank that was most often slower than the others."""
+
+    rank: int
+    share: float  # fraction of the log intervals in which it was the straggler
+    slowdown: float  # median fraction by which it made a step longer
+
+
+@dataclass(frozen=True)
+class SelectionMetric:
+    """The metric that selected the checkpoint, its value, and the number of evaluated samples."""
+
+    name: str
+    value: float
+    images: int
+    num_evaluated: float | None = None
+    num_real: int | None = None  # number of real images that generated images are compared with; None if none are
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The evaluated checkpoint: after how many training images it was saved, and how it was chosen."""
+
+    images: int
+    is_best: bool  # whether it has the best value of the selection metric
+    is_last: bool  # whether it was saved at the end of the run
+    num_tested: float | None  # number of samples in the test split; None if there is no test result
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Training throughput, excluding evaluation, samples and saving."""
+
+    images_per_second: float
+    images_per_second_without_loading: float
+    num_log_intervals: int
+    std_over_log_intervals: float | None  # None if there is only one log interval
+    includes_warmup: bool
+
+
+@dataclass(frozen=True)
+class SegmentChange:
+    """A point where a run resumed with different settings or hardware, listed in `changed` as `name old → new`."""
+
+    images: int
+    changed: str
+
+
+class Point(NamedTuple):
+    """A point on a curve."""
+
+    images: int
+    seconds: float
+    value: float
+
+
+Curve = Sequence[Point]
+
+
+class SampleFile(NamedTuple):
+    """A file with sample images that were generated after `images` training images."""
+
+    images: int
+    path: str
+
+
+@dataclass(frozen=True)
+class Run:
+    """The data that a report uses from one run."""
+
+    folder: str
+    recipe: str
+    data: str
+    fingerprint: str
+    strategy: str
+    devices: int
+    shares_a_gpu: bool
+    batch: int
+    seed: int
+    precision: str
+    settings: Mapping[str, SettingValue] = field(repr=False)
+    provenance: Mapping[str, str] = field(repr=False)
+    hardware: Mapping[str, str]  # hardware and torch version, which affect speed
+    images: int
+    seconds: float
+    finished: bool
+    best: tuple[str, str]  # metric that selects the checkpoint, and its mode: "min" or "max"
+    quality: Mapping[str, float | None]  # metrics by name; None for NaN and infinity
+    selection_metric: SelectionMetric | None
+    speed: Speed | None
+    seconds_per_epoch: Mapping[str, float]
+    gpu: Mapping[str, float]
+    losses: Mapping[str, Curve] = field(repr=False)
+    selection_curve: Curve = field(repr=False)  # values of the selection metric
+    protocols: Mapping[str, Protocol] = field(repr=False)
+    checkpoint: Checkpoint | None = None  # None if nothing was evaluated
+    samples: Sequence[SampleFile] = ()
+    real_images: str = ""  # path of a grid of training images, for comparison with generated ones
+    broken_lines: int = 0  # number of damaged lines in metrics.jsonl, which are skipped
+    segment_changes: Sequence[SegmentChange] = ()
+    side_by_side: bool = False  # whether other runs were trained at the same time
+    num_threads: int | None = None  # CPU threads per process; None if the run did not record it
+    load_average: float | None = None  # mean load average of the host during the run
+    straggler: StragglerRank | None = None
+    profile: ProfileSummary | None = field(default=None, repr=False)  # None unless the run was profiled
+    speed_run: str = ""  # folder of a separate run in which the speed was measured
+
+
+# The cost that each rung adds, and a remedy, in the order of measurement.
+COSTS: dict[str, tuple[str, str]] = {
+    "part": (
+        "a smaller batch per device uses the device less efficiently",
+        "a larger batch (with --scale-lr), or fewer devices",
+    ),
+    "together": (
+        "devices that run at the same time slow each other down (memory, cores, power)",
+        "fewer processes on this host, or more cores per process",
+    ),
+    "eager": (
+        "the step is launched kernel by kernel instead of as one CUDA graph",
+        "--strategy single, whose step can be captured as a graph",
+    ),
+    "gradients": (
+        "gradients are exchanged between devices",
+        "a larger batch per device, --accumulate 2, or a faster link between devices",
+    ),
+    "batchnorm": (
+        "BatchNorm waits for statistics from all devices",
+        "--sync-batchnorm off (this changes the trained weights, so check the quality), or networks without BatchNorm",
+    ),
+    "loading": ("the step waits for data", "--loader resident if the data fits in memory, or more --workers"),
+}
+
+
+@dataclass(frozen=True)
+class Rung:
+    """The speed of the training step after one more cost was added, and the size of that cost."""
+
+    name: str
+    images_per_second: float
+    share: float | None = field(default=None, metadata=OPTIONAL)  # fraction of the time per image that this cost takes
+    gain: float | None = field(default=None, metadata=OPTIONAL)  # relative speedup from removing only this cost
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The speed of the training step as costs are added one at a time, and the size of each cost."""
+
+    devices: int
+    weak: bool  # whether the batch per device is the same as on one device
+    rungs: Sequence[Rung]
+    largest_cost: str | None  # name of the rung that adds the largest cost; None if there is no cost
+    gain: float  # relative speedup from removing the largest cost
+    efficiency: float
+
+
+def explain(ladder: StepLadder, weak: bool = False) -> Explanation:
+    """Return the cost that each rung of a step ladder adds.
+
+    The first rung is N times the speed of one device, and the last rung is the complete training step. If the runs
+    use the same batch per device (`weak`), the first rung is based on one device with its slice of the batch.
+    """
+    names = [rung.name for rung in ladder.rungs]
+    first = names.index("part") if weak and "part" in names else 0
+    # The speed of the rung "part" already includes the slices of all devices.
+    times = ladder.devices if first == 0 else 1
+    measured = [("ideal", times * ladder.rungs[first].images_per_second)]
+    measured += [(rung.name, rung.images_per_second) for rung in ladder.rungs[first + 1 :]]
+    # Each rung includes the costs of the rungs before it, so only noise can make a rung slower than a later one.
+    seconds = list(accumulate((1 / speed for _, speed in reversed(measured)), min))
+    added = [after - before for after, before in pairwise(seconds)][::-1]
+    rungs = [Rung(*measured[0])] + [
+        Rung(name, speed, share=cost / seconds[0], gain=seconds[0] / (seconds[0] - cost) - 1)
+        for (name, speed), cost in zip(measured[1:], added, strict=True)
+    ]
+    largest = max(rungs[1:], key=lambda rung: rung.share or 0.0)
+    return Explanation(
+        devices=ladder.devices,
+        weak=weak,
+        rungs=rungs,
+        largest_cost=largest.name if largest.share else None,
+        gain=largest.gain or 0.0,
+        efficiency=rungs[-1].images_per_second / rungs[0].images_per_second,
+    )
+
+
+def communication_share(ladder: StepLadder) -> float | None:
+    """Return the fraction of the step time spent on communication, computed from steps with and without it."""
+    speeds = {rung.name: rung.images_per_second for rung in ladder.rungs}
+    without = speeds.get("eager", speeds.get("together"))
+    with_it = speeds.get("batchnorm", speeds.get("gradients"))
+    if without is None or with_it is None:
+        return None
+    return max(0.0, 1 - with_it / without)
 
 
 @dataclass

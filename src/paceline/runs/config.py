@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from paceline.config.resolve import Config, resolve
 from paceline.config.settings import RunSettings
-from paceline.contracts.recipe import Recipe
+from paceline.contracts.recipe import Recipe, check_attributes
 from paceline.core.errors import UserError
 from paceline.core.files import SAFETENSORS
 from paceline.core.registry import load_class
@@ -25,6 +25,7 @@ def load_recipe(name: str) -> type[Recipe]:
             f"{name}: a weights file, not a recipe; to start from its weights, use RECIPE --init-from {name}"
         )
     found = load_class("recipe", name, Recipe)
+    check_attributes(found, name)
     if "__dataclass_fields__" not in vars(found.Settings):
         raise UserError(f"recipe {name!r}: its Settings must be a frozen @dataclass; decorate the class")
     return found

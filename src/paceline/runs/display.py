@@ -130,11 +130,13 @@ class Display:
 
     @contextmanager
     def during(self, activity: str) -> Iterator[None]:
-        """Name what the loop does in a `with` block between two steps, such as writing images."""
-        step = FIRST_STEP if self._activity == FIRST_STEP else CURRENT_STEP
-        self._note(activity, time.perf_counter())
+        """Name what the loop does in a `with` block between two steps, which does not count towards the speed."""
+        step, began = FIRST_STEP if self._activity == FIRST_STEP else CURRENT_STEP, time.perf_counter()
+        self._note(activity, began)
         yield
-        self._note(step, time.perf_counter())
+        now = time.perf_counter()
+        self._clock += now - began
+        self._note(step, now)
 
     def position(self, images: int) -> str:
         """Return the position in the run: `epoch 4.6/12`, or `6,400/45,000 images` if epochs are not known."""

@@ -17,6 +17,7 @@ from paceline.core.files import check_own_files, remove_leftovers, sync, write_j
 from paceline.core.lock import LOCK, InUse, Lock
 from paceline.core.secrets import redact
 from paceline.core.small_files import parse_json, read_bounded, why
+from paceline.data.fingerprint import is_same_data
 from paceline.evaluation.protocol import Protocol, differences
 from paceline.runs.checkpoint import Checkpoints
 from paceline.runs.data_spec_file import DATA_SPEC, read_data_spec
@@ -93,11 +94,13 @@ class RunFolder:
         return self._lock is not None
 
     def check_present(self) -> None:
-        """Raise UserError if the folder was removed or replaced after this process claimed it."""
-        if self._lock is not None and not self._lock.is_in_place:
-            raise UserError(
-                f"--out {self.path}: the folder was removed or replaced during the run; start the run again"
-            )
+        """Raise UserError if the folder, or a folder in it, was removed or replaced after this process claimed it."""
+        if self._lock is not None:
+            if not self._lock.is_in_place:
+                raise UserError(
+                    f"--out {self.path}: the folder was removed or replaced during the run; start the run again"
+                )
+            check_own_files(self.path)
 
     def release(self) -> None:
         """Allow another process to write to the folder."""
@@ -174,7 +177,7 @@ class RunFolder:
                 "use the same settings to resume it, or add "
                 f"{suggest_other_folder(self.path, config, changed)} to start another run"
             )
-        if data is not None and record.provenance.data != data:
+        if data is not None and not is_same_data(record.provenance.data, data):
             raise UserError(
                 f"--out {self.path}: this run was trained on different data ({record.provenance.data} → {data}); "
                 "use the same data to resume it, or add "

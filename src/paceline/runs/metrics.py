@@ -37,6 +37,7 @@ MAX_WAITING_IMAGES = 4  # sample images that wait to be written; the next one wa
 MAX_METRICS_BYTES = 2**32
 MAX_LINE_BYTES = 2**20  # a longer line counts as broken
 EVALUATION_SECONDS = "time/evaluation_seconds"  # logged only for evaluations during training
+TRAINING_SECONDS = "time/training_seconds"  # the time from which the speed of a log interval is computed
 RANK_SECONDS = "ranks/seconds_"  # each rank's own work per step in seconds; the rank follows
 STRAGGLER_RANK, STRAGGLER_SLOWDOWN = "ranks/straggler", "ranks/slowdown"  # the slow rank, and how much it delays steps
 NO_STRAGGLER = -1.0  # logged as the rank
@@ -55,6 +56,7 @@ class MetricsWriter:
         before its evaluation. The metrics of that evaluation are then removed too, because they will be written again.
         """
         folder.mkdir(parents=True, exist_ok=True)
+        self.note = _describe_lost_lines(folder, images)  # to be printed; empty if no line before `images` is lost
         kept = _cut_metrics(folder / METRICS, images, evaluated)
         _cut_samples(folder / SAMPLES, images)
         self._samples = folder / SAMPLES
@@ -187,6 +189,21 @@ def _cut_metrics(path: Path, images: int, evaluated: bool) -> list[MetricsLine]:
     if content != read_metrics_file(path.parent):
         write_file(path, content)
     return kept
+
+
+def _describe_lost_lines(folder: Path, images: int) -> str:
+    """Return a note if lines written up to the checkpoint at `images` are damaged or missing; else, an empty string.
+
+    Each checkpoint is saved after a line for the same number of images. A kill can damage only the last line, which has
+    no end then.
+    """
+    lines = read_metrics_file(folder).split(b"\n")[:-1] if images else []
+    rows = [parse_line(line) for line in lines]
+    broken = rows.count(None)
+    if not images or (not broken and any(row and row["images"] == images for row in rows)):
+        return ""
+    what = f"{broken:,} lines cannot be read" if broken else "its end is missing"
+    return f"{folder / METRICS}: some metrics from before {images:,} images are lost ({what})"
 
 
 def _cut_samples(folder: Path, images: int) -> None:

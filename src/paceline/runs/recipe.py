@@ -9,7 +9,7 @@ import torch
 
 from paceline.config.resolve import Config
 from paceline.contracts.recipe import DataSpec, Recipe
-from paceline.core.errors import NoClasses, UserError, unknown
+from paceline.core.errors import NoClasses, UserError, check_parameters, unknown
 from paceline.data.crop import cropped
 from paceline.data.image_files import fields_of
 from paceline.data.source import Source
@@ -25,10 +25,12 @@ def make_recipe(config: Config, sources: Mapping[str, Source], size: tuple[int, 
     spec = cropped(first.spec, config.run.crop)
     if size:
         spec = dataclasses.replace(spec, height=size[0], width=size[1])
+    name = f"recipe {config.recipe_name!r}"
+    check_parameters(f"{name}: __init__(self, settings, spec)", config.recipe_class, config.recipe, spec)
     try:
         recipe = config.recipe_class(config.recipe, spec)
     except NoClasses as error:
-        raise UserError("; ".join([str(error), *first.notes])) from None
+        raise UserError("; ".join(filter(None, [str(error), *first.notes, first.class_advice]))) from None
     recipe.check_phases(config.recipe_name)
     for network in config.networks:
         if network not in recipe.networks:

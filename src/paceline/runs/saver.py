@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from time import perf_counter
 from types import TracebackType
 
+from paceline.core.heartbeat import beat
 from paceline.runs.checkpoint import Checkpoints
 from paceline.runs.joint_writing import Writers, help_write, joint_writer
 from paceline.runs.snapshot import Snapshot
@@ -26,6 +27,7 @@ class Saver:
         """Create a saver. `writers` are the processes that write each checkpoint together, if there are several."""
         self.checkpoints, self.writers = checkpoints, writers
         self.num_saves = 0
+        self.saved_at = -1  # images seen at the last checkpoint that this process has completed
         self.seconds = 0.0  # total time spent in the thread
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -45,7 +47,10 @@ class Saver:
         def write() -> None:
             began = perf_counter()
             try:
-                if self._write(snapshot(), before):
+                taken = snapshot()
+                if self._write(taken, before):
+                    self.saved_at = taken.images
+                    beat()
                     self.checkpoints.prune(keep, best)
                     self.num_saves += 1
                     after()

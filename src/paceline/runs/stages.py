@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from paceline.config.resolve import Config
+from paceline.core.files import user_path
 from paceline.core.printable import print_line
 from paceline.parallel.world import World
 from paceline.runs.finished_run import readable_config_of, stages_in
@@ -50,7 +51,7 @@ def stages_of(config: Config, world: World | None = None) -> list[Config]:
 
 def last_finished(path: str, *, trust: bool = False) -> str:
     """Return the last finished stage in a folder of stages; return any other path unchanged."""
-    place = Path(path).expanduser()
+    place = user_path(path)
     if RunFolder(place).config_file.exists():
         return path
     runs = stages_in(place)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from paceline.config.resolve import flatten
 from paceline.core.errors import UserError
+from paceline.core.files import user_path
 from paceline.core.types import SettingValue, SettingValues
 from paceline.runs.folder import RunFolder
 from paceline.runs.weights_file import is_weights_file, stored_settings
@@ -34,7 +34,7 @@ def stored_network(recipe: str, names: Sequence[str], layers: Iterable[SettingVa
 
 def _settings_of(path: str, recipe: str) -> dict[str, SettingValue]:
     """Return the settings of a weights file or run by full name; empty if it cannot be read or has another recipe."""
-    place = Path(path).expanduser()
+    place = user_path(path)
     try:
         if path and is_weights_file(path):
             of_recipe, settings = stored_settings(place)

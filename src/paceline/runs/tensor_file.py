@@ -15,10 +15,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-import safetensors
 import torch
 from torch import Tensor
 
+from paceline.models.torch_file import open_safetensors
 from paceline.runs.tensors import LENGTH_BYTES
 
 DTYPES = {
@@ -79,7 +79,7 @@ def map_tensors(path: Path) -> dict[str, Tensor]:
 
     Raise ValueError, KeyError or SafetensorError if the file is invalid. The tensors must not be changed.
     """
-    with safetensors.safe_open(path, framework="pt"):  # checks the header, which may come from an untrusted source
+    with open_safetensors(path):  # checks the header, which may come from an untrusted source
         pass
     with _opened(path, os.O_RDONLY) as file:
         content = mmap.mmap(file, 0, access=mmap.ACCESS_READ)  # a writable mapping could exceed the memory limit

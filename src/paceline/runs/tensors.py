@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from paceline.core.small_files import parse_json
 from paceline.runs.host_copy import Memory, memory_of
 
 CHANNELS_LAST = "channels_last"
@@ -90,7 +91,10 @@ def apply_notes(tensors: dict[str, Tensor], notes: TensorNotes) -> dict[str, Ten
 
 def add_aliases(tensors: dict[str, Tensor], metadata: Mapping[str, str]) -> None:
     """Add the aliases that the metadata lists for stored tensors; raise ValueError if the metadata is invalid."""
-    for alias, name in json.loads(metadata.get(ALIASES, "{}")).items():
+    aliases = parse_json(metadata.get(ALIASES, "{}"))
+    if not _are_texts(aliases):
+        raise ValueError(f"{ALIASES} is not a JSON object with string values")
+    for alias, name in aliases.items():
         if name not in tensors:
             raise ValueError(f"{ALIASES} refers to {name!r}, which is missing")
         tensors[alias] = tensors[name]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from paceline.contracts.recipe import Recipe
 from paceline.core.errors import UserError
@@ -13,10 +13,12 @@ from paceline.parallel.shards import fill_module
 EMA = "ema/"
 
 
-def load_weights(recipe: Recipe, weights: Mapping[str, Tensor], *, ema: bool = False) -> None:
-    """Load weights into a recipe; with `ema`, use the EMA of each weight that has one."""
+def load_weights(recipe: Recipe, weights: Mapping[str, Tensor], *, ema: bool = False, where: str = "") -> None:
+    """Load weights into a recipe; with `ema`, use the EMAs; see `check_values` for `where`."""
     plain = evaluated_values(weights) if ema else _without_ema(weights)
     check_weights(plain, recipe.state_dict())
+    if where:
+        check_values(plain, recipe, where)
     fill_module(recipe, plain)
 
 
@@ -29,6 +31,27 @@ def check_weights(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> N
             f"these weights belong to a different network: {differing[0]!r} does not match "
             f"(differing tensors: {len(differing)})"
         )
+
+
+def check_values(weights: Mapping[str, Tensor], network: nn.Module, where: str) -> None:
+    """Raise UserError about `where` if a tensor has another kind of numbers than the network's, or is not finite.
+
+    Floating-point numbers of any precision fit each other. A buffer may be infinite, as the mask of an attention layer.
+    """
+    for name, own in network.state_dict(keep_vars=True).items():
+        if name not in weights:
+            continue
+        value = weights[name]
+        if (value.is_floating_point(), value.is_complex()) != (own.is_floating_point(), own.is_complex()):
+            kinds = " instead of ".join(str(tensor.dtype).removeprefix("torch.") for tensor in (value, own))
+            raise UserError(f"{where}: {name!r} is {kinds}; convert it, or use another file")
+        if has_nan(value) or (isinstance(own, nn.Parameter) and value.to(own.dtype).isinf().any()):
+            raise UserError(f"{where}: {name!r} contains NaN or infinite values; use undamaged weights")
+
+
+def has_nan(tensor: Tensor) -> bool:
+    """Return whether a tensor contains NaN; 8-bit numbers are widened first, because torch cannot test them."""
+    return bool((tensor.float() if tensor.itemsize == 1 else tensor).isnan().any())
 
 
 def evaluated_values(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -5,14 +5,12 @@
 
 from __future__ import annotations
 
-import errno
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 import safetensors
-import safetensors.torch
 from torch import Tensor
 
 from paceline.config.named_code import check_named_code
@@ -22,12 +20,13 @@ from paceline.config.settings import SHARED_SETTINGS
 from paceline.config.source_flags import FOLDERS
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
-from paceline.core.files import SAFETENSORS, new_file
+from paceline.core.files import SAFETENSORS, new_file, user_path
 from paceline.core.registry import is_path
 from paceline.core.small_files import parse_json, why
 from paceline.core.trust import check_may_run
 from paceline.core.types import SettingValue, SettingValues
 from paceline.data.data_name import clean_name, data_name
+from paceline.models.torch_file import open_safetensors, read_safetensors
 from paceline.runs.config import Layers, load_recipe, resolve_config
 from paceline.runs.data_spec_file import from_json, to_json
 from paceline.runs.tensors import add_aliases, pack
@@ -53,7 +52,7 @@ class WeightsFile:
 
 def is_weights_file(path: str) -> bool:
     """Return whether a path is an existing weights file rather than a run folder."""
-    place = Path(path).expanduser()
+    place = user_path(path)
     return place.suffix == SAFETENSORS and place.is_file()
 
 
@@ -129,7 +128,7 @@ def stored_settings(path: Path) -> tuple[str, SettingValues]:
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return the tensors and metadata of any safetensors file; raise one of `UNREADABLE` if that fails."""
-    metadata, tensors = _read_metadata(path), safetensors.torch.load_file(path)
+    tensors, metadata = read_safetensors(path)
     add_aliases(tensors, metadata)
     return tensors, metadata
 
@@ -140,9 +139,7 @@ def check_weights_format(metadata: dict[str, str], where: str) -> None:
 
 
 def _read_metadata(path: Path) -> dict[str, str]:
-    if not path.is_file():
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
-    with safetensors.safe_open(path, framework="pt") as file:
+    with open_safetensors(path) as file:
         metadata: dict[str, str] = file.metadata() or {}
     return metadata
 

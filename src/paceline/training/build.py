@@ -103,8 +103,7 @@ def _check_per_class(config: Config, recipe: Recipe, source: Source) -> None:
 def _build(config: Config, strategy_type: type[Strategy], world: World, check: Callable[[Config], None]) -> Parts:
     precision = choose_precision(config.run.precision, world.device)
     precision.apply(deterministic=config.run.deterministic)
-    if config.run.compile != "off":
-        prepare_compiler(world)
+    prepare_compiler(world)
     activity(f"opening the data source {config.run.data} and building the networks")
     sources = open_sources(config)
     check_evaluated(config, sources)

@@ -47,15 +47,14 @@ def compilable_networks(recipe: Recipe) -> list[nn.Module]:
 
 def prepare_compiler(world: World) -> None:
     """Choose where kernels are kept and how many processes compile them."""
-    if world.device.type != "cuda":
-        return
-    if world.place.local_size > 1:  # otherwise, each process would start a worker per core
+    keep_kernels()
+    if world.device.type == "cuda" and world.place.local_size > 1:  # each process would start a worker per core
         share = num_cores() // world.place.local_size
         os.environ.setdefault(THREADS_VARIABLE, str(max(1, min(MAX_COMPILE_WORKERS, share))))
-    _keep_kernels()
 
 
-def _keep_kernels() -> None:
+def keep_kernels() -> None:
+    """Choose the folder in which kernels are kept. The import of the compiler creates torch's temporary folder, too."""
     if CACHE_VARIABLE not in os.environ and (folder := compile_cache()):
         os.environ[CACHE_VARIABLE] = str(folder)
 
@@ -83,7 +82,7 @@ def compile_networks(recipe: Recipe, *, known: bool = False) -> list[nn.Module]:
 
     If `known` is true, their kernels are probably in the cache, so no processes that compile kernels are started.
     """
-    _keep_kernels()
+    keep_kernels()
     networks = compilable_networks(recipe)
     if not known and any(parameter.is_cuda for network in networks for parameter in network.parameters()):
         start_compile_workers()

@@ -11,7 +11,7 @@ import torch
 
 from paceline.config.settings import RunSettings
 from paceline.config.spans import is_never
-from paceline.contracts.recipe import Batch, Recipe
+from paceline.contracts.recipe import Batch, DataSpec, Recipe
 from paceline.core.heartbeat import beat
 from paceline.core.lock import InUse, Lock
 from paceline.core.printable import print_line
@@ -22,6 +22,7 @@ from paceline.data.draws import Drawer
 from paceline.data.feed import drawn_batches, evaluation_batches
 from paceline.data.loader import Loader
 from paceline.data.pipeline import BatchPipeline
+from paceline.data.source import sizes_of
 from paceline.evaluation.contract import Case, Evaluator
 from paceline.evaluation.protocol import Protocol
 from paceline.parallel.precision import Precision
@@ -34,6 +35,10 @@ from paceline.training.predictor import Predictor
 
 POLL_SECONDS = 0.5  # how often a run that waits for another one asks whether that one has finished
 REMINDER_SECONDS = 30.0  # time between two lines about what a run waits for
+
+
+class EvaluationStopped(Exception):
+    """Raised on every rank if an evaluation ended early because of a stop request."""
 
 
 class SplitEvaluator:
@@ -72,6 +77,12 @@ class SplitEvaluator:
         texts = evaluator_class.texts(metrics, self.loader.source.spec)
         return {f"{self.split}/{name}": text for name, text in texts.items()}
 
+    def size_in(self, trained: DataSpec) -> float:
+        """Return the number of evaluated images, counting a larger image as several of the trained size."""
+        if self.recipe.generates:
+            return self.count
+        return float(sizes_of(self.loader.source).prod(axis=1).sum()) / (trained.height * trained.width)
+
     def take_prepared(self) -> Evaluator:
         """Return an evaluator that has seen no samples, and keep no reference to it."""
         prepared, self._prepared = self._prepared or self._new_evaluator(), None
@@ -95,7 +106,7 @@ class SplitEvaluator:
         """Return the recipe's metrics on the split, identical on every rank.
 
         `on_samples` is called after each batch with the number of samples that all ranks have evaluated so far. If
-        `is_stopping` returns true, the evaluation no longer waits for other runs.
+        `is_stopping` returns true, the evaluation no longer waits for other runs, and raises EvaluationStopped.
         """
         evaluator, world, seen = self._new_evaluator(), self.world, 0
         if self._is_true_anywhere(evaluator.needs_samples):  # if any rank needs the samples, all ranks process them
@@ -106,6 +117,9 @@ class SplitEvaluator:
                 evaluator.update(self._predict(batch), batch)
                 seen += len(batch["index"])
                 on_samples(min(seen * world.size, self.count))
+                if is_stopping():
+                    break
+        self._check_stop(is_stopping)
         metrics = evaluator.results(world.sum(evaluator.sums()))
         self.notes += tuple(note for note in evaluator.notes if note not in self.notes)
         return metrics
@@ -125,6 +139,9 @@ class SplitEvaluator:
                 evaluator.update_samples(batch)
                 seen += len(batch["index"])
                 on_samples(min(seen * world.size, self.count))
+                if is_stopping():
+                    break
+            self._check_stop(is_stopping)
             evaluator.end_samples(world.sum(evaluator.sample_sums()))
         return evaluator
 
@@ -154,6 +171,10 @@ class SplitEvaluator:
         finally:
             if lock:
                 lock.release(remove=True)
+
+    def _check_stop(self, is_stopping: Callable[[], bool]) -> None:
+        if self._is_true_anywhere(is_stopping()):
+            raise EvaluationStopped
 
     def _is_true_anywhere(self, own: bool) -> bool:
         """Return whether a condition is true on any rank."""

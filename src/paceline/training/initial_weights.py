@@ -14,23 +14,24 @@ from torch import Tensor, nn
 
 from paceline.config.arguments import Arguments, argument_value
 from paceline.config.resolve import Config, convert, flatten
+from paceline.contracts.importer import Importer
 from paceline.contracts.recipe import DataSpec, Recipe
 from paceline.core.errors import NOT_FOUND, UserError
-from paceline.core.files import SAFETENSORS
+from paceline.core.files import SAFETENSORS, user_path
+from paceline.core.registry import load_class
 from paceline.core.small_files import parse_json, why
 from paceline.core.types import SettingValue
 from paceline.data.crop import cropped
-from paceline.models.torch_file import read_state_dict
+from paceline.models.torch_file import TORCH_SUFFIXES, describe_import, read_state_dict
 from paceline.parallel.shards import fill_module
 from paceline.runs.checkpoint import choose_checkpoint
 from paceline.runs.finished_run import name_stages
 from paceline.runs.folder import RunFolder
-from paceline.runs.weights import evaluated_values
+from paceline.runs.weights import check_values, evaluated_values
 from paceline.runs.weights_file import SETTINGS, check_weights_format, read_tensors
 from paceline.training.agreement import raise_on_all, share_newest
 from paceline.training.build import Parts
 
-TORCH_SUFFIXES = (".pth", ".pt", ".bin")  # files written by torch.save
 PUBLISHED = "published weights"
 
 
@@ -75,7 +76,7 @@ def initialise(parts: Parts) -> str:
 
 def read_initial_weights(path: str) -> InitialWeights:
     """Return the weights (the EMA, if there is one) from a run's best checkpoint or from a file."""
-    place = Path(path).expanduser()
+    place = user_path(path)
     if place.is_dir():
         return _of_run(RunFolder(place), path)
     if place.suffix == SAFETENSORS and place.is_file():
@@ -121,8 +122,8 @@ def _fill(recipe: Recipe, config: Config, spec: DataSpec, initial: InitialWeight
         except UserError as error:
             raise UserError(f"--init-from {path}: {error}") from None
     if not found:
-        wanted = ", ".join(recipe.networks)
-        raise UserError(f"--init-from {path}: contains none of the networks {wanted}; {_other_use(initial, path)}")
+        wanted, advice = ", ".join(recipe.networks), _other_use(initial, path, recipe, config.recipe_name)
+        raise UserError(f"--init-from {path}: contains none of the networks {wanted}; {advice}")
     others = _differing_settings(config, initial, path)
     renewed = {name: _rows_of_other_classes(recipe, name, weights, spec) for name, weights in found.items()}
     for name, weights in found.items():
@@ -140,6 +141,7 @@ def _fill(recipe: Recipe, config: Config, spec: DataSpec, initial: InitialWeight
     required = recipe.settings_of_weights(config.recipe)
     _reject_settings({name: value for name, value in others.items() if name in required}, config, path)
     for name, weights in found.items():
+        check_values(weights, recipe.networks[name], f"--init-from {path}" if path else PUBLISHED)
         fill_module(recipe.networks[name], weights, renewed[name])
     return [f"{name}{_describe_new(renewed[name], spec)}" for name in found]
 
@@ -164,10 +166,11 @@ def _describe_new(tensors: frozenset[str], spec: DataSpec) -> str:
     return f" (new for {spec.num_classes} classes: {', '.join(sorted(tensors))})" if tensors else ""
 
 
-def _other_use(initial: InitialWeights, path: str) -> str:
+def _other_use(initial: InitialWeights, path: str, recipe: Recipe, recipe_name: str) -> str:
     """Return what to do with weights that belong to none of the recipe's networks."""
     if not initial.settings:
-        return f"to convert weights from another project, use paceline import {path} --out FILE{SAFETENSORS}"
+        tried = recipe.importer and load_class("importer", recipe.importer, Importer).tries_any_file
+        return describe_import(path, recipe_name if recipe.importer and not tried else "")
     own = dict.fromkeys(name.partition(".")[0] for name in initial.weights)
     return f"its networks are {', '.join(own)}, so it belongs to a different recipe"
 

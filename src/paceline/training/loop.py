@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,7 +13,7 @@ import torch
 from paceline.config.spans import is_never
 from paceline.core.errors import UserError
 from paceline.core.flight_recorder import recorder
-from paceline.core.heartbeat import beat
+from paceline.core.heartbeat import beat, longest_gap
 from paceline.data.draws import number_from
 from paceline.data.feed import StepData
 from paceline.parallel.background import BackgroundGroup
@@ -25,7 +27,7 @@ from paceline.runs.snapshot import Best, Snapshot
 from paceline.training.build import Parts
 from paceline.training.cadence import Cadence
 from paceline.training.divergence import explain_divergence
-from paceline.training.evaluate import SplitEvaluator, is_better
+from paceline.training.evaluate import EvaluationStopped, SplitEvaluator, is_better
 from paceline.training.evaluated_weights import EvaluatedWeights
 from paceline.training.loss_log import LossLog, Request, collapse
 from paceline.training.pace import Pace
@@ -34,9 +36,10 @@ from paceline.training.profiler import StepProfiler
 from paceline.training.rehearsal import explained
 from paceline.training.replicas import check_replicas
 from paceline.training.snapshot import take_snapshot
-from paceline.training.stop import StopRequest, StopVote
+from paceline.training.stop import PATIENCE_SECONDS, DataWaitEnded, StopRequest, StopVote
 from paceline.training.stragglers import Work
 
+PATIENCE_WITH_SAVES = 60.0  # how long a rank that does not save waits, after a stop request, for the one that does
 BETWEEN_STEPS = "between steps"  # where collectives run that belong to no phase, in the flight recorder
 
 
@@ -64,7 +67,8 @@ class Loop:
     ) -> None:
         self.parts, self.outputs, self.evaluator = parts, outputs, evaluator
         self.world, self.step, self.recipe, run = parts.world, parts.step, parts.recipe, parts.config.run
-        self.stop_requested = StopVote(parts.world, stop or StopRequest())
+        self.stop = stop or StopRequest()
+        self.stop_requested = StopVote(parts.world, self.stop)
         self.evaluated = EvaluatedWeights(parts.step, parts.feed)
         self.loss_log, self.recorder = LossLog(parts.world), recorder()
         self.saver = Saver(outputs.folder.checkpoints, self._writers())
@@ -72,7 +76,7 @@ class Loop:
         self.host = HostReadings(outputs.folder.path)
         self.previews = Previews.of(parts) if outputs.writer and not is_never(run.sample_every) else None
         lengths = {"epoch": parts.epoch_images, "step": parts.feed.images_per_step, "total": parts.total_images}
-        self.cadence = Cadence(run, **lengths)
+        self.cadence = Cadence(run, **lengths, evaluated=evaluator.size_in(parts.trained_spec()) if evaluator else 0.0)
         self.check_every = run.check_replicas if self.world.size > 1 else 0
         self.defers_log = self.world.device.type == "cuda"
         self.stopped, self.images = False, 0
@@ -85,6 +89,7 @@ class Loop:
             self.images = self._saved_at = self._logged_at = snapshot.images
             self.best = snapshot.numbers.best
             self._evaluated_at = snapshot.numbers.evaluated_at
+        self._began_at, self.stop.patience_after = self.images, self._patience
         self.pace = Pace(self.world, self.images, parts.epoch_images)
         self.stopwatch = self.pace.stopwatch
         self.profiler = StepProfiler.of(parts, self.stopwatch, outputs.folder.path, self.images)
@@ -106,11 +111,16 @@ class Loop:
     def run(self) -> None:
         """Train to the end, or until a stop is requested."""
         self.recipe.train()
+        if self.cadence.note:
+            self.outputs.display.line(self.cadence.note)
         with self.saver:
             if self.images == 0:
                 with explained(f"{type(self.recipe).__name__}: generating the sample images"):
                     self._sample()
                     self._show_real_images()
+            before = self.images - self.parts.feed.images_per_step
+            if self.images and self.cadence.is_due("evaluate_every", before, self.images):
+                self._evaluate()  # unless it is complete: a stop request may have ended it
             self.parts.strategy.drive(self._steps(), self.advance)
             if not self.stopped:
                 self._log()
@@ -125,11 +135,24 @@ class Loop:
     def _steps(self) -> Iterator[StepData]:
         steps = self.parts.feed.steps(self.images, self.parts.total_images)
         while not self.stopped:
-            with self.stopwatch("data"):
-                data = next(steps, None)
+            try:
+                with self.stopwatch("data"), self.stop.ending_data_wait() if self.world.size == 1 else nullcontext():
+                    data = next(steps, None)
+            except DataWaitEnded:
+                self._save()
+                self.stopped = True
+                return
             if data is None:
                 return
             yield data
+
+    def _patience(self) -> float:
+        """Return how many seconds this run may make no progress after a stop request."""
+        if self.images in (self._began_at, self.saver.saved_at):
+            return PATIENCE_SECONDS
+        if self._saved_at != self.images:
+            return max(PATIENCE_SECONDS, 3 * longest_gap())
+        return math.inf if self.outputs.folder.is_mine or self.stopped else PATIENCE_WITH_SAVES
 
     def advance(self, data: StepData) -> None:
         """Run one step, then log, evaluate, sample and save if due."""
@@ -161,7 +184,7 @@ class Loop:
             self._save()
         if self.check_every and (self.images // self.parts.feed.images_per_step) % self.check_every == 0:
             check_replicas(self.recipe, self.world)
-        if self.stop_requested():
+        if self.stopped or self.stop_requested():
             self._save()
             self.stopped = True
 
@@ -212,13 +235,18 @@ class Loop:
         if not self.evaluator or self._evaluated_at == self.images:
             return
         self._log()
+        section, split = self.stopwatch("evaluate"), self.evaluator.split
+        before, known = section.seconds, len(self.evaluator.notes)
+        try:
+            evaluating = self.outputs.display.during(f"evaluating on the {split} split")
+            with section, evaluating, self.evaluated.at(self.images):
+                results = self.evaluator.measure(self._show_evaluation, self.stop.has_arrived)
+        except EvaluationStopped:
+            self.stopped = True  # the resumed run evaluates this checkpoint
+            return
         self._evaluated_at = self.images
         if self._saved_at == self.images:
             self._saved_at = -1  # save again, since checkpoints store evaluation results
-        section = self.stopwatch("evaluate")
-        before, known = section.seconds, len(self.evaluator.notes)
-        with section, self.evaluated.at(self.images):
-            results = self.evaluator.measure(self._show_evaluation, self.stop_requested.request.has_arrived)
         for note in self.evaluator.notes[known:]:
             self.outputs.display.line(note)
         values = {f"{self.evaluator.split}/{name}": value for name, value in results.items()}
@@ -273,7 +301,7 @@ class Loop:
         self._log()  # raises if a loss is not finite or has diverged
         if self._suspect:
             self._fail(collapse(self._suspect), self.images)
-        with self.stopwatch("save"):
+        with self.stopwatch("save"), self.outputs.display.during("saving"):
             self._check_weights()
             statistics = self.evaluated.statistics(self.images)  # every process takes part
             if self.outputs.folder.is_mine or self.saver.writers:

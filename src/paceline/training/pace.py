@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from paceline.core.printable import print_line
 from paceline.parallel.exchange import waiting
 from paceline.parallel.world import World
-from paceline.runs.metrics import NO_STRAGGLER, RANK_SECONDS, STRAGGLER_RANK, STRAGGLER_SLOWDOWN
+from paceline.runs.metrics import NO_STRAGGLER, RANK_SECONDS, STRAGGLER_RANK, STRAGGLER_SLOWDOWN, TRAINING_SECONDS
 from paceline.runs.profile_summary import SECTION_NAMES
 from paceline.training.stopwatch import Stopwatch, with_other, with_whole_steps
 from paceline.training.stragglers import MIN_STEPS, StepTimes, StragglerWatch, Work
@@ -50,17 +50,23 @@ class Pace:
         return Work.of(self._steps)
 
     def take(self, images: int, ranks: list[Work]) -> dict[str, float]:
-        """Return the timings since the last log line, by metric; print a line if a straggler appears."""
+        """Return the timings since the last log line, by metric; print a line if a straggler appears.
+
+        The speed and the share of waiting for data are those of training: without the start of the run, evaluation,
+        sample images and saving.
+        """
         spent = self.stopwatch.take()
         if len(self._steps) >= MIN_STEPS:  # the same on every rank
             self._steps.clear()
-        total = max(spent.pop("total"), 1e-9)
+        other = sum(spent.get(name, 0.0) for name in NOT_TRAINING)
+        training = max(spent.pop("total") - other, 1e-9)
         seen, self._images_before = images - self._images_before, images
         loading = spent.get("data", 0.0)
         values = {
-            "time/images_per_second": seen / total,
-            "time/images_per_second_without_loading": seen / max(total - loading, 1e-9),
-            "time/data_wait": loading / total,
+            "time/images_per_second": seen / training,
+            "time/images_per_second_without_loading": seen / max(training - loading, 1e-9),
+            "time/data_wait": loading / training,
+            TRAINING_SECONDS: training,
             **{f"time/{name}_seconds": seconds for name, seconds in spent.items()},
             "epoch": images / self._epoch_images,
         }

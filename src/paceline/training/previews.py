@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,7 @@ LARGE_PX = 128
 IMAGES_AT_ONCE = 64
 NUM_STRIPS = 4
 LARGEST_SIDE_PX = 256
-MULTIPLE_PX = 8  # crop sides are multiples of this, so that every scale divides them
+MULTIPLE_PX = 8  # sides of crops are multiples of this, so that every scale divides them
 
 
 class Previews:
@@ -50,7 +50,7 @@ class Previews:
         self._draws = fixed_draws(recipe, drawer, spec, NUM_SAMPLES) if recipe.generates else {}
         self._generated_shape: tuple[int, ...] | None = None  # height, width and channels of generated images
         strips = not recipe.generates and has_strips(recipe)
-        self._samples = strip_samples(source, drawer, precision) if strips else []
+        self._samples = strip_samples(source, drawer, precision, spec) if strips else []
 
     @classmethod
     def of(cls, parts: Parts) -> Previews:
@@ -148,23 +148,34 @@ def has_strips(recipe: Recipe) -> bool:
     return type(recipe).preview is not Recipe.preview
 
 
-def strip_samples(source: Source, drawer: Drawer, precision: Precision) -> list[Batch]:
-    """Return centre crops of a source's first samples, one per batch, with their random inputs."""
-    crops = _center_crops(source, drawer.generator.device, precision)
-    return [crop | drawer.rows("samples", number, number + 1) for number, crop in enumerate(crops)]
+def strip_samples(source: Source, drawer: Drawer, precision: Precision, spec: DataSpec) -> list[Batch]:
+    """Return samples from all parts of a source, one per batch, with their random inputs.
+
+    Images of the size that the networks are trained on, given by `spec`, are whole, since a network may support no
+    other size. Centre crops are taken from other images.
+    """
+    count, sizes = len(source), sizes_of(source)
+    indices = np.linspace(0, count - 1, min(count, NUM_STRIPS)).astype(int).tolist()  # classes are often in order
+    whole = (spec.height, spec.width)
+    windows = [_centre_window(height, width, whole) for height, width in sizes[indices].tolist()]
+    samples = [_read(source, *pair, drawer.generator.device, precision) for pair in zip(indices, windows, strict=True)]
+    return [sample | drawer.rows("samples", number, number + 1) for number, sample in enumerate(samples)]
 
 
-def _center_crops(source: Source, device: torch.device, precision: Precision) -> Iterator[Batch]:
-    for index, (height, width) in enumerate(sizes_of(source)[:NUM_STRIPS].tolist()):
-        rows, columns = (_side(side) for side in (height, width))
-        top, left = (
-            (side - inner) // 2 // MULTIPLE_PX * MULTIPLE_PX for side, inner in ((height, rows), (width, columns))
-        )
-        sample = source.read_window(index, Window(top, left, rows, columns))
-        raw = {name: torch.from_numpy(np.ascontiguousarray(field))[None].to(device) for name, field in sample.items()}
-        images = {name: field.permute(0, 3, 1, 2) if field.ndim == 4 else field for name, field in raw.items()}
-        images["uniforms"] = torch.empty(1, 0)  # no random numbers, so no augmentation
-        yield transform(images, None, precision.weights, source.spec.pixel_format)
+def _centre_window(height: int, width: int, whole: tuple[int, int]) -> Window:
+    if (height, width) == whole:
+        return Window(0, 0, height, width)
+    rows, columns = (_side(side) for side in (height, width))
+    top, left = ((side - inner) // 2 // MULTIPLE_PX * MULTIPLE_PX for side, inner in ((height, rows), (width, columns)))
+    return Window(top, left, rows, columns)
+
+
+def _read(source: Source, index: int, window: Window, device: torch.device, precision: Precision) -> Batch:
+    sample = source.read_window(index, window)
+    raw = {name: torch.from_numpy(np.ascontiguousarray(field))[None].to(device) for name, field in sample.items()}
+    images = {name: field.permute(0, 3, 1, 2) if field.ndim == 4 else field for name, field in raw.items()}
+    images["uniforms"] = torch.empty(1, 0)  # no random numbers, so no augmentation
+    return transform(images, None, precision.weights, source.spec.pixel_format)
 
 
 def _side(side: int) -> int:
@@ -185,6 +196,8 @@ def _predict_strips(recipe: Recipe, samples: list[Batch], precision: Precision) 
     for sample in samples:
         with eager(), precision.autocast():
             shown = recipe.preview(sample)
+        if not isinstance(shown, dict) or not shown or any(getattr(made, "ndim", 0) != 4 for made in shown.values()):
+            raise UserError(f"{type(recipe).__name__}.preview: returned no images: return {{caption: [n, c, h, w]}}")
         strips.append(HostCopy({name: to_eight_bits(made)[0].permute(1, 2, 0) for name, made in shown.items()}))
     recipe.train()
     return strips

@@ -50,7 +50,7 @@ def _rehearse_preview(parts: Parts) -> None:
     """Compute the sample images for one sample, in every process, although only one process writes them."""
     shown = parts.loaders.get(parts.recipe.evaluated_on, parts.loaders["train"]).source
     with _unchanged_generators(parts.world.device), explained(f"{type(parts.recipe).__name__}.preview"):
-        samples = strip_samples(shown, parts.feed.drawer, parts.precision)
+        samples = strip_samples(shown, parts.feed.drawer, parts.precision, parts.trained_spec())
         make_strips(parts.recipe, samples[:1], parts.precision, ShownChannels())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ import torch
 
 from paceline.config.spans import is_never
 from paceline.core.activity import Counter, activity
-from paceline.core.errors import DISK_FULL, NOT_WRITABLE, UserError
+from paceline.core.errors import DISK_FAILED, NOT_WRITABLE, UserError
 from paceline.core.machine_load import excess_load
 from paceline.core.numbers import duration, epoch, four_digits
 from paceline.core.printable import print_line
@@ -34,15 +35,16 @@ from paceline.runs.weights import load_weights
 from paceline.runs.written_files import WEIGHTS
 from paceline.training.agreement import checkpoint_at, claim_folder, newest_snapshot
 from paceline.training.build import Parts
-from paceline.training.evaluate import SplitEvaluator, final_evaluator, training_evaluator
+from paceline.training.evaluate import EvaluationStopped, SplitEvaluator, final_evaluator, training_evaluator
 from paceline.training.initial_weights import initialise
 from paceline.training.loop import Loop, Outputs
 from paceline.training.memory_advice import explain_out_of_memory
 from paceline.training.rehearsal import rehearse_all
 from paceline.training.snapshot import check_fits, restore_snapshot
-from paceline.training.stop import StopRequest
+from paceline.training.stop import MIRROR_INCOMPLETE, StopRequest
 
 SECONDS_FOR_MIRROR_AFTER_ERROR = 10.0
+LOGGER_SECONDS_AFTER_STOP = 5.0
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,8 @@ class Session:
         if folder.is_mine and not settled:
             evaluated = snapshot is not None and snapshot.numbers.evaluated_at == images
             writer = MetricsWriter(folder.path, images, parts.config.run.loggers, evaluated=evaluated)
+            if writer.note:
+                print_line(writer.note)
             self.on_error.callback(writer.close, "failed", logger_wait=self._logger_wait)
         title = f"{Path(parts.config.recipe_name).stem} → {folder.path}"
         with Display(parts.total_images, images, title, parts.world.is_first, parts.epoch_images) as display:
@@ -135,7 +139,11 @@ class Session:
             self.parts.strategy.whole_weights(),
             Counter("evaluating on the test split", self.final_evaluator.count) as counter,
         ):
-            results = self.final_evaluator.measure(counter.update)
+            try:
+                results = self.final_evaluator.measure(counter.update, loop.stop.has_arrived)
+            except EvaluationStopped:
+                loop.stopped = True
+                return
         metrics = {f"test/{name}": value for name, value in results.items()}
         if writer:
             lines = read_metrics(self.folder.path)
@@ -158,11 +166,12 @@ class Session:
         at = epoch(best.images, self.parts.total_images, self.parts.epoch_images)
         return f"{spent}; best: {best.name} {text} at {at} ({best.images:,} images)"
 
-    def close(self, loop: Loop, writer: MetricsWriter | None) -> None:
-        """Record how the run ended; wait for its mirror and for the other ranks."""
+    def close(self, loop: Loop, writer: MetricsWriter | None) -> int:
+        """Record how the run ended; wait for its mirror and for the other ranks. Return the exit code."""
         state = "stopped" if loop.stopped else "finished"
         if writer:
-            writer.close(state, self._trained_weights(loop), self._logger_wait)
+            wait = LOGGER_SECONDS_AFTER_STOP if loop.stop.has_arrived() else math.inf
+            writer.close(state, self._trained_weights(loop), min(wait, self._logger_wait))
         self.folder.end(state)
         if loop.saver.num_saves and self.parts.world.is_first:
             print_line(loop.pace.describe_shares())
@@ -173,9 +182,10 @@ class Session:
             if loop.saver.num_saves and self.parts.world.is_first and (load := excess_load()):
                 print_line(f"the machine was busy (load average {load}): the speed of this run is not representative")
             print_line(f"run: {self.folder.path}")
-        self.mirroring.finish()
+        is_mirrored = self.mirroring.finish(is_stopping=loop.stop.has_arrived)
         self.output.close()  # left open after an error, so that the log includes the traceback
         self.parts.world.wait_for_all()  # a launcher ends the other ranks when one exits with a nonzero code
+        return loop.stop.exit_code if loop.stopped else 0 if is_mirrored else MIRROR_INCOMPLETE
 
     @property
     def _reads_rows(self) -> bool:
@@ -272,11 +282,11 @@ def open_session(parts: Parts, folder: RunFolder) -> Iterator[Session]:
 
 
 def _user_problem(error: Exception, folder: RunFolder, parts: Parts) -> str:
-    """Describe the full disk, full device or dead worker that caused an error; empty if it has a different cause."""
+    """Describe the failed disk, full device or dead worker that caused an error; empty if it has a different cause."""
     found = ""
     if isinstance(error, torch.OutOfMemoryError):
         found = explain_out_of_memory(error, parts)
-    elif isinstance(error, OSError) and error.errno in DISK_FULL:
+    elif isinstance(error, OSError) and error.errno in DISK_FAILED:
         found = str(error.strerror)
     elif isinstance(error, OSError) and error.errno in NOT_WRITABLE and isinstance(error.filename, str):
         found = f"{error.filename}: {error.strerror}" if Path(error.filename).is_relative_to(folder.path) else ""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import stat
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 import torch
@@ -21,10 +22,13 @@ from paceline.parallel.world import World
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 SECOND_REQUEST_AFTER_SECONDS = 1.0  # a signal that arrives sooner is the same Ctrl-C, forwarded by a launcher
 SECONDS_BETWEEN_CHECKS = 2.0
+PATIENCE_SECONDS = 7.0  # how long a stopping run may make no progress; torch waits 5 s for a loader process that hangs
 
 # Exit codes of a run that stopped on request and saved a checkpoint.
 INTERRUPTED = 130  # stopped by Ctrl-C, as in shells
 RESUME_LATER = 75  # stopped by another signal (EX_TEMPFAIL)
+
+MIRROR_INCOMPLETE = 74  # exit code of a run that finished, but whose mirror is not complete (EX_IOERR)
 
 
 def signals_to_handle() -> list[signal.Signals]:
@@ -42,6 +46,19 @@ def leave_terminal() -> None:
             os.close(nowhere)
 
 
+def repeat_signal(code: int) -> None:
+    """Send this process the signal that stopped its worker processes, if that is what their exit code means."""
+    if code - 128 in SIGNALS:
+        signal.raise_signal(code - 128)
+
+
+class DataWaitEnded(BaseException):
+    """Raised by a stop request in a main thread that waits for data. No error handler of the data may catch it."""
+
+
+DATA_WAIT_ENDED = DataWaitEnded()  # keeps torch's iterator, which would first wait 10 s for a loader that hangs
+
+
 class StopRequest:
     """A request to stop, made by Ctrl-C, SIGTERM, SIGUSR1 or SIGHUP. A second Ctrl-C stops immediately.
 
@@ -53,6 +70,8 @@ class StopRequest:
         self.signal: int = 0
         self._since = 0.0
         self._failure = ""
+        self.patience_after: Callable[[], float] = lambda: PATIENCE_SECONDS
+        self._ends_data_wait = False
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -67,12 +86,25 @@ class StopRequest:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
+    @contextmanager
+    def ending_data_wait(self) -> Iterator[None]:
+        """Raise DataWaitEnded in the main thread if a stop is requested inside the context."""
+        try:
+            self._ends_data_wait = True
+            yield
+        finally:
+            self._ends_data_wait = False
+
     def fail(self, reason: str) -> None:
         """Raise UserError in the main thread when that thread next runs Python code; do nothing outside `listening`."""
         main = threading.main_thread().ident
         if main is not None and signal.getsignal(signal.SIGINT) == self._handle:
             self._failure = reason
             signal.pthread_kill(main, signal.SIGINT)  # also interrupts a waiting system call
+
+    def patience(self) -> float:
+        """Return for how many seconds the run may make no progress: infinite before a stop request."""
+        return self.patience_after() if self.signal else math.inf
 
     def has_arrived(self) -> bool:
         """Return whether this process has received a stop request."""
@@ -95,13 +127,14 @@ class StopRequest:
             if self.announces:
                 # Print in a thread: this handler may have interrupted the owner of the stream's lock.
                 threading.Thread(target=_answer, args=[number], daemon=True).start()
+            if self._ends_data_wait:
+                raise DATA_WAIT_ENDED
 
 
 def _answer(number: int) -> None:
     if number == signal.SIGTERM and has_failed_peer():
         return  # the launcher ends this process because another one failed, so there will be no checkpoint
-    with suppress(BrokenPipeError):  # no one reads the output any more, as after `paceline train | head`
-        print_line(_answer_to(number))
+    print_line(_answer_to(number))
 
 
 def _answer_to(number: int) -> str:

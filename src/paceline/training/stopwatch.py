@@ -42,10 +42,11 @@ class Stopwatch:
         return {name: section.seconds - before.get(name, 0.0) for name, section in self._sections.items()}
 
     def end_start_up(self) -> None:
-        """Count the time so far that belongs to no section as start-up; later calls have no effect."""
+        """Count the time so far that belongs to no section as start-up, which `take` leaves out, in the first call."""
         if self._start_up_seconds is None:
             known = sum(section.seconds for section in self._sections.values())
             self._start_up_seconds = max(0.0, perf_counter() - self._started - known)
+            self._taken += self._start_up_seconds
 
     def shares(self) -> dict[str, float]:
         """Return the fraction of the time since the start that was spent in each section, and in the start-up."""

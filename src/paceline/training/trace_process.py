@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.core.errors import DISK_FULL
+from paceline.core.errors import DISK_FAILED
 from paceline.training import trace
 from paceline.training.trace import TraceTimes
 
@@ -64,7 +64,7 @@ def clean_up(path: Path) -> str:
     try:  # while the unfinished files still fill the disk
         probe.write_bytes(bytes(PROBE_BYTES))
     except OSError as error:
-        reason = str(error.strerror) if error.errno in DISK_FULL else ""
+        reason = str(error.strerror) if error.errno in DISK_FAILED else ""
     if reason:
         path.unlink(missing_ok=True)
     remove_unfinished(path.parent, f"{path.stem}.*")

@@ -48,7 +48,6 @@ class MyRecipe(Recipe):
         super().__init__(settings, spec)
         if spec.num_classes < 2:
             raise UserError("this recipe needs data with at least two classes; choose a different --data")
-        self.label_smoothing = settings.label_smoothing
         width = settings.width
         places = math.ceil(spec.height / 8) * math.ceil(spec.width / 8)  # number of pixels after 8× downsampling
         # Adaptive pooling would work for any size, but its gradient is not deterministic on GPUs.
@@ -66,7 +65,8 @@ class MyRecipe(Recipe):
     def classifier_loss(self, batch: Batch) -> Loss:
         """Return the loss terms, each a mean over the samples; the engine sums and logs them."""
         logits = self.classifier(batch["image"])
-        return Loss({"cross_entropy": F.cross_entropy(logits, batch["label"], label_smoothing=self.label_smoothing)})
+        loss = F.cross_entropy(logits, batch["label"], label_smoothing=self.settings.label_smoothing)
+        return Loss({"cross_entropy": loss})
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
         """Return one logit per class for the evaluator."""

@@ -11,11 +11,14 @@ from typing import Any, NamedTuple, TypeVar
 
 from paceline.core.errors import UserError
 from paceline.core.file_systems import open_file_system
+from paceline.core.files import user_path
 from paceline.core.printable import print_line, printable
 from paceline.core.secrets import one_line, redact
 from paceline.core.storage.failures import cause_of, is_lasting, unreadable
 
 PARALLEL_REQUESTS = 16
+MAX_GAP_BYTES = 2**12  # a label and its image, with their tar headers, are closer
+MAX_GROUP_BYTES = 2**20
 MAX_DEPTH = 4  # levels of folders that are searched at a URL; local folders have no limit
 OPENING_SECONDS = 15.0  # how long to retry when a source is opened
 GONE_SECONDS = 15.0  # how long to retry if a file is missing during training: a restarting server may not find it yet
@@ -53,12 +56,12 @@ class Storage:
         if not self.is_local:
             self._connection()
         else:
-            self._root = str(Path(root.partition("://")[2] if "://" in root else root).expanduser())
+            self._root = str(user_path(root.partition("://")[2] if "://" in root else root))
 
     def list_files(self) -> list[StoredFile]:
         """Return all files under the root, sorted by name; sizes and versions are -1 and "" if the list lacks them."""
         if self.is_local:
-            if not Path(self._root).is_dir():
+            if not os.path.isdir(self._root):  # unlike pathlib, also for names that are too long
                 raise UserError(f"{self.shown}: no such folder")
             return sorted(_walk(Path(self._root)))
         found = self._at_start(self._find)
@@ -84,7 +87,7 @@ class Storage:
         """Return the content of a small file; None if there is no such file. Raise UserError if it is too large."""
         place = self._place(name)
         if self.is_local:
-            content = _read_local(Span(place, 0, max_bytes + 1)) if Path(place).is_file() else None
+            content = _read_local(Span(place, 0, max_bytes + 1)) if os.path.isfile(place) else None
         else:
             try:
                 content = self._retry(lambda files: _read_start(files, place, max_bytes + 1), OPENING_SECONDS, 0.0)
@@ -113,6 +116,15 @@ class Storage:
 
     def read(self, spans: Sequence[Span], wait_seconds: float) -> list[bytes]:
         """Return the bytes of each span. Retry for up to `wait_seconds` if the server does not answer."""
+        groups = _groups(spans)
+        joined = [Span(group[0].place, group[0].start, max(span.stop for span in group)) for group in groups]
+        found: dict[Span, bytes] = {}
+        for group, content in zip(groups, self._read_joined(joined, wait_seconds), strict=True):
+            begin = group[0].start
+            found |= {span: content[span.start - begin : span.stop - begin] for span in group}
+        return [found[span] for span in spans]
+
+    def _read_joined(self, spans: Sequence[Span], wait_seconds: float) -> list[bytes]:
         if self.is_local:
             return [_whole(_read_local(span), span) for span in spans]
         found: list[bytes | None] = [None] * len(spans)
@@ -172,10 +184,9 @@ class Storage:
     def _describe(self, name: str) -> StoredFile:
         place = self._place(name)
         if self.is_local:
-            path = Path(place)
-            if not path.is_file():
-                raise UserError(f"{self.shown}: {printable(name)}: no such file; check the name")
-            return _local_file(name, path)
+            if not os.path.isfile(place):
+                raise UserError(f"{self.shown}: {printable(name):.200}: no such file; check the name")
+            return _local_file(name, Path(place))
         found = _described(name, place, self._at_start(lambda files: files.info(place)))
         if found.size < 0:
             raise UserError(
@@ -261,6 +272,19 @@ def _pread(place: str, start: int, size: int) -> bytes:
         return os.pread(opened, size, start)
     finally:
         os.close(opened)
+
+
+def _groups(spans: Sequence[Span]) -> list[list[Span]]:
+    """Return groups of spans that are so close together in a file that one request reads all of a group."""
+    groups: list[list[Span]] = []
+    for span in sorted(set(spans)):
+        first, last = (groups[-1][0], groups[-1][-1]) if groups else (span, span)
+        is_close = span.place == last.place and span.start <= last.stop + MAX_GAP_BYTES
+        if groups and is_close and span.stop <= first.start + MAX_GROUP_BYTES:
+            groups[-1].append(span)
+        else:
+            groups.append([span])
+    return groups
 
 
 def _whole(content: bytes, span: Span) -> bytes:

@@ -255,7 +255,7 @@ class _Process:
 
 def key_of(storage: Storage, file: StoredFile) -> str:
     """Return a key for a version of a file; a changed file has a different key."""
-    return sha256(f"{storage.url}\n{file.place}\n{file.size}\n{file.version}".encode()).hexdigest()[:32]
+    return sha256(os.fsencode(f"{storage.url}\n{file.place}\n{file.size}\n{file.version}")).hexdigest()[:32]
 
 
 def _groups(blocks: Sequence[Block]) -> Iterator[Sequence[Block]]:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from paceline.contracts.data_spec import written_values
+from paceline.contracts.data_spec import INPUT, parse_spec, written_values
 from paceline.contracts.recipe import DataSpec
 from paceline.core.checksums import checksum_of_content
 from paceline.core.errors import UserError
 from paceline.core.files import write_json
+from paceline.core.small_files import MAX_BYTES, parse_json, read_bounded, why
+from paceline.data.panel_names import TARGET
 from paceline.data.source import Source
 
 FORMAT, VERSION = "paceline pack", 3
 MANIFEST, UNFINISHED = "pack.json", "packing.json"
+LOW = "low"  # field with the low-resolution version of the image
 PLACE = ("offset", "height", "width", "checksum")  # index columns for each image field
 
 
@@ -69,15 +71,38 @@ class SplitRecord:
         """The fields of a sample."""
         return Layout(self.images, self.numbers)
 
+    @property
+    def aligned(self) -> set[str]:
+        """The image fields that have the channels of "image" and its size, which is divided by the scale for "low"."""
+        return {INPUT, *self.spec.panels} | self.images.keys() & {LOW, TARGET}
+
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> SplitRecord:
-        """Parse a record from JSON; raise KeyError, TypeError or AttributeError if it is malformed."""
-        spec: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in content["spec"].items()
-        }
+        """Parse a record from JSON; raise KeyError, TypeError, ValueError or AttributeError if it is malformed."""
         files = {name: FileRecord(**listed) for name, listed in content["files"].items()}
-        read = {"spec": DataSpec(**spec), "numbers": tuple(content["numbers"]), "files": files}
-        return cls(**{**content, **read})
+        read = {"spec": parse_spec(content["spec"]), "numbers": tuple(content["numbers"]), "files": files}
+        record = cls(**{**content, **read})
+        record._check()
+        return record
+
+    def _check(self) -> None:
+        """Raise ValueError if the record contradicts itself or has values that no pack contains."""
+        spec, fields = self.spec, [*self.images, *self.numbers]
+        right = {
+            "count": type(self.count) is int and 0 < self.count < 2**40,
+            "mixed": type(self.mixed) is bool,
+            "images": all(type(count) is int and count > 0 for count in self.images.values()),
+            "fields": len(set(fields)) == len(fields) and all(map(is_file_name, fields)),
+            "channels": all(self.images.get(name) == spec.channels for name in self.aligned),
+            "size": min(spec.height, spec.width) > 0,
+            "scale": spec.scale > 1 if LOW in self.images else spec.scale == 0,
+            "class names": len(spec.class_names) in (0, spec.num_classes),
+            "label": not spec.num_classes or "label" in self.numbers,
+            "files": all(type(file.bytes) is int and isinstance(file.sha256, str) for file in self.files.values()),
+        }
+        wrong = [what for what, is_right in right.items() if not is_right]
+        if wrong:
+            raise ValueError(f"invalid {wrong[0]}")
 
 
 @dataclass(frozen=True)
@@ -117,17 +142,24 @@ def load_manifest(file: Path, root: Path) -> Manifest:
         raise damaged(file, root, "damaged (checksum mismatch)")
     try:
         splits = {split: SplitRecord.from_json(record) for split, record in content["splits"].items()}
+        if not splits or not all(map(is_file_name, splits)):
+            raise ValueError("invalid splits")
         return Manifest(dict(content["made_from"]), splits)
-    except (LookupError, TypeError, ValueError, AttributeError):
-        raise damaged(file, root, "damaged (not a valid manifest)") from None
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise damaged(file, root, f"damaged (not a valid manifest: {why(error)})") from None
 
 
-def load_json(file: Path, root: Path) -> Any:
+def load_json(file: Path, root: Path, max_bytes: int = MAX_BYTES) -> Any:
     """Return the content of a JSON file in a packed folder."""
     try:
-        return json.loads(file.read_text())
-    except (OSError, ValueError, RecursionError) as error:
-        raise damaged(file, root, f"damaged ({' '.join(str(error).split())})") from None
+        return parse_json(read_bounded(file, max_bytes))
+    except (OSError, ValueError) as error:
+        raise damaged(file, root, f"damaged ({why(error)})") from None
+
+
+def is_file_name(name: object) -> bool:
+    """Return whether a name from a file can be the name of a file or folder, so that it does not lead elsewhere."""
+    return isinstance(name, str) and name not in ("", ".", "..") and not set(name) & {"/", "\0"} and len(name) < 100
 
 
 def damaged(file: Path, root: Path, what: str) -> UserError:

@@ -127,8 +127,14 @@ def parse_manifest(content: bytes, shown: str) -> Manifest:
         read = parse_json(content)
         if read.pop("sha256") != checksum_of_content(read) or read["version"] != VERSION:
             raise ValueError("checksum or version mismatch")
-        splits = {str(split): [_safe_name(name) for name in names] for split, names in read["splits"].items()}
-        return Manifest(splits, tuple(map(str, read["class_names"])), bool(read["flip_allowed"]))
+        splits = {split: [_safe_name(name) for name in names] for split, names in read["splits"].items()}
+        class_names, flip_allowed = read["class_names"], read["flip_allowed"]
+        lists = [class_names, *read["splits"].values()]
+        if type(flip_allowed) is not bool or any(type(names) is not list for names in lists):
+            raise ValueError("a value has the wrong type")
+        if not all(isinstance(name, str) for name in class_names):
+            raise ValueError("a class name is not text")
+        return Manifest(splits, tuple(class_names), flip_allowed)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{shown}: {MANIFEST} is damaged ({error}); write the shards again") from None
 
@@ -144,7 +150,7 @@ def _from_manifest(storage: Storage, content: bytes) -> Catalog:
 
 def _safe_name(name: object) -> str:
     if not isinstance(name, str) or not _is_shard(name) or name.startswith("/") or ".." in name.split("/"):
-        raise ValueError(f"{name!r} is not the name of a shard")
+        raise ValueError(f"{name!r:.100} is not the name of a shard")
     return name
 
 

@@ -17,6 +17,8 @@ SUFFIX = ".index.json"
 MAX_INDEX_BYTES = 2**28
 MAX_LABEL = 10_000_000  # a network has one output for each class number up to the largest
 MAX_SIDE_PX = 2**31
+HEADER_BYTES = 512  # size of the tar header before a member
+UNKNOWN = -1
 
 
 class Member(NamedTuple):
@@ -30,6 +32,7 @@ class Member(NamedTuple):
     width: int = 0
     label: int = -1  # class index, if the member contains one
     problem: str = ""  # why the member cannot be used; "" if it can
+    header_crc32: int = UNKNOWN  # of its tar header, which contains its name; older versions do not store it
 
 
 class ShardIndex(NamedTuple):
@@ -39,13 +42,18 @@ class ShardIndex(NamedTuple):
     members: tuple[Member, ...]
     problem: str = ""  # what is wrong with the whole shard, such as a missing end
 
+    def without_headers(self) -> ShardIndex:
+        """Return the index as older versions wrote it, without the checksums of the tar headers."""
+        return self._replace(members=tuple(member._replace(header_crc32=UNKNOWN) for member in self.members))
+
     def encode(self) -> bytes:
         """Return the content of an index file."""
         content = {
             "version": VERSION,
             "size": self.size,
             "problem": self.problem,
-            "members": [list(member) for member in self.members],
+            "members": [list(member[:-1]) for member in self.members],
+            "headers": [member.header_crc32 for member in self.members],
         }
         return json.dumps(content | {"sha256": checksum_of_content(content)}).encode()
 
@@ -58,19 +66,28 @@ class ShardIndex(NamedTuple):
                 raise ValueError("the index does not match its recorded SHA-256")
             if read["version"] != VERSION:
                 raise ValueError(f"index version {read['version']}, expected {VERSION}")
-            members = tuple(_member(row, read["size"]) for row in read["members"])
-            return cls(int(read["size"]), members, str(read["problem"]))
+            size, rows, problem = read["size"], read["members"], read["problem"]
+            headers = read.get("headers", [UNKNOWN] * len(rows))
+            if not _are(int, size, *headers) or not _are(str, problem):
+                raise ValueError("the index contains a value of the wrong type")
+            members = (_member(row, header, size) for row, header in zip(rows, headers, strict=True))
+            return cls(size, tuple(members), problem)
         except (KeyError, TypeError, AttributeError, OverflowError, UnicodeDecodeError) as error:
             raise ValueError(f"the index cannot be read: {' '.join(str(error).split())}") from None
 
 
-def _member(row: list[Any], size: int) -> Member:
-    name, offset, length, checksum, height, width, label, problem = row
-    numbers = (int(offset), int(length), int(checksum), int(height), int(width), int(label))
-    member = Member(str(name), *numbers, str(problem))
-    if not 0 <= member.offset <= member.offset + member.size <= size:
+def _member(row: list[Any], header: int, size: int) -> Member:
+    member = Member._make([*row, header])
+    name, *numbers, problem, _ = member
+    if not _are(str, name, problem) or not _are(int, *numbers):
+        raise ValueError("the index contains a value of the wrong type")
+    if not 0 <= member.size <= size - member.offset or member.offset < (0 if problem else HEADER_BYTES):
         raise ValueError("the index lists bytes outside the shard")
-    is_valid = 0 <= member.crc32 < 2**32 and -1 <= member.label <= MAX_LABEL
+    is_valid = 0 <= member.crc32 < 2**32 and UNKNOWN <= header < 2**32 and -1 <= member.label <= MAX_LABEL
     if not is_valid or not all(0 <= side < MAX_SIDE_PX for side in (member.height, member.width)):
         raise ValueError(f"the index contains an invalid number for {member.name!r:.40}")
     return member
+
+
+def _are(kind: type, *values: object) -> bool:
+    return all(type(value) is kind for value in values)

@@ -14,8 +14,9 @@ from paceline.core.files import write_file
 from paceline.core.lock import Lock
 from paceline.core.printable import printable
 from paceline.core.small_files import read_bounded
-from paceline.core.storage.files import StoredFile
+from paceline.core.storage.files import Span, StoredFile
 from paceline.core.storage.reader import Reader, key_of
+from paceline.core.user_cache import user_cache
 from paceline.data.shards.catalog import Catalog
 from paceline.data.shards.index import MAX_INDEX_BYTES, SUFFIX, ShardIndex
 from paceline.data.shards.scan import scan
@@ -30,7 +31,8 @@ def load_indexes(
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"cache folder {folder}: {error.strerror}; choose a folder that can be written to") from None
+        if not folder.is_relative_to(user_cache()):  # the user chose the folder
+            raise UserError(f"cache folder {folder}: {error.strerror}; choose one that can be written to") from None
     shown = f"reading the index of each shard ({catalog.storage.shown})"
     activity(shown)
     with ThreadPoolExecutor(max(MIN_THREADS, num_threads)) as threads:
@@ -46,13 +48,31 @@ def _load(catalog: Catalog, shard: StoredFile, reader: Reader, folder: Path) -> 
         index = _beside(catalog, shard)
     if index is not None:
         return index
-    lock = Lock(folder, f".{file.stem}.lock", wait_seconds=math.inf)  # the processes of a host scan each shard once
     try:
-        index = _kept(file, shard) or scan(reader, shard)
+        lock = Lock(folder, f".{file.stem}.lock", wait_seconds=math.inf)  # the processes of a host scan each shard once
+    except OSError:  # the user's cache cannot be written, so each process scans the shard
+        return scan(reader, shard)
+    try:
+        index = _kept(file, shard) or _scan(catalog, shard, reader)
         with suppress(OSError):  # if the disk is full, the shard is scanned again next time
             write_file(file, index.encode(), durable=False)
     finally:
         lock.release(remove=True)
+    return index
+
+
+def _scan(catalog: Catalog, shard: StoredFile, reader: Reader) -> ShardIndex:
+    """Scan a shard; raise UserError if it is replaced meanwhile, because its index would mix both versions."""
+    before = catalog.storage.describe_files([shard.name])
+    index = scan(reader, shard)
+    if index.problem or not index.members or any(member.problem for member in index.members):
+        reader.forget(Span(shard.place, 0, shard.size))  # the cached copy may be damaged
+        index = scan(reader, shard)
+    if catalog.storage.describe_files([shard.name]) != before or before[0].size != shard.size:
+        raise UserError(
+            f"{catalog.storage.shown}: {printable(shard.name)}: its size, ETag or modification time changed while it "
+            "was read; run the same command again when the shard is complete"
+        )
     return index
 
 

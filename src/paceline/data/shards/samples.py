@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import NamedTuple
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,25 +22,26 @@ from paceline.core.printable import printable
 from paceline.core.storage.files import Span, StoredFile
 from paceline.data.file_lists import HIDDEN, SUFFIXES, Problem, without_details
 from paceline.data.panel_names import RESERVED
-from paceline.data.shards.index import Member, ShardIndex
-from paceline.data.shards.scan import LABEL_SUFFIX, PICKLES
+from paceline.data.shards.index import HEADER_BYTES, UNKNOWN, Member, ShardIndex
+from paceline.data.shards.scan import LABEL_SUFFIX, PICKLES, parse_label
 
 LABEL = "label"
 FIELD_NAMES = {"input": INPUT}  # names of fields in shards that differ from the names in samples
 
 
 class Placed(NamedTuple):
-    """One image of every sample: where its bytes are, their checksum, and the size of the image."""
+    """One member of every sample: where its bytes are, their checksum, and the size of the image."""
 
     shard: NDArray[np.int32]
     offset: NDArray[np.int64]
     size: NDArray[np.int64]
     crc32: NDArray[np.uint32]
+    header_crc32: NDArray[np.int64]  # of the tar header before it
     pixels: NDArray[np.int64]  # [n, 2]: height and width
 
     def rows(self, rows: NDArray[np.int64]) -> Placed:
-        """Return the images of some samples."""
-        return Placed(self.shard[rows], self.offset[rows], self.size[rows], self.crc32[rows], self.pixels[rows])
+        """Return the members of some samples."""
+        return Placed._make(column[rows] for column in self)
 
 
 class Names:
@@ -62,6 +64,7 @@ class SampleTable:
     places: tuple[str, ...]  # path or URL of each shard
     images: Mapping[str, Placed]  # by field
     labels: NDArray[np.int64] | None
+    label_members: Placed | None
     names: Names
     problems: tuple[Problem, ...]  # samples and shards that cannot be used
     ignored: Mapping[str, int]  # number of members that are not used, by suffix
@@ -69,18 +72,33 @@ class SampleTable:
     def __len__(self) -> int:
         return len(self.images[INPUT].shard) if self.images else 0
 
+    def members(self, field: str) -> Placed:
+        """Return where an image or the label of every sample is."""
+        return self.label_members if field == LABEL and self.label_members else self.images[field]
+
     def span(self, field: str, index: int) -> Span:
-        """Return where an image of a sample is."""
-        placed = self.images[field]
+        """Return where a member of a sample is, with its tar header."""
+        placed = self.members(field)
         start = int(placed.offset[index])
-        return Span(self.places[placed.shard[index]], start, start + int(placed.size[index]))
+        return Span(self.places[placed.shard[index]], start - HEADER_BYTES, start + int(placed.size[index]))
+
+    def matches(self, field: str, index: int, content: bytes) -> bool:
+        """Return whether a member, which was read with its tar header, has not changed since it was indexed."""
+        placed, header, content = self.members(field), content[:HEADER_BYTES], content[HEADER_BYTES:]
+        if crc32(content) != placed.crc32[index] or placed.header_crc32[index] not in (UNKNOWN, crc32(header)):
+            return False
+        try:
+            return field != LABEL or self.labels is None or parse_label(content) == self.labels[index]
+        except ValueError:
+            return False
 
     def rows(self, rows: NDArray[np.int64]) -> SampleTable:
         """Return a table with some of the samples."""
         images = {field: placed.rows(rows) for field, placed in self.images.items()}
         labels = None if self.labels is None else self.labels[rows]
         names = Names(self.names[int(row)] for row in rows)
-        return SampleTable(self.places, images, labels, names, self.problems, self.ignored)
+        label_members = self.label_members.rows(rows) if self.label_members else None
+        return SampleTable(self.places, images, labels, label_members, names, self.problems, self.ignored)
 
 
 class _Found(NamedTuple):
@@ -108,6 +126,7 @@ def make_table(shards: Sequence[tuple[StoredFile, ShardIndex]]) -> SampleTable:
         places=tuple(file.place for file, _ in shards),
         images={field: _placed(field, usable) for field in _ordered(fields - {LABEL})} if usable else {},
         labels=np.array([sample.fields[LABEL].label for sample in usable]) if LABEL in fields else None,
+        label_members=_placed(LABEL, usable) if LABEL in fields else None,
         names=Names(sample.name for sample in usable),
         problems=tuple(problems),
         ignored=ignored,
@@ -117,7 +136,7 @@ def make_table(shards: Sequence[tuple[StoredFile, ShardIndex]]) -> SampleTable:
 def _describe_missing(field: str, sample: _Found) -> Problem:
     others = f", only for {', '.join(sorted(sample.fields))}" if field == INPUT and sample.fields else ""
     kind = f"no member for {field!r}"
-    return Problem.of(printable(sample.name), f"{kind}{others}", kind)
+    return Problem.of(f"{printable(sample.name):.200}", f"{kind}{others}", kind)
 
 
 def split_name(name: str) -> tuple[str, str]:
@@ -151,13 +170,13 @@ def _samples(shard: int, shard_name: str, index: ShardIndex, ignored: Counter[st
             ignored[f"{suffix} after several dots" if suffix in SUFFIXES else suffix] += 1
             continue
         fields = found.setdefault(key, {})
-        name, problem = printable(f"{shard_name}/{key}"), member.problem or _wrong_use(field, rest, member)
+        name, problem = f"{printable(f'{shard_name}/{key}'):.200}", member.problem or _wrong_use(field, rest, member)
         if problem:
-            reason = f"{printable(PurePosixPath(member.name).name)}: {problem}"
+            reason = f"{printable(PurePosixPath(member.name).name):.200}: {problem}"
             problems.setdefault(key, Problem.of(name, reason, without_details(problem)))
         if field in fields:
             kind = f"several members for {field!r}"
-            problems.setdefault(key, Problem.of(name, f"{kind}, such as {printable(member.name)}", kind))
+            problems.setdefault(key, Problem.of(name, f"{kind}, such as {printable(member.name):.200}", kind))
         fields[field] = member
     return [_Found(f"{shard_name}/{key}", shard, fields, problems.get(key)) for key, fields in found.items()]
 
@@ -189,5 +208,6 @@ def _placed(field: str, samples: Sequence[_Found]) -> Placed:
         np.array([member.offset for member in members], dtype=np.int64),
         np.array([member.size for member in members], dtype=np.int64),
         np.array([member.crc32 for member in members], dtype=np.uint32),
+        np.array([member.header_crc32 for member in members], dtype=np.int64),
         np.array([(member.height, member.width) for member in members], dtype=np.int64),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import tarfile
 from collections.abc import Iterator
 from pathlib import PurePosixPath
@@ -12,12 +13,17 @@ from paceline.core.errors import UserError
 from paceline.core.storage.files import Span, StoredFile
 from paceline.core.storage.reader import Reader
 from paceline.data.file_lists import SUFFIXES
-from paceline.data.shards.index import MAX_LABEL, Member, ShardIndex
+from paceline.data.shards.index import HEADER_BYTES, MAX_LABEL, Member, ShardIndex
 from paceline.images.decode import BadImage
 from paceline.images.readers import image_size
 
 CHUNK_BYTES = 2**22  # bytes that are read together
-MAX_READ_BYTES = 2**29  # maximum size of a member, and of a tar header
+MAX_READ_BYTES = 2**29  # maximum size of a member
+MAX_HEADER_BYTES = 2**16  # maximum size of the tar headers of one member
+MAX_HEADER_DIGITS = 255  # before Python 3.11.10, `tarfile` needs quadratic time for consecutive digits in a header
+MAX_LENGTH_DIGITS = 6  # of the length of a record in such a header
+EXTENDED, RECORDS = b"xgXLK", b"xgX"  # types of tar headers that describe the next member; some contain records
+MAX_GLOBALS = 100  # maximum number of values in global tar headers, which `tarfile` copies for every member
 LABEL_SUFFIX = ".cls"
 MAX_LABEL_DIGITS = 32  # Python parses long integers in quadratic time
 # Reading these formats can execute code that the file contains.
@@ -33,12 +39,13 @@ def scan(reader: Reader, file: StoredFile) -> ShardIndex:
     members: list[Member] = []
     problem = ""
     try:
+        _check_headers(opened, 0)
         with tarfile.open(fileobj=opened, mode="r:") as archive:
-            for member in _files(archive, file.size):
-                opened.seek(member.offset)
-                members.append(_described(member, opened.read(member.size)))
-            opened.seek(archive.offset)
-            problem = _problem_at_end(opened)
+            for member in _files(archive, opened, file.size):
+                header = opened.read_at(max(0, member.offset - HEADER_BYTES), HEADER_BYTES)
+                content = opened.read_at(member.offset, member.size)
+                members.append(_described(member._replace(header_crc32=crc32(header)), content))
+            problem = _problem_at_end(opened, archive.offset)
     except UserError:
         raise
     # tarfile recurses for every header that describes the next one, so a long chain exceeds the recursion limit
@@ -48,10 +55,19 @@ def scan(reader: Reader, file: StoredFile) -> ShardIndex:
     return ShardIndex(file.size, tuple(members), problem)
 
 
-def _files(archive: tarfile.TarFile, size: int) -> Iterator[Member]:
+def _files(archive: tarfile.TarFile, opened: _RemoteFile, size: int) -> Iterator[Member]:
     """Yield the files in a tar file, before their content is read."""
     known: dict[str, Member] = {}
+    last = -1
     while (entry := archive.next()) is not None:
+        opened.header_bytes = 0
+        _check_headers(opened, archive.offset)
+        archive.members.clear()  # type: ignore[attr-defined]  # `tarfile` keeps all members with their headers
+        if entry.offset <= last:  # the size of a sparse file can be negative
+            raise ValueError(f"{entry.name!r} comes after a later member")
+        if len(archive.pax_headers) > MAX_GLOBALS:
+            raise ValueError(f"more than {MAX_GLOBALS} values in global headers")
+        last = entry.offset
         if entry.issparse():  # its size includes holes, which are not stored
             known[entry.name] = Member(entry.name, 0, 0, 0, problem="sparse files are not supported")
         elif entry.size < 0 or entry.offset_data + entry.size > size:
@@ -67,6 +83,27 @@ def _files(archive: tarfile.TarFile, size: int) -> Iterator[Member]:
         yield known[entry.name]
 
 
+def _check_headers(opened: _RemoteFile, position: int) -> None:
+    """Raise ValueError if `tarfile` needs much more time or memory for the headers at a position than they are long."""
+    while (kind := (block := opened.read_at(position, HEADER_BYTES))[156:157]) and kind in EXTENDED:
+        try:
+            size = tarfile.nti(block[124:136])  # type: ignore[attr-defined]
+        except tarfile.HeaderError:
+            return  # `tarfile` reports it
+        if not 0 <= size <= MAX_HEADER_BYTES:
+            raise ValueError(f"a tar header of {size:,} bytes; the limit for a member is {MAX_HEADER_BYTES:,}")
+        content = opened.read_at(position + HEADER_BYTES, size).partition(b"\0")[0]
+        if max(map(len, re.findall(rb"\d+", content)), default=0) > MAX_HEADER_DIGITS:
+            raise ValueError(f"a tar header has more than {MAX_HEADER_DIGITS} consecutive digits, the limit")
+        while kind in RECORDS and content:
+            digits = content[:MAX_LENGTH_DIGITS].partition(b" ")[0]
+            length = int(digits) if digits.isdigit() else 0
+            if length < len(b"5 a=\n") or content[length - 1 : length] != b"\n":
+                raise ValueError(f"damaged extended header at byte {position:,}")
+            content = content[length:]
+        position += HEADER_BYTES + -(-size // HEADER_BYTES) * HEADER_BYTES
+
+
 def _described(member: Member, content: bytes) -> Member:
     """Return a member with its checksum and its image size or class index."""
     suffix, member = PurePosixPath(member.name).suffix.lower(), member._replace(crc32=crc32(content))
@@ -75,12 +112,10 @@ def _described(member: Member, content: bytes) -> Member:
     if suffix in PICKLES:
         return member._replace(problem="pickled data is not read, because it can execute code; store it as an image")
     if suffix == LABEL_SUFFIX:
-        digits = content.strip()
-        if not digits.isdigit():
-            return member._replace(problem="not a class number")
-        if len(digits) > MAX_LABEL_DIGITS or int(digits) > MAX_LABEL:
-            return member._replace(problem=f"a class number above {MAX_LABEL:,}, the maximum")
-        return member._replace(label=int(digits))
+        try:
+            return member._replace(label=parse_label(content))
+        except ValueError as error:
+            return member._replace(problem=str(error))
     if suffix not in SUFFIXES:
         return member
     try:
@@ -90,32 +125,41 @@ def _described(member: Member, content: bytes) -> Member:
     return member._replace(height=height, width=width)
 
 
+def parse_label(content: bytes) -> int:
+    """Return the class number in a member; raise ValueError if it contains none."""
+    digits = content.strip()
+    if not digits.isdigit():
+        raise ValueError("not a class number")
+    if len(digits) > MAX_LABEL_DIGITS or int(digits) > MAX_LABEL:
+        raise ValueError(f"a class number above {MAX_LABEL:,}, the maximum")
+    return int(digits)
+
+
 def _compression_problem(opened: _RemoteFile) -> str:
     """Return the problem if a file is compressed, whatever its name; "" if it is not."""
-    opened.seek(0)
-    start = opened.read(max(map(len, COMPRESSIONS)))
+    start = opened.read_at(0, max(map(len, COMPRESSIONS)))
     found = next((name for marker, name in COMPRESSIONS.items() if start.startswith(marker)), "")
     return f"compressed with {found}, although its name ends in .tar; decompress it" if found else ""
 
 
-def _problem_at_end(opened: _RemoteFile) -> str:
-    """Return what is wrong with the end of a tar file, where `opened` is positioned; "" if nothing is wrong."""
-    position, block = opened.tell(), opened.read(len(END))
+def _problem_at_end(opened: _RemoteFile, position: int) -> str:
+    """Return what is wrong with the end of a tar file, which is at `position`; "" if nothing is wrong."""
+    block = opened.read_at(position, len(END))
     if len(block) < len(END):
         return "no end marker, so the file may be truncated"
     if block != END:
         return f"damaged at byte {position:,}"
-    return (
-        "data after the end marker: concatenated tar files are not supported" if any(opened.read(CHUNK_BYTES)) else ""
-    )
+    is_longer = any(opened.read_at(position, CHUNK_BYTES))
+    return "data after the end marker: concatenated tar files are not supported" if is_longer else ""
 
 
 class _RemoteFile(io.RawIOBase):
-    """A file that reads large chunks, for the module `tarfile`."""
+    """A file that reads large chunks. The module `tarfile` reads only headers from it, whose size is limited."""
 
     def __init__(self, reader: Reader, file: StoredFile) -> None:
         self._reader, self._file = reader, file
         self._position, self._begin, self._chunk = 0, 0, b""
+        self.header_bytes = 0  # how many bytes `tarfile` has read for the next member
 
     def readable(self) -> bool:
         return True
@@ -132,19 +176,27 @@ class _RemoteFile(io.RawIOBase):
         return self._position
 
     def read(self, size: int | None = -1) -> bytes:
-        left = self._file.size - self._position
-        count = max(0, left if size is None or size < 0 else min(size, left))
+        content = self.read_at(self._position, MAX_READ_BYTES if size is None or size < 0 else size)
+        self._position += len(content)
+        self.header_bytes += len(content)
+        if self.header_bytes > MAX_HEADER_BYTES:
+            raise ValueError(f"tar headers of more than {MAX_HEADER_BYTES:,} bytes, the limit for a member")
+        return content
+
+    def read_at(self, position: int, size: int) -> bytes:
+        """Return bytes at a position; fewer at the end of the file."""
+        count = max(0, min(size, self._file.size - position))
         if count > MAX_READ_BYTES:
             raise ValueError(f"a member has {count:,} bytes; the limit is {MAX_READ_BYTES:,}")
         pieces = []
         while count:
-            if not self._begin <= self._position < self._begin + len(self._chunk):
-                self._begin = self._position // CHUNK_BYTES * CHUNK_BYTES
+            if not self._begin <= position < self._begin + len(self._chunk):
+                self._begin = position // CHUNK_BYTES * CHUNK_BYTES
                 stop = min(self._begin + CHUNK_BYTES, self._file.size)
                 self._chunk = self._reader.read([Span(self._file.place, self._begin, stop)])[0]
-            start = self._position - self._begin
+            start = position - self._begin
             piece = self._chunk[start : start + count]
             pieces.append(piece)
-            self._position += len(piece)
+            position += len(piece)
             count -= len(piece)
         return b"".join(pieces)

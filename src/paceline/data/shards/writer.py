@@ -51,7 +51,8 @@ def check_shard(folder: Path, name: str) -> int:
     """Compare a shard with its index, and return the number of the next sample; raise UserError if they differ."""
     if not (folder / name).is_file():
         raise UserError(f"{folder / name}: is missing; restore it, or delete {folder} and pack again")
-    if _kept(folder / (name + SUFFIX)) != _scanned(folder, name):
+    found = _scanned(folder, name)
+    if _kept(folder / (name + SUFFIX)) not in (found, found.without_headers()):
         raise UserError(f"{folder / name}: does not match its index; delete {folder} and pack again")
     return _next_sample(folder, name)
 

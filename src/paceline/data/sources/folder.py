@@ -19,10 +19,12 @@ from paceline.config.settings import RunSettings
 from paceline.config.source_flags import SeparateTestFolder
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
+from paceline.core.files import user_path
+from paceline.core.printable import printable
 from paceline.data.file_lists import (
     SUFFIXES,
-    VALIDATION_NAMES,
     Listing,
+    check_split_names,
     describe_problems,
     existing_folder,
     is_hidden,
@@ -39,8 +41,6 @@ from paceline.data.source import Encoded, Sample, Source
 from paceline.data.whole_source import num_readers
 from paceline.images.decode import BadImage
 from paceline.images.reader_choice import choose_reader
-
-SPLIT_NAMES = {"train": "train", "training": "train", "test": "test", "testing": "test"}  # other spellings, lower case
 
 
 class _Listed(NamedTuple):
@@ -83,6 +83,12 @@ class Folder(Source):
         self.reader, self.notes = chosen.reader, (*self.notes, *chosen.notes)
         if settings.bad_images == "skip":
             self._leave_out_bad(root, max(1, num_readers(settings)))
+        if split == "train" and len(listed.class_names) < 2:
+            has = f"only one class folder, {listed.class_names[0]!r}" if listed.class_names else "no class folders"
+            inner = [listed.base / name for name in listed.class_names if _class_folders(listed.base / name)]
+            remedy = f"for labels, put the images of each class in {printable(listed.base)}/CLASS"
+            remedy += f", or use --data-root {printable(inner[0])}" if inner else ""
+            self.class_advice = f"{printable(listed.base)}: has {has}; {remedy}"
         if split == "train" and self.labels is not None:
             self.notes += _missing_classes(root, self.labels, listed.class_names)
         self.groups = group_keys(settings.group_by, listed.base, self.paths)
@@ -164,13 +170,13 @@ def _list_images(root: Path, split: str, settings: SeparateTestFolder) -> _Liste
     classes = _class_folders(root / "train" if has_splits else root)
     base = root / split if has_splits else root
     if test_root and split == "test":
-        base = existing_folder(Path(test_root).expanduser(), "--test-root")
+        base = existing_folder(user_path(test_root), "--test-root")
     if not base.is_dir():
         raise UserError(
             f"--data-root {root}: has no folder {split!r}; add it, "
             f"or use --data-root {root / 'train'} to hold out a fixed fifth of the images for testing"
         )
-    listing = list_folder(base, recursive=False)
+    listing = list_folder(base, recursive=False, for_training=True)
     outside, labels = [file for file in listing.files if is_image(file)], None
     if classes:
         # Links to class folders are followed, so they are not listed as unusable.
@@ -180,7 +186,8 @@ def _list_images(root: Path, split: str, settings: SeparateTestFolder) -> _Liste
     else:
         paths, outside = outside, []
     if not paths:
-        raise UserError(f"--data-root {base}: has no images (supported: {', '.join(sorted(SUFFIXES))})")
+        problem = f"--data-root {base}: has no images (supported: {', '.join(sorted(SUFFIXES))})"
+        raise UserError("; ".join([problem, *listing.notes]))
     if not has_splits and not test_root:
         if len(paths) < 2:
             raise UserError(
@@ -195,20 +202,9 @@ def _list_images(root: Path, split: str, settings: SeparateTestFolder) -> _Liste
 def _has_splits(root: Path) -> bool:
     """Return whether `train` is a split folder. If there are other folders but no `test`, it is a class folder."""
     folders = {folder.name for folder in root.iterdir() if folder.is_dir() and not is_hidden(folder)}
-    validation = sorted(folders - {"train"})
-    if "train" in folders and validation and set(validation) <= set(VALIDATION_NAMES):
-        raise UserError(
-            f"--data-root {root}: has a {validation[0]} folder but no test folder; to test on {validation[0]}, "
-            f"use --data-root {root / 'train'} --test-root {root / validation[0]}"
-        )
     if {"train", "test"} <= folders or folders == {"train"}:
         return True
-    spelled = [name for name in sorted(folders) if name.lower() in SPLIT_NAMES]
-    if {SPLIT_NAMES[name.lower()] for name in spelled} == {"train", "test"}:
-        raise UserError(
-            f"--data-root {root}: the folders {' and '.join(spelled)} would be classes; "
-            "to use them as splits, rename them to train and test"
-        )
+    check_split_names(root)
     return False
 
 
@@ -232,14 +228,12 @@ def _list_classes(
     paths: list[Path] = []
     labels: list[int] = []
     for label, name in enumerate(classes):
-        inside = list_folder(base / name) if (base / name).is_dir() else Listing()
+        inside = list_folder(base / name, for_training=True) if (base / name).is_dir() else Listing()
         listing.unusable += [f"{name}/{entry}" for entry in inside.unusable]
         found = [file for file in inside.files if is_image(file)]
         if not found and not may_lack:
-            supported = ", ".join(sorted(SUFFIXES))
-            raise UserError(
-                f"--data-root {base / name}: has no images (supported: {supported}); add some, or remove the folder"
-            )
+            problem = f"--data-root {base / name}: has no images (supported: {', '.join(sorted(SUFFIXES))})"
+            raise UserError("; ".join([problem, *inside.notes, "add some, or remove the folder"]))
         paths += found
         labels += [label] * len(found)
     return paths, labels

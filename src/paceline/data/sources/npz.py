@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from paceline.config.settings import RunSettings
 from paceline.config.source_flags import PixelSettings
+from paceline.contracts.data_spec import LARGEST
 from paceline.contracts.pixel_format import MAX_CHANNELS, PixelFormat
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
@@ -24,6 +25,7 @@ from paceline.images.deep_image import GREY_AND_RGB, DeepImage, to_format
 from paceline.images.reader_choice import make_format, read_pixel_settings
 
 DTYPES = ("uint8", "uint16", "float16", "float32", "float64")
+UNREADABLE = (OSError, ValueError, EOFError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error)
 LARGEST_RGBA = 4  # maximum number of channels of ordinary images
 
 
@@ -88,7 +90,7 @@ def _open(file: Path) -> NpzFile:
             )
         archive = np.load(file, allow_pickle=False)
         assert isinstance(archive, NpzFile)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except UNREADABLE as error:
         raise UserError(f"{file}: not a readable .npz file ({_one_line(error)})") from error
     return archive
 
@@ -113,8 +115,10 @@ def _read(file: Path, archive: NpzFile, names: Sequence[str]) -> dict[str, NDArr
             )
         try:
             arrays[name] = archive[name]
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        except (*UNREADABLE, MemoryError) as error:  # the header of a damaged array can have any shape
             raise UserError(f"{file}: {name} cannot be read ({_one_line(error)})") from error
+        if not isinstance(arrays[name], np.ndarray):  # NumPy returns the bytes of other members
+            raise UserError(f"{file}: {name} cannot be read (not an array); write it with np.savez")
     return arrays
 
 
@@ -174,6 +178,11 @@ def _labels(file: Path, key: str, array: NDArray[Any]) -> NDArray[Any]:
         raise UserError(f"{file}: {key} is {array.dtype}; expected integers")
     if array.min(initial=0) < 0:
         raise UserError(f"{file}: {key} contains {array.min()}; labels must be 0 or greater")
+    if array.max(initial=0) >= LARGEST:
+        raise UserError(
+            f"{file}: {key} contains {array.max()}; labels must be below {LARGEST:,}: number the classes from 0, "
+            "with np.unique(labels, return_inverse=True)[1] for the labels of all splits"
+        )
     return array.astype(np.int64)
 
 

@@ -1,8 +1,8 @@
 """Image pairs, an input and its target: two folders with matching file names.
 
 The folders are `root/train/input` and `root/train/target`, and the same under `root/test`. They can also be called img
-and gt, or blurry (or blur) and sharp. Without `train` and `test`, a fixed fifth of the pairs is held out for testing,
-unless `test_root` is set.
+(or input, or lq) and gt, blurry (or blur) and sharp, noisy and clean, hazy and clear, or A and B. Without `train` and
+`test`, a fixed fifth of the pairs is held out for testing, unless `test_root` is set.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from paceline.core.errors import UserError
 from paceline.data.file_lists import SIZES_DIFFER, Problem, by_stem, by_suffix, images_under, named_root
 from paceline.data.groups import split_files
 from paceline.data.image_files import Files, ImageFiles, Sizes, SplitNames, separate_folder, split_folder
+from paceline.data.paired_folders import FOLDERS
 
-FOLDERS = (("input", "target"), ("img", "gt"), ("blurry", "sharp"), ("blur", "sharp"))
 SPLIT_NAMES: SplitNames = {"train": ("train",), "test": ("test", "valid", "val")}
 
 

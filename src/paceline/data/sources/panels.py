@@ -20,6 +20,7 @@ from paceline.config.settings import RunSettings
 from paceline.contracts.data_spec import INPUT, LEFT_OUT, SEGMENTATION, output_panels
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
+from paceline.core.files import user_path
 from paceline.core.printable import printable
 from paceline.data.file_lists import SIZES_DIFFER, Problem, by_stem, first_few, images_in
 from paceline.data.fixed_split import fixed_split
@@ -170,7 +171,7 @@ def _tiles(split: str, settings: PanelSettings) -> ArraySource:
 def _find(split: str, settings: PanelSettings) -> tuple[Path, list[Files], list[Problem], bool]:
     """Return a split's folder, its samples, the unmatched files, and whether each file is a row of panels."""
     separate = separate_folder(split, settings, SPLIT_NAMES)
-    root = Path(settings.data_root).expanduser() if separate is None else separate
+    root = user_path(settings.data_root) if separate is None else separate
     folder_a = split_folder(root, split, PAIR_NAMES)
     if folder_a is not None:
         return root, *_pair(folder_a, folder_a.with_name(f"{folder_a.name[:-1]}B")), False

@@ -7,25 +7,25 @@ the images is held out for testing, unless `test_root` is set. Low-resolution fi
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from paceline.config.settings import RunSettings
 from paceline.config.source_flags import PhotoSettings
 from paceline.core.errors import UserError
+from paceline.core.files import user_path
 from paceline.core.printable import printable
 from paceline.data.bundled import FOLDER
 from paceline.data.file_lists import SIZES_DIFFER, Problem, by_suffix, first_few, images_under
 from paceline.data.groups import split_files
 from paceline.data.image_files import Files, ImageFiles, Sizes, SplitNames, separate_folder, split_folder
+from paceline.data.paired_folders import SCALE, check_independent
 from paceline.data.source import Sample
 from paceline.images.decode import BadImage
 from paceline.images.readers import image_size
 from paceline.images.size_limit import unlimited
 
 SPLIT_NAMES: SplitNames = {"train": ("train", "DIV2K_train_HR"), "test": ("test", "DIV2K_valid_HR", "valid", "val")}
-SCALE_SUFFIX = re.compile(r"(?i)[-_]?(?:x\d+|lr|hr|\dx)$")  # 0001x4 is the low-resolution version of 0001
 SEEN_FOR_SCALE = 20  # number of images used to find the ratio of high to low resolution
 EMBEDDED = {  # bundled files; the two photographs of one motorcycle must be in the same split
     "train": (
@@ -96,10 +96,11 @@ class Photos(ImageFiles):
         return Problem(names["image"], SIZES_DIFFER, message)
 
 
-def _high_files(root: Path, settings: PhotoSettings) -> list[Path]:
-    """Return the images under a folder, excluding low-resolution files."""
+def _high_files(root: Path, settings: PhotoSettings, flag: str = "--data-root") -> list[Path]:
+    """Return the images under a folder, excluding low-resolution files; `flag` is the option that named the folder."""
     files = images_under(root)
     if not settings.low_suffix:
+        check_independent(root, files, flag)
         return files
     high, _, _ = by_suffix(root, files, settings.high_suffix, settings.low_suffix)
     return sorted(high.values())
@@ -128,10 +129,10 @@ def _find(split: str, settings: PhotoSettings) -> tuple[Path, list[Path], str]:
     if separate is not None:
         return (
             separate,
-            _high_files(separate, settings),
+            _high_files(separate, settings, "--test-root" if split == "test" else "--data-root"),
             settings.test_low_root if split == "test" else settings.low_root,
         )
-    root = Path(settings.data_root).expanduser()
+    root = user_path(settings.data_root)
     split_root = split_folder(root, split, SPLIT_NAMES)
     if split_root is not None:
         return split_root, _high_files(split_root, settings), settings.low_root
@@ -153,7 +154,7 @@ def _is_bundled(settings: RunSettings) -> bool:
 def _low_files(roots: str) -> list[tuple[Path, Path]]:
     """Return every image in the folders, with the folder it was found in."""
     found = []
-    for root in (Path(one.strip()).expanduser() for one in roots.split(",")):
+    for root in (user_path(one.strip()) for one in roots.split(",")):
         if not root.is_dir():
             raise UserError(f"--low-root {root}: no such folder")
         found += [(root, file) for file in images_under(root)]
@@ -191,7 +192,7 @@ def _with_low(
 
 
 def _without_scale(path: Path) -> str:
-    return SCALE_SUFFIX.sub("", path.stem)
+    return SCALE.sub("", path.stem)
 
 
 def _find_scale(samples: list[Files]) -> int:

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +20,7 @@ from paceline.config.settings import RunSettings, setting
 from paceline.contracts.data_spec import INPUT, DataSpec
 from paceline.core.activity import counted
 from paceline.core.errors import UserError
+from paceline.core.files import user_path
 from paceline.core.printable import printable
 from paceline.core.storage.cache import BlockCache
 from paceline.core.storage.files import StoredFile
@@ -30,6 +30,7 @@ from paceline.data.file_lists import SIZES_DIFFER, Problem, describe_problems, f
 from paceline.data.groups import group_keys, split_files
 from paceline.data.panel_names import PanelSettings, parse_panels
 from paceline.data.shards.catalog import Catalog, describe_detection, open_catalog
+from paceline.data.shards.index import HEADER_BYTES
 from paceline.data.shards.indexing import load_indexes
 from paceline.data.shards.layout import SampleLayout
 from paceline.data.shards.samples import LABEL, SampleTable, make_table
@@ -80,7 +81,7 @@ class Shards(Source):
 
     def __init__(self, split: str, settings: Settings) -> None:
         check_image_settings(settings)
-        folder = Path(settings.shard_cache).expanduser() if settings.shard_cache else user_cache() / "shards"
+        folder = user_path(settings.shard_cache) if settings.shard_cache else user_cache() / "shards"
         limit = int(settings.shard_cache_gb * GIGABYTE)
         catalog, shards, is_split = _find(split, settings)
         cache = BlockCache(folder, limit) if limit and not catalog.storage.is_local else None
@@ -88,7 +89,8 @@ class Shards(Source):
         self.notes = catalog.notes + describe_detection(catalog.storage, shards)
         self._reader = Reader(catalog.storage, shards, cache, min(settings.shard_wait, settings.timeout / 2))
         self._may_skip = settings.bad_images == "skip"
-        table = make_table(load_indexes(catalog, shards, self._reader, folder / "index", settings.workers))
+        self._indexes = folder / "index"
+        table = make_table(load_indexes(catalog, shards, self._reader, self._indexes, settings.workers))
         ignored = _describe_ignored(table.ignored)
         if ignored:
             self.notes += (f"{self._shown}: members that are not images or class numbers are not used: {ignored}",)
@@ -121,7 +123,8 @@ class Shards(Source):
         return {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
 
     def prefetch(self, indices: NDArray[np.int64]) -> None:
-        self._reader.prefetch([self._table.span(field, index) for index in indices for field in self._layout.fields])
+        fields = self._checked_fields(self._layout.fields)
+        self._reader.prefetch([self._table.span(field, index) for index in indices for field in fields])
 
     def numbers_of(self, indices: NDArray[np.int64]) -> Sample | None:
         return {} if self._table.labels is None else {LABEL: self._table.labels[indices]}
@@ -148,23 +151,26 @@ class Shards(Source):
 
     def _contents(self, indices: Sequence[int], fields: Sequence[str]) -> list[dict[str, bytes]]:
         """Return the encoded images of samples, after comparing them with their checksums."""
-        spans = [self._table.span(field, index) for index in indices for field in fields]
-        read = iter(self._reader.read(spans))
-        return [{field: self._checked(field, index, next(read)) for field in fields} for index in indices]
+        checked = self._checked_fields(fields)
+        read = iter(self._reader.read([self._table.span(field, index) for index in indices for field in checked]))
+        samples = [{field: self._checked(field, index, next(read)) for field in checked} for index in indices]
+        return [{field: sample[field] for field in fields} for sample in samples]
+
+    def _checked_fields(self, fields: Sequence[str]) -> Sequence[str]:
+        """Return fields and, if there are labels, the label: it is read to detect that a shard was replaced."""
+        return fields if self._table.labels is None else (*fields, LABEL)
 
     def _checked(self, field: str, index: int, content: bytes) -> bytes:
-        wanted = int(self._table.images[field].crc32[index])
-        if crc32(content) == wanted:
-            return content
-        span = self._table.span(field, index)
-        self._reader.forget(span)  # the cached copy may be damaged
-        (content,) = self._reader.read([span])
-        if crc32(content) != wanted:
-            raise UserError(
-                f"{self._name(index)}: does not match its checksum, so the shard was changed or damaged after it was "
-                "indexed; restore the shard, or delete its index"
-            )
-        return content
+        if not self._table.matches(field, index, content):
+            span = self._table.span(field, index)
+            self._reader.forget(span)  # the cached copy may be damaged
+            (content,) = self._reader.read([span])
+            if not self._table.matches(field, index, content):
+                raise UserError(
+                    f"{self._name(index)}: does not match its checksum, so the shard was changed or damaged after it "
+                    f"was indexed; restore the shard, or delete its index (beside the shard, or in {self._indexes})"
+                )
+        return content[HEADER_BYTES:]
 
     def _sample(self, index: int, contents: Mapping[str, bytes]) -> Sample:
         images = {}
@@ -176,7 +182,7 @@ class Shards(Source):
                     f"{self._name(index)}: unreadable image ({error}); use --bad-images skip to leave out such samples"
                 ) from error
             height, width = self._table.images[field].pixels[index]
-            if not self._layout.makes_squares and (image.height, image.width) != (height, width):
+            if (image.height, image.width) != (height, width):
                 raise UserError(
                     f"{self._name(index)}: the {field} is {image.width}×{image.height} pixels, "
                     f"but its header specifies {width}×{height}; use --bad-images skip to leave out such samples"

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from copy import deepcopy
 from functools import lru_cache
 from importlib.util import find_spec
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from paceline.core.checksums import checksum_of_file
 from paceline.core.errors import UserError, missing
+from paceline.core.files import user_path
 from paceline.evaluation.features.inception_network import inception_network
 from paceline.evaluation.features.network import Arithmetic, FeatureNetwork, Features, computing_in, hash_of
 
@@ -123,7 +123,7 @@ def load_inception(path: str, allowed: str, device: torch.device) -> FeatureNetw
     """Return the network selected by `--inception`; raise UserError if its file is neither known nor allowed."""
     if path == PACKAGE:
         return PackagedInception(device)
-    file = Path(path).expanduser()
+    file = user_path(path)
     if not file.is_file():
         raise UserError(f"--inception {path}: no such file")
     digest = checksum_of_file(file)

@@ -35,6 +35,8 @@ BLOCK = re.compile(r"body\.(\d+)\.rdb[123]\.conv[1-5]\.(?:weight|bias)")
 class EsrganFile(Importer):
     """An RRDBNet. Its settings are inferred from its tensors."""
 
+    tries_any_file = True
+
     def __init__(self, paths: Sequence[Path]) -> None:
         if len(paths) != 1:
             raise UserError(

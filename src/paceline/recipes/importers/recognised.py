@@ -12,7 +12,7 @@ from paceline.contracts.importer import Importer
 from paceline.core.errors import UserError
 from paceline.core.types import SettingValue
 from paceline.models.known_architectures import check_architecture, first_keys
-from paceline.models.networks import recognise
+from paceline.models.networks import missing_recognisers, recognise
 from paceline.models.torch_file import read_state_dict
 
 CROP_PX = 64  # size of the network's input in the data spec; the network accepts images of any size
@@ -32,8 +32,9 @@ class RecognisedFile(Importer):
         state = read_state_dict(path)
         found = recognise(state, str(path))
         if found is None:
-            check_architecture(state, path, OTHERS)
-            raise UserError(f"{path}: its network is not recognised {first_keys(state)}; {OTHERS}")
+            advice = OTHERS + missing_recognisers()
+            check_architecture(state, path, advice)
+            raise UserError(f"{path}: its network is not recognised {first_keys(state)}; {advice}")
         self.network = found
         self.recipe, part = ("super_resolution", "generator") if found.scale > 1 else ("restoration", "restorer")
         arguments = {f"network_args.{name}": value for name, value in found.arguments.items()}

@@ -31,6 +31,8 @@ CROP_PX = 96  # image size in the data spec; the network accepts images of any s
 class SrganFile(Importer):
     """An SRGAN generator. Its settings are inferred from its tensors."""
 
+    tries_any_file = True
+
     def __init__(self, paths: Sequence[Path]) -> None:
         if len(paths) != 1:
             raise UserError(
@@ -132,9 +134,8 @@ def _by_kind(state: Mapping[str, Tensor], path: Path) -> dict[str, dict[str, Lay
         elif weight is not None and weight.dim() == 1 and "bias" not in layer:
             kinds["slope"][key] = layer
         else:
-            raise UserError(
-                f"{path}: {key}.{next(iter(layer))} does not belong to an SRGAN generator {first_keys(state)}"
-            )
+            name = f"{key}.{next(iter(layer))}".removeprefix(".")
+            raise UserError(f"{path}: {name} does not belong to an SRGAN generator {first_keys(state)}")
     return kinds
 
 

@@ -71,9 +71,6 @@ class RestorationRecipe(Recipe):
         "optimizer": "adam",
         "rot90": "on",
         "epochs": 1000,
-        "evaluate_every": "5%",
-        "sample_every": "5%",
-        "save_every": "5%",
     }
     small: ClassVar[SettingValues] = {
         "num_blocks": 2,

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from paceline.core.errors import UserError
 from paceline.core.file_systems import open_file_system
-from paceline.core.secrets import has_credentials, redact
+from paceline.core.secrets import has_credentials, one_line, redact
 
 GROUP = "paceline.mirrors"
 # On these file systems, readers can see a partly written file. So a file is renamed to its final name after writing.
@@ -47,9 +47,15 @@ def open_destination(url: str, flag: str) -> Destination:
         if entry.name == scheme:
             try:
                 destination: Destination = entry.load()(url)
-                return destination
+            except UserError:
+                raise
             except ImportError as error:
                 raise UserError(f"{flag} {url}: {entry.value} cannot be imported: {error}") from error
+            except (Exception, SystemExit) as error:  # the plugin's code may raise any exception
+                raise UserError(f"{flag} {url}: {entry.value}: {one_line(error)}; correct the plugin") from error
+            if destination is None:
+                raise UserError(f"{flag} {url}: {entry.value} returns None; return a destination")
+            return destination
     return FsspecDestination(*open_file_system(url, f"{flag} {url}"))
 
 

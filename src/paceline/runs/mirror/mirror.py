@@ -17,6 +17,7 @@ from pathlib import Path
 
 from paceline.core.checksums import checksum_of_file
 from paceline.core.errors import UserError
+from paceline.core.heartbeat import beat
 from paceline.core.printable import print_line
 from paceline.core.secrets import one_line, redact
 from paceline.runs.metrics import SAMPLES
@@ -38,6 +39,7 @@ NUM_KEPT_MANIFESTS = 2  # snapshots to keep, each at a different number of image
 RESPONSE_SECONDS = 10.0  # how long a starting run waits for its mirror
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 1.0, 60.0  # first and longest pause before a retry
 MAX_FINAL_PAUSE_SECONDS = 2.0
+SECONDS_AFTER_STOP = 3.0  # how long a stopping run waits for a mirror whose last upload failed
 FIRST_REMINDER_SECONDS = 600.0  # time until the log repeats an error; doubled each time
 MAX_TIME_SHARE = 0.2  # maximum fraction of time spent on updates
 
@@ -85,8 +87,16 @@ class Mirror:
         """Notify the thread of a new checkpoint."""
         self._wake.set()
 
-    def finish(self, seconds: float, beat: Callable[[], None] = lambda: None) -> str:
-        """Wait until all files are sent or `seconds` have passed; return a line that reports the result."""
+    @property
+    def is_complete(self) -> bool:
+        """Whether all files were sent before the run ended."""
+        return self._ending and not self._thread.is_alive() and not self._rejected
+
+    def finish(self, seconds: float, is_stopping: Callable[[], bool] = lambda: False) -> str:
+        """Wait until all files are sent or `seconds` have passed; return a line that reports the result.
+
+        After a stop request, an upload that has failed gets only a few more seconds.
+        """
         self._ending = True
         self._started.set()
         self._wake.set()
@@ -94,9 +104,11 @@ class Mirror:
         while self._thread.is_alive() and time.monotonic() < until:
             self._thread.join(0.1)
             beat()
+            if is_stopping() and self._state.error:
+                until = min(until, time.monotonic() + SECONDS_AFTER_STOP)
         if self._rejected:
             return self._rejected
-        if not self._thread.is_alive():
+        if self.is_complete:
             return f"mirror: {self.url} is complete"
         missing = ", ".join(self._missing())
         reason = f" ({self._state.error})" if self._state.error else ""

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from paceline.config.files import identity
 from paceline.config.resolve import Config
+from paceline.core.activity import activity
 from paceline.core.errors import UserError
 from paceline.core.heartbeat import beat
 from paceline.core.printable import print_line
 from paceline.core.secrets import one_line
+from paceline.data.fingerprint import without_sizes
 from paceline.runs.checkpoint_reader import is_whole
 from paceline.runs.folder import RunFolder
 from paceline.runs.mirror.destination import open_destination
@@ -25,7 +28,9 @@ def published_record(url: str) -> RunRecord | None:
     """Return the settings of the run at `--resume-from`, before it is restored; None if they cannot be read."""
     try:
         with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
-            fetch_config(open_destination(url, "--resume-from"), Path(folder), lambda line: None)
+            destination = open_destination(url, "--resume-from")
+            activity(f"reading the settings of the run at {url}")
+            fetch_config(destination, Path(folder), lambda line: None)
             return read_record(Path(folder))
     except Exception:  # `Mirroring.prepare` reads the same files later and reports the error
         return None
@@ -55,7 +60,7 @@ class Mirroring:
         if self.settings.mirror:
             url = self.settings.mirror
             destination = open_destination(url, "--mirror")
-            run = identity(self.config, data)
+            run = identity(self.config, without_sizes(data))
             self._mirror = Mirror(self.folder.path, destination, url, run, self.settings.mirror_every)
             self._mirror.check()
 
@@ -90,11 +95,16 @@ class Mirroring:
         if self._mirror:
             self._mirror.notify()
 
-    def finish(self, at_most: float = math.inf) -> None:
-        """Wait for the mirror within the time limit and print the result; a second call does nothing."""
+    def finish(self, at_most: float = math.inf, is_stopping: Callable[[], bool] = lambda: False) -> bool:
+        """Wait for the mirror within the time limit and print the result; return whether nothing is missing.
+
+        A second call does nothing.
+        """
         mirror, self._mirror = self._mirror, None
         if mirror and self._started:
             seconds = min(self.settings.mirror_wait, self.settings.timeout / 2, at_most)
-            print_line(mirror.finish(seconds, beat))
-        elif mirror:
+            print_line(mirror.finish(seconds, is_stopping))
+            return mirror.is_complete
+        if mirror:
             mirror.cancel()
+        return True
