@@ -101,7 +101,9 @@ def test_a_lost_host_rejoins_and_the_run_finishes(pair: Pair, lost: int) -> None
     pair.holds.wait_for("loss", pair.running[1 - lost], num_ranks=2)
     pair.lose(lost)
     before = pair.count(2)
-    # The remaining process takes one more step, which fails. Each process that is started later takes a few steps.
+    if not lost:  # the remaining process is still held when its launcher stops it
+        wait_until(lambda: "lost the rendezvous host" in pair.running[1].stderr, pair.running[1])
+    # Otherwise, it takes one more step, which fails. Each process that is started later takes a few steps.
     pair.holds.hold("loss", after=STEPS_UNTIL_HELD + 1)
     if lost:  # the remaining host continues alone
         wait_until(lambda: pair.count(1) > 4, pair.running[0])

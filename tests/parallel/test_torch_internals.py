@@ -79,6 +79,13 @@ INTERNALS: dict[str, tuple[Callable[[], bool], str]] = {
         lambda: parameters(LocalElasticAgent._initialize_workers) == ["self", "worker_group"],
         f"{RESTARTS}: each round must start with an empty mailbox",
     ),
+    "LocalElasticAgent._invoke_run(role) and _shutdown()": (
+        lambda: (
+            parameters(LocalElasticAgent._invoke_run) == ["self", "role"]
+            and parameters(LocalElasticAgent._shutdown) == ["self", "death_sig", "timeout"]
+        ),
+        f"{RESTARTS}: the rendezvous host may be lost and return",
+    ),
     "LocalElasticAgent._remaining_restarts": (lambda: agent()._remaining_restarts == 3, RESTARTS),
     "LocalElasticAgent._worker_group.spec.rdzv_handler": (
         lambda: agent()._worker_group.spec.rdzv_handler.num_nodes_waiting() == 0,

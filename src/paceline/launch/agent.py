@@ -76,6 +76,12 @@ class Agent(ElasticAgent):
             return RunResult(state=WorkerState.HEALTHY)
         return result
 
+    def on_loss(self) -> None:
+        """Stop the workers; unless the run was over before, they report a stop that the user has not requested."""
+        if not self._is_over():
+            self.stop_workers()
+            self._mailbox.start_round()
+
 
 def first_failure(failures: Mapping[int, ProcessFailure]) -> tuple[int, ProcessFailure]:
     """Return the rank that ended first.

@@ -10,6 +10,7 @@ import inspect
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from threading import Thread
 from typing import Any, TypeVar
 
 import torch
@@ -20,8 +21,9 @@ from torch._C._profiler import _ExperimentalConfig
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch.autograd.profiler import profile
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
+from torch.distributed.elastic.agent.server.api import DEFAULT_ROLE, RunResult, WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 from torch.nn.modules.batchnorm import _BatchNorm as AnyBatchNorm  # torch has no public BatchNorm base class
 from torch.nn.modules.dropout import _DropoutNd as AnyDropout  # torch has no public dropout base class
@@ -66,7 +68,7 @@ DECORATED = ("step", "zero_grad", "add_param_group", "state_dict", "load_state_d
 
 
 class ElasticAgent(LocalElasticAgent):
-    """torchrun's agent with three hooks; torch has no callbacks for starting and monitoring workers."""
+    """torchrun's agent with four hooks; torch has no callbacks for workers and for losing the rendezvous."""
 
     def before_start(self) -> None:
         """Prepare for starting workers; called before each start and restart."""
@@ -77,6 +79,9 @@ class ElasticAgent(LocalElasticAgent):
     def review(self, result: RunResult) -> RunResult:
         """Return the result to act on, given the result of monitoring the workers."""
         return result
+
+    def on_loss(self) -> None:
+        """Handle the loss of the rendezvous; the workers are still running."""
 
     @property
     def remaining_restarts(self) -> int:
@@ -90,6 +95,19 @@ class ElasticAgent(LocalElasticAgent):
     def num_hosts_waiting(self) -> int:
         """Return how many hosts are waiting to join; torch checks this only after it checks the workers' state."""
         return int(self._worker_group.spec.rdzv_handler.num_nodes_waiting())
+
+    def stop_workers(self) -> None:
+        """Send SIGTERM to the workers, and wait until they have ended; torch has no public way to do so."""
+        self._shutdown()
+
+    def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:
+        try:
+            return super()._invoke_run(role)
+        except (RendezvousError, dist.DistError):
+            # Without the rendezvous, each heartbeat prints a warning. Stopping them can wait for one that hangs.
+            Thread(target=stop_heartbeats, args=[self._worker_group.spec.rdzv_handler], daemon=True).start()
+            self.on_loss()
+            raise
 
     def _initialize_workers(self, worker_group: WorkerGroup) -> None:
         self.before_start()
