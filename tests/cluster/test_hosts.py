@@ -14,6 +14,7 @@ from machines import TINY, Host
 from running import (
     TIMEOUT_SECONDS,
     Running,
+    has_ended,
     metrics_without_times,
     processes_naming,
     start_command,
@@ -54,9 +55,10 @@ class Pair:
 
     def lose(self, number: int) -> None:
         """Kill a host's launcher, and wait until its worker processes are gone: one could still finish a step."""
-        workers = set(workers_of(self.running[number].pid).values())
+        workers = workers_of(self.running[number].pid).values()
+        assert workers
         self.running[number].kill()
-        wait_until(lambda: not workers.intersection(processes_naming(str(self.folder))))
+        wait_until(lambda: all(map(has_ended, workers)))
 
     def batches(self) -> dict[int, list[list[int]]]:
         """Return the sorted sample indices in each batch, grouped by the number of processes."""
