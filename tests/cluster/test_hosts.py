@@ -16,7 +16,6 @@ from running import (
     Running,
     has_ended,
     metrics_without_times,
-    processes_naming,
     start_command,
     wait_until,
     weights_of,
@@ -125,6 +124,7 @@ def test_hosts_that_cannot_continue_leave_no_processes_behind(
 ) -> None:
     pair = Pair(hosts, tmp_path, "--nnodes", "2", "--timeout", "8")
     pair.holds.wait_for("loss", pair.running[0], num_ranks=2)
+    workers = [pid for running in pair.running for pid in workers_of(running.pid).values()]
     if cuts:
         hosts[1].cut()
     else:
@@ -133,7 +133,8 @@ def test_hosts_that_cannot_continue_leave_no_processes_behind(
     pair.holds.release("loss")
     for running in pair.running:
         assert running.wait() != 0
-    wait_until(lambda: not processes_naming(str(tmp_path)))
+    assert len(workers) == 2
+    wait_until(lambda: all(map(has_ended, workers)))
 
 
 def test_hosts_listen_only_on_the_network_between_them(hosts: tuple[Host, Host], tmp_path: Path) -> None:
