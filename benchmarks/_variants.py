@@ -15,10 +15,10 @@ import numpy as np
 import torch
 
 from paceline.commands.configure import configure
-from paceline.runs.display import Display
 from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import MetricsWriter
-from paceline.runs.provenance import versions_and_hardware
+from paceline.runs.record import versions_and_hardware
+from paceline.runs.terminal import Display
 from paceline.training.build import assemble
 from paceline.training.loop import Loop, Outputs
 

@@ -85,7 +85,7 @@ def make_weights(path: Path) -> None:
     from paceline.commands.configure import configure
     from paceline.contracts.recipe import DataSpec
     from paceline.inference.trained import build
-    from paceline.runs.weights_file import write_weights
+    from paceline.runs.weights import write_weights
 
     config = configure("super_resolution", {}, assignments=[f"scale={SCALE}"], elsewhere=True)
     spec = DataSpec(3, 96, 96)
@@ -104,7 +104,7 @@ def run_plain(weights: str, images: str, out: str, device: str) -> None:
     """Apply the network like a plain script: one image and one tile at a time."""
     import torch
 
-    from paceline.inference.image_model import open_image_model
+    from paceline.inference.trained import open_image_model
 
     network = open_image_model(weights).recipe.to(device)
     Path(out).mkdir(parents=True, exist_ok=True)

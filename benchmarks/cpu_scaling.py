@@ -30,8 +30,8 @@ from paceline.commands.configure import configure
 from paceline.commands.train import train_here
 from paceline.contracts.recipe import Recipe
 from paceline.contracts.step_ladder import StepLadder
+from paceline.core.files import read_json
 from paceline.core.registry import load_class, names
-from paceline.core.small_files import read_json
 from paceline.core.types import SettingValues
 from paceline.launch.tasks import Task, run_in_processes
 

@@ -31,12 +31,11 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from paceline.contracts.pixel_format import LUMA
+from paceline.contracts.data_spec import LUMA
 from paceline.data.bundled import FOLDER
 from paceline.images.decode import decode
-from paceline.images.degradation import noise, torch_steps
-from paceline.images.degradation.kernels import normalised, random_blur_kernels, random_sinc_kernels
-from paceline.images.degradation.numbers import Numbers
+from paceline.images.degradation import operations, torch_steps
+from paceline.images.degradation.operations import Numbers, normalised, random_blur_kernels, random_sinc_kernels
 from paceline.images.degradation.parameters import (
     FINAL_SINC_PROBABILITY,
     FIRST,
@@ -118,7 +117,7 @@ def degrade_once(image: Pixels, numbers: Numbers, settings: Round, order: str, h
         scale = 1 + (settings.largest_scale - 1) * amount
     elif direction >= 1 - settings.down_probability:
         scale = settings.smallest_scale + (1 - settings.smallest_scale) * amount
-    noise_numbers = scalars(numbers, noise.NUM_NOISE_NUMBERS)
+    noise_numbers = scalars(numbers, operations.NUM_NOISE_NUMBERS)
     for step in order.split():
         if step == "blur":
             image = blur(image, normalised(kernel)[0].numpy())
@@ -133,14 +132,14 @@ def add_noise(image: Pixels, numbers: list[float], settings: Round) -> Pixels:
     """Add Gaussian or Poisson noise, in colour or equal in all channels, and clip."""
     kind, strength, grey, seed, other_seed = numbers
     chance = np.random.default_rng((int(seed * 2**24), int(other_seed * 2**24)))
-    is_grey = grey < noise.GREY_PROBABILITY
-    if kind < noise.GAUSSIAN_PROBABILITY:
-        low = min(noise.SMALLEST_SIGMA, settings.max_noise_sigma)
+    is_grey = grey < operations.GREY_PROBABILITY
+    if kind < operations.GAUSSIAN_PROBABILITY:
+        low = min(operations.SMALLEST_NOISE, settings.max_noise_sigma)
         shape = (*image.shape[:2], 1 if is_grey else 3)
         sigma = np.float32(low + (settings.max_noise_sigma - low) * strength)
         image = image + sigma * chance.standard_normal(shape, dtype=np.float32)
     else:
-        low = min(noise.SMALLEST_POISSON, settings.max_poisson)
+        low = min(operations.SMALLEST_POISSON, settings.max_poisson)
         mean = (image @ np.array(LUMA, np.float32))[..., np.newaxis] if is_grey else image
         mean = mean.clip(0, 255)
         image = image + np.float32(low + (settings.max_poisson - low) * strength) * (chance.poisson(mean) - mean)

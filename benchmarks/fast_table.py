@@ -38,7 +38,7 @@ import numpy as np
 import torch
 from _variants import Fit, engine_fit, print_rows, summarise_rates, write_results
 
-from paceline.core.installed import is_installed
+from paceline.core.registry import is_installed
 
 TRIAL_STEPS = 4
 VARIANTS = (

@@ -27,8 +27,7 @@ from torchmetrics.image.fid import FrechetInceptionDistance
 
 from paceline.evaluation.features.inception import NUM_FEATURES, enlarged, load_inception, load_script
 from paceline.evaluation.features.network import Arithmetic, FeatureNetwork, Features, computing_in
-from paceline.evaluation.statistics import frechet_distance
-from paceline.evaluation.sums import FeatureSums, Layout, Statistics, statistics_from, unflatten
+from paceline.evaluation.statistics import FeatureSums, Layout, Statistics, frechet_distance, statistics_from, unflatten
 
 BATCH = 500  # images per batch, for all variants
 SIDE_PX = 32

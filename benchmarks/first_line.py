@@ -140,7 +140,7 @@ def prepare(folder: Path, chosen: Sequence[str]) -> None:
     if "weights.pth" in words:
         import torch
 
-        from paceline.models.rrdbnet import RRDBNet
+        from paceline.models.esrgan import RRDBNet
 
         torch.save(RRDBNet(width=8, num_blocks=1, growth=4).state_dict(), folder / "weights.pth")
     words |= {RUN} if "runs" in words else set()  # the board shows at least one run

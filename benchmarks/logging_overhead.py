@@ -31,9 +31,9 @@ import torch
 from _variants import WARMUP_STEPS, spread, synchronize, write_results
 
 from paceline.commands.configure import configure
-from paceline.runs.display import Display
 from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import MetricsWriter
+from paceline.runs.terminal import Display
 from paceline.training.build import Parts, assemble
 from paceline.training.loop import Loop, Outputs
 

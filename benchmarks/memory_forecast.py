@@ -32,8 +32,7 @@ from paceline.config.resolve import Config
 from paceline.data.open_sources import open_sources
 from paceline.training.build import assemble
 from paceline.training.memory_forecast import kept_data_bytes, precision_of
-from paceline.training.memory_trace import trace_step
-from paceline.training.storage_log import StorageLog
+from paceline.training.memory_trace import StorageLog, trace_step
 
 GIBIBYTE = 2**30
 STEPS = 3  # after the first one

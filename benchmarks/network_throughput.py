@@ -37,10 +37,9 @@ from _variants import (
 from PIL import Image
 from torch import Tensor, nn
 
-from paceline.core.installed import is_installed
-from paceline.models.network_choice import NetworkChoice, NetworkTask
-from paceline.models.networks import make_network
-from paceline.models.rrdbnet import RRDBNet
+from paceline.core.registry import is_installed
+from paceline.models.esrgan import RRDBNet
+from paceline.models.networks import NetworkChoice, NetworkTask, make_network
 
 WARMUP_STEPS = 12  # steps before timing starts in each block of a plain loop or a fit
 TRIAL_STEPS = 4

@@ -37,15 +37,14 @@ from torchvision import transforms
 
 from paceline.commands.pack import pack
 from paceline.config.settings import RunSettings
-from paceline.data.loader import Loader
-from paceline.data.loader_choice import choose_loader
+from paceline.data.feed import BatchPipeline
+from paceline.data.loader import Loader, choose_loader
 from paceline.data.loaders.workers import Workers
-from paceline.data.pipeline import BatchPipeline
 from paceline.data.sources.packed import Packed
 from paceline.data.sources.photos import Photos
-from paceline.data.tickets import Stream
+from paceline.data.stream import Stream
 from paceline.data.transforms import Augment
-from paceline.runs.provenance import versions_and_hardware
+from paceline.runs.record import versions_and_hardware
 
 NOISE_LEVELS = 2.0
 SMALLEST_PX = 400  # minimum side length of the photographs to enlarge

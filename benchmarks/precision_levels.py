@@ -110,8 +110,8 @@ def quickly_trained(network: Network, images: int, folder: str) -> Any:
 
 def predicted(recipe: Any, images: Tensor, precision: str) -> Tensor:
     """Return all values of a recipe's results in one precision."""
-    from paceline.data.draws import Drawer
-    from paceline.inference.uses import uses_of
+    from paceline.data.stream import Drawer
+    from paceline.inference.trained import uses_of
     from paceline.parallel.precision import choose_precision
 
     chosen = choose_precision(precision, images.device)

@@ -22,9 +22,9 @@ from _variants import WARMUP_STEPS, spread, synchronize, write_results
 from reference_style import write_small_images
 
 from paceline.commands.configure import configure
-from paceline.runs.display import Display
 from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import MetricsWriter
+from paceline.runs.terminal import Display
 from paceline.training.build import Parts, assemble
 from paceline.training.loop import Loop, Outputs
 

@@ -45,16 +45,16 @@ import safetensors.numpy
 import torch
 from PIL import Image
 
-from paceline.commands.pack_shards import pack_to_shards
+from paceline.commands.pack import pack_to_shards
 from paceline.config.settings import RunSettings
-from paceline.core.heartbeat import die_with_parent
+from paceline.core.watch import die_with_parent
 from paceline.data.loaders.workers import Workers
 from paceline.data.source import Source
 from paceline.data.sources.folder import Folder
 from paceline.data.sources.photos import Photos
 from paceline.data.sources.shards import Shards
-from paceline.data.tickets import Stream
-from paceline.runs.provenance import versions_and_hardware
+from paceline.data.stream import Stream
+from paceline.runs.record import versions_and_hardware
 
 KEY, SECRET, BUCKET = "AKbench", "SKbench", "bench"
 NUM_CLASSES, TEST_SHARE, JPEG_QUALITY = 10, 0.02, 90

@@ -36,8 +36,15 @@ def make_slide(path: Path, side: int) -> None:
     from paceline.data.bundled import FOLDER
     from paceline.images.decode import decode
     from paceline.images.regions.journal import Part
-    from paceline.images.regions.pyramid_file import PyramidFormat
-    from paceline.images.regions.tiff_structure import HEADER_BYTES, LONG, LONG8, SHORT, Directory, encode_header
+    from paceline.images.regions.pyramid_file import (
+        HEADER_BYTES,
+        LONG,
+        LONG8,
+        SHORT,
+        Directory,
+        PyramidFormat,
+        encode_header,
+    )
 
     form = PyramidFormat(side, side, 3, "uint8", TILE_PX)
     photo = (
@@ -79,7 +86,7 @@ def make_weights(path: Path, networks: str, ngf: int = 64) -> None:
     from paceline.commands.configure import configure
     from paceline.contracts.recipe import DataSpec
     from paceline.inference.trained import build
-    from paceline.runs.weights_file import write_weights
+    from paceline.runs.weights import write_weights
 
     recipe, settings, panels = (
         ("translation", [*DEEPLIIF, f"ngf={ngf}"], MODALITIES) if networks == "deepliif" else ("restoration", SMALL, ())

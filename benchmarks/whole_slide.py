@@ -81,11 +81,10 @@ def open_result(work: Path, out: str, side: int) -> Iterator[tuple[Callable[[int
     """Yield a function that reads a square of the result, and the number of rows that are finished."""
     from paceline.images.regions.journal import purpose_of
     from paceline.images.regions.open_image import open_region_image
-    from paceline.images.regions.pyramid_file import PyramidFile, PyramidFormat, partial_files
+    from paceline.images.regions.pyramid_file import Place, PyramidFile, PyramidFormat, partial_files
     from paceline.images.regions.region_image import Box
-    from paceline.images.regions.tile_order import Place
     from paceline.inference.region_plan import plan_blocks, tiff_tile_px
-    from paceline.inference.tiling import Tiling
+    from paceline.inference.tiles import Tiling
 
     target = work / out / "slide.tif"
     if target.is_file():
@@ -113,12 +112,12 @@ def open_result(work: Path, out: str, side: int) -> Iterator[tuple[Callable[[int
 
 def check_regions(work: Path, out: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Compare random regions of the result with a forward pass on each region and its halo."""
-    from paceline.contracts.pixel_format import EIGHT_BITS
-    from paceline.data.stored_pixels import to_pixels
+    from paceline.contracts.data_spec import EIGHT_BITS
+    from paceline.data.stream import to_pixels
     from paceline.images.regions.open_image import open_region_image
     from paceline.images.regions.region_image import Box
-    from paceline.inference.forward import tensor_of, to_unit_range, transform
-    from paceline.inference.image_model import open_image_model
+    from paceline.inference.runner import tensor_of, to_unit_range, transform
+    from paceline.inference.trained import open_image_model
 
     side, px = arguments.side, arguments.region_px
     model = open_image_model(str(work / "weights.safetensors"))

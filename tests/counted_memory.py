@@ -15,8 +15,7 @@ from paceline.parallel.shards import own_rows
 from paceline.parallel.strategy import Strategy
 from paceline.training.build import Parts, assemble
 from paceline.training.memory_forecast import forecast, precision_of
-from paceline.training.memory_trace import mark_recipe, trace_step
-from paceline.training.storage_log import BLOCK_BYTES, Column, Kind, StorageLog
+from paceline.training.memory_trace import BLOCK_BYTES, Column, Kind, StorageLog, mark_recipe, trace_step
 
 Settings = dict[str, SettingValue]
 

@@ -12,7 +12,7 @@ from paceline.commands.configure import configure
 from paceline.config.resolve import Config
 from paceline.training.build import Parts, assemble
 from paceline.training.evaluate import SplitEvaluator
-from paceline.training.replicas import check_replicas
+from paceline.training.loop import check_replicas
 
 Mailbox = dict[str, np.ndarray]
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from preloaded import MODULES
 
-from paceline.core.heartbeat import die_with_parent
+from paceline.core.watch import die_with_parent
 
 ACTIVITY = " …\n"  # the end of a line about an activity, which only a real `paceline` command prints
 TIMEOUT_SECONDS = 120.0  # long, since the machine may be busy

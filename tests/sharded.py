@@ -17,8 +17,7 @@ from paceline.parallel.shards import is_sharded
 from paceline.parallel.strategies.fsdp import FullyShardedDataParallel
 from paceline.runs.recipe import make_recipe
 from paceline.training.build import Parts, assemble
-from paceline.training.evaluate import training_evaluator
-from paceline.training.evaluated_weights import EvaluatedWeights
+from paceline.training.evaluate import EvaluatedWeights, training_evaluator
 from paceline.training.learner import Learner
 from paceline.training.rehearsal import rehearse_all
 

@@ -15,10 +15,9 @@ from running import Running, run_fork, start_function_in_ranks, weights_of
 from paceline.cli.app import run
 from paceline.contracts.recipe import Recipe
 from paceline.core import registry
-from paceline.core.announce import ANNOUNCED
 from paceline.core.errors import UserError
-from paceline.data.source import Source
-from paceline.data.source_settings import RegisteredSources
+from paceline.core.registry import ANNOUNCED
+from paceline.data.source import RegisteredSources, Source
 from paceline.parallel.strategy import Strategy
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "paceline-example"
@@ -325,7 +324,7 @@ class Mine(DistributedDataParallel):
 OWN_LOADER = """
 import torch
 from paceline.data.loader import Loader
-from paceline.data.transfer import channels_first, upload
+from paceline.data.stream import channels_first, upload
 
 class Mine(Loader):
     def fetch(self, requests):

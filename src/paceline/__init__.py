@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     import torch
 
     from paceline.commands.train import TrainResult
-    from paceline.commands.verify_result import Difference, VerifyResult
-    from paceline.config.setting import setting
-    from paceline.config.settings import RunSettings
+    from paceline.commands.verify import Difference, VerifyResult
+    from paceline.config.settings import RunSettings, setting
     from paceline.contracts.data_spec import DataSpec
     from paceline.contracts.phase import Batch, Best, Clock, Draw, Loss, Phase
     from paceline.contracts.recipe import Recipe
@@ -72,7 +71,7 @@ _MODULES = {  # the module that defines each public name, imported when the name
     "Case": "paceline.evaluation.contract",
     "Clock": "paceline.contracts.phase",
     "DataSpec": "paceline.contracts.data_spec",
-    "Difference": "paceline.commands.verify_result",
+    "Difference": "paceline.commands.verify",
     "Draw": "paceline.contracts.phase",
     "Evaluator": "paceline.evaluation.contract",
     "Loader": "paceline.data.loader",
@@ -86,8 +85,8 @@ _MODULES = {  # the module that defines each public name, imported when the name
     "Strategy": "paceline.parallel.strategy",
     "TrainResult": "paceline.commands.train",
     "UserError": "paceline.core.errors",
-    "VerifyResult": "paceline.commands.verify_result",
-    "setting": "paceline.config.setting",
+    "VerifyResult": "paceline.commands.verify",
+    "setting": "paceline.config.settings",
 }
 
 
@@ -241,8 +240,7 @@ def verify(
         Difference(ddp, weights of classifier, ..., ok)
     """
     from paceline.commands.configure import configure
-    from paceline.commands.verify import differences
-    from paceline.commands.verify_result import VerifyResult
+    from paceline.commands.verify import VerifyResult, differences
 
     named = _given(data=data, data_root=data_root, preset=preset, batch_size=batch_size, seed=seed)
     place = _given(accelerator=accelerator, devices=devices)

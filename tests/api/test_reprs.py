@@ -12,7 +12,7 @@ import paceline
 from paceline.inference.trained import read_stored
 from paceline.runs.checkpoint import choose_checkpoint
 from paceline.runs.folder import RunFolder
-from paceline.runs.weights_file import write_weights
+from paceline.runs.weights import write_weights
 
 SAME = paceline.Difference("ddp", "weights", "generator", 2.2e-16, 1e-9, "")
 OTHER = paceline.Difference("fsdp", "gradients of penalty", "discriminator", 0.25, 1e-12, "main.0.weight")

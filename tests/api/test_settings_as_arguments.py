@@ -14,7 +14,7 @@ import pytest
 import paceline
 from paceline.commands import train as train_command
 from paceline.commands import verify as verify_command
-from paceline.config.command_settings import SETTINGS_NOT_IN_VERIFY
+from paceline.config.flags import SETTINGS_NOT_IN_VERIFY
 from paceline.config.resolve import Config
 from paceline.config.settings import LearnerSettings, RunSettings
 from paceline.core import types

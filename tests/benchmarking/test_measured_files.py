@@ -7,8 +7,7 @@ from pathlib import Path
 from paceline.benchmarking.self_test import AllReduce, DeviceTest, ReplayCheck, measure_devices
 from paceline.commands.configure import configure
 from paceline.contracts.step_ladder import MeasuredRung, StepLadder
-from paceline.core.files import write_json
-from paceline.core.small_files import read_json
+from paceline.core.files import read_json, write_json
 from paceline.launch.tasks import Task, run_in_processes
 
 TINY = str(Path(__file__).resolve().parent.parent / "tiny.py")

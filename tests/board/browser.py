@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from paceline.core.heartbeat import die_with_parent
+from paceline.core.watch import die_with_parent
 
 TIMEOUT_SECONDS = 60.0
 KEY_CODES = {"Enter": 13, "Escape": 27, "ArrowLeft": 37, "ArrowRight": 39, "Tab": 9}

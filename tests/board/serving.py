@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from paceline.core.heartbeat import die_with_parent
+from paceline.core.watch import die_with_parent
 
 TIMEOUT_SECONDS = 60.0
 # The command `paceline`, but the first list of runs waits for all metrics, however slow the machine is.

@@ -18,7 +18,7 @@ from machines import Host, ask, ip, need_root
 from running import free_port, wait_until
 from s3_server import S3Server, find_weed
 
-from paceline.core.heartbeat import die_with_parent
+from paceline.core.watch import die_with_parent
 
 DAEMONS = ("munged", "slurmctld", "slurmd", "sbatch")
 CONFIGURATION = """

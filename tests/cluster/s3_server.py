@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from running import free_port
 
-from paceline.core.heartbeat import die_with_parent
+from paceline.core.watch import die_with_parent
 
 KEY, SECRET, BUCKET = "AKtest", "SKtest", "runs"
 TIMEOUT_SECONDS = 60.0

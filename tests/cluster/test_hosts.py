@@ -23,7 +23,7 @@ from running import (
 )
 
 from paceline.data.open_sources import open_sources
-from paceline.data.tickets import Stream
+from paceline.data.stream import Stream
 from paceline.runs.finished_run import config_of
 
 IMAGES, BATCH = 3300, 66  # 3,300 images are more than two epochs

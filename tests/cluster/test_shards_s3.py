@@ -16,7 +16,7 @@ from holds import Holds
 from running import run_fork, start_fork, wait_until, weights_of
 from s3_server import S3Server
 
-from paceline.commands.pack_shards import pack_to_shards
+from paceline.commands.pack import pack_to_shards
 
 TINY = str(Path(__file__).resolve().parent.parent / "tiny.py")
 BUCKET = "data"

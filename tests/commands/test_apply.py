@@ -20,13 +20,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 from paceline.cli.app import run
 from paceline.commands.configure import configure
 from paceline.contracts.recipe import DataSpec
-from paceline.inference.downsampled import measure
-from paceline.inference.image_model import open_image_model
-from paceline.inference.tile_runner import TileRunner
-from paceline.inference.tiling import Tiling, choose_tiling, plan_tiles
-from paceline.inference.trained import build
+from paceline.inference.apply import measure
+from paceline.inference.runner import TileRunner
+from paceline.inference.tiles import Tiling, choose_tiling, plan_tiles
+from paceline.inference.trained import build, open_image_model
 from paceline.recipes.super_resolution import SuperResolution
-from paceline.runs.weights_file import write_weights
+from paceline.runs.weights import write_weights
 
 PHOTO = photograph("astronaut")[100:160, 180:260]  # 60 rows, 80 columns
 TINY = {
@@ -163,7 +162,7 @@ def test_a_panel_with_transparency_may_be_above_the_limit_of_pillow(tmp_path, mo
     alpha = np.arange(40 * 80, dtype=np.uint8).reshape(40, 80, 1)
     Image.fromarray(np.concatenate([row, alpha], axis=-1)).save(tmp_path / "row.png")
     with monkeypatch.context() as patch:
-        patch.setattr("paceline.images.pillow_file.STRIP_PX", 80)
+        patch.setattr("paceline.images.decode.STRIP_PX", 80)
         patch.setattr(Image, "MAX_IMAGE_PIXELS", 700)  # Pillow rejects twice as many
         assert apply("restoration.safetensors", tmp_path / "row.png", "--panel", 2, "--out", tmp_path / "out") == 0
     assert np.array_equal(pixels(tmp_path / "out/row.png")[..., 3], alpha[:, 40:, 0])
@@ -254,7 +253,7 @@ def test_a_network_for_grey_images_processes_each_colour_channel(tmp_path):
 
 
 def test_unusable_files_are_listed_and_the_other_files_are_processed(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("paceline.images.size_limit.free_host_bytes", lambda: 2 * 10**9)
+    monkeypatch.setattr("paceline.images.decode.free_host_bytes", lambda: 2 * 10**9)
     Image.fromarray(PHOTO).save(tmp_path / "good.png")
     whole = (tmp_path / "good.png").read_bytes()
     (tmp_path / "cut.png").write_bytes(whole[: len(whole) // 2])
@@ -324,14 +323,14 @@ def test_tiles_are_as_large_as_memory_allows(monkeypatch):
     field = open_image_model("restoration.safetensors").receptive_field
     sides = []
     for free in (2e6, 2e7, 2e9):
-        monkeypatch.setattr("paceline.inference.tiling.free_bytes", lambda device, free=free: int(free))
+        monkeypatch.setattr("paceline.inference.tiles.free_bytes", lambda device, free=free: int(free))
         tiling = choose_tiling(field, (3000, 2000), torch.device("cuda"))
         assert tiling.side_px % field.multiple_px == 0 and not tiling.note
         if tiling.side_px < 3000:
             assert (tiling.side_px + 2 * tiling.halo_px) ** 2 * field.bytes_per_px * 1.5 <= free / 2
         sides.append(tiling.side_px)
     assert sides[0] < sides[1] < sides[2] == 3000
-    monkeypatch.setattr("paceline.inference.tiling.free_bytes", lambda device: 10_000)
+    monkeypatch.setattr("paceline.inference.tiles.free_bytes", lambda device: 10_000)
     assert (
         "does not fit in memory: seams may be visible" in choose_tiling(field, (3000, 2000), torch.device("cpu")).note
     )
@@ -381,7 +380,7 @@ def test_a_downsampled_image_is_compared_with_its_original(tmp_path, capsys):
 
 
 def test_metrics_computed_in_strips_of_rows_equal_those_from_scikit_image(monkeypatch):
-    monkeypatch.setattr("paceline.inference.downsampled.ROWS_AT_ONCE", 7)
+    monkeypatch.setattr("paceline.inference.apply.ROWS_AT_ONCE", 7)
     noisy = np.clip(PHOTO.astype(int) + np.random.default_rng(0).integers(-9, 10, PHOTO.shape), 0, 255).astype(np.uint8)
     psnr, ssim = measure(Image.fromarray(noisy), Image.fromarray(PHOTO), 2, "rgb")
     one, other = noisy[2:-2, 2:-2], PHOTO[2:-2, 2:-2]

@@ -25,8 +25,8 @@ from paceline.images.regions.open_image import open_region_image
 from paceline.images.regions.pyramid_file import PyramidFile
 from paceline.images.regions.region_image import Box
 from paceline.images.regions.tiff_image import TiffImage
-from paceline.inference import region_applier
-from paceline.inference.tile_runner import TileRunner
+from paceline.inference import apply_regions
+from paceline.inference.runner import TileRunner
 
 SMALLEST_LEVEL_PX = 128
 PHOTO = np.tile(photograph("astronaut")[:200, :300], (2, 1, 1))  # 400 rows, 300 columns
@@ -134,8 +134,8 @@ def test_results_get_their_names_only_when_all_of_them_are_complete(tmp_path: Pa
 
 
 def test_blocks_have_a_largest_size_unless_another_is_chosen(tmp_path: Path, monkeypatch, capsys) -> None:
-    monkeypatch.setitem(region_applier.LARGEST_BLOCK_PX, "cpu", 32)
-    monkeypatch.setattr(region_applier, "HALOS_PER_BLOCK", 1)
+    monkeypatch.setitem(apply_regions.LARGEST_BLOCK_PX, "cpu", 32)
+    monkeypatch.setattr(apply_regions, "HALOS_PER_BLOCK", 1)
     for words, side in (([], 32), (["--tile", 128], 128)):
         out = tmp_path / str(side)
         assert apply("twice.safetensors", "slide.tif", "--region", "0,0,300,400", "--out", out, *words) == 0

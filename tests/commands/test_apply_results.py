@@ -21,9 +21,9 @@ from paceline.commands.configure import configure
 from paceline.contracts.recipe import DataSpec
 from paceline.core.ordered_map import num_cores
 from paceline.data.file_lists import is_image, list_folder
-from paceline.inference.apply_plan import ImageTask
+from paceline.inference.apply_files import ImageTask
 from paceline.inference.trained import build
-from paceline.runs.weights_file import write_weights
+from paceline.runs.weights import write_weights
 
 PHOTO = photograph("astronaut")[100:140, 180:230]  # 40 rows, 50 columns
 TRANSLATING = ["generator=resnet_6", "segmentation_generator=unet_32", "ngf=1", "ndf=1", "d_layers=1"]
@@ -292,7 +292,7 @@ def test_an_empty_argument_does_not_mean_the_current_folder(weights, capsys):
 def test_progress_for_few_images_counts_pixels_and_ends_at_the_total(weights, capsys, monkeypatch):
     save("good.png")
     Path("cut.png").write_bytes(Path("good.png").read_bytes()[:-500])
-    monkeypatch.setattr("paceline.core.ticker.FIRST_SECONDS", -1.0)
+    monkeypatch.setattr("paceline.core.terminal.FIRST_SECONDS", -1.0)
     assert apply(weights / "twice.safetensors", "good.png", "--out", "out", "--tile", "25") == 0
     assert "62% of 2,000 pixels, " in capsys.readouterr().out
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
@@ -302,7 +302,7 @@ def test_progress_for_few_images_counts_pixels_and_ends_at_the_total(weights, ca
 
 def apply_with_a_hold(words: list[str]) -> int:
     """Run a command that opens 150 images and waits while there is a file `hold` before it opens the next one."""
-    from paceline.inference.applier import Applier
+    from paceline.inference.apply import Applier
 
     opened, numbers = Applier.open, itertools.count()
 

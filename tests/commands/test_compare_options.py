@@ -17,8 +17,7 @@ from paceline.cli.app import run
 from paceline.commands.configure import configure
 from paceline.compare.grid import Grid, Options
 from paceline.compare.measured import Measured
-from paceline.core.lock import Lock
-from paceline.core.small_files import read_json
+from paceline.core.files import Lock, read_json
 
 SHORT = ["--preset", "quick", "--accelerator", "cpu", "--no-verify", "--no-step-ladder", "--images", "128"]
 TINY = ["compare", "classification", *SHORT, "--set", "width=8", "--strategies", "single"]

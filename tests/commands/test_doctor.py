@@ -17,17 +17,17 @@ from paceline.cli.app import run
 from paceline.commands.configure import configure
 from paceline.config.settings import RunSettings
 from paceline.core.registry import load_class, names
-from paceline.data import memory
+from paceline.data import whole_source
 from paceline.data.feed import StepData
 from paceline.data.loader import Loader
 from paceline.data.loaders.workers import Workers
 from paceline.data.sources.digits import Digits
-from paceline.data.tickets import Tickets, in_order
+from paceline.data.stream import Tickets, in_order
 from paceline.parallel.place import Place
 from paceline.parallel.strategy import Strategy
 from paceline.parallel.world import World
-from paceline.runs import machine_record
-from paceline.runs.machine_record import LOADERS, SELF_TEST, cache_file, graph_obstacle, identity, read_cached
+from paceline.runs import record
+from paceline.runs.record import LOADERS, SELF_TEST, cache_file, graph_obstacle, identity, read_cached
 from paceline.training.graph import RunStep
 from paceline.training.loss_log import Entry
 from paceline.training.step import Step
@@ -46,7 +46,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def save_self_test(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
     """Save a self-test result and simulate a machine with two GPUs."""
-    monkeypatch.setattr(machine_record, "identity", lambda: TWO_GPUS)
+    monkeypatch.setattr(record, "identity", lambda: TWO_GPUS)
 
     def save(result: Any) -> None:
         cache_file(SELF_TEST).parent.mkdir(parents=True, exist_ok=True)
@@ -176,7 +176,7 @@ def test_doctor_does_not_load_data_that_a_run_would_not_keep_in_memory(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(loader_throughput, "BLOCK_SECONDS", 0.02)
-    monkeypatch.setattr(memory, "free_bytes", lambda device: 100_000)
+    monkeypatch.setattr(whole_source, "free_bytes", lambda device: 100_000)
     assert run(["doctor", "--loaders", "--workers", "0", "--accelerator", "cpu"]) == 0
     (result,) = read_cached(LOADERS)["measurements"]
     by_name = {one["loader"]: one for one in result["loaders"]}

@@ -15,9 +15,9 @@ from test_apply import write_random_weights
 
 from paceline.cli.app import run
 from paceline.core.errors import UserError
-from paceline.data.crop import Window
-from paceline.data.huge_images import accepting_huge_images
+from paceline.data.image_files import accepting_huge_images
 from paceline.data.sources.pairs import Pairs
+from paceline.data.stream import Window
 from paceline.images.regions.open_image import open_any_image
 from paceline.images.regions.region_image import Box
 
@@ -73,8 +73,8 @@ def make_huge(monkeypatch: pytest.MonkeyPatch, limit: int = 9_000) -> None:
         monkeypatch.setattr(f"paceline.images.{name}.PIXEL_LIMIT", limit)
     for name in ("data.image_files", "data.sample_regions"):
         monkeypatch.setattr(f"paceline.{name}.PIXEL_LIMIT", limit)
-    monkeypatch.setattr("paceline.inference.region_evaluation.LARGEST_TILE_PX", 64)
-    monkeypatch.setattr("paceline.inference.region_evaluation.HALOS_PER_TILE", 0)
+    monkeypatch.setattr("paceline.inference.evaluate_regions.LARGEST_TILE_PX", 64)
+    monkeypatch.setattr("paceline.inference.evaluate_regions.HALOS_PER_TILE", 0)
 
 
 def metrics(printed: str) -> dict[str, float]:
@@ -148,7 +148,7 @@ def test_only_evaluate_accepts_huge_test_images(tmp_path, monkeypatch) -> None:
     left_out = Pairs("test", settings)
     assert len(left_out) == 1 and "left out 1 of 2 samples" in left_out.notes[-1]
     assert "huge.png: unreadable image (120 × 120 pixels, above the limit" in left_out.notes[-1]
-    monkeypatch.setattr("paceline.images.size_limit.free_host_bytes", lambda: 400_000)  # the image needs 158,400
+    monkeypatch.setattr("paceline.images.decode.free_host_bytes", lambda: 400_000)  # the image needs 158,400
     with accepting_huge_images():
         source = Pairs("test", settings)
     assert len(source) == 2 and source.has_huge_images, "samples do not depend on the free memory"
@@ -175,7 +175,7 @@ def test_measure_compares_large_png_files_in_blocks(tmp_path, monkeypatch) -> No
     for by_region in (False, True):
         if by_region:
             make_huge(monkeypatch)
-            monkeypatch.setattr("paceline.inference.region_pair.BLOCK_PX", 64)
+            monkeypatch.setattr("paceline.inference.compare_images.BLOCK_PX", 64)
         report = tmp_path / f"{by_region}.json"
         words = ["measure", str(tmp_path / "made.png"), str(tmp_path / "target.png"), "--json", str(report)]
         assert run([*words, "--protocol", "y", "--border", "3"]) == 0

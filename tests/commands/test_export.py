@@ -15,9 +15,8 @@ from test_apply import write_random_weights
 from paceline.cli.app import run
 from paceline.commands.configure import configure
 from paceline.contracts.recipe import DataSpec
-from paceline.inference.image_model import open_image_model
-from paceline.inference.trained import build, open_trained, read_stored
-from paceline.runs.weights_file import write_weights
+from paceline.inference.trained import build, open_image_model, open_trained, read_stored
+from paceline.runs.weights import write_weights
 
 TINY_GAN = str(Path(__file__).parent.parent / "tiny_gan.py")
 SPEC = DataSpec(3, 32, 32, num_classes=3, class_names=("cat", "dog", "owl"), empty_classes=(1,))

@@ -14,10 +14,10 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from paceline.cli.app import app, run
-from paceline.cli.examples import EXAMPLES
 from paceline.cli.flags import GROUPS
+from paceline.cli.help import EXAMPLES
+from paceline.config.flags import SourceFlags
 from paceline.config.settings import LearnerSettings
-from paceline.config.source_flags import SourceFlags
 from paceline.contracts.recipe import Recipe
 from paceline.core.declared import preset_names
 from paceline.core.registry import load_class, names

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import paceline
 from paceline.cli.app import run
-from paceline.inference.image_model import open_image_model
+from paceline.inference.trained import open_image_model
 from paceline.models.layers import normalise_by_image
 from paceline.parallel.batchnorm import synchronize
 

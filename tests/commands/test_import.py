@@ -15,9 +15,9 @@ from torch import Tensor, nn
 import paceline
 from paceline.cli.app import run
 from paceline.contracts.recipe import DataSpec
-from paceline.inference.image_model import open_image_model
+from paceline.inference.trained import open_image_model
 from paceline.models import networks
-from paceline.models.rrdbnet import RRDBNet
+from paceline.models.esrgan import RRDBNet
 from paceline.models.srresnet import SRResNet
 from paceline.models.torch_file import read_state_dict
 from paceline.recipes.translation import Translation, TranslationSettings

@@ -15,12 +15,12 @@ from PIL import Image
 from torch import Tensor
 
 from paceline.cli.app import run
-from paceline.core.activity import end_activity
 from paceline.core.errors import UserError
+from paceline.core.terminal import end_activity
 from paceline.data.sources.panels import Panels
 from paceline.evaluation.features.network import Arithmetic, FeatureNetwork, Features
 from paceline.evaluation.statistics import frechet_distance
-from paceline.inference.matching import match_files
+from paceline.inference.files import match_files
 
 SIDE = 24
 
@@ -205,7 +205,7 @@ class MeanColors(FeatureNetwork):
 
 @pytest.fixture
 def inception(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    monkeypatch.setattr("paceline.commands.measure_fid.load_inception", lambda *_: MeanColors())
+    monkeypatch.setattr("paceline.commands.measure.load_inception", lambda *_: MeanColors())
     return ["--inception", "network.pt"]
 
 
@@ -305,7 +305,7 @@ def test_huge_files_are_compared_by_region_with_the_same_metrics(words, tmp_path
     for by_region in (False, True):
         if by_region:
             monkeypatch.setattr("paceline.images.regions.open_image.PIXEL_LIMIT", 1000)
-            monkeypatch.setattr("paceline.inference.region_pair.BLOCK_PX", 64)
+            monkeypatch.setattr("paceline.inference.compare_images.BLOCK_PX", 64)
         report = tmp_path / f"{by_region}.json"
         assert (
             run(["measure", str(tmp_path / "made.tif"), str(tmp_path / "target.tif"), "--json", str(report), *words])

@@ -15,8 +15,7 @@ from paceline.config.resolve import resolve
 from paceline.contracts.recipe import DataSpec, Recipe
 from paceline.core import registry
 from paceline.core.errors import UserError
-from paceline.data.source import ArraySource
-from paceline.data.source_settings import RegisteredSources
+from paceline.data.source import ArraySource, RegisteredSources
 
 
 @pytest.fixture

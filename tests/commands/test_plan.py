@@ -27,9 +27,8 @@ from paceline.cli.app import run
 from paceline.commands.configure import configure
 from paceline.commands.plan import _print_speeds
 from paceline.core.errors import UserError
-from paceline.core.files import write_json
-from paceline.core.screen import open_screen
-from paceline.core.small_files import read_json
+from paceline.core.files import read_json, write_json
+from paceline.core.terminal import open_screen
 from paceline.parallel.batchnorm import SynchronizedBatchNorm
 from paceline.parallel.place import Place
 from paceline.parallel.torch_internals import AnyBatchNorm

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from running import run_fork
 
-from paceline.commands.plan_memory import parse_bytes
+from paceline.commands.plan import parse_bytes
 from paceline.core.errors import UserError
 
 SYNCING = str(Path(__file__).parents[1] / "syncing.py")

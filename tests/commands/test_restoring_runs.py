@@ -19,9 +19,9 @@ from paceline.commands.configure import configure
 from paceline.contracts.recipe import DataSpec
 from paceline.inference.trained import build
 from paceline.runs.checkpoint import Checkpoints, choose_checkpoint
+from paceline.runs.finished_run import stages_of
 from paceline.runs.metrics import read_metrics
-from paceline.runs.stages import stages_of
-from paceline.runs.weights_file import write_weights
+from paceline.runs.weights import write_weights
 
 
 def sets(*settings: str) -> list[str]:

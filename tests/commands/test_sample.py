@@ -14,7 +14,7 @@ from running import run_fork
 import paceline
 from paceline.cli.app import run
 from paceline.images.grids import GAP_PX, captioned, grid, save_animation
-from paceline.inference.interpolation import slerp
+from paceline.inference.generate import slerp
 
 TINY_GAN = str(Path(__file__).parent.parent / "tiny_gan.py")
 BRIGHT = (255, 0, 255)
@@ -63,7 +63,7 @@ def test_a_smaller_grid_shows_the_first_images_of_the_larger_one():
 
 
 def test_single_images_are_written_to_a_folder_in_order(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr("paceline.inference.sample_files.IMAGES_AT_ONCE", 3)
+    monkeypatch.setattr("paceline.inference.generate.IMAGES_AT_ONCE", 3)
     words = ["sample", "long", "--count", "8", "--accelerator", "cpu", "--trust"]
     assert run([*words, "--to", str(tmp_path / "made")]) == 0
     files = sorted((tmp_path / "made").iterdir())

@@ -19,8 +19,7 @@ from paceline.config.resolve import Inherited, resolve
 from paceline.contracts.recipe import Recipe
 from paceline.core import registry
 from paceline.core.errors import UserError
-from paceline.data.source import Source
-from paceline.data.source_settings import RegisteredSources
+from paceline.data.source import RegisteredSources, Source
 from paceline.runs.finished_run import config_of
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guide" / "data.md"

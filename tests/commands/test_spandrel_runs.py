@@ -16,7 +16,7 @@ from PIL import Image
 from paceline.cli.app import run
 from paceline.commands.configure import configure
 from paceline.commands.verify import differences
-from paceline.inference.image_model import open_image_model
+from paceline.inference.trained import open_image_model
 from paceline.runs.metrics import read_metrics
 
 spandrel = pytest.importorskip("spandrel")

@@ -13,9 +13,9 @@ from running import run_fork
 
 from paceline.cli.app import run
 from paceline.commands.configure import configure
-from paceline.config.other_names import COMMON
+from paceline.config.flags import COMMON
 from paceline.core.registry import names
-from paceline.runs.config import load_recipe
+from paceline.runs.recipe import load_recipe
 
 SIDE = 40  # not a multiple of the crop or of 32; a five-level U-Net needs multiples of 32
 TINY = "generator=resnet_6,segmentation_generator=unet_32,ngf=1,ndf=1,d_layers=1,dropout=0"

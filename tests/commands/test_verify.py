@@ -10,8 +10,7 @@ import torch
 
 from paceline.commands import verify as verify_command
 from paceline.commands.configure import configure
-from paceline.commands.verify import compare, explain, verify
-from paceline.commands.verify_result import Difference
+from paceline.commands.verify import Difference, compare, explain, verify
 from paceline.core.errors import UserError
 
 

@@ -17,8 +17,8 @@ from test_image_statistics import import_network
 
 import paceline
 from paceline.cli.app import run
-from paceline.runs.tensors import pack
-from paceline.runs.weights_file import DATA, RECIPE, read_tensors
+from paceline.runs.tensor_files import pack
+from paceline.runs.weights import DATA, RECIPE, read_tensors
 
 COUNT, SIDE = 10, 24
 WEIGHTS = "run/checkpoints/000000000008/weights.safetensors"

@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 
-from paceline.config.arguments import Arguments
 from paceline.config.files import changed_settings, identity, parse_assignments, read_file, to_toml
-from paceline.config.resolve import Config, resolve
-from paceline.config.setting import setting
+from paceline.config.resolve import Arguments, Config, resolve
+from paceline.config.settings import setting
 from paceline.contracts.recipe import DataSpec, Recipe
 from paceline.core.errors import UserError
-from paceline.data.source_settings import RegisteredSources
-from paceline.runs.config import resolve_config
-from paceline.runs.weights_file import weights_metadata
+from paceline.data.source import RegisteredSources
+from paceline.runs.recipe import resolve_config
+from paceline.runs.weights import weights_metadata
 
 
 def resolved(*layers: Any) -> Config:

@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from paceline.config.resolve import resolve
-from paceline.config.setting import BOUNDS
-from paceline.config.settings import LearnerSettings, RunSettings, setting
+from paceline.config.settings import BOUNDS, LearnerSettings, RunSettings, setting
 from paceline.config.spans import Span
 from paceline.contracts.recipe import Recipe
 from paceline.core.errors import UserError
-from paceline.data.source_settings import RegisteredSources
+from paceline.data.source import RegisteredSources
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from paceline.core import activity as reports
-from paceline.core import status_line
-from paceline.core.activity import SHOWN, Counter, activity, counted
-from paceline.core.printable import wrapped
+from paceline.core import terminal as reports
+from paceline.core import terminal as status_line
+from paceline.core.terminal import SHOWN, Counter, activity, counted
+from paceline.core.text import wrapped
 
 
 class Terminal(io.StringIO):
@@ -38,7 +38,7 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_import_of_torch_is_reported_before_it_begins(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("import sys\nprint('importing', file=sys.stderr)\n")
-    code = "from paceline.core.activity import show_activities; show_activities(); import json; import torch"
+    code = "from paceline.core.terminal import show_activities; show_activities(); import json; import torch"
     path = os.pathsep.join([str(tmp_path), *sys.path])
     done = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=60
@@ -80,7 +80,7 @@ def test_without_a_terminal_a_counter_prints_plain_lines_at_growing_intervals(
 
 READING = """
 import sys, time, types
-from paceline.core.activity import activity, show_activities
+from paceline.core.terminal import activity, show_activities
 from paceline.core import activity as reports, status_line
 reports.SECONDS_UNTIL_COUNTED, status_line.SECONDS_BETWEEN_TICKS = 0, 0.01
 reports.time = types.SimpleNamespace(monotonic=lambda: 0.0)  # the seconds do not depend on the machine
@@ -176,7 +176,7 @@ def test_a_long_line_is_broken_between_words_on_a_terminal_only(monkeypatch: pyt
 
 @pytest.mark.parametrize(("encoding", "shown"), [("ascii", b"ok: a -> b <= 1e-9 ... \\u753b"), ("utf-8", "✓".encode())])
 def test_symbols_have_a_replacement_in_other_encodings(encoding: str, shown: bytes) -> None:
-    code = "from paceline.core.printable import print_any_text; print_any_text(); print('✓ a → b ≤ 1e-9 … 画')"
+    code = "from paceline.core.text import print_any_text; print_any_text(); print('✓ a → b ≤ 1e-9 … 画')"
     environment = os.environ | {"PYTHONIOENCODING": encoding}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, timeout=60)
     assert done.returncode == 0 and shown in done.stdout

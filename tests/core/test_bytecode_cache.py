@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from paceline.core.bytecode_cache import PREFIX, SAMPLES, WRITES_NONE
-from paceline.core.user_cache import writable_cache
+from paceline.core.files import writable_cache
+from paceline.core.startup import PREFIX, SAMPLES, WRITES_NONE
 
-IMPORTS = "from paceline.core.bytecode_cache import keep_bytecode; keep_bytecode(); import torch._dynamo"
+IMPORTS = "from paceline.core.startup import keep_bytecode; keep_bytecode(); import torch._dynamo"
 PRINTS = "import os, sys; print(sys.pycache_prefix, os.environ.get('PYTHONPYCACHEPREFIX'))"
 
 

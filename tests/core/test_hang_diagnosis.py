@@ -8,8 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from paceline.core.flight_recorder import CAPACITY, FlightRecorder, Operation, Record
-from paceline.core.hang_diagnosis import Witness, diagnose
+from paceline.core.watch import CAPACITY, FlightRecorder, Operation, Record, Witness, diagnose
 
 STEP = ("norm", "norm", "gradients", "norm, backward", "norm, backward")
 
@@ -102,7 +101,7 @@ def test_the_record_of_a_killed_process_can_be_read(tmp_path: Path) -> None:
     path = tmp_path / "record"
     code = (
         "import os, signal\n"
-        "from paceline.core.flight_recorder import recorder\n"
+        "from paceline.core.watch import recorder\n"
         "recorder().set_rank(1, 2); recorder().start('sum')\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.core.host_memory import free_host_bytes
+from paceline.core.host import free_host_bytes
 
 GB = 10**9
 UNLIMITED_V1 = 9223372036854771712

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from running import run_fork
 
-from paceline.core.machine_load import LOAD, excess_load, record_load
+from paceline.core.host import LOAD, excess_load, record_load
 
 
 def test_the_load_when_the_command_started_is_reported_if_the_machine_was_busy(monkeypatch: pytest.MonkeyPatch) -> None:

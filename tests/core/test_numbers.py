@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from paceline.core.numbers import epoch, four_digits, rate
+from paceline.core.text import epoch, four_digits, rate
 
 
 @pytest.mark.parametrize(

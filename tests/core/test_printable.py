@@ -15,8 +15,8 @@ import pytest
 from running import run_fork
 
 from paceline.cli.app import run
-from paceline.core.printable import printable, printable_lines
-from paceline.core.screen import literal, open_screen
+from paceline.core.terminal import literal, open_screen
+from paceline.core.text import printable, printable_lines
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\nline\r\u202etxt\u2066\x9b1m\udcff"
 

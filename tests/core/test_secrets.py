@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from paceline.cli.app import run
-from paceline.core.secrets import is_private_name, redact
-from paceline.runs.mirror.staging import Staging
+from paceline.core.text import is_private_name, redact
+from paceline.runs.mirror.mirror import Staging
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_setting_with_a_credential_is_rejected_and_not_written(
 def test_hiding_credentials_takes_linear_time() -> None:
     """A quadratic-time search would take hours on these texts, and stall training and the board."""
     code = (
-        "from paceline.core.secrets import is_private_name, redact\n"
+        "from paceline.core.text import is_private_name, redact\n"
         "for part in ('a', '-', '://', 'key', '=', 'token', 'a://', 'a.', 'a://b:', 'pass ', 'sk-', '@', 'api_'):\n"
         "    text = part * (300_000 // len(part))\n"
         "    redact(text), is_private_name(text)\n"

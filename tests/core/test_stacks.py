@@ -8,8 +8,8 @@ from pathlib import Path
 
 PROGRAM = """
 import faulthandler, os, pathlib, signal, sys, threading
-from paceline.core.stacks import STACK_SIGNAL, dump_stacks_on_signal, stop_dumping_stacks
-from paceline.core.flight_recorder import recorder
+from paceline.core.watch import STACK_SIGNAL, dump_stacks_on_signal, stop_dumping_stacks
+from paceline.core.watch import recorder
 
 log, own = pathlib.Path("log.txt"), open("own.txt", "w")
 {before}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.core.storage.failures import cause_of, is_lasting
+from paceline.core.storage.files import cause_of, is_lasting
 
 
 class HttpError(Exception):

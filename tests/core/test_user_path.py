@@ -12,10 +12,9 @@ from paceline.cli.app import run
 from paceline.commands.configure import configure
 from paceline.contracts.data_spec import DataSpec
 from paceline.core.errors import UserError
-from paceline.core.files import user_path
-from paceline.core.user_cache import user_cache, writable_cache
+from paceline.core.files import user_cache, user_path, writable_cache
 from paceline.data.open_sources import open_sources
-from paceline.runs.data_spec_file import read_data_spec, write_data_spec
+from paceline.runs.record import read_data_spec, write_data_spec
 
 UNKNOWN = "~no-such-user/x"
 COMMANDS = {

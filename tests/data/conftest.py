@@ -10,7 +10,7 @@ import torch
 from made_data import write_packed, writers
 
 from paceline.config.settings import RunSettings
-from paceline.data.source_settings import RegisteredSources
+from paceline.data.source import RegisteredSources
 
 torch.set_num_threads(1)
 

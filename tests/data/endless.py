@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 
 from paceline.data.source import Source
-from paceline.data.tickets import Stream, Tickets
+from paceline.data.stream import Stream, Tickets
 
 
 def endless(source: Source, batch: int, seed: int = 3) -> Iterator[Tickets]:

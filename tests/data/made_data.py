@@ -17,7 +17,7 @@ from PIL import Image
 from paceline.commands.pack import pack
 from paceline.contracts.recipe import Batch
 from paceline.data.loader import Loader
-from paceline.data.tickets import Tickets
+from paceline.data.stream import Tickets
 
 
 def raw_batches(loader: Loader, requests: Iterable[Tickets]) -> Iterator[Batch]:

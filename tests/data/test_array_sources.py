@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from paceline.config.flags import PixelSettings
 from paceline.config.settings import RunSettings
-from paceline.config.source_flags import PixelSettings
 from paceline.core.errors import UserError
 from paceline.data.sources.digits import Digits
 from paceline.data.sources.npz import Npz

@@ -10,8 +10,8 @@ from skimage.color import hed2rgb, rgb2hed
 from skimage.filters import gaussian, threshold_otsu
 
 from paceline.data.bundled import FOLDER
+from paceline.data.sources.panels import stained_tissue
 from paceline.data.sources.photos import EMBEDDED
-from paceline.data.stained_tissue import stained_tissue
 from paceline.images.decode import decode
 
 # SHA-256 of the dtype, shape and values of each decoded array. Runs made with other versions depend on these arrays.

@@ -7,9 +7,7 @@ import pytest
 import torch
 
 from paceline.contracts.recipe import DataSpec
-from paceline.data.class_draws import count_classes, in_proportion, selecting
-from paceline.data.source import ArraySource, Sample, Source
-from paceline.data.subset import Subset
+from paceline.data.source import ArraySource, Sample, Source, Subset, count_classes, in_proportion, selecting
 
 LABELS = np.array([0, 2, 2, 2, 0, 2, 2, 2])
 SPEC = DataSpec(1, 2, 2, num_classes=4)

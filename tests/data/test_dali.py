@@ -19,19 +19,17 @@ from PIL import Image, ImageFilter
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Batch, DataSpec
 from paceline.core.errors import UserError
-from paceline.data.feed import evaluation_batches
+from paceline.data.feed import BatchPipeline, evaluation_batches
 from paceline.data.loader import Loader
 from paceline.data.loaders.dali import Dali
 from paceline.data.loaders.workers import Workers
-from paceline.data.pipeline import BatchPipeline
-from paceline.data.source import ArraySource, Source
+from paceline.data.source import ArraySource, Source, Subset
 from paceline.data.sources.degraded import Degraded
 from paceline.data.sources.folder import Folder
 from paceline.data.sources.pairs import Pairs
 from paceline.data.sources.panels import Panels
 from paceline.data.sources.photos import Photos
-from paceline.data.subset import Subset
-from paceline.data.tickets import Stream
+from paceline.data.stream import Stream
 
 CPU = torch.device("cpu")
 Test = TypeVar("Test", bound=Callable[..., Any])

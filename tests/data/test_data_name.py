@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.config.settings import RunSettings
-from paceline.data.data_name import data_name
+from paceline.data.open_sources import data_name
 
 
 @pytest.mark.parametrize(

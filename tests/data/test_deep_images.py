@@ -15,16 +15,14 @@ from paceline.config.settings import RunSettings
 from paceline.contracts.data_spec import DataSpec
 from paceline.core.errors import UserError
 from paceline.core.registry import load_class
+from paceline.data.feed import BatchPipeline
 from paceline.data.loaders.resident import Resident
 from paceline.data.loaders.workers import Workers
-from paceline.data.packing.manifest import MANIFEST
-from paceline.data.pipeline import BatchPipeline
-from paceline.data.sample_check import check_sample
-from paceline.data.source import ArraySource, Source
-from paceline.data.source_settings import RegisteredSources
-from paceline.data.tickets import Stream
+from paceline.data.packed import MANIFEST
+from paceline.data.source import ArraySource, RegisteredSources, Source, check_sample
+from paceline.data.stream import Stream
 from paceline.data.transforms import Augment, transform
-from paceline.runs.data_spec_file import from_json, to_json
+from paceline.runs.record import from_json, to_json
 
 CPU = torch.device("cpu")
 CHANNELS = 5

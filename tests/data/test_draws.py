@@ -1,8 +1,8 @@
 import torch
 
 from paceline.contracts.recipe import Draw
-from paceline.data.draws import BLOCK_ROWS, Drawer
 from paceline.data.feed import drawn_batches
+from paceline.data.stream import BLOCK_ROWS, Drawer
 
 DRAWS = {"noise": Draw((3,), "normal"), "where": Draw((2, 2), "uniform"), "coin": Draw((), "uniform", common=True)}
 

@@ -10,8 +10,7 @@ import pytest
 from made_data import random_images
 from PIL import Image
 
-from paceline.commands.pack import pack
-from paceline.commands.pack_shards import pack_to_shards
+from paceline.commands.pack import pack, pack_to_shards
 from paceline.contracts.recipe import DataSpec
 from paceline.core.registry import load_class
 from paceline.data.fingerprint import (
@@ -22,8 +21,7 @@ from paceline.data.fingerprint import (
     is_same_data,
     without_sizes,
 )
-from paceline.data.source import ArraySource, Sample, Source
-from paceline.data.source_settings import RegisteredSources
+from paceline.data.source import ArraySource, RegisteredSources, Sample, Source
 
 
 class OnlyRead(Source):

@@ -13,21 +13,20 @@ import pytest
 from PIL import Image
 
 from paceline.commands.pack import pack
+from paceline.config.flags import PhotoSettings, SeparateTestFolder
 from paceline.config.settings import RunSettings
-from paceline.config.source_flags import PhotoSettings, SeparateTestFolder
 from paceline.core.errors import UserError
-from paceline.core.printable import printable
+from paceline.core.text import printable
 from paceline.data.file_lists import images_under, list_folder
-from paceline.data.panel_names import PanelSettings
+from paceline.data.source import PanelSettings
 from paceline.data.sources.folder import Folder
 from paceline.data.sources.npz import Npz
 from paceline.data.sources.pairs import Pairs
 from paceline.data.sources.panels import Panels
 from paceline.data.sources.photos import Photos
 from paceline.images.decode import BadImage, decode
-from paceline.inference.apply_plan import plan_results
-from paceline.inference.find_images import find_images
-from paceline.inference.skipped import SkippedImage, report_skipped
+from paceline.inference.apply_files import plan_results
+from paceline.inference.files import SkippedImage, find_images, report_skipped
 
 NOT_UTF8 = os.fsdecode(b"\xff\xfe.png")
 HOSTILE_NAMES = (NOT_UTF8, "two\nlines.png", "\x1b[2Jescape.png", "\u202egnp.exe.png", "ünïcode 日本.png")

@@ -12,7 +12,7 @@ import pytest
 from made_data import random_images
 from PIL import Image
 
-from paceline.config.source_flags import SeparateTestFolder
+from paceline.config.flags import SeparateTestFolder
 from paceline.core.errors import UserError
 from paceline.data.sources.folder import Folder
 

@@ -10,17 +10,17 @@ import pytest
 from PIL import Image
 
 from paceline.cli.app import run
-from paceline.config.source_flags import PhotoSettings, SeparateTestFolder
+from paceline.config.flags import PhotoSettings, SeparateTestFolder
 from paceline.core.errors import UserError
 from paceline.data.open_sources import open_sources
-from paceline.data.panel_names import PanelSettings
+from paceline.data.source import PanelSettings
 from paceline.data.sources.degraded import Degraded
 from paceline.data.sources.folder import Folder
 from paceline.data.sources.packed import Packed
 from paceline.data.sources.pairs import Pairs
 from paceline.data.sources.panels import Panels
 from paceline.data.sources.photos import Photos
-from paceline.runs.config import resolve_config
+from paceline.runs.recipe import resolve_config
 
 SCENES, CROPS = 12, 4
 BY_SCENE = r"(scene\d+)_"

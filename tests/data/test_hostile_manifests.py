@@ -222,6 +222,6 @@ def test_an_index_with_wrong_content_is_rejected_in_one_line(kind: str, tmp_path
     "change", [lambda index: None, lambda index: index.pop("headers") and None, _put(extra=1), _row(6, 2)]
 )
 def test_an_index_from_another_program_is_used(change: Change, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.data.shards.indexing.scan", lambda *_: pytest.fail("the shard was scanned"))
+    monkeypatch.setattr("paceline.data.shards.catalog.scan", lambda *_: pytest.fail("the shard was scanned"))
     write_root(tmp_path / "root", make_manifest() | {"extra": None}, change)
     read_all(tmp_path / "root")

@@ -10,7 +10,7 @@ from hostile_packs import DAMAGES, GOOD, Pack
 
 from paceline.config.settings import RunSettings
 from paceline.core.errors import UserError
-from paceline.data.sample_check import check_split
+from paceline.data.source import check_split
 from paceline.data.sources.packed import Packed
 
 PLACE_ELSEWHERE = "another image's checksum"  # found when the image is read

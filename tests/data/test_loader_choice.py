@@ -16,15 +16,14 @@ from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import DataSpec
 from paceline.core import registry
 from paceline.core.errors import UserError
-from paceline.data import memory
-from paceline.data.loader import Fit, Loader
-from paceline.data.loader_choice import choose_loader, choose_loaders
+from paceline.data import whole_source
+from paceline.data.loader import Fit, Loader, choose_loader, choose_loaders
 from paceline.data.loaders.resident import Resident
 from paceline.data.loaders.workers import Workers
-from paceline.data.memory import SHARES
 from paceline.data.source import ArraySource, Source
 from paceline.data.sources.digits import Digits
-from paceline.data.tickets import in_order
+from paceline.data.stream import in_order
+from paceline.data.whole_source import SHARES
 from paceline.parallel.place import Place
 from paceline.parallel.world import World
 from paceline.training.build import assemble
@@ -55,7 +54,7 @@ def room(monkeypatch: pytest.MonkeyPatch) -> SetRoom:
             requested.append(device.type)
             return round((counts[device.type] * sample_bytes + 1) / SHARES[device.type])
 
-        monkeypatch.setattr(memory, "free_bytes", free_bytes)
+        monkeypatch.setattr(whole_source, "free_bytes", free_bytes)
         return requested
 
     return set_room

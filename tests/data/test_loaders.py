@@ -22,13 +22,12 @@ from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Batch, DataSpec
 from paceline.core import registry
 from paceline.core.errors import UserError
-from paceline.data import pixels
+from paceline.data import whole_source
 from paceline.data.loader import Loader
 from paceline.data.loaders.workers import Workers
-from paceline.data.source import ArraySource, Sample, Source
+from paceline.data.source import ArraySource, Sample, Source, Subset
 from paceline.data.sources.digits import Digits
-from paceline.data.subset import Subset
-from paceline.data.tickets import in_order
+from paceline.data.stream import in_order
 from paceline.data.transforms import Augment, transform
 
 CPU = torch.device("cpu")
@@ -139,8 +138,8 @@ def test_loading_leaves_the_torch_random_state_unchanged(name: str, workers: int
 
 
 def test_data_kept_in_memory_is_the_same_when_read_in_chunks(digits: Source, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pixels, "BYTES_PER_READ", 100 * 1032)
-    pieces = pixels.Pixels(digits, CPU, num_workers=0).samples
+    monkeypatch.setattr(whole_source, "BYTES_PER_READ", 100 * 1032)
+    pieces = whole_source.Pixels(digits, CPU, num_workers=0).samples
     assert np.array_equal(pieces["image"].numpy(), digits.read_many(np.arange(len(digits)))["image"])
 
 
@@ -198,7 +197,7 @@ import signal, sys, torch
 from paceline.config.settings import RunSettings
 from paceline.data.loaders.workers import Workers
 from paceline.data.source import ArraySource
-from paceline.data.tickets import in_order
+from paceline.data.stream import in_order
 from paceline.contracts.recipe import DataSpec
 import itertools, numpy as np
 

@@ -12,13 +12,12 @@ from PIL import Image
 
 from paceline.commands.configure import configure
 from paceline.commands.evaluate import _for_whole_folder
+from paceline.config.flags import SeparateTestFolder
 from paceline.config.settings import RunSettings
-from paceline.config.source_flags import SeparateTestFolder
 from paceline.core import registry
 from paceline.core.errors import UserError
 from paceline.data.open_sources import open_sources
-from paceline.data.source import Source
-from paceline.data.source_settings import RegisteredSources
+from paceline.data.source import RegisteredSources, Source
 
 COUNT, SIDE = 10, 12
 FOLDERS = {"photos": ("",), "degraded": ("",), "pairs": ("input", "target"), "panels": ("",), "folder": ("",)}

@@ -10,16 +10,14 @@ from PIL import Image
 from running import run_fork
 
 from paceline.commands.pack import pack
-from paceline.config.source_flags import PhotoSettings, SeparateTestFolder
+from paceline.config.flags import PhotoSettings, SeparateTestFolder
 from paceline.core.errors import UserError
-from paceline.data.panel_names import PanelSettings
-from paceline.data.source import Source
+from paceline.data.source import PanelSettings, Source
 from paceline.data.sources.folder import Folder
 from paceline.data.sources.pairs import Pairs
 from paceline.data.sources.panels import Panels
 from paceline.data.sources.photos import Photos
-from paceline.inference.find_images import find_images
-from paceline.inference.skipped import SkippedImage, report_skipped
+from paceline.inference.files import SkippedImage, find_images, report_skipped
 
 DAMAGED = 7
 

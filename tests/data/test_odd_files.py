@@ -16,16 +16,16 @@ import torch
 from photographs import photograph
 from PIL import Image
 
-from paceline.config.source_flags import PhotoSettings, SeparateTestFolder
+from paceline.config.flags import PhotoSettings, SeparateTestFolder
 from paceline.core.errors import UserError
 from paceline.data.sources.folder import Folder
 from paceline.data.sources.photos import Photos
 from paceline.images.decode import BadImage
-from paceline.images.image_file import read_image
+from paceline.images.encode import read_image
 from paceline.images.readers import EightBitReader
-from paceline.inference.apply_plan import plan_results, read_headers
-from paceline.inference.classify_files import classify_files
-from paceline.inference.find_images import find_images
+from paceline.inference.apply_files import plan_results, read_headers
+from paceline.inference.classify import classify_files
+from paceline.inference.files import find_images
 from paceline.inference.region_plan import RegionOptions
 
 PHOTO = Image.fromarray(photograph("coffee")).resize((24, 20))

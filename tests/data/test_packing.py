@@ -15,10 +15,10 @@ from running import start_fork, wait_until
 from paceline.commands.pack import pack
 from paceline.config.settings import RunSettings
 from paceline.core.errors import UserError
-from paceline.data.crop import Window
 from paceline.data.sources.digits import Digits
 from paceline.data.sources.packed import Packed
 from paceline.data.sources.photos import Photos
+from paceline.data.stream import Window
 
 NO_FLAGS = {"workers": 0}
 

@@ -16,10 +16,10 @@ from paceline.commands.configure import configure
 from paceline.commands.pack import pack
 from paceline.config.settings import RunSettings
 from paceline.core.errors import UserError
-from paceline.core.lock import LOCK, Lock
+from paceline.core.files import LOCK, Lock
+from paceline.data import packed as packing
 from paceline.data.open_sources import open_sources
-from paceline.data.packing import writer as packing
-from paceline.data.packing.origin import describe
+from paceline.data.packed import describe
 from paceline.data.sources.packed import Packed
 from paceline.data.sources.photos import Photos
 from paceline.data.worker_pool import _print_unless_orphaned

@@ -15,7 +15,7 @@ from paceline.core.errors import UserError
 from paceline.data.loaders.resident import Resident
 from paceline.data.loaders.workers import Workers
 from paceline.data.sources.panels import Panels
-from paceline.data.tickets import Stream
+from paceline.data.stream import Stream
 from paceline.data.transforms import Augment, transform
 
 SIDE = 16

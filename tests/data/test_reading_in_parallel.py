@@ -9,15 +9,14 @@ import torch
 from PIL import Image
 from running import start_fork, wait_until
 
+from paceline.config.flags import PhotoSettings
 from paceline.config.settings import RunSettings
-from paceline.config.source_flags import PhotoSettings
 from paceline.core.errors import UserError
 from paceline.data import whole_source
 from paceline.data.bundled import FOLDER
-from paceline.data.pixels import Pixels
 from paceline.data.source import Source
 from paceline.data.sources.photos import Photos
-from paceline.data.whole_source import MAX_READERS, num_readers, read_in_order
+from paceline.data.whole_source import MAX_READERS, Pixels, num_readers, read_in_order
 from paceline.data.worker_pool import WorkerPool
 
 CPU = torch.device("cpu")

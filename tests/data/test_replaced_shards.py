@@ -13,13 +13,12 @@ import numpy as np
 import pytest
 from made_data import encode_png, random_images, write_tar
 
-from paceline.core.checksums import checksum_of_content
 from paceline.core.errors import UserError
+from paceline.core.files import checksum_of_content
 from paceline.core.storage.files import Storage
 from paceline.core.storage.reader import Reader
-from paceline.data.shards import indexing
-from paceline.data.shards.index import SUFFIX
-from paceline.data.shards.scan import scan
+from paceline.data.shards import catalog
+from paceline.data.shards.index import SUFFIX, scan
 from paceline.data.sources.shards import Shards
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -100,7 +99,7 @@ def test_a_shard_and_its_index_that_were_copied_are_used_without_a_scan(
     open_shards(tmp_path / "first")
     shutil.copytree(tmp_path / "first", tmp_path / "second", copy_function=shutil.copyfile)
     index_beside(tmp_path / "second")
-    monkeypatch.setattr(indexing, "scan", lambda *_: pytest.fail("the shard was scanned"))
+    monkeypatch.setattr(catalog, "scan", lambda *_: pytest.fail("the shard was scanned"))
     (tmp_path / "second" / "test-0.tar").unlink()
     shutil.copyfile(tmp_path / "second" / "train-0.tar", tmp_path / "second" / "test-0.tar")
     shutil.copyfile(tmp_path / "second" / f"train-0.tar{SUFFIX}", tmp_path / "second" / f"test-0.tar{SUFFIX}")
@@ -148,7 +147,7 @@ def test_a_shard_that_is_replaced_while_it_is_indexed_is_found(tmp_path: Path, m
 
     write_shard(tmp_path, members("012012"))
     write_tar(tmp_path / "test-0.tar", members("012012"))
-    monkeypatch.setattr(indexing, "scan", replaced)
+    monkeypatch.setattr(catalog, "scan", replaced)
     with pytest.raises(UserError, match=r"train-0\.tar: its size, .* changed while it was read; run the same"):
         open_shards(tmp_path)
     monkeypatch.undo()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from paceline import ArraySource, DataSpec, Source, UserError
-from paceline.data.sample_check import check_classes, check_sample
+from paceline.data.source import check_classes, check_sample
 
 LABELS = np.arange(6) % 3
 

@@ -15,13 +15,12 @@ import numpy as np
 import pytest
 from made_data import encode_png, random_images, write_tar
 
-from paceline.core.checksums import checksum_of_content
 from paceline.core.errors import UserError
+from paceline.core.files import checksum_of_content
 from paceline.core.storage.files import Storage
 from paceline.core.storage.reader import Reader
 from paceline.data.shards import catalog
-from paceline.data.shards.index import SUFFIX
-from paceline.data.shards.scan import scan
+from paceline.data.shards.index import SUFFIX, scan
 from paceline.data.sources.shards import Shards
 
 pytestmark = pytest.mark.usefixtures("own_cache")

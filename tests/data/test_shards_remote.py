@@ -21,18 +21,17 @@ from made_data import encode_png, random_images, raw_batches, write_tar
 from running import TIMEOUT_SECONDS, wait_until
 
 from paceline.contracts.recipe import DataSpec
-from paceline.core import file_systems
 from paceline.core.errors import UserError
-from paceline.core.storage import cache as cache_module
 from paceline.core.storage import files, reader
-from paceline.core.storage.cache import Block, BlockCache
+from paceline.core.storage import files as file_systems
+from paceline.core.storage import reader as cache_module
 from paceline.core.storage.files import Span, Storage
+from paceline.core.storage.reader import Block, BlockCache
 from paceline.data.loaders.workers import Workers
 from paceline.data.shards.catalog import describe_detection
-from paceline.data.source import ArraySource, Sample
+from paceline.data.source import ArraySource, Sample, Subset
 from paceline.data.sources.shards import Shards
-from paceline.data.subset import Subset
-from paceline.data.tickets import Stream, in_order
+from paceline.data.stream import Stream, in_order
 
 pytest.importorskip("aiohttp")
 IMAGES = random_images(40, 60, 60, 3)  # incompressible: about 11 kB each
@@ -454,7 +453,7 @@ def test_a_replaced_shard_is_indexed_again(served: FileServer, tmp_path: Path) -
 
 
 def test_credentials_in_a_url_are_rejected() -> None:
-    from paceline.core.secrets import reject_credentials
+    from paceline.core.text import reject_credentials
 
     with pytest.raises(UserError, match="contains a credential"):
         reject_credentials({"data_root": "https://user:secret@host/shards"})

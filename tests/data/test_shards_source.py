@@ -21,14 +21,13 @@ from made_data import (
     write_tar,
 )
 
-from paceline.commands.pack_shards import pack_to_shards
+from paceline.commands.pack import pack_to_shards
 from paceline.core import registry
 from paceline.core.errors import UserError
 from paceline.data.loader import Loader
-from paceline.data.source import Source
-from paceline.data.source_settings import RegisteredSources
+from paceline.data.source import RegisteredSources, Source
 from paceline.data.sources.shards import Shards
-from paceline.data.tickets import Shuffle, Stream, tickets
+from paceline.data.stream import Shuffle, Stream, tickets
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 IMAGES = [encode_png(image) for image in random_images(6, 10, 12, 3)]

@@ -13,10 +13,8 @@ from paceline.config.settings import LearnerSettings, RunSettings
 from paceline.contracts.recipe import Recipe
 from paceline.core import registry
 from paceline.core.errors import UserError
-from paceline.data.crop import Window
-from paceline.data.source import Source, sizes_of
-from paceline.data.source_settings import RegisteredSources
-from paceline.data.subset import Subset, split_off
+from paceline.data.source import RegisteredSources, Source, Subset, sizes_of, split_off
+from paceline.data.stream import Window
 
 NAMES = registry.names("source")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paceline.data.tickets import NUM_UNIFORMS, Stream, in_order, part, tickets
+from paceline.data.stream import NUM_UNIFORMS, Stream, in_order, part, tickets
 
 
 @pytest.mark.parametrize("epoch", [0, 1, 7])

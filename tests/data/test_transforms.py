@@ -11,7 +11,7 @@ import torch
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Batch, DataSpec
 from paceline.core.errors import UserError
-from paceline.data.tickets import COLOURS, CROP_COLUMN, CROP_ROW, CUTOUT_COLUMN, CUTOUT_ROW, FLIP, Stream
+from paceline.data.stream import COLOURS, CROP_COLUMN, CROP_ROW, CUTOUT_COLUMN, CUTOUT_ROW, FLIP, Stream
 from paceline.data.transforms import Augment, transform
 
 LARGEST_UNIFORM = float(np.nextafter(np.float32(1), np.float32(0)))

@@ -19,17 +19,13 @@ from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import DataSpec, Draw
 from paceline.core import registry
 from paceline.core.errors import UserError
-from paceline.data.crop import Window, check_crop, windows
-from paceline.data.draws import Drawer
-from paceline.data.feed import Cut, TrainingFeed, evaluation_batches
+from paceline.data.feed import BatchPipeline, Cut, TrainingFeed, evaluation_batches
 from paceline.data.fingerprint import fingerprint
 from paceline.data.loader import Loader
 from paceline.data.loaders import resident
-from paceline.data.pipeline import BatchPipeline
-from paceline.data.source import ArraySource, Source
+from paceline.data.source import ArraySource, Source, split_off
 from paceline.data.sources.photos import Photos
-from paceline.data.subset import split_off
-from paceline.data.tickets import CROP_COLUMN, CROP_ROW, NUM_UNIFORMS, ROT90, Stream
+from paceline.data.stream import CROP_COLUMN, CROP_ROW, NUM_UNIFORMS, ROT90, Drawer, Stream, Window, check_crop, windows
 from paceline.data.transforms import Augment, transform
 
 CPU = torch.device("cpu")

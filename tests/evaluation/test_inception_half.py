@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from narrow_inception import file_network
 from torch import Tensor
 
-from paceline.evaluation.features.inception_network import inception_network
+from paceline.evaluation.features.inception import inception_network
 from paceline.evaluation.features.network import computing_in
 
 pytest.importorskip("triton")
 
-from paceline.evaluation.features import half_kernels as kernels
+from paceline.evaluation.features import inception_half as kernels
 from paceline.evaluation.features.inception_half import Half
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -20,8 +20,7 @@ from paceline.data.source import ArraySource
 from paceline.evaluation.contract import Case
 from paceline.evaluation.evaluators.generation import Generation
 from paceline.evaluation.features import inception
-from paceline.evaluation.features.inception import FoldedInception, ScriptedInception
-from paceline.evaluation.features.inception_network import inception_network
+from paceline.evaluation.features.inception import FoldedInception, ScriptedInception, inception_network
 from paceline.evaluation.features.network import FeatureNetwork, computing_in
 from paceline.runs.finished_run import open_run
 
@@ -137,7 +136,7 @@ def test_measure_computes_the_same_fid_as_the_evaluator(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
-    for module in ("paceline.commands.measure_fid", "paceline.evaluation.evaluators.generation"):
+    for module in ("paceline.commands.measure", "paceline.evaluation.evaluators.generation"):
         monkeypatch.setattr(f"{module}.frechet_distance", quick_distance)
     opened(tmp_path, monkeypatch)
     file = str(tmp_path / "narrow.pt")  # the file that `opened` has already loaded

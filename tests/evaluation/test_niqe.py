@@ -13,7 +13,7 @@ from PIL import Image
 
 from paceline.cli.app import run
 from paceline.core.errors import UserError
-from paceline.evaluation.niqe import BLOCK_PX, _fit_asymmetric, fit, load_model, niqe
+from paceline.evaluation.image_metrics import BLOCK_PX, _fit_asymmetric, fit, load_model, niqe
 
 FITTED_TO = ("astronaut", "brick", "camera", "coins", "grass", "gravel", "motorcycle_left", "motorcycle_right")
 

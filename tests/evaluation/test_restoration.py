@@ -13,12 +13,11 @@ from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
 from paceline.core.registry import load_class
-from paceline.data.source import ArraySource
-from paceline.data.subset import Subset
+from paceline.data.source import ArraySource, Subset
 from paceline.evaluation.contract import Case
 from paceline.evaluation.evaluators.restoration import Restoration
 from paceline.evaluation.image_metrics import PSNR_OF_IDENTICAL, luma, psnr, ssim, to_levels
-from paceline.models import lpips_network
+from paceline.models import features
 
 IMAGE = torch.from_numpy(photograph("astronaut")[100:196, 180:300].copy()).permute(2, 0, 1)[None].float() / 127.5 - 1
 NOISY = (IMAGE + 0.1 * torch.randn(IMAGE.shape, generator=torch.Generator().manual_seed(0))).clamp(-1, 1)
@@ -165,9 +164,9 @@ def perceptual_package(tmp_path, monkeypatch):
     (tmp_path / "lpips.py").write_text(STAND_IN)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "lpips", raising=False)  # the real one may be installed and imported
-    lpips_network.load_lpips.cache_clear()
+    features.load_lpips.cache_clear()
     yield tmp_path / "lpips.py"
-    lpips_network.load_lpips.cache_clear()
+    features.load_lpips.cache_clear()
     sys.modules.pop("lpips", None)
 
 

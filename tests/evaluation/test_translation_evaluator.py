@@ -9,7 +9,7 @@ from paceline.core.errors import UserError
 from paceline.data.source import ArraySource
 from paceline.evaluation.contract import Case
 from paceline.evaluation.evaluators.translation import Translation
-from paceline.evaluation.overlap import CLASSES, members
+from paceline.evaluation.image_metrics import CLASSES, members
 
 CPU = torch.device("cpu")
 DATA_SPEC = DataSpec(channels=3, height=16, width=16, panels=("stain", "segmentation"))

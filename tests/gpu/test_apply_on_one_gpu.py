@@ -14,10 +14,9 @@ from PIL import Image
 from paceline.cli.app import run
 from paceline.commands.configure import configure
 from paceline.contracts.recipe import DataSpec
-from paceline.inference.image_model import open_image_model
-from paceline.inference.tile_runner import TileRunner
-from paceline.inference.trained import build
-from paceline.runs.weights_file import write_weights
+from paceline.inference.runner import TileRunner
+from paceline.inference.trained import build, open_image_model
+from paceline.runs.weights import write_weights
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 

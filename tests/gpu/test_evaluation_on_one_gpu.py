@@ -12,8 +12,7 @@ from paceline.commands.configure import configure
 from paceline.contracts.recipe import Batch
 from paceline.parallel.graphed_function import EAGER_CALLS, GraphedFunction
 from paceline.training.build import Parts, assemble
-from paceline.training.evaluate import SplitEvaluator, training_evaluator
-from paceline.training.evaluated_weights import EvaluatedWeights
+from paceline.training.evaluate import EvaluatedWeights, SplitEvaluator, training_evaluator
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paceline.runs.host_copy import HostCopy
-from paceline.runs.tensors import pack
+from paceline.runs.tensor_files import HostCopy, pack
 
 pytestmark = [
     pytest.mark.gpu,

@@ -10,8 +10,7 @@ from test_on_one_gpu import trained
 
 from paceline.commands.configure import configure
 from paceline.contracts.recipe import DataSpec
-from paceline.inference.image_model import ImageModel
-from paceline.inference.trained import build
+from paceline.inference.trained import ImageModel, build
 from paceline.training.graph import GraphedStep
 
 pytest.importorskip("spandrel")

@@ -15,10 +15,10 @@ from PIL import Image, ImageFile
 
 from paceline.core.errors import UserError
 from paceline.images.decode import BadImage, decode
-from paceline.images.image_file import read_image
+from paceline.images.encode import read_image
 from paceline.images.regions.open_image import open_region_image
 from paceline.images.regions.region_image import Box
-from paceline.inference.animation import animation_frames
+from paceline.inference.generate import animation_frames
 
 PHOTO = Image.fromarray(photograph("astronaut")).resize((96, 80))
 READERS: dict[str, Callable[[Path], object]] = {"decode": decode, "read_image": read_image}
@@ -131,7 +131,7 @@ def test_truncated_files_are_rejected_even_if_pillow_is_configured_to_accept_the
 def test_the_error_from_the_animation_command_names_the_damaged_sample_image(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paceline.inference.animation.readable_config_of", lambda run: None)
+    monkeypatch.setattr("paceline.inference.generate.readable_config_of", lambda run: None)
     (tmp_path / "samples").mkdir()
     PHOTO.save(tmp_path / "samples" / "samples-100.png")
     content = (tmp_path / "samples" / "samples-100.png").read_bytes()

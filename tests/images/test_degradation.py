@@ -14,20 +14,35 @@ import torch.nn.functional as F
 from photographs import photograph
 from PIL import Image
 
-from paceline.images.degradation.canvas import Canvas, full_canvas, pad
-from paceline.images.degradation.jpeg import CHROMA_TABLE, LUMA_TABLE, jpeg, quantisation_tables
-from paceline.images.degradation.kernels import (
+from paceline.images.degradation.operations import (
+    AREA,
+    BICUBIC,
+    BILINEAR,
+    CHROMA_TABLE,
+    LUMA_TABLE,
     NUM_BLUR_NUMBERS,
     SIDE,
+    Canvas,
+    Numbers,
     Shape,
     bell_kernels,
     blur,
+    field_keys,
+    full_canvas,
+    jpeg,
+    make_noise,
+    make_resizing,
     normalised,
+    pad,
+    quantisation_tables,
     random_blur_kernels,
+    random_noise,
+    resize,
     sinc_kernels,
+    to_normal,
+    to_poisson,
+    uniform_field,
 )
-from paceline.images.degradation.noise import make_noise, random_noise
-from paceline.images.degradation.numbers import Numbers, field_keys, to_normal, to_poisson, uniform_field
 from paceline.images.degradation.parameters import (
     FIRST,
     NUM_NUMBERS,
@@ -36,7 +51,6 @@ from paceline.images.degradation.parameters import (
     SECOND,
     random_scale,
 )
-from paceline.images.degradation.resizing import AREA, BICUBIC, BILINEAR, make_resizing, resize
 from paceline.images.degradation.second_order import degrade
 from paceline.images.degradation.torch_steps import in_random_order
 

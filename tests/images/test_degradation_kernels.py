@@ -8,19 +8,25 @@ import torch
 import torch.nn.functional as F
 
 from paceline.images.degradation import second_order, torch_steps
-from paceline.images.degradation.canvas import Canvas
-from paceline.images.degradation.jpeg import jpeg
-from paceline.images.degradation.kernels import SIDE, blur
-from paceline.images.degradation.noise import NoiseParameters, make_noise
+from paceline.images.degradation.operations import (
+    AREA,
+    BICUBIC,
+    BILINEAR,
+    SIDE,
+    Canvas,
+    NoiseParameters,
+    blur,
+    jpeg,
+    make_noise,
+    resize,
+)
 from paceline.images.degradation.parameters import NUM_NUMBERS, NUM_ORDER_NUMBERS, ORDERS, Resize
-from paceline.images.degradation.resizing import AREA, BICUBIC, BILINEAR, resize
 from paceline.images.degradation.second_order import degrade
 
 pytest.importorskip("triton")
 
 from paceline.images.degradation import triton_steps
-from paceline.images.degradation.triton_jpeg import compress_in_place
-from paceline.images.degradation.triton_steps import BLUR, NOISE, RESIZE, ImageSteps
+from paceline.images.degradation.triton_steps import BLUR, NOISE, RESIZE, ImageSteps, compress_in_place
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 pytestmark = pytest.mark.gpu if torch.cuda.is_available() else []

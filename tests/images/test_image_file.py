@@ -17,10 +17,8 @@ from PIL import ExifTags, Image, ImageCms
 
 from paceline.images import encode
 from paceline.images.decode import BadImage, decode, upright_size
-from paceline.images.encode import Attachments, Encoding, write_image
-from paceline.images.image_file import read_image
-from paceline.images.ome import Ome
-from paceline.images.planes import read_planes_header
+from paceline.images.deep import Ome, read_planes_header
+from paceline.images.encode import Attachments, Encoding, read_image, write_image
 
 DEEP = np.random.default_rng(0).integers(0, 65536, (20, 30, 4), dtype=np.uint16)
 TURNED = {

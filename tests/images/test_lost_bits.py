@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from paceline.config.source_flags import SeparateTestFolder
+from paceline.config.flags import SeparateTestFolder
 from paceline.images.decode import BadImage, decode
-from paceline.images.image_file import read_image
-from paceline.images.reader_choice import choose_reader
+from paceline.images.encode import read_image
+from paceline.images.readers import choose_reader
 
 DEEP = np.arange(4 * 6 * 3, dtype=np.uint16).reshape(4, 6, 3) * 900
 

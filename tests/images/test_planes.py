@@ -16,18 +16,14 @@ import tifffile
 import torch
 from PIL import Image
 
-from paceline.config.source_flags import SeparateTestFolder
-from paceline.contracts.data_spec import DataSpec
-from paceline.contracts.pixel_format import PixelFormat
+from paceline.config.flags import SeparateTestFolder
+from paceline.contracts.data_spec import DataSpec, PixelFormat
 from paceline.core.errors import UserError
-from paceline.data.stored_pixels import to_pixels
+from paceline.data.stream import to_pixels
 from paceline.images.decode import BadImage
-from paceline.images.deep_image import DeepImage, read_deep, to_format
-from paceline.images.encode import Attachments, write_image
-from paceline.images.image_file import read_image
-from paceline.images.planes import read_planes_header
-from paceline.images.reader_choice import choose_reader
-from paceline.images.readers import EightBitReader, make_reader
+from paceline.images.deep import DeepImage, read_deep, read_planes_header, to_format
+from paceline.images.encode import Attachments, read_image, write_image
+from paceline.images.readers import EightBitReader, choose_reader, make_reader
 
 PLANES = np.random.default_rng(0).integers(0, 65536, (5, 12, 9), dtype=np.uint16)
 SIXTEEN_BITS = PixelFormat.full("uint16")
@@ -100,7 +96,7 @@ def test_channels_with_a_compression_that_cannot_be_decoded_are_rejected_with_a_
         (False, "save the image uncompressed .*or install imagecodecs"),
         (True, "again, uncom"),
     ):
-        monkeypatch.setattr("paceline.images.planes.is_installed", lambda _, found=is_installed: found)
+        monkeypatch.setattr("paceline.images.deep.is_installed", lambda _, found=is_installed: found)
         with pytest.raises(BadImage, match=rf"LERC compression is not supported.*{remedy}"):
             read_deep(content[:entry] + struct.pack("<HHII", 259, 3, 1, 34887) + content[entry + 12 :])
 
@@ -117,7 +113,7 @@ def test_pages_with_a_compression_that_cannot_be_decoded_are_rejected_by_its_nam
 def test_floats_with_a_predictor_that_cannot_be_decoded_are_rejected_with_a_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paceline.images.planes.is_installed", lambda _: False)
+    monkeypatch.setattr("paceline.images.deep.is_installed", lambda _: False)
     tifffile.imwrite(tmp_path / "a.tif", np.zeros((8, 8), np.float32), compression="zlib", metadata=None)
     with tifffile.TiffFile(tmp_path / "a.tif", mode="r+") as file:
         entry = file.pages.first.tags["Software"].offset

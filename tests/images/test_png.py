@@ -10,14 +10,14 @@ import pytest
 from photographs import photograph
 from PIL import Image
 
-from paceline.images import png
-from paceline.images.png import write_png
+from paceline.images import encode
+from paceline.images.encode import write_png
 
 
 @pytest.mark.parametrize("compression", [0, 1, 6])
 @pytest.mark.parametrize("shape", [(1, 1, 1), (1, 300, 3), (300, 1, 2), (257, 33, 3), (40, 50, 4)])
 def test_pillow_reads_the_same_pixels(shape, compression, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(png, "BYTES_PER_BLOCK", 999)  # so that small images have several blocks
+    monkeypatch.setattr(encode, "BYTES_PER_BLOCK", 999)  # so that small images have several blocks
     pixels = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
     write_png(tmp_path / "made.png", pixels, compression=compression)
     with Image.open(tmp_path / "made.png") as image:

@@ -12,8 +12,9 @@ from PIL import Image
 
 from paceline.core.errors import UserError
 from paceline.images.decode import BadImage
-from paceline.images.image_file import read_image
-from paceline.images.regions import tiff_image, tiff_page
+from paceline.images.encode import read_image
+from paceline.images.regions import tiff_image
+from paceline.images.regions import tiff_image as tiff_page
 from paceline.images.regions.open_image import open_region_image
 from paceline.images.regions.pyramid_file import PyramidFile, PyramidFormat, halved
 from paceline.images.regions.region_image import Box
@@ -325,7 +326,7 @@ def test_planes_in_other_files_of_an_ome_tiff_are_reported(tmp_path: Path) -> No
 
 
 def test_a_list_of_pages_above_the_limit_is_rejected(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("paceline.images.tiff_integrity.MAX_PAGES", 3)
+    monkeypatch.setattr("paceline.images.integrity.MAX_PAGES", 3)
     tifffile.imwrite(tmp_path / "a.tif", np.zeros((4, 16, 16), np.uint8), photometric="minisblack", metadata=None)
     with pytest.raises(BadImage, match="list of pages"):
         open_region_image(tmp_path / "a.tif")

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from paceline.images.decode import BadImage, TooLarge, decode, opened
-from paceline.images.image_file import read_image
+from paceline.images.decode import BadImage, TooLarge, decode, decoding_bytes, memory_limit, opened, unlimited
+from paceline.images.encode import read_image
 from paceline.images.readers import image_size
-from paceline.images.size_limit import decoding_bytes, memory_limit, unlimited
 
 SIDE_PX = 14_000  # 196 megapixels, above Pillow's own limit
 
@@ -32,7 +31,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_a_large_image_is_limited_by_memory_instead_of_its_number_of_pixels(suffix, files, monkeypatch) -> None:
     with pytest.raises(TooLarge, match="above the limit of 89 megapixels"):
         decode(files[suffix])
-    monkeypatch.setattr("paceline.images.size_limit.free_host_bytes", lambda: 100_000_000)
+    monkeypatch.setattr("paceline.images.decode.free_host_bytes", lambda: 100_000_000)
     allocated = []
     monkeypatch.setattr(Image.core, "new", lambda *words: allocated.append(words))
     for read in (read_image, lambda path: image_size(path, memory_limit)):
@@ -60,7 +59,7 @@ def test_a_file_that_is_too_short_for_its_pixels_is_rejected_before_they_are_all
     at = content.index(b"\xff\xc0")
     content[at + 5 : at + 9] = struct.pack(">2H", 30_000, 30_000)
     (tmp_path / "a.jpg").write_bytes(content)
-    monkeypatch.setattr("paceline.images.size_limit.free_host_bytes", lambda: 10**12)
+    monkeypatch.setattr("paceline.images.decode.free_host_bytes", lambda: 10**12)
     for name in ("a.png", "a.jpg"):
         with pytest.raises(BadImage, match=r"truncated: [\d,]+ bytes cannot contain \d+ × \d+ pixels"):
             read_image(tmp_path / name)
@@ -80,7 +79,7 @@ def test_pixels_do_not_depend_on_the_strips_in_which_they_are_converted(mode, tm
         image = Image.fromarray(rng.integers(0, 256, (31, 17, 4)).astype(np.uint8), "RGBA").convert(mode)
     image.save(tmp_path / "a.tif")
     whole = read_image(tmp_path / "a.tif")
-    monkeypatch.setattr("paceline.images.pillow_file.STRIP_PX", 50)
+    monkeypatch.setattr("paceline.images.decode.STRIP_PX", 50)
     strips = read_image(tmp_path / "a.tif")
     assert np.array_equal(whole.pixels, strips.pixels) and whole.pixels.dtype == strips.pixels.dtype
 
@@ -88,19 +87,19 @@ def test_pixels_do_not_depend_on_the_strips_in_which_they_are_converted(mode, tm
 def test_the_free_memory_matters_only_for_images_above_the_limit(tmp_path, monkeypatch) -> None:
     Image.new("L", (40, 30)).save(tmp_path / "a.png")
     asked = []
-    monkeypatch.setattr("paceline.images.size_limit.free_host_bytes", lambda: asked.append(1) or 5000)
+    monkeypatch.setattr("paceline.images.decode.free_host_bytes", lambda: asked.append(1) or 5000)
     assert read_image(tmp_path / "a.png").pixels.shape == (30, 40, 1) and not asked
-    monkeypatch.setattr("paceline.images.size_limit.PIXEL_LIMIT", 1000)
+    monkeypatch.setattr("paceline.images.decode.PIXEL_LIMIT", 1000)
     with pytest.raises(TooLarge, match="more than 70%"):  # 3600 of 5000 bytes
         read_image(tmp_path / "a.png")
     with opened(tmp_path / "a.png", unlimited) as (image, _):
         assert "for each of 3 processes" in memory_limit(image, 3)
-    monkeypatch.setattr("paceline.images.size_limit.free_host_bytes", lambda: 5200)
+    monkeypatch.setattr("paceline.images.decode.free_host_bytes", lambda: 5200)
     assert read_image(tmp_path / "a.png").pixels.shape == (30, 40, 1)
 
 
 def test_huge_images_are_decoded_one_at_a_time(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("paceline.images.size_limit.PIXEL_LIMIT", 1000)
+    monkeypatch.setattr("paceline.images.decode.PIXEL_LIMIT", 1000)
     Image.new("L", (40, 30)).save(tmp_path / "huge.png")
     Image.new("L", (20, 30)).save(tmp_path / "small.png")
     with ThreadPoolExecutor(2) as threads:

@@ -12,14 +12,13 @@ import pytest
 import tifffile
 from PIL import Image
 
-from paceline.config.source_flags import SeparateTestFolder
-from paceline.contracts.pixel_format import PixelFormat
+from paceline.config.flags import SeparateTestFolder
+from paceline.contracts.data_spec import PixelFormat
 from paceline.core.errors import UserError
 from paceline.images.decode import BadImage
-from paceline.images.deep_image import read_deep
-from paceline.images.image_file import read_image
-from paceline.images.reader_choice import choose_reader
-from paceline.images.readers import image_size
+from paceline.images.deep import read_deep
+from paceline.images.encode import read_image
+from paceline.images.readers import choose_reader, image_size
 from paceline.images.regions.open_image import open_region_image
 from paceline.images.regions.region_image import Box
 

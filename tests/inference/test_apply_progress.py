@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.inference import apply_progress
-from paceline.inference.apply_progress import show_progress
+from paceline.inference import apply
+from paceline.inference.apply import show_progress
 
 
 def test_pixels_of_an_earlier_command_count_as_done_but_not_for_the_speed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = 100.0
-    monkeypatch.setattr(apply_progress.time, "monotonic", lambda: now)
+    monkeypatch.setattr(apply.time, "monotonic", lambda: now)
     with show_progress(400_000_000) as progress:
         now += 20
         progress.resume(200_000_000)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from paceline.core.errors import UserError
-from paceline.inference.blending import interpolated
+from paceline.inference.trained import interpolated
 
 
 def test_floating_point_tensors_of_common_networks_are_interpolated():

@@ -6,7 +6,7 @@ import pytest
 
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
-from paceline.inference.chosen_draws import class_index
+from paceline.inference.model import class_index
 from paceline.recipes.r3gan import R3gan, R3ganSettings
 
 SETTINGS = R3ganSettings(nz=8, width=8, num_blocks=1, group_size=4)

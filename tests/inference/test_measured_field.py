@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.contracts.recipe import DataSpec, Recipe
-from paceline.inference.measured_field import measured_field, window_multiple
-from paceline.inference.receptive_field import ReceptiveField, receptive_field
+from paceline.inference.receptive_field import ReceptiveField, measured_field, receptive_field, window_multiple
 
 
 class Windows(nn.Module):

@@ -10,7 +10,7 @@ import torch
 from ranks import make_config
 
 from paceline.data.open_sources import open_sources
-from paceline.inference.nearest import with_nearest
+from paceline.inference.generate import with_nearest
 
 SIDE = 16
 EIGHT_BITS = np.random.default_rng(0).integers(256, size=(20, SIDE, SIDE, 3), dtype=np.uint8)

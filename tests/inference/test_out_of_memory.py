@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paceline.inference.composer import is_out_of_memory
+from paceline.inference.tiles import is_out_of_memory
 
 
 def raised_by_torch() -> Exception:

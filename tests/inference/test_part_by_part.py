@@ -10,11 +10,10 @@ import torch
 
 from paceline.commands.configure import configure
 from paceline.contracts.recipe import DataSpec
-from paceline.inference.image_model import ImageModel, open_image_model
-from paceline.inference.part_by_part import compute_in_parts
-from paceline.inference.tiling import choose_tiling
-from paceline.inference.trained import build
-from paceline.runs.weights_file import write_weights
+from paceline.inference.apply import compute_in_parts
+from paceline.inference.tiles import choose_tiling
+from paceline.inference.trained import ImageModel, build, open_image_model
+from paceline.runs.weights import write_weights
 
 CPU = torch.device("cpu")
 
@@ -33,7 +32,7 @@ def deepliif(folder: Path, segmentation_generator: str) -> ImageModel:
 
 
 def test_networks_with_a_small_halo_are_computed_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.inference.part_by_part.LARGEST_PART_PX", 512)
+    monkeypatch.setattr("paceline.inference.apply.LARGEST_PART_PX", 512)
     model = deepliif(tmp_path, "unet_512")
     images, seen = torch.rand(1, 3, 512, 1024) * 2 - 1, []
     model.recipe.generators["G1"].model.register_forward_hook(lambda module, inputs, made: seen.append(made.shape[-1]))
@@ -61,7 +60,7 @@ def test_models_whose_halo_is_small_are_not_changed(tmp_path: Path) -> None:
 
 def test_tiles_are_so_small_that_indices_need_32_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     field = deepliif(tmp_path, "unet_32").receptive_field
-    monkeypatch.setattr("paceline.inference.tiling.free_bytes", lambda device: 10**18)
+    monkeypatch.setattr("paceline.inference.tiles.free_bytes", lambda device: 10**18)
     gpu, side = torch.device("cuda"), 60_000
     tiling = choose_tiling(field, (side, side), gpu)
     assert tiling.halo_px > 0 and (tiling.side_px + 2 * tiling.halo_px) ** 2 * field.elements_per_px < 2**31

@@ -10,10 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.inference.receptive_field import ReceptiveField, receptive_field
-from paceline.models.resnet_generator import ResnetGenerator
+from paceline.models.pix2pix import ResnetGenerator, UnetGenerator
 from paceline.models.srresnet import SRResNet
 from paceline.models.unet import UNet
-from paceline.models.unet_generator import UnetGenerator
 
 NETWORKS = {
     "srresnet, residual": (lambda: SRResNet(2, width=4, num_blocks=2, norm="batch", output="residual"), 2),

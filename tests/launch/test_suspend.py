@@ -13,7 +13,7 @@ import pytest
 from holds import Holds
 from running import start_fork, start_function_in_ranks, wait_until, workers_of
 
-from paceline.core.awake_clock import AwakeClock
+from paceline.launch.agent import AwakeClock
 
 
 def watch_silent_child(folder: str, is_suspended: bool) -> int:

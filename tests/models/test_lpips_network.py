@@ -8,8 +8,8 @@ import pytest
 import torch
 from torchvision.models import alexnet
 
-from paceline.models import lpips_network
-from paceline.models.lpips_network import check_lpips, lpips_loss
+from paceline.models import features
+from paceline.models.features import check_lpips, lpips_loss
 
 pytestmark = pytest.mark.extras
 lpips = pytest.importorskip("lpips")
@@ -23,10 +23,10 @@ def random_alexnet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     torch.manual_seed(0)
     torch.save(alexnet().state_dict(), folder / "alexnet-owt-7be5be79.pth")
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    for cached in (lpips_network.load_lpips, lpips_network._copy_on):
+    for cached in (features.load_lpips, features._copy_on):
         cached.cache_clear()
     yield
-    for cached in (lpips_network.load_lpips, lpips_network._copy_on):
+    for cached in (features.load_lpips, features._copy_on):
         cached.cache_clear()
 
 
@@ -45,6 +45,6 @@ def test_the_lpips_loss_is_the_mean_of_the_package_and_has_gradients():
     loss.backward()
     assert made.grad is not None and made.grad.abs().sum() > 0
     assert lpips_loss(target, target).item() == 0
-    assert not any(parameter.requires_grad for parameter in lpips_network.load_lpips().parameters())
+    assert not any(parameter.requires_grad for parameter in features.load_lpips().parameters())
     grey = lpips_loss(made[:, :1].detach().double(), target[:, :1].double())
     assert grey.dtype == torch.float64 and grey > 0

@@ -6,7 +6,7 @@ import pytest
 
 from paceline.core.errors import UserError
 from paceline.models import networks
-from paceline.models.network_choice import NetworkChoice, NetworkTask
+from paceline.models.networks import NetworkChoice, NetworkTask
 
 TASK = NetworkTask(3, 32, 32, num_classes=10)
 

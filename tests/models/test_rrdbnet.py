@@ -7,10 +7,9 @@ import torch.nn.functional as F
 from skimage.metrics import structural_similarity
 
 from paceline.core.errors import UserError
+from paceline.models.esrgan import RRDBNet, UNetDiscriminator, double_repeatably
 from paceline.models.features import Features
-from paceline.models.image_losses import fft_loss, ssim_loss
-from paceline.models.rrdbnet import RRDBNet
-from paceline.models.unet_discriminator import UNetDiscriminator, double_repeatably
+from paceline.models.losses import fft_loss, ssim_loss
 
 
 def random_images(height: int, width: int, count: int = 2, seed: int = 0) -> torch.Tensor:

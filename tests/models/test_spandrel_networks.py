@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from paceline.core.errors import UserError
-from paceline.models.network_choice import NetworkChoice, NetworkTask
-from paceline.models.networks import make_network, recognise
+from paceline.models.networks import NetworkChoice, NetworkTask, make_network, recognise
 
 pytest.importorskip("spandrel")
 pytestmark = pytest.mark.extras

@@ -18,7 +18,7 @@ from paceline.cli.app import run
 from paceline.core.errors import UserError
 from paceline.models import torch_file
 from paceline.models.torch_file import read_state_dict
-from paceline.runs.weights_file import read_tensors
+from paceline.runs.weights import read_tensors
 
 BASE = torch.arange(24.0)
 TENSORS: dict[str, Callable[[], Tensor]] = {

@@ -3,9 +3,7 @@ import torch
 from torch import nn
 
 from paceline.models.layers import ReflectionPad
-from paceline.models.patchgan import PatchDiscriminator, smallest_side_px
-from paceline.models.resnet_generator import ResnetGenerator
-from paceline.models.unet_generator import UnetGenerator
+from paceline.models.pix2pix import PatchDiscriminator, ResnetGenerator, UnetGenerator, smallest_side_px
 
 
 def num_parameters(network: nn.Module) -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paceline.parallel import exchange
-from paceline.parallel.exchange import sum_over_processes
+from paceline.parallel import batchnorm
+from paceline.parallel.batchnorm import sum_over_processes
 
 pytestmark = pytest.mark.usefixtures("one_process")
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("one_process")
 def test_a_sum_across_processes_keeps_the_shape_and_dtype(
     own: torch.Tensor, few_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exchange, "SMALL_BYTES", few_bytes)
+    monkeypatch.setattr(batchnorm, "SMALL_BYTES", few_bytes)
     found = sum_over_processes(own.clone())
     assert found.dtype == own.dtype and torch.equal(found, own)
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline.parallel import gradient_wait
-from paceline.parallel.exchange import waiting
-from paceline.parallel.gradient_wait import GradientWait
+from paceline.parallel.batchnorm import waiting
+from paceline.training import step
+from paceline.training.step import GradientWait
 
 WORK_SECONDS = 0.1
 now = [1.0]  # the time that `GradientWait` reads
@@ -17,7 +17,7 @@ now = [1.0]  # the time that `GradientWait` reads
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let time pass only in `work`, whatever else the machine does."""
-    monkeypatch.setattr(gradient_wait, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(step, "perf_counter", lambda: now[0])
 
 
 def work() -> None:

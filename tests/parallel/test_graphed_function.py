@@ -8,10 +8,9 @@ import pytest
 import torch
 from fake_captures import replace_captures
 
-from paceline.contracts.pixel_format import PixelFormat
+from paceline.contracts.data_spec import PixelFormat
 from paceline.contracts.recipe import Batch
-from paceline.inference.forward import Values
-from paceline.inference.graphed_forward import GraphedForward
+from paceline.inference.runner import GraphedForward, Values
 from paceline.parallel import graphed_function
 from paceline.parallel.graphed_function import EAGER_CALLS, MOST_GRAPHS, Function, GraphedFunction
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from paceline.contracts.recipe import DataSpec, Recipe
 from paceline.core.errors import UserError
-from paceline.parallel import recompute
+from paceline.parallel import blocks as recompute
 from paceline.parallel.blocks import blocks_of
 from paceline.parallel.strategies.dp import DataParallel
 from paceline.training.build import assemble

@@ -11,8 +11,7 @@ from sharded import trace_all
 
 from paceline.commands.configure import configure
 from paceline.commands.verify import compare, differences
-from paceline.core.installed import is_installed
-from paceline.core.registry import load_class, names
+from paceline.core.registry import is_installed, load_class, names
 from paceline.parallel.strategy import Strategy
 
 NAMES = names("strategy")

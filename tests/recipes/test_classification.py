@@ -7,7 +7,7 @@ from paceline.config.settings import LearnerSettings
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
 from paceline.recipes.classification import Classification, ClassificationSettings
-from paceline.runs.config import resolve_config
+from paceline.runs.recipe import resolve_config
 
 
 def digits_like(side_px: int = 8, **changes) -> DataSpec:

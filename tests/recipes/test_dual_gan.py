@@ -4,7 +4,7 @@ import torch
 from paceline.commands.configure import configure
 from paceline.contracts.recipe import DataSpec, Draw
 from paceline.core.errors import UserError
-from paceline.data.draws import Drawer
+from paceline.data.stream import Drawer
 from paceline.models.losses import BCE, d2gan
 from paceline.recipes.dual_gan import DualGan, DualGanSettings
 from paceline.training.build import assemble

@@ -16,10 +16,9 @@ from paceline.core.errors import UserError
 from paceline.images.degradation.parameters import NUM_NUMBERS, NUM_ORDER_NUMBERS
 from paceline.images.degradation.second_order import degrade
 from paceline.images.resample import bicubic_as_saved
+from paceline.models.esrgan import RRDBNet, UNetDiscriminator
 from paceline.models.features import Features
 from paceline.models.losses import OBJECTIVES
-from paceline.models.rrdbnet import RRDBNet
-from paceline.models.unet_discriminator import UNetDiscriminator
 from paceline.recipes.esrgan import Esrgan, EsrganSettings
 from paceline.recipes.importers.esrgan import EsrganFile
 

@@ -6,7 +6,7 @@ import torch
 from ranks import difference, make_parts, run_steps, weights
 
 from paceline.contracts.recipe import DataSpec
-from paceline.images.degradation.noise import add_gaussian_noise
+from paceline.images.degradation.operations import add_gaussian_noise
 from paceline.recipes.restoration import Restoration, RestorationSettings
 
 SIGMA = 25.0

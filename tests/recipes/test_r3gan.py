@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from paceline.contracts.recipe import Clock, DataSpec
 from paceline.core.errors import UserError
-from paceline.recipes.parts.augmentation import CERTAINTY, STEP, STRENGTH
+from paceline.recipes.parts.generation import CERTAINTY, STEP, STRENGTH
 from paceline.recipes.r3gan import R3gan, R3ganSettings
 
 NUM_SAMPLES = 6

@@ -18,7 +18,7 @@ from paceline.contracts.importer import Importer
 from paceline.contracts.recipe import Batch, Clock, DataSpec, Loss, Phase, Recipe
 from paceline.core import registry
 from paceline.core.errors import UserError
-from paceline.runs.config import resolve_config
+from paceline.runs.recipe import resolve_config
 
 DATA_SPEC = DataSpec(channels=3, height=32, width=32, num_classes=10, panels=("stain", "segmentation"))
 NUM_SAMPLES = 4
@@ -175,7 +175,7 @@ def test_a_recipe_contains_no_device_or_stream_code(name):
         tree = ast.parse(Path(inspect.getfile(defined_in)).read_text())
         attributes = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
         imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-        assert not attributes & {"device", "cuda", "is_cuda", "to"} and "paceline.core.streams" not in imported
+        assert not attributes & {"device", "cuda", "is_cuda", "to"} and "paceline.core.gpu" not in imported
 
 
 def choices(name: str) -> Iterator[tuple[str, Any]]:

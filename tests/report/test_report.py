@@ -18,8 +18,8 @@ from running import run_fork, run_ranks
 from paceline.cli.app import run
 from paceline.report.parts import at, fill, look_up
 from paceline.report.plots import Axis, Series, lines, ticks
-from paceline.runs.config import load_recipe
 from paceline.runs.profile_summary import KernelTime, ProfileSummary, Remedy, read_profile
+from paceline.runs.recipe import load_recipe
 
 TINY_GAN = str(Path(__file__).parent.parent / "tiny_gan.py")
 TINY = ["train", "classification", "--preset", "quick", "--set", "width=8", "--set", "log_every=8 steps"]

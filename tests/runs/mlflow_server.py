@@ -12,7 +12,7 @@ from typing import Any
 
 from running import free_port, wait_until
 
-from paceline.core.heartbeat import die_with_parent
+from paceline.core.watch import die_with_parent
 
 START_SECONDS = 240.0  # the server takes long to start on a busy machine
 

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from paceline.runs.background import Background
+from paceline.runs.metrics import Background
 
 
 def test_calls_run_in_the_order_in_which_they_were_added_and_not_in_the_caller() -> None:

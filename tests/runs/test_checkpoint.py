@@ -16,12 +16,10 @@ from running import run_fork, run_ranks, start_command, weights_of
 from torch import Tensor
 
 from paceline.core.errors import UserError
-from paceline.core.small_files import read_bounded
-from paceline.runs import checkpoint_reader
-from paceline.runs.checkpoint import Checkpoints, choose_checkpoint
-from paceline.runs.checkpoint_reader import is_whole, load
-from paceline.runs.snapshot import Best, CheckpointNumbers, Snapshot
-from paceline.runs.tensors import pack, unpack
+from paceline.core.files import read_bounded
+from paceline.runs import checkpoint
+from paceline.runs.checkpoint import Best, CheckpointNumbers, Checkpoints, Snapshot, choose_checkpoint, is_whole, load
+from paceline.runs.tensor_files import pack, unpack
 
 
 def snapshot(images: int, value: float = 1.0) -> Snapshot:
@@ -216,9 +214,7 @@ def test_a_run_that_resumes_from_an_older_checkpoint_also_restores_the_best_chec
 def test_each_file_in_a_checkpoint_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoints, read = Checkpoints(tmp_path), []
     path = checkpoints.save(snapshot(640))
-    monkeypatch.setattr(
-        checkpoint_reader, "read_bounded", lambda file, *most: read.append(file) or read_bounded(file, *most)
-    )
+    monkeypatch.setattr(checkpoint, "read_bounded", lambda file, *most: read.append(file) or read_bounded(file, *most))
     assert checkpoints.latest(pytest.fail)
     assert sorted(read) == sorted(path.iterdir())
 

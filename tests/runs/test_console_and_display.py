@@ -21,10 +21,9 @@ import pytest
 from rich.table import Table
 from running import TIMEOUT_SECONDS, run_fork
 
-from paceline.core.screen import open_screen
-from paceline.runs import display as display_module
-from paceline.runs.console import log_output
-from paceline.runs.display import Display
+from paceline.core.terminal import open_screen
+from paceline.runs import terminal as display_module
+from paceline.runs.terminal import Display, log_output
 
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 
@@ -32,7 +31,7 @@ TRAINING = """
 import sys, time
 from pathlib import Path
 from paceline.runs import display as module
-from paceline.runs.console import log_output
+from paceline.runs.terminal import log_output
 module._TICK_SECONDS = 1e6  # a slow machine must not print more lines
 module._MAX_LINE_SECONDS = 0  # print every line
 log_output(Path(sys.argv[1]), 0)
@@ -50,8 +49,8 @@ with module.Display(45_000, 0, "tiny on digits", True, 10_000) as display:
 WITHIN = """
 import sys
 from pathlib import Path
-from paceline.runs.console import log_output
-from paceline.runs.display import Display
+from paceline.runs.terminal import log_output
+from paceline.runs.terminal import Display
 log_output(Path(sys.argv[1]), 0)
 with Display(100, 0, "title", True):
     print("terminal", sys.stdout.isatty(), sys.stdout.encoding, sys.stdout.fileno())
@@ -273,7 +272,7 @@ import sys, time
 from pathlib import Path
 from paceline.core import ticker
 from paceline.runs import display as module
-from paceline.runs.console import log_output
+from paceline.runs.terminal import log_output
 module._TICK_SECONDS, module._STILL_SECONDS, ticker.FIRST_SECONDS, ticker.MAX_SECONDS = 0.01, 0.02, 0.05, 0.05
 ticks = [0.0]  # the time at which the last complete call began
 
@@ -318,7 +317,7 @@ def test_the_time_of_a_long_step_or_evaluation_is_shown_while_it_lasts(tmp_path:
 
 def test_long_lines_are_wrapped_on_a_terminal_but_not_in_the_log_file(tmp_path: Path) -> None:
     line = "epoch 1.0/2  validation/loss 2.086  validation/top1 22.92%  validation/top5 69.44%  (best so far)"
-    code = WITHIN.partition("with ")[0] + f"from paceline.core.printable import print_line; print_line({line!r})"
+    code = WITHIN.partition("with ")[0] + f"from paceline.core.text import print_line; print_line({line!r})"
     terminal = Terminal(code, str(tmp_path), columns=60)
     assert terminal.end() == 0
     assert terminal.text.splitlines() == [line[:58], f"  {line[60:]}"]
@@ -346,7 +345,7 @@ def test_ranks_other_than_0_print_only_to_their_log_file_even_from_c_code(tmp_pa
     code = """
 import os, signal, sys
 from pathlib import Path
-from paceline.runs.console import log_output
+from paceline.runs.terminal import log_output
 print("before")
 log_output(Path(sys.argv[1]), 3)
 print("printed")

@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from paceline.runs.gpu import GpuReadings
+from paceline.runs.readings import GpuReadings
 
 
 def test_a_run_on_the_cpu_has_no_gpu_readings() -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.runs import host
-from paceline.runs.host import HostReadings
+from paceline.runs import readings as host
+from paceline.runs.readings import HostReadings
 
 MIB = 2**20
 

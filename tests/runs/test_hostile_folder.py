@@ -14,16 +14,12 @@ from running import run_fork
 
 from paceline.config.files import read_file
 from paceline.core.errors import UserError
-from paceline.core.files import open_append
-from paceline.core.small_files import read_bounded, read_json
+from paceline.core.files import open_append, read_bounded, read_json
 from paceline.runs.checkpoint import Checkpoints, Damaged, load
-from paceline.runs.data_spec_file import from_json, read_data_spec
-from paceline.runs.folder import RunFolder
+from paceline.runs.folder import RunFolder, Status
 from paceline.runs.metrics import read_metrics
-from paceline.runs.mirror.destination import open_destination
-from paceline.runs.mirror.published import Manifest, list_manifests, restore
-from paceline.runs.record import read_record
-from paceline.runs.status import Status
+from paceline.runs.mirror.published import Manifest, list_manifests, open_destination, restore
+from paceline.runs.record import from_json, read_data_spec, read_record
 
 FOLDERS = ("checkpoints", "logs", "samples", "tensorboard", ".mirror", ".restoring", "wandb")
 FILES = (".lock", "config.toml", "metrics.jsonl", "status.json", "mirror.json", "protocols.json", "data_spec.json")
@@ -82,7 +78,7 @@ def test_a_mirror_with_a_device_or_a_file_of_the_wrong_size_is_rejected_as_damag
     (tmp_path / "mirror/mirror/000000000064-0001.json").unlink()
     files = {"metrics.jsonl": {"object": f"mirror/files/{'0' * 64}", "sha256": "0" * 64, "size": 3}}
     for wrong in ({}, {"../x": files["metrics.jsonl"]}, {"/etc/x": files["metrics.jsonl"]}):
-        from paceline.core.checksums import checksum_of_content
+        from paceline.core.files import checksum_of_content
 
         content = {"format": 2, "run": "x", "images": 64, "files": files | wrong}
         sealed = json.dumps(content | {"seal": checksum_of_content(content)}).encode()
@@ -191,7 +187,7 @@ def test_a_file_that_is_too_large_is_not_read_completely(tmp_path: Path) -> None
     with (tmp_path / "large.json").open("wb") as file:
         file.truncate(2**40)  # a sparse file, which takes no disk space
     code = "import sys, resource; resource.setrlimit(resource.RLIMIT_AS, (2**31, 2**31))\n"
-    code += "from paceline.core.small_files import read_bounded\nread_bounded(__import__('pathlib').Path(sys.argv[1]))"
+    code += "from paceline.core.files import read_bounded\nread_bounded(__import__('pathlib').Path(sys.argv[1]))"
     ended = subprocess.run([sys.executable, "-c", code, str(tmp_path / "large.json")], capture_output=True, text=True)
     assert "larger than" in ended.stderr and "MemoryError" not in ended.stderr
     (tmp_path / "small.json").write_bytes(b"{}")

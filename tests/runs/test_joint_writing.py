@@ -12,11 +12,10 @@ import safetensors.torch
 import torch
 
 from paceline.core.errors import UserError
-from paceline.runs import joint_writing
-from paceline.runs.checkpoint import Checkpoints, load
+from paceline.runs import checkpoint
+from paceline.runs.checkpoint import CheckpointNumbers, Checkpoints, Rows, Snapshot, load
 from paceline.runs.saver import Saver
-from paceline.runs.snapshot import CheckpointNumbers, Rows, Snapshot
-from paceline.runs.tensor_file import reserve, write_rows
+from paceline.runs.tensor_files import reserve, write_rows
 
 SIZE = 3
 WEIGHT = torch.arange(20.0).reshape(4, 5)  # two rows for the first two processes, none for the third
@@ -86,14 +85,14 @@ def test_a_checkpoint_from_several_processes_contains_the_whole_tensors(tmp_path
 def test_a_process_that_cannot_write_its_rows_fails_the_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_rows = joint_writing.write_rows
+    write_rows = checkpoint.write_rows
 
     def fail_in_others(path: Path, tensors: dict, first: dict) -> None:
         if "net.count" not in tensors and "net/weight/step" not in tensors:
             raise OSError(28, "No space left on device")
         write_rows(path, tensors, first)
 
-    monkeypatch.setattr(joint_writing, "write_rows", fail_in_others)
+    monkeypatch.setattr(checkpoint, "write_rows", fail_in_others)
     errors = save_in_threads(tmp_path)
     assert "No space left on device" in str(errors[0]) and errors[1:] == [None, None]
     assert list(tmp_path.iterdir()) == []
@@ -103,7 +102,7 @@ def test_a_process_that_cannot_write_its_rows_fails_the_checkpoint(
 def test_no_process_waits_if_one_has_an_unexpected_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
 ) -> None:
-    write_rows = joint_writing.write_rows
+    write_rows = checkpoint.write_rows
 
     def fail_in_one(path: Path, tensors: dict, first: dict) -> None:
         is_first = "net.count" in tensors or "net/weight/step" in tensors
@@ -113,7 +112,7 @@ def test_no_process_waits_if_one_has_an_unexpected_error(
             raise MemoryError("no memory")
         write_rows(path, tensors, first)
 
-    monkeypatch.setattr(joint_writing, "write_rows", fail_in_one)
+    monkeypatch.setattr(checkpoint, "write_rows", fail_in_one)
     errors = save_in_threads(tmp_path)
     assert "MemoryError: no memory" in str(errors[0]) and errors[1:] == [None, None]
     assert (f"(rank {failing})" in str(errors[0])) == (failing > 0)

@@ -20,8 +20,11 @@ pytestmark = pytest.mark.extras
 from mlflow_server import MlflowServer  # noqa: E402
 
 from paceline.core.registry import load_class  # noqa: E402
-from paceline.runs.logger import Logger, LogLine  # noqa: E402
-from paceline.runs.logger_runs import LOGGER_RUNS  # noqa: E402
+from paceline.runs.logger import (  # noqa: E402
+    LOGGER_RUNS,
+    Logger,
+    LogLine,
+)
 
 TINY_GAN = str(Path(__file__).parents[1] / "tiny_gan.py")
 OFTEN = ("--set", "log_every=1 steps", "--set", "save_every=10 steps", "--set", "pause=0.03")

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.extras
 
 from wandb_file import history  # noqa: E402
 
-from paceline.runs.logger_runs import LOGGER_RUNS  # noqa: E402
+from paceline.runs.logger import LOGGER_RUNS  # noqa: E402
 
 OFFLINE = {"WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false"}
 PROBLEM = r"logger \w+ (is switched off|dropped|cannot be reached|did not finish)"

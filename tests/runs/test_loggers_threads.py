@@ -13,10 +13,9 @@ import pytest
 from running import metrics_without_times, run_fork, wait_until, weights_of
 
 from paceline.core.errors import UserError
-from paceline.runs import logger_group, logger_queue, logger_thread
+from paceline.runs import logger_threads
 from paceline.runs.logger import Logger, LogLine, check_loggers
-from paceline.runs.logger_queue import End, Flush, LoggerQueue, SampleImage
-from paceline.runs.logger_thread import LoggerThread
+from paceline.runs.logger_threads import End, Flush, LoggerQueue, LoggerThread, SampleImage
 from paceline.runs.metrics import MetricsWriter
 
 HANGING = """
@@ -83,7 +82,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> type[Recorder]:
     monkeypatch.setattr(Recorder, "gate", threading.Event())
     monkeypatch.setattr(Recorder, "outage", 0)
     monkeypatch.setattr(Recorder, "calls", [])
-    monkeypatch.setattr(logger_thread, "SILENT_SECONDS", math.inf)  # on a slow machine, too
+    monkeypatch.setattr(logger_threads, "SILENT_SECONDS", math.inf)  # on a slow machine, too
     return Recorder
 
 
@@ -100,7 +99,7 @@ def test_a_logger_that_hangs_in_any_call_delays_neither_metrics_nor_other_logger
     tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(logger_group, "FLUSH_SECONDS", 0.05)
+    monkeypatch.setattr(logger_threads, "FLUSH_SECONDS", 0.05)
     wait = LoggerThread.join
 
     def join(thread: LoggerThread, until: float) -> None:
@@ -138,8 +137,8 @@ def test_a_checkpoint_waits_only_once_for_a_logger_that_hangs(tmp_path: Path, re
 def test_entries_that_do_not_fit_into_the_queue_are_dropped_and_counted(
     tmp_path: Path, recorder: type[Recorder], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(logger_queue, "MAX_ENTRIES", 5)
-    monkeypatch.setattr(logger_queue, "MAX_IMAGE_BYTES", 10)
+    monkeypatch.setattr(logger_threads, "MAX_ENTRIES", 5)
+    monkeypatch.setattr(logger_threads, "MAX_IMAGE_BYTES", 10)
     thread = LoggerThread("slow", recorder, tmp_path, 0)
     for entry in (line(1), image(3), image(2), line(2), line(3), line(4), line(5), line(6)):
         thread.add(entry)
@@ -158,7 +157,7 @@ def test_entries_that_do_not_fit_into_the_queue_are_dropped_and_counted(
 def test_lines_are_delivered_once_and_in_order_after_the_server_was_unreachable(
     tmp_path: Path, recorder: type[Recorder], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(logger_thread, "FIRST_RETRY_SECONDS", 0.001)
+    monkeypatch.setattr(logger_threads, "FIRST_RETRY_SECONDS", 0.001)
     recorder.gate.set()
     recorder.outage = 4
     thread = LoggerThread("remote", recorder, tmp_path, 0)

@@ -18,8 +18,7 @@ pytestmark = pytest.mark.extras
 from wandb_file import config, history, summary  # noqa: E402
 
 from paceline.core.registry import load_class  # noqa: E402
-from paceline.runs.logger import Logger  # noqa: E402
-from paceline.runs.logger_runs import LOGGER_RUNS  # noqa: E402
+from paceline.runs.logger import LOGGER_RUNS, Logger  # noqa: E402
 
 TINY_GAN = str(Path(__file__).parents[1] / "tiny_gan.py")
 OFFLINE = {"WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false"}

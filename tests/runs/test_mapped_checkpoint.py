@@ -10,10 +10,8 @@ import pytest
 import safetensors.torch
 import torch
 
-from paceline.runs.checkpoint import Checkpoints
-from paceline.runs.checkpoint_reader import Damaged, is_whole, load, load_mapped
-from paceline.runs.snapshot import CheckpointNumbers, Snapshot
-from paceline.runs.tensor_file import map_tensors
+from paceline.runs.checkpoint import CheckpointNumbers, Checkpoints, Damaged, Snapshot, is_whole, load, load_mapped
+from paceline.runs.tensor_files import map_tensors
 
 MIB = 2**20
 

@@ -18,15 +18,22 @@ from running import Running, metrics_without_times, run_fork, start_fork, wait_u
 
 from paceline.board.files import LocalFiles
 from paceline.board.gallery import Gallery
-from paceline.core.checksums import checksum_of_file
 from paceline.core.errors import UserError
-from paceline.runs.checkpoint import Checkpoints, load
+from paceline.core.files import checksum_of_file
+from paceline.runs.checkpoint import CheckpointNumbers, Checkpoints, Snapshot, load
+from paceline.runs.folder import MirrorState, Status
 from paceline.runs.mirror import mirror as mirror_module
-from paceline.runs.mirror.destination import Destination, FsspecDestination, open_destination
 from paceline.runs.mirror.mirror import Mirror
-from paceline.runs.mirror.published import Manifest, Piece, list_manifests, read_manifest, restore
-from paceline.runs.snapshot import CheckpointNumbers, Snapshot
-from paceline.runs.status import MirrorState, Status
+from paceline.runs.mirror.published import (
+    Destination,
+    FsspecDestination,
+    Manifest,
+    Piece,
+    list_manifests,
+    open_destination,
+    read_manifest,
+    restore,
+)
 
 TINY = str(Path(__file__).resolve().parent.parent / "tiny.py")
 QUICK = ("--set", "mirror_every=0.1")

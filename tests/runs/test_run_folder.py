@@ -17,10 +17,9 @@ from holds import Holds
 from running import metrics_without_times, run_fork, run_ranks, start_fork, wait_until, weights_of
 
 from paceline.core.errors import UserError
-from paceline.runs.checkpoint import choose_checkpoint
+from paceline.runs.checkpoint import CheckpointNumbers, Snapshot, choose_checkpoint
 from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import read_metrics
-from paceline.runs.snapshot import CheckpointNumbers, Snapshot
 
 
 def test_a_run_folder_in_use_is_rejected_and_its_run_is_not_disturbed(tmp_path: Path, tiny: str) -> None:

@@ -13,16 +13,14 @@ import torch
 from running import run_fork
 
 from paceline.cli.app import run
-from paceline.config.files import read_file
-from paceline.config.run_format import RUN_FORMAT
-from paceline.core.checksums import checksum_of_content
+from paceline.config.files import RUN_FORMAT, read_file
 from paceline.core.errors import UserError
+from paceline.core.files import checksum_of_content
 from paceline.runs.finished_run import config_of
 from paceline.runs.folder import RunFolder
-from paceline.runs.mirror.destination import open_destination
 from paceline.runs.mirror.mirror import Mirror
-from paceline.runs.mirror.published import list_manifests, restore
-from paceline.runs.weights_file import FORMAT, read_weights
+from paceline.runs.mirror.published import list_manifests, open_destination, restore
+from paceline.runs.weights import FORMAT, read_weights
 
 REMEDY = f"but this version of Paceline reads format {RUN_FORMAT}: train it again, or use the version that wrote it"
 

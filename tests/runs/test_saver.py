@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from paceline.core.errors import UserError
-from paceline.runs.checkpoint import Checkpoints, load
-from paceline.runs.host_copy import HostCopy
+from paceline.runs.checkpoint import CheckpointNumbers, Checkpoints, Snapshot, load
 from paceline.runs.saver import Saver
-from paceline.runs.snapshot import CheckpointNumbers, Snapshot
+from paceline.runs.tensor_files import HostCopy
 
 
 def snapshot(images: int) -> Snapshot:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from paceline.runs.segments import Choices, Segment, changes, earlier_segments, segment_of
+from paceline.runs.record import Choices, Segment, changes, earlier_segments, segment_of
 
 MACHINE = {"cpu": "a CPU", "cores": "8", "torch": "2.15"}
 SETTINGS = {"strategy": "auto", "devices": 1, "gpus": "", "graph": "auto", "deterministic": False}

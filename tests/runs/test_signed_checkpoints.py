@@ -16,8 +16,8 @@ from running import run_fork
 from test_checkpoint import same, snapshot, with_best
 from torch import Tensor
 
-from paceline.core.checksums import checksum_of_content
 from paceline.core.errors import UserError
+from paceline.core.files import checksum_of_content
 from paceline.runs.checkpoint import Checkpoints
 
 Edit = Callable[[Any], Any]

@@ -27,8 +27,8 @@ from running import run_fork, start_fork, wait_until
 from safetensors.torch import load_file
 
 from paceline.cli.app import app
+from paceline.config.flags import SourceFlags
 from paceline.config.settings import LearnerSettings, RunSettings
-from paceline.config.source_flags import SourceFlags
 from paceline.contracts.recipe import Recipe
 from paceline.core.declared import preset_names
 from paceline.core.registry import KINDS, load_class

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 from running import run_fork
 
-from paceline.runs.checkpoint import Checkpoints
-from paceline.runs.checkpoint_reader import Damaged, load
+from paceline.runs.checkpoint import Checkpoints, Damaged, load
 
 pytestmark = [pytest.mark.torture, pytest.mark.timeout(900)]
 

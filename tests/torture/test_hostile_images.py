@@ -16,7 +16,7 @@ from PIL import Image
 from probes import Ended, changes, fingerprint, run_command, run_probe
 from running import run_fork
 
-from paceline.core.printable import printable
+from paceline.core.text import printable
 
 pytestmark = [pytest.mark.torture, pytest.mark.timeout(1500)]
 CPU = ("--accelerator", "cpu")

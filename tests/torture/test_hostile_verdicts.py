@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from hostile_images import write_hostile_images
 
-from paceline.core.printable import printable
+from paceline.core.text import printable
 from paceline.images.decode import BadImage, decode
-from paceline.images.image_file import read_image
+from paceline.images.encode import read_image
 
 
 @pytest.fixture(autouse=True)

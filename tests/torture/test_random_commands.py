@@ -38,7 +38,7 @@ from probes import fingerprint
 from random_commands import Line, Pool, draw_line, lay_out, make_pool
 from running import ACTIVITY, Running, start_function_in_ranks
 
-from paceline.core.status_line import CONTROLS, ERASE_LINE
+from paceline.core.terminal import CONTROLS, ERASE_LINE
 
 pytestmark = [pytest.mark.torture, pytest.mark.timeout(4 * 3600)]
 

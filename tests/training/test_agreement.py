@@ -9,9 +9,8 @@ from running import run_function_on_hosts
 
 from paceline.config.settings import RunSettings
 from paceline.parallel.world import join
-from paceline.runs.checkpoint_reader import load
+from paceline.runs.checkpoint import Best, CheckpointNumbers, Snapshot, load
 from paceline.runs.folder import RunFolder
-from paceline.runs.snapshot import Best, CheckpointNumbers, Snapshot
 from paceline.training.agreement import claim_folder, newest_snapshot
 
 

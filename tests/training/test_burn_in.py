@@ -12,9 +12,8 @@ from paceline.config.settings import LearnerSettings
 from paceline.contracts.phase import Clock
 from paceline.parallel.precision import Precision
 from paceline.parallel.torch_internals import TorchDispatchMode
-from paceline.training.learner import Learner
-from paceline.training.schedule import schedule_of
-from paceline.training.scheduled_adam import ScheduledAdam
+from paceline.training.build import schedule_of
+from paceline.training.learner import Learner, ScheduledAdam
 
 
 def learner_of(network: nn.Module, burn_in: int, half_life: int = 0, **settings: object) -> Learner:

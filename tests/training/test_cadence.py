@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from running import run_fork, weights_of
 
-from paceline.training.cadence import automatic_interval
+from paceline.training.loop import automatic_interval
 
 SIZE_PX = 256  # of the photographs, of which a run sees crops of 32 pixels
 

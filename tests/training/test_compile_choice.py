@@ -23,26 +23,27 @@ from paceline.launch.tasks import Task
 from paceline.parallel.batchnorm import synchronize
 from paceline.parallel.place import Place
 from paceline.parallel.world import World
-from paceline.runs.checkpoint import Checkpoints
+from paceline.runs.checkpoint import CheckpointNumbers, Checkpoints, Snapshot
 from paceline.runs.compile_table import TABLE, CompileCost, compile_cost, record_gain, record_seconds
 from paceline.runs.folder import RunFolder
-from paceline.runs.machine_record import cache_file
-from paceline.runs.mirror.destination import open_destination
 from paceline.runs.mirror.mirror import Mirror
-from paceline.runs.record import Provenance, RunRecord, read_record
-from paceline.runs.segments import Choices
-from paceline.runs.snapshot import CheckpointNumbers, Snapshot
-from paceline.training import build, compile_choice
+from paceline.runs.mirror.published import open_destination
+from paceline.runs.record import Choices, Provenance, RunRecord, cache_file, read_record
+from paceline.training import build
+from paceline.training import compile as compile_choice
 from paceline.training import compile as compiling
 from paceline.training.compile import (
     CACHE_VARIABLE,
     THREADS_VARIABLE,
     TRITON_VARIABLE,
+    average_seconds,
+    choose,
+    choose_for,
     compile_networks,
     describe_kernel_cache,
     prepare_compiler,
+    recorded_choice,
 )
-from paceline.training.compile_choice import average_seconds, choose, choose_for, recorded_choice
 from paceline.training.step import Step
 
 COST = CompileCost(gain=0.2, seconds_per_network=20, origin="built-in estimates")

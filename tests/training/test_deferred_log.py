@@ -8,9 +8,9 @@ import pytest
 from ranks import make_parts
 
 from paceline.core.errors import UserError
-from paceline.runs.display import Display
 from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import MetricsWriter, read_metrics
+from paceline.runs.terminal import Display
 from paceline.training.loop import Loop, Outputs
 
 BATCH, STEPS = 4, 10

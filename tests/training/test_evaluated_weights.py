@@ -17,7 +17,7 @@ import paceline
 from paceline.cli.app import run as cli
 from paceline.contracts.recipe import Batch
 from paceline.training.build import Parts
-from paceline.training.evaluated_weights import EvaluatedWeights, _use_own, averaged_norms
+from paceline.training.evaluate import EvaluatedWeights, _use_own, averaged_norms
 from paceline.training.snapshot import check_fits, restore_snapshot, take_snapshot
 
 BY_CLASS = """

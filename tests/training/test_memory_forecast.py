@@ -23,10 +23,10 @@ from safetensors.torch import save_file
 from torch import nn
 
 from paceline.core.errors import UserError
-from paceline.parallel.recompute import recompute_blocks
+from paceline.parallel.blocks import recompute_blocks
 from paceline.parallel.torch_internals import FakeTensorMode
 from paceline.training import memory_trace
-from paceline.training.like_cuda import LikeCuda
+from paceline.training.memory_trace import LikeCuda
 
 GIB = 2**30
 TESTS = Path(__file__).parents[1]

@@ -11,8 +11,7 @@ from ranks import make_parts, run_steps
 
 from paceline.contracts.recipe import Batch
 from paceline.parallel.graphed_function import EAGER_CALLS, LARGEST_PX, Function
-from paceline.training.evaluated_weights import EvaluatedWeights
-from paceline.training.predictor import Predictor
+from paceline.training.evaluate import EvaluatedWeights, Predictor
 
 GPU = torch.device("cuda")  # only its type is used
 

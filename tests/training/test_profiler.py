@@ -18,13 +18,12 @@ import torch
 from ranks import make_config
 from running import has_ended, wait_until
 
-from paceline.core.heartbeat import is_child
+from paceline.core.watch import is_child
 from paceline.runs.profile_summary import PROFILE, read_profile
 from paceline.training.build import assemble
-from paceline.training.profiler import MAX_STEPS_UNTIL_WRITTEN, StepProfiler
-from paceline.training.stopwatch import Stopwatch
+from paceline.training.pace import Stopwatch
+from paceline.training.profiler import MAX_STEPS_UNTIL_WRITTEN, StepProfiler, TraceError, summarise_trace
 from paceline.training.trace import TraceTimes, compressed_path, read_trace
-from paceline.training.trace_process import TraceError, summarise_trace
 
 
 def write_trace(path: Path) -> dict[str, object]:
@@ -56,7 +55,7 @@ def test_a_trace_that_cannot_be_read_is_reported_in_one_line(tmp_path: Path) -> 
     assert path.exists()
 
 
-START = """import sys; from pathlib import Path; from paceline.training.trace_process import summarise_trace
+START = """import sys; from pathlib import Path; from paceline.training.profiler import summarise_trace
 summarise_trace(Path(sys.argv[1]))"""
 
 

@@ -14,8 +14,7 @@ from holds import start_until
 from ranks import difference
 from running import kill_together, metrics_without_times, run_fork, run_ranks, start_ranks, wait_until, weights_of
 
-from paceline.runs.checkpoint import Checkpoints
-from paceline.runs.checkpoint_reader import is_whole
+from paceline.runs.checkpoint import Checkpoints, is_whole
 
 BLOCKY = str(Path(__file__).parents[1] / "blocky.py")
 EXACT = ("--precision", "fp64", "--set", "optimizer=adam", "--set", "ema_half_life=60 images", "--set", "width=5")

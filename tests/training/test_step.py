@@ -21,9 +21,9 @@ from paceline.commands.verify import compare
 from paceline.config.settings import LearnerSettings
 from paceline.core.errors import UserError
 from paceline.parallel.precision import Precision
+from paceline.training.build import schedule_of
 from paceline.training.learner import Learner
 from paceline.training.loss_log import LossLog
-from paceline.training.schedule import schedule_of
 from paceline.training.snapshot import restore_snapshot, take_snapshot
 
 STEPS = 4

@@ -12,9 +12,8 @@ from paceline.benchmarking import self_test as timing_module
 from paceline.benchmarking.self_test import measure
 from paceline.parallel.place import Place
 from paceline.parallel.world import World
-from paceline.training import stopwatch as stopwatch_module
-from paceline.training.pace import Pace
-from paceline.training.stopwatch import Stopwatch, with_other, with_whole_steps
+from paceline.training import pace as stopwatch_module
+from paceline.training.pace import Pace, Stopwatch, with_other, with_whole_steps
 
 
 @pytest.fixture

@@ -9,12 +9,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from paceline.parallel.exchange import waiting
+from paceline.parallel.batchnorm import waiting
 from paceline.parallel.place import Place
 from paceline.parallel.world import World
-from paceline.training import stopwatch
-from paceline.training.pace import MAX_STEPS, Pace
-from paceline.training.stragglers import MIN_STEPS, StepTimes, StragglerWatch, Work, slowest_rank
+from paceline.training import pace as stopwatch
+from paceline.training.pace import MAX_STEPS, MIN_STEPS, Pace, StepTimes, StragglerWatch, Work, slowest_rank
 
 
 def ranks(*milliseconds: float) -> list[Work]:

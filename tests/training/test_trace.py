@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from paceline.training.rank_waits import waits_by_rank
-from paceline.training.remedies import Situation, remedies
+from paceline.training.profiler import Situation, remedies, waits_by_rank
 from paceline.training.trace import Collective, TraceTimes, intersect, merge, read_trace, subtract
 
 ON_GPU = Situation("bf16", True, True, True, False, 0, False, False)

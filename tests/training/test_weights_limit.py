@@ -13,8 +13,8 @@ from paceline.commands.configure import configure
 from paceline.core.errors import UserError
 from paceline.data.open_sources import open_sources
 from paceline.runs.recipe import make_recipe
-from paceline.training import weights_limit
-from paceline.training.weights_limit import LARGE_BYTES, WeightsLimit, check_training_fits
+from paceline.training import build
+from paceline.training.build import LARGE_BYTES, WeightsLimit, check_training_fits
 
 
 def test_a_layer_that_is_larger_than_the_free_memory_is_rejected() -> None:
@@ -47,9 +47,9 @@ def test_initial_weights_are_the_same_as_without_the_limit() -> None:
 
 def test_layers_that_fit_one_by_one_but_not_together_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     free = 3 * LARGE_BYTES
-    before = weights_limit.own_host_bytes()
-    monkeypatch.setattr(weights_limit, "own_host_bytes", lambda: before + sum(layer.nbytes for layer in made))
-    monkeypatch.setattr(weights_limit, "free_host_bytes", lambda: free - sum(layer.nbytes for layer in made))
+    before = build.own_host_bytes()
+    monkeypatch.setattr(build, "own_host_bytes", lambda: before + sum(layer.nbytes for layer in made))
+    monkeypatch.setattr(build, "free_host_bytes", lambda: free - sum(layer.nbytes for layer in made))
     made: list[torch.Tensor] = []
     with WeightsLimit("mine"), pytest.raises(UserError, match=r"^recipe 'mine': the networks need more than 0\.[5-8]"):
         while True:
@@ -68,7 +68,7 @@ def test_a_network_is_rejected_if_its_gradients_and_state_do_not_fit(
     recipe = make_recipe(config, open_sources(config))
     recipe.classifier = nn.Linear(100, LARGE_BYTES // 100, bias=False, device="meta")
     needed = copies * recipe.classifier.weight.nbytes
-    monkeypatch.setattr(weights_limit, "free_host_bytes", lambda: 2 * needed)
+    monkeypatch.setattr(build, "free_host_bytes", lambda: 2 * needed)
     check_training_fits(config, recipe, 2)
     message = (
         rf"gradients, optimizer state and EMA need {3 * needed / 1e9:.1f} GB of memory, but {2 * needed / 1e9:.1f}"

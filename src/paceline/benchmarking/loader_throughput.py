@@ -16,19 +16,17 @@ from rich.table import Table
 from paceline.config.settings import RunSettings
 from paceline.config.spans import split_batch
 from paceline.contracts.recipe import Batch
-from paceline.core.activity import activity
 from paceline.core.errors import UserError
 from paceline.core.files import user_path, write_json
 from paceline.core.registry import load_class, load_classes
-from paceline.data.crop import check_crop, cropped
-from paceline.data.loader import Loader
-from paceline.data.loader_choice import choose_loader
-from paceline.data.pipeline import BatchPipeline
+from paceline.core.terminal import activity
+from paceline.data.feed import BatchPipeline
+from paceline.data.loader import Loader, choose_loader
 from paceline.data.source import Source, sizes_of
-from paceline.data.tickets import Stream, Tickets
+from paceline.data.stream import Stream, Tickets, check_crop, cropped
 from paceline.data.transforms import Augment
 from paceline.parallel.world import join
-from paceline.runs.machine_record import LOADERS, cache_file, identity, read_cached
+from paceline.runs.record import LOADERS, cache_file, identity, read_cached
 
 BLOCKS = 5
 BLOCK_SECONDS = 1.0

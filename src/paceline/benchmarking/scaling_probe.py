@@ -20,8 +20,8 @@ from paceline.benchmarking.step_ladder import (
     time_sum,
 )
 from paceline.config.resolve import Config
-from paceline.core.activity import activity, counted
 from paceline.core.files import write_json
+from paceline.core.terminal import activity, counted
 from paceline.parallel.batchnorm import has_batchnorm, synchronize
 from paceline.parallel.place import Place
 from paceline.parallel.strategy import AUTO

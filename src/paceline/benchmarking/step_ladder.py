@@ -17,11 +17,10 @@ import torch
 from paceline.config.resolve import Config
 from paceline.config.spans import split_batch
 from paceline.contracts.step_ladder import MeasuredRung, StepLadder
-from paceline.core.activity import activity, counted, end_activity
 from paceline.core.files import write_json
+from paceline.core.terminal import activity, counted, end_activity
 from paceline.data.feed import StepData
-from paceline.parallel.batchnorm import has_batchnorm
-from paceline.parallel.exchange import sum_over_processes
+from paceline.parallel.batchnorm import has_batchnorm, sum_over_processes
 from paceline.parallel.place import Place
 from paceline.parallel.strategy import AUTO, strategy_class
 from paceline.parallel.world import World, join

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from paceline.core.errors import UserError
-from paceline.core.file_systems import open_file_system
-from paceline.core.files import user_path
-from paceline.core.lock import is_locked
-from paceline.core.secrets import redact
+from paceline.core.files import is_locked, user_path
+from paceline.core.storage.files import open_file_system
+from paceline.core.text import redact
 
 UNREADABLE = (FileNotFoundError, PermissionError, IsADirectoryError)  # errors that concern one file, not the storage
 

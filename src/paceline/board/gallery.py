@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from paceline.board.files import UNREADABLE, Entry, Files
 from paceline.board.run import RUN_FILES, Run, RunSummary
-from paceline.core.secrets import one_line
+from paceline.core.text import one_line
 
 PATIENCE_SECONDS = 0.1  # longest pause for requests before the next chunk of metrics is read
 PAGE_SECONDS = 0.4  # how long reading pauses after the page is opened, while the browser needs the CPU

@@ -9,8 +9,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from paceline.board.files import UNREADABLE, Entry, Files
-from paceline.core.printable import printable, printable_lines
-from paceline.core.secrets import redact
+from paceline.core.text import printable, printable_lines, redact
 
 TAIL_BYTES = 2**16
 CHUNK = 2**20  # bytes of a log that are searched at a time

@@ -13,9 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.core.files import WRITING, json_text
-from paceline.core.printable import printable, printable_lines
-from paceline.core.small_files import parse_json
+from paceline.core.files import WRITING, json_text, parse_json
+from paceline.core.text import printable, printable_lines
 from paceline.core.types import Json
 
 NOTES = "notes.json"

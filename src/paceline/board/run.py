@@ -15,14 +15,13 @@ from paceline.board.logs import failure_tail, log_files
 from paceline.board.metrics import Extreme, MetricsReader, Series, Table
 from paceline.board.notes import NOTES, Notes
 from paceline.config.files import PROVENANCE
-from paceline.core.lock import LOCK
-from paceline.core.secrets import HIDDEN, is_private_name, redact
-from paceline.core.small_files import parse_toml
+from paceline.core.files import LOCK, parse_toml
+from paceline.core.text import HIDDEN, is_private_name, redact
 from paceline.core.types import SettingValue
-from paceline.runs.console import LOGS
+from paceline.runs.folder import MIRROR_STATE, STATES, STATUS, MirrorState, Status
 from paceline.runs.metrics import METRICS, REAL_IMAGES, SAMPLE_NAME, SAMPLES
 from paceline.runs.record import CONFIG
-from paceline.runs.status import MIRROR_STATE, STATES, STATUS, MirrorState, Status
+from paceline.runs.terminal import LOGS
 
 RUN_FILES = {CONFIG, METRICS, STATUS}  # a folder that contains one of these files is a run folder
 SILENT_AFTER_SECONDS = 600.0

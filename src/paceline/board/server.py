@@ -28,7 +28,7 @@ from paceline.board.logs import search, tail
 from paceline.board.metrics import CAPACITY, ROWS, Numbers
 from paceline.board.notes import Notes, check_notes, write_notes
 from paceline.board.run import Run, make_row
-from paceline.core.small_files import parse_json, why
+from paceline.core.files import parse_json, why
 from paceline.core.types import JsonObject
 
 

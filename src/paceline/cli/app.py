@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 
 from paceline import __version__
-from paceline.cli.examples import EXAMPLES
 from paceline.cli.flags import (
     Accelerator,
     Assignments,
@@ -35,20 +34,19 @@ from paceline.cli.flags import (
     with_settings,
     with_vgg,
 )
-from paceline.cli.help import CONTEXT, Command, Commands
+from paceline.cli.help import CONTEXT, EXAMPLES, Command, Commands
 from paceline.cli.images import apply, export, import_weights, measure, predict, sample
 from paceline.cli.interrupt import Interrupted, exit_code, message
 from paceline.cli.launch import launch
 from paceline.cli.tools import board, doctor, new, pack, settings
-from paceline.config import command_settings
-from paceline.core.activity import end_activity, show_activities
-from paceline.core.bytecode_cache import keep_bytecode
+from paceline.config import flags as command_settings
 from paceline.core.errors import describe_limit
-from paceline.core.garbage import collecting_rarely
-from paceline.core.machine_load import record_load
+from paceline.core.host import record_load
 from paceline.core.output import is_lost, outlive_stdout
-from paceline.core.printable import print_any_text, print_line
 from paceline.core.registry import fault_of_plugin
+from paceline.core.startup import collecting_rarely, keep_bytecode
+from paceline.core.terminal import end_activity, show_activities
+from paceline.core.text import print_any_text, print_line
 from paceline.core.trust import set_trust, trusts_files
 from paceline.core.types import SettingValue
 
@@ -116,7 +114,7 @@ def evaluate(
     """Evaluate a trained model on any data."""
     from paceline.commands.evaluate import evaluate as job
     from paceline.config.files import parse_assignments
-    from paceline.inference.blending import Blend
+    from paceline.inference.trained import Blend
 
     flags: dict[str, SettingValue] = {"data": data, "data_root": data_root, "devices": devices}
     flags |= {"accelerator": accelerator, "low_root": low_root, "test_root": test_root, "test_low_root": test_low_root}

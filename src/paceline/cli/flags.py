@@ -1,27 +1,67 @@
-"""Arguments and flags that commands share. The flags for settings are generated from the declarations in config/."""
+"""Arguments and flags that commands share, and the values that the shell suggests for them."""
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field, fields
 from difflib import get_close_matches
 from itertools import pairwise, zip_longest
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, Protocol, TypeAlias, get_args, get_origin, get_type_hints, runtime_checkable
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    Protocol,
+    TypeAlias,
+    get_args,
+    get_origin,
+    get_type_hints,
+    runtime_checkable,
+)
 
 import typer
 
-from paceline.cli.completion import complete_recipe, completion_of
-from paceline.config.other_names import COMMON, COMMON_ALIASES
+from paceline.config.flags import COMMON, COMMON_ALIASES, SourceFlags
 from paceline.config.settings import LearnerSettings
-from paceline.config.source_flags import SourceFlags
+from paceline.core.declared import preset_names
 from paceline.core.errors import UserError
 from paceline.core.files import SAFETENSORS
-from paceline.core.registry import check_name
+from paceline.core.registry import PluginKind, check_name, names
 from paceline.core.trust import set_trust
 from paceline.core.types import SettingValue
+
+Completion = Callable[..., list[str]]
+PLUGINS: dict[str, PluginKind] = {"data": "source", "strategy": "strategy", "loader": "loader", "loggers": "logger"}
+
+
+def complete_recipe(incomplete: str) -> list[str]:
+    """Return the recipes whose names start with the given text."""
+    return _starting_with(incomplete, names("recipe"))
+
+
+def completion_of(setting: str, hint: Any) -> Completion | None:
+    """Return a function that suggests values for a setting; None if there is no list of its values."""
+    if setting == "preset":
+        return _complete_preset
+    if setting in PLUGINS:
+        return lambda incomplete: _starting_with(incomplete, names(PLUGINS[setting]))
+    if get_origin(hint) is Literal:
+        return lambda incomplete: _starting_with(incomplete, map(str, get_args(hint)))
+    return None
+
+
+def _complete_preset(ctx: typer.Context, incomplete: str) -> list[str]:
+    # The parser stops at the flag whose value is missing, before it assigns the arguments to their names.
+    given = [*ctx.args, *filter(None, [ctx.params.get("recipe")])]
+    recipe = next((name for name in given if name in names("recipe")), "")
+    return _starting_with(incomplete, preset_names(recipe))
+
+
+def _starting_with(incomplete: str, values: Iterable[str]) -> list[str]:
+    return [value for value in values if value.startswith(incomplete)]
+
 
 Command = Callable[..., None]
 # Setting values by name, as given on the command line. `configure` converts the text.

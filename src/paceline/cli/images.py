@@ -137,8 +137,8 @@ def apply(
     from paceline.commands.apply import Options
     from paceline.commands.apply import apply as job
     from paceline.images.encode import Encoding
-    from paceline.inference.blending import Blend
     from paceline.inference.region_plan import RegionOptions
+    from paceline.inference.trained import Blend
 
     options = Options(
         checkpoint,
@@ -265,6 +265,6 @@ def export(
     values in [-1, 1].
     """
     from paceline.commands.export import export as job
-    from paceline.inference.blending import Blend
+    from paceline.inference.trained import Blend
 
     raise typer.Exit(job(run, out, checkpoint, overwrite=overwrite, blend=Blend(interpolate, interpolate_with)))

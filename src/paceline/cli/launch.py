@@ -6,9 +6,8 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.examples import EXAMPLES
 from paceline.cli.flags import Assignments, ConfigFile, Flags, RecipeName, RunName, with_name, with_settings
-from paceline.cli.help import CONTEXT, Command, Commands
+from paceline.cli.help import CONTEXT, EXAMPLES, Command, Commands
 
 launch = typer.Typer(
     cls=Commands,

@@ -129,7 +129,7 @@ def pack(
     flags = {"data": data, "data_root": data_root, "bad_images": bad_images, "workers": workers}
     given = {name: value for name, value in flags.items() if value}
     if to_shards:
-        from paceline.commands.pack_shards import pack_to_shards
+        from paceline.commands.pack import pack_to_shards
 
         chosen = parse_assignments(set_)
         raise typer.Exit(pack_to_shards(origin, destination, given, chosen, shard_mb, train_only=train_only))

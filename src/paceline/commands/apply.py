@@ -14,21 +14,18 @@ import torch
 from paceline.config.settings import RunSettings
 from paceline.core.errors import UserError
 from paceline.core.files import user_path
-from paceline.core.printable import print_line
+from paceline.core.text import print_line
 from paceline.core.types import SettingValue
 from paceline.images.encode import DEFAULT_ENCODING, Encoding, check_encoding
-from paceline.inference.applier import AppliedImage, Applier, ApplierSettings
-from paceline.inference.apply_plan import plan_results, read_headers
-from paceline.inference.apply_progress import show_progress
-from paceline.inference.blending import NO_BLEND, Blend
-from paceline.inference.image_model import ImageModel, open_image_model
-from paceline.inference.pipeline import apply_all
+from paceline.inference.apply import AppliedImage, Applier, ApplierSettings, show_progress
+from paceline.inference.apply_files import apply_all, plan_results, read_headers
+from paceline.inference.files import count_images, report_skipped
 from paceline.inference.region_plan import WHOLE_IMAGE, RegionOptions, check_region_options
-from paceline.inference.skipped import count_images, report_skipped
-from paceline.inference.tile_runner import PRECISIONS
+from paceline.inference.runner import PRECISIONS
+from paceline.inference.trained import NO_BLEND, Blend, ImageModel, open_image_model
 from paceline.parallel.world import check_devices, gpu_ids, uses_cuda
-from paceline.runs.config import resolve_settings
-from paceline.runs.stages import last_finished
+from paceline.runs.finished_run import last_finished
+from paceline.runs.recipe import resolve_settings
 
 DOWNSAMPLED = ("", "lr", "bicubic", "sr")  # result names with `--downsample`
 

@@ -11,7 +11,7 @@ from urllib.parse import quote
 from paceline.board.files import open_files
 from paceline.board.gallery import Gallery
 from paceline.core.errors import UserError, install_extra
-from paceline.core.printable import print_line
+from paceline.core.text import print_line
 
 DEFAULT_PORT = 6116
 

@@ -17,8 +17,8 @@ from paceline.compare.progress import finish, has_report, only_writer, title_of
 from paceline.config.resolve import Config
 from paceline.core.errors import UserError
 from paceline.core.files import user_path
-from paceline.core.printable import print_line
-from paceline.core.screen import open_screen
+from paceline.core.terminal import open_screen
+from paceline.core.text import print_line
 from paceline.launch.child import Start, Stopped, start_process
 from paceline.launch.fork_server import ForkServers
 from paceline.parallel.world import uses_cuda

@@ -1,26 +1,26 @@
-"""Build a checked config from the user's flags and files."""
+"""Build a checked config, and choose a device, from the user's flags and files."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from paceline.config.files import parse_assignments, read_file
-from paceline.config.named_code import check_named_code, check_trusting_setting
+import torch
+
+from paceline.config.files import check_named_code, check_trusting_setting, parse_assignments, read_file
 from paceline.config.resolve import Config, Inherited
 from paceline.config.settings import RunSettings
 from paceline.core.errors import UnknownSetting, UserError, missing, unknown
 from paceline.core.files import user_path
-from paceline.core.installed import is_installed
-from paceline.core.registry import load_class
-from paceline.core.secrets import reject_credentials
+from paceline.core.registry import is_installed, load_class
+from paceline.core.text import reject_credentials
 from paceline.core.types import SettingValues
 from paceline.data.loader import Loader
 from paceline.data.source import Source
 from paceline.parallel.place import place_of
 from paceline.parallel.strategy import Strategy
-from paceline.parallel.world import check_devices, gpu_ids
-from paceline.runs.config import load_recipe, resolve_config
-from paceline.runs.stored_network import stored_network
+from paceline.parallel.world import check_devices, gpu_ids, uses_cuda
+from paceline.runs.finished_run import stored_network
+from paceline.runs.recipe import load_recipe, resolve_config, resolve_settings
 
 
 def configure(
@@ -117,3 +117,10 @@ def _num_devices(run: RunSettings) -> tuple[int, str]:
         ids = gpu_ids(run)
         return len(ids), f"differs from the number of IDs in --gpus {run.gpus}"
     return run.devices, ""
+
+
+def choose_device(command: str, accelerator: str) -> torch.device:
+    """Return the device given by `--accelerator`: by default, a GPU if there is one."""
+    settings = resolve_settings(command, [("flag", {"accelerator": accelerator or "auto"})])
+    check_devices(settings)
+    return torch.device("cuda:0" if uses_cuda(settings) else "cpu")

@@ -7,8 +7,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from paceline.core.heartbeat import die_with_parent
-from paceline.core.screen import open_screen
+from paceline.core.terminal import open_screen
+from paceline.core.watch import die_with_parent
 from paceline.launch.child import path_flags
 
 COMPARISONS = {  # arguments of each command, by output folder

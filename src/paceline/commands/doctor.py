@@ -22,22 +22,18 @@ from paceline.commands.configure import configure
 from paceline.commands.verify import verify
 from paceline.config.files import parse_assignments
 from paceline.config.resolve import Config
-from paceline.core.activity import activity
 from paceline.core.errors import UserError, missing
-from paceline.core.files import write_json
-from paceline.core.installed import is_installed
-from paceline.core.registry import load_class, load_classes
-from paceline.core.screen import open_screen
-from paceline.core.small_files import read_json
+from paceline.core.files import read_json, write_json
+from paceline.core.registry import is_installed, load_class, load_classes
+from paceline.core.terminal import activity, open_screen
 from paceline.core.types import SettingValue
 from paceline.data.loader import Loader
 from paceline.launch.tasks import Task, run_in_processes
 from paceline.parallel.strategy import AUTO, Strategy
 from paceline.parallel.world import check_devices
 from paceline.runs.compile_table import TABLE, record_gain
-from paceline.runs.config import resolve_settings
-from paceline.runs.machine_record import SELF_TEST, cache_file, identity, read_cached
-from paceline.runs.provenance import versions_and_hardware
+from paceline.runs.recipe import resolve_settings
+from paceline.runs.record import SELF_TEST, cache_file, identity, read_cached, versions_and_hardware
 from paceline.training.compile import describe_kernel_cache
 from paceline.training.stop import repeat_signal
 

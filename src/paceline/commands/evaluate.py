@@ -1,47 +1,57 @@
-"""`paceline evaluate`: compute the metrics of a checkpoint or a weights file on any data."""
+"""`paceline evaluate`: compute the metrics of a checkpoint or a weights file."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from paceline.commands.configure import checked
-from paceline.commands.metrics_output import print_metrics
+from paceline.config.flags import FOLDERS, SeparateTestFolder
 from paceline.config.resolve import Config, Inherited
-from paceline.config.source_flags import FOLDERS, SeparateTestFolder
 from paceline.contracts.recipe import DataSpec, Recipe
-from paceline.core.activity import Counter, activity
 from paceline.core.errors import UserError, unknown
-from paceline.core.printable import print_line
 from paceline.core.registry import load_class
+from paceline.core.terminal import Counter, activity
+from paceline.core.text import print_line
 from paceline.core.types import SettingValue
-from paceline.data.crop import cropped
-from paceline.data.huge_images import accepting_huge_images
-from paceline.data.image_files import ImageFiles
+from paceline.data.image_files import ImageFiles, accepting_huge_images
 from paceline.data.open_sources import open_sources, settings_and_splits
 from paceline.data.source import Source, sizes_of
+from paceline.data.stream import cropped
 from paceline.data.worker_pool import reporting_dead_workers
-from paceline.evaluation.contract import is_classifier
-from paceline.inference.blending import NO_BLEND, Blend, read_blended
-from paceline.inference.image_model import ImageModel, load_usable
-from paceline.inference.region_evaluation import RegionEvaluation, SplitMetrics
-from paceline.inference.trained import StoredModel
-from paceline.inference.uses import uses_of
+from paceline.evaluation.contract import Protocol, is_classifier
+from paceline.inference.evaluate_regions import RegionEvaluation, SplitMetrics
+from paceline.inference.trained import NO_BLEND, Blend, ImageModel, StoredModel, load_usable, read_blended, uses_of
 from paceline.launch.tasks import Task, run_in_processes
 from paceline.parallel.place import place_from
 from paceline.parallel.precision import choose_precision
 from paceline.parallel.world import World, join
 from paceline.runs.checkpoint import choose_checkpoint
-from paceline.runs.config import Layers
-from paceline.runs.finished_run import config_of, is_training_data
+from paceline.runs.finished_run import config_of, is_training_data, last_finished
 from paceline.runs.folder import RunFolder
-from paceline.runs.recipe import make_recipe
-from paceline.runs.stages import last_finished
-from paceline.runs.weights_file import check_checkpoint, is_weights_file
+from paceline.runs.recipe import Layers, make_recipe
+from paceline.runs.weights import check_checkpoint, is_weights_file
 from paceline.training.build import make_loader
 from paceline.training.evaluate import SplitEvaluator
+
+
+def print_metrics(
+    metrics: Mapping[str, float], protocol: Protocol, notes: Iterable[str], percentages: Container[str] = ()
+) -> None:
+    """Print one line per metric, then the protocol (the conditions of the measurement) and notes.
+
+    The metrics in `percentages` get a percent sign.
+    """
+    width = max(map(len, metrics))
+    for name, value in metrics.items():
+        print_line(f"  {name:<{width}}  {value:.8g}{'%' * (name in percentages)}")
+    if protocol:
+        print_line("measured with " + ", ".join(f"{name} {value}" for name, value in protocol.items()))
+    for note in notes:
+        print_line(note)
+
 
 SPLITS = ("train", "validation", "test")
 

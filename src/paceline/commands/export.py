@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 
-from paceline.core.activity import activity
 from paceline.core.errors import UserError, install_extra
 from paceline.core.files import check_new_file, new_file
-from paceline.core.printable import print_line
-from paceline.inference.blending import NO_BLEND, Blend, read_blended
-from paceline.inference.exportable import make_exportable
-from paceline.inference.onnx_file import explaining_failures, largest_difference, write_onnx
-from paceline.runs.stages import last_finished
+from paceline.core.terminal import activity
+from paceline.core.text import print_line
+from paceline.inference.export import explaining_failures, largest_difference, make_exportable, write_onnx
+from paceline.inference.trained import NO_BLEND, Blend, read_blended
+from paceline.runs.finished_run import last_finished
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 TOLERANCE = 1e-4  # largest allowed difference for values in [-1, 1]; about 1/78 of an 8-bit level

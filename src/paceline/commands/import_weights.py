@@ -11,14 +11,12 @@ from paceline.contracts.importer import Importer
 from paceline.contracts.recipe import Recipe
 from paceline.core.errors import UserError
 from paceline.core.files import SAFETENSORS, user_path
-from paceline.core.printable import print_line
 from paceline.core.registry import load_class, load_classes
-from paceline.inference.image_model import open_recipe
-from paceline.inference.trained import StoredModel, build
-from paceline.inference.uses import main_use
-from paceline.runs.config import load_recipe
+from paceline.core.text import print_line
+from paceline.inference.trained import StoredModel, build, main_use, open_recipe
+from paceline.runs.recipe import load_recipe
 from paceline.runs.record import CONFIG
-from paceline.runs.weights_file import is_weights_file, stored_settings, write_weights
+from paceline.runs.weights import is_weights_file, stored_settings, write_weights
 
 ANY_NETWORK = "recognised"  # the importer that is used if the user gives no recipe
 

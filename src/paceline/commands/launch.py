@@ -14,8 +14,8 @@ from paceline.config.resolve import Config
 from paceline.config.spans import split_batch
 from paceline.core.errors import UserError
 from paceline.core.files import new_file, user_path
-from paceline.core.printable import print_line
 from paceline.core.registry import load_classes
+from paceline.core.text import print_line
 from paceline.core.types import SettingValue
 from paceline.launch.command import TrainCommand, check_words, plain_name, quoted, settings_in
 from paceline.launch.kubernetes import KubernetesOptions, plain_job, to_yaml, train_job

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
-from paceline.commands.device import choose_device
-from paceline.core.activity import counted
+from paceline.commands.configure import choose_device
 from paceline.core.errors import UserError
 from paceline.core.files import check_new_file, new_file
-from paceline.core.printable import print_line
-from paceline.inference.classify_files import classify_files
-from paceline.inference.find_images import find_images
+from paceline.core.terminal import counted
+from paceline.core.text import print_line
+from paceline.inference.classify import SUFFIXES, PredictionFile, classify_files
+from paceline.inference.files import count_images, find_images, report_skipped
 from paceline.inference.model import Model
-from paceline.inference.prediction_file import SUFFIXES, PredictionFile
-from paceline.inference.skipped import count_images, report_skipped
-from paceline.inference.trained import read_stored
-from paceline.inference.uses import check_use
-from paceline.runs.stages import last_finished
+from paceline.inference.trained import check_use, read_stored
+from paceline.runs.finished_run import last_finished
 
 
 def predict(

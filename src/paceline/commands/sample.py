@@ -6,27 +6,21 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.commands.configure import checked
-from paceline.commands.device import choose_device
+from paceline.commands.configure import checked, choose_device
+from paceline.config.flags import FOLDERS
 from paceline.config.resolve import Inherited
-from paceline.config.source_flags import FOLDERS
-from paceline.core.activity import activity, counted
 from paceline.core.errors import NOT_FOUND, UserError
 from paceline.core.files import new_file, user_path
-from paceline.core.printable import print_line
+from paceline.core.terminal import activity, counted
+from paceline.core.text import print_line
 from paceline.core.types import SettingValue
 from paceline.images.encode import DEFAULT_ENCODING
 from paceline.images.grids import ANIMATED_SUFFIXES, captioned, save_animation, side_by_side
-from paceline.inference.animation import animation_frames
-from paceline.inference.chosen_draws import EVERY_CLASS, check_truncation, class_index
-from paceline.inference.model import Model
-from paceline.inference.run_images import GridOptions, show_run
-from paceline.inference.sample_files import write_samples
-from paceline.inference.trained import read_stored
-from paceline.inference.uses import check_use
-from paceline.runs.finished_run import check_not_file, config_of
-from paceline.runs.stages import last_finished
-from paceline.runs.weights_file import is_weights_file
+from paceline.inference.generate import GridOptions, animation_frames, show_run, write_samples
+from paceline.inference.model import EVERY_CLASS, Model, check_truncation, class_index
+from paceline.inference.trained import check_use, read_stored
+from paceline.runs.finished_run import check_not_file, config_of, last_finished
+from paceline.runs.weights import is_weights_file
 
 DEFAULT_GRID = "8x8"
 LARGEST_GRID = 4096  # maximum number of images

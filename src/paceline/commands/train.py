@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -12,31 +13,54 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from paceline.commands.next_steps import print_next_steps
 from paceline.config.resolve import Config
 from paceline.core.errors import UserError
-from paceline.core.heartbeat import Watch, is_watched, prepare
 from paceline.core.output import outlive_stdout
-from paceline.core.printable import print_line
-from paceline.core.stacks import dump_stacks_now
+from paceline.core.registry import is_installed, is_path
+from paceline.core.text import print_line, printable
+from paceline.core.watch import Watch, dump_stacks_now, is_watched, prepare
 from paceline.data.worker_pool import reporting_dead_workers
+from paceline.inference.trained import Use, uses_of
 from paceline.launch.mailbox import report_user_error, unregister_worker
 from paceline.launch.rendezvous import Rendezvous
 from paceline.launch.tasks import Task, run_in_processes
-from paceline.parallel.nccl_record import write_nccl_record
 from paceline.parallel.place import place_from, place_of
 from paceline.parallel.strategy import strategy_class
-from paceline.parallel.world import World, join
-from paceline.runs.console import LOGS
+from paceline.parallel.world import World, join, write_nccl_record
+from paceline.runs.finished_run import stages_of
 from paceline.runs.folder import RunFolder
 from paceline.runs.logger import check_loggers
 from paceline.runs.metrics import read_metrics
-from paceline.runs.stages import stages_of
+from paceline.runs.terminal import LOGS
 from paceline.training.agreement import check_settings
 from paceline.training.build import Parts, assemble
-from paceline.training.compile_choice import recorded_choice
+from paceline.training.compile import recorded_choice
 from paceline.training.session import open_session
 from paceline.training.stop import INTERRUPTED, MIRROR_INCOMPLETE, StopRequest
+
+ARGUMENTS: dict[Use, tuple[str, ...]] = {
+    "predict": ("path/to/images",),
+    "apply": ("path/to/images", "--out", "results"),
+    "sample": (),
+}
+
+
+def next_steps(config: Config, run: Path) -> list[str]:
+    """Return up to three commands: use the model, evaluate it, and watch the runs in a browser."""
+    trust = ["--trust"] if is_path(config.recipe_name) or is_path(config.run.data) else []
+    uses = list(uses_of(config.recipe_class))[:1]
+    commands = [[use, str(run), *ARGUMENTS[use], *trust] for use in uses]
+    commands += [["evaluate", str(run), *trust]] if config.recipe_class.evaluator else []
+    commands += [["board", str(run.parent)]] if is_installed("uvicorn") else []
+    return [shlex.join(["paceline", *words]) for words in commands]
+
+
+def print_next_steps(config: Config, run: Path) -> None:
+    """Print the commands, one per line; a long command is not wrapped, so that it can be pasted."""
+    commands = next_steps(config, run)
+    if commands:
+        print("\n".join(["next:", *(f"  {printable(command)}" for command in commands)]), flush=True)
+
 
 LAUNCHER_SECONDS = 10.0  # how much longer than its launcher a worker waits for progress
 PRINT_SECONDS = 1.0

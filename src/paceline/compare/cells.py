@@ -15,23 +15,19 @@ from paceline.compare.grid import Flags, Options
 from paceline.config.files import PROVENANCE
 from paceline.config.resolve import Config
 from paceline.core.errors import UserError
-from paceline.core.files import write_json
-from paceline.core.lock import is_folder_locked
+from paceline.core.files import is_folder_locked, parse_toml, read_bounded, read_json, write_json
 from paceline.core.registry import is_path, names
-from paceline.core.small_files import parse_toml, read_bounded, read_json
 from paceline.data.fingerprint import describe_samples, is_same_data
 from paceline.data.open_sources import open_sources
 from paceline.launch.child import failure_reason, to_arguments
 from paceline.report.groups import check_comparable, known_strategy, make_groups, short_names
 from paceline.report.model import Cell, Run
 from paceline.report.reader import read_run
-from paceline.runs.config import find_recipe
-from paceline.runs.finished_run import stages_in
-from paceline.runs.folder import RunFolder
+from paceline.runs.finished_run import last_finished, stages_in, stages_of
+from paceline.runs.folder import RunFolder, Status
+from paceline.runs.recipe import find_recipe
 from paceline.runs.record import CONFIG
-from paceline.runs.stages import last_finished, stages_of
-from paceline.runs.status import Status
-from paceline.runs.weights_file import is_weights_file
+from paceline.runs.weights import is_weights_file
 
 RECORD = "cell.json"  # name of a file in each run's folder
 

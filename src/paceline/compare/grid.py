@@ -10,13 +10,12 @@ from typing import NamedTuple, TypeAlias
 
 import torch
 
-from paceline.config.command_settings import COMPARE_DEVICES, STRATEGIES
 from paceline.config.files import parse_assignments
+from paceline.config.flags import COMPARE_DEVICES, STRATEGIES
 from paceline.config.resolve import Config
 from paceline.config.spans import split_batch
 from paceline.core.errors import UserError, missing, unknown
-from paceline.core.installed import is_installed
-from paceline.core.registry import load_class
+from paceline.core.registry import is_installed, load_class
 from paceline.core.types import SettingValue
 from paceline.parallel.strategy import Strategy
 from paceline.parallel.world import uses_cuda

@@ -14,14 +14,13 @@ from rich.console import Console
 from paceline.benchmarking.step_ladder import measure_ladder
 from paceline.compare.cells import CellRecord, PlannedRun, made_from, without_speed
 from paceline.compare.grid import Flags, Grid, Options
-from paceline.config.command_settings import SETTINGS_NOT_IN_VERIFY
+from paceline.config.flags import SETTINGS_NOT_IN_VERIFY
 from paceline.config.resolve import Config
 from paceline.contracts.step_ladder import StepLadder
-from paceline.core.activity import activity
 from paceline.core.errors import UserError
-from paceline.core.files import write_json
+from paceline.core.files import read_json, write_json
 from paceline.core.registry import load_class
-from paceline.core.small_files import read_json
+from paceline.core.terminal import activity
 from paceline.core.types import JsonObject
 from paceline.launch.child import Start, Stopped, failure_reason, run_paceline, start_process, to_arguments
 from paceline.launch.tasks import Task, run_in_processes
@@ -29,7 +28,7 @@ from paceline.parallel.strategy import Strategy, strategy_name
 from paceline.report.groups import group_name
 from paceline.report.model import Cell, Parity, Run
 from paceline.report.reader import read_run
-from paceline.runs.stages import stages_of
+from paceline.runs.finished_run import stages_of
 from paceline.training.stop import SIGNALS
 
 SECONDS = 5.0  # approximate duration of the measured training

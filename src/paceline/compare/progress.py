@@ -13,19 +13,15 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from paceline.compare.cells import PlannedRun
-from paceline.core.activity import end_activity
-from paceline.core.numbers import four_digits
-from paceline.core.printable import print_line, wrapped
-from paceline.core.screen import literal, open_screen
-from paceline.core.small_files import read_json
-from paceline.core.ticker import Patience
+from paceline.core.files import read_json
+from paceline.core.terminal import Patience, end_activity, literal, open_screen
+from paceline.core.text import four_digits, print_line, wrapped
 from paceline.report.advice import is_share
 from paceline.report.build import write_report
 from paceline.report.model import Cell, Report
-from paceline.runs.folder import RunFolder
+from paceline.runs.finished_run import stages_of
+from paceline.runs.folder import RunFolder, Status
 from paceline.runs.metrics import METRICS
-from paceline.runs.stages import stages_of
-from paceline.runs.status import Status
 
 LAST_BYTES = 4096  # number of bytes to read from the end of the metrics file; enough for the last line
 

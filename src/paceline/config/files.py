@@ -1,22 +1,59 @@
-"""Read settings from files and `name=value` arguments, and write a run's config.toml."""
+"""Read settings from files and `name=value` arguments, and write a run's config; no file names code to run."""
 
 from __future__ import annotations
 
 import configparser
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields
 
-from paceline.config.arguments import Text
-from paceline.config.named_code import TRUSTING_SETTING
-from paceline.config.resolve import Config, Inherited, Layer, flatten, plain_name
-from paceline.config.run_format import FORMAT, check_format
-from paceline.core.checksums import checksum_of_content
+from paceline.config.resolve import Config, Inherited, Layer, Text, flatten, plain_name
 from paceline.core.errors import UserError
-from paceline.core.files import user_path
-from paceline.core.small_files import MAX_TOML_BYTES, parse_toml, read_bounded, why
+from paceline.core.files import MAX_TOML_BYTES, checksum_of_content, parse_toml, read_bounded, user_path, why
+from paceline.core.trust import check_may_run, trusts_files
 from paceline.core.types import Scalar, SettingValue, SettingValues
+
+PLUGIN_SETTINGS = ("data", "loader", "strategy", "loggers")  # their values are plugin names or paths to .py files
+TRUSTING_SETTING = "inception_sha256"  # this setting allows the code in a TorchScript file to run
+
+
+def check_named_code(
+    origin: str, settings: SettingValues, overriding: Iterable[SettingValues] = (), *, trust: bool = False
+) -> None:
+    """Raise UserError if settings in a file refer to untrusted code, unless settings in `overriding` replace them."""
+    replaced = {plain_name(name) for layer in overriding for name in layer}
+    check_may_run(origin, _plugins({name: settings[name] for name in settings if name not in replaced}), trust=trust)
+
+
+def check_trusting_setting(origin: str, settings: SettingValues) -> None:
+    """Raise UserError if a settings file contains a setting that allows a file to run code."""
+    given = {plain_name(name): value for name, value in settings.items()}
+    if given.get(TRUSTING_SETTING) and not trusts_files():
+        raise UserError(
+            f"{origin}: sets {TRUSTING_SETTING}, which allows code to run; set it on the command line, or use --trust"
+        )
+
+
+def _plugins(settings: SettingValues) -> Iterator[str]:
+    for name in PLUGIN_SETTINGS:
+        yield from (one.strip() for one in str(settings.get(name, "")).split(","))
+
+
+RUN_FORMAT = 2
+FORMAT = "format"  # key of the format version in each file
+FIRST_FORMAT = 1  # format version of files without this key
+
+
+def check_format(found: object, where: str, remedy: str = "train it again") -> None:
+    """Raise UserError unless `found` is the format version that Paceline reads; the message starts with `where`."""
+    version = FIRST_FORMAT if found is None else found
+    if str(version) != str(RUN_FORMAT):
+        raise UserError(
+            f"{where}: run format {version}, but this version of Paceline reads format {RUN_FORMAT}: "
+            f"{remedy}, or use the version that wrote it"
+        )
+
 
 PROVENANCE = "provenance"  # table in a run's config.toml with the format, versions and hardware rather than settings
 # Locations that a new run must not reuse, and the setting that allows code in a file to run.

@@ -1,30 +1,82 @@
-"""Resolve layers of settings into one checked config.
-
-Each layer overrides the ones before it: the settings' defaults, the recipe's defaults, the preset, a file (TOML or
-INI), flags, and `--set name=value`. All settings share one namespace. Learner settings can be set for a single network
-(`discriminator.lr`). A run's recipe and source add settings. A setting can be a table (`network_args.depths`); layers
-then override its entries one by one. The resolved settings are saved with the run.
-"""
+"""Resolve layers of settings, including tables of named values, into one checked config."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
-from paceline.config.arguments import Arguments, argument_value
-from paceline.config.other_names import COMMON, COMMON_ALIASES
-from paceline.config.setting import BOUNDS
-from paceline.config.settings import SHARED_SETTINGS, LearnerSettings, RunSettings
+from paceline.config.flags import COMMON, COMMON_ALIASES
+from paceline.config.settings import BOUNDS, SHARED_SETTINGS, LearnerSettings, RunSettings
 from paceline.config.spans import INTERVALS, Span, parse_interval
 from paceline.core.errors import UnknownSetting, UserError, unknown
 from paceline.core.registry import is_path
-from paceline.core.types import SettingValue, SettingValues
+from paceline.core.types import Scalar, SettingValue, SettingValues
 
 if TYPE_CHECKING:
     from paceline.contracts.recipe import Recipe
+
+_CONSTANTS: dict[str, Scalar] = {"true": True, "false": False}
+
+
+class Text(str):
+    """Text from the command line or an INI file. In a table setting, it is converted to the type it looks like."""
+
+
+class Arguments(Mapping[str, SettingValue]):
+    """The value of a table setting: an immutable mapping of names to numbers, booleans, strings and lists.
+
+    `--set TABLE.NAME=VALUE` and the TOML table `[TABLE]` set single entries.
+    """
+
+    def __init__(self, values: Mapping[str, SettingValue] | None = None) -> None:
+        self._values = dict(values or {})
+
+    def __getitem__(self, name: str) -> SettingValue:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __hash__(self) -> int:
+        return hash(json.dumps(self._values, sort_keys=True))
+
+    def __repr__(self) -> str:
+        return repr(self._values)
+
+
+def argument_value(value: object, where: str) -> SettingValue:
+    """Return an entry of a table setting; raise UserError for a value of an unsupported type."""
+    if isinstance(value, Text):
+        return _parse(str(value), where)
+    if isinstance(value, tuple):
+        value = list(value)
+    items = value if isinstance(value, list) else [value]
+    if not all(isinstance(item, get_args(Scalar)) for item in items):
+        raise UserError(f"{where}: {value!r} is not supported; use a number, true, false, text or a list of these")
+    if any(isinstance(item, float) and not math.isfinite(item) for item in items):
+        raise UserError(f"{where}: {value!r} is not finite; use a finite number")
+    return value  # type: ignore[return-value]  # the checks above narrow it
+
+
+def _parse(text: str, where: str) -> SettingValue:
+    """Return a number, a boolean, a list such as [3,3,9,3], or else the text. Text in double quotes stays text."""
+    if text.lower() in _CONSTANTS:
+        return _CONSTANTS[text.lower()]
+    try:
+        parsed = json.loads(text)
+    except ValueError:
+        if text.startswith("["):
+            raise UserError(f"{where}: {text!r} is not a list; write a list like [2,2,6,2]") from None
+        return text
+    return text if parsed is None else argument_value(parsed, where)
+
 
 Layer: TypeAlias = dict[str, SettingValue | Mapping[str, SettingValue]]
 Group = TypeVar("Group")

@@ -1,16 +1,95 @@
-"""The settings that every run has. Each has a type and a one-line description, which is also its help text.
-
-Recipes and sources declare additional settings in the same way.
-"""
+"""The settings that every run has. Each has a type, a default, bounds and a one-line description."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import ClassVar, Literal
+import operator
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Literal
 
-from paceline.config.learner_settings import LearnerSettings as LearnerSettings
-from paceline.config.setting import setting as setting  # re-exported for modules that declare settings
-from paceline.core.short_repr import short_repr
+from paceline.core.text import short_repr
+
+Number = int | float
+BOUNDS = {"at least": operator.ge, "above": operator.gt, "below": operator.lt, "at most": operator.le}
+
+
+def setting(
+    default: Any,
+    meaning: str,
+    *,
+    flag: bool = False,
+    mutable_on_resume: bool = False,
+    at_least: Number | None = None,
+    above: Number | None = None,
+    below: Number | None = None,
+    at_most: Number | None = None,
+) -> Any:
+    """Declare a setting as a field of a frozen dataclass.
+
+    Args:
+        default: The default value.
+        meaning: A one-line description, shown by `paceline settings` and in the documentation.
+        flag: Whether the setting has a command-line flag `--name`. `--set name=value` works for all settings.
+        mutable_on_resume: Whether a run may resume with a different value.
+        at_least: The smallest allowed value.
+        above: The value must be greater than this.
+        below: The value must be less than this.
+        at_most: The largest allowed value.
+
+    Returns:
+        A dataclass field, typed as Any so that type checkers accept it as the default for any annotation.
+
+    Examples:
+        >>> from dataclasses import dataclass
+        >>> @dataclass(frozen=True)
+        ... class Settings:
+        ...     width: int = paceline.setting(32, "channels of the first layer", at_least=1)
+        >>> Settings(width=64)
+        Settings(width=64)
+    """
+    limits = zip(BOUNDS, (at_least, above, below, at_most), strict=True)
+    bounds = {words: limit for words, limit in limits if limit is not None}
+    metadata = {"meaning": meaning, "flag": flag, "mutable_on_resume": mutable_on_resume, "bounds": bounds}
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class LearnerSettings:
+    """The settings of optimizers, schedules and EMA. Each can be set for a single network: `--set NETWORK.lr=0.1`."""
+
+    optimizer: Literal["sgd", "adam", "adamw"] = setting("adam", "optimizer")
+    lr: float = setting(1e-3, "peak learning rate", flag=True, at_least=0)
+    momentum: float = setting(0.9, "momentum for sgd", at_least=0, below=1)
+    nesterov: bool = setting(True, "use Nesterov momentum for sgd")
+    beta1: float = setting(0.9, "decay rate of the first moment, for adam and adamw", at_least=0, below=1)
+    beta2: float = setting(0.999, "decay rate of the second moment, for adam and adamw", at_least=0, below=1)
+    burn_in_beta2: float = setting(
+        0.0, "initial value of beta2, which rises to beta2 during the burn-in; 0: constant", at_least=0, below=1
+    )
+    burn_in_lr: float = setting(
+        1.0, "learning rate at the start of the burn-in, as a multiple of the scheduled rate", above=0
+    )
+    weight_decay: float = setting(0.0, "weight decay", at_least=0)
+    layer_decay: float = setting(
+        1.0,
+        "layer-wise decay: factor on the learning rate for each layer further from the output; 1 disables it",
+        above=0,
+        at_most=1,
+    )
+    decay_norms: bool = setting(True, "also apply weight decay to biases and normalisation layers")
+    schedule: Literal["constant", "step", "cosine", "linear"] = setting("constant", "learning rate schedule")
+    warmup: str = setting("0 images", "length of the warm-up, during which the learning rate rises linearly from zero")
+    hold: str = setting("0%", "for the linear schedule: how long to keep the peak rate before it decays to zero")
+    milestones: str = setting(
+        "50%", "for the step schedule: comma-separated points at which the rate is multiplied by gamma"
+    )
+    gamma: float = setting(0.1, "for the step schedule: factor applied to the learning rate at each milestone", above=0)
+    clip: float = setting(0.0, "clip gradients to this norm; 0 disables clipping", at_least=0)
+    ema_half_life: str = setting(
+        "0 images",
+        "half-life of the exponential moving average (EMA) of the weights; 0 disables EMA; during a burn-in, the "
+        "half-life rises from zero",
+    )
+
 
 SEEDS = 2**63  # seeds of random number generators must be below this
 

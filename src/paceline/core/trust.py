@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from paceline.core.errors import UserError
-from paceline.core.user_file import is_loaded, is_path
+from paceline.core.registry import is_loaded, is_path
 
 TRUST = "PACELINE_TRUST"  # environment variable, which worker processes inherit
 

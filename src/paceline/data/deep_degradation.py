@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.contracts.pixel_format import PixelFormat
+from paceline.contracts.data_spec import PixelFormat
 
 LEVELS = 255.0  # the noise strength is on a scale from 0 to 255
 REACH_IN_SIGMAS = 3.0  # radius of the Gaussian kernel

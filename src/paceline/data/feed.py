@@ -1,18 +1,38 @@
-"""Yields training batches from any position in the data stream, and evaluation batches for one pass over a split."""
+"""Yields training batches from any position in the data stream, and evaluation batches."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import torch
 
 from paceline.contracts.recipe import Batch
-from paceline.data.draws import Drawer
 from paceline.data.loader import Loader
-from paceline.data.pipeline import BatchPipeline
 from paceline.data.source import has_one_size, sizes_of
-from paceline.data.tickets import Stream, Tickets, in_order, in_order_with_crops, part
+from paceline.data.stream import Drawer, Stream, Tickets, in_order, in_order_with_crops, part
+from paceline.data.transforms import Augment, transform
+
+
+class BatchPipeline:
+    """A loader plus the transforms applied to its batches on the device. Only `augment` adds randomness."""
+
+    def __init__(self, loader: Loader, augment: Augment | None, dtype: torch.dtype) -> None:
+        self.loader, self.augment, self.dtype = loader, augment, dtype
+        self.pixels = loader.source.spec.pixel_format
+
+    def fetch(self, requests: Iterable[Tickets]) -> Iterator[Batch]:
+        """Yield the data for each request on the device, in order."""
+        return self.loader.fetch(requests)
+
+    def finish(self, fetched: Batch) -> Batch:
+        """Return the batch for the recipe, computed entirely on the device."""
+        return transform(self.loader.finish(fetched), self.augment, self.dtype, self.pixels)
+
+    def batches(self, requests: Iterable[Tickets]) -> Iterator[Batch]:
+        """Yield the finished batch for each request, in order."""
+        return map(self.finish, self.fetch(requests))
+
 
 EVALUATION_BATCH = 500  # maximum samples per device and forward pass; does not affect the results
 EVALUATION_PIXELS = 2**21  # maximum number of "image" pixels per batch; a single larger image is allowed

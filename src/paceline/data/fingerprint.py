@@ -15,8 +15,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.data.source import Sample, Source
-from paceline.data.subset import is_in_memory
+from paceline.data.source import Sample, Source, is_in_memory
 
 FINGERPRINT_SAMPLES = 256  # number of samples to hash if the source is not in memory
 FINGERPRINT_PIXELS = 16_000_000  # approximate limit on hashed pixels, for large images

@@ -1,23 +1,26 @@
-"""Base class for sources whose samples are one or more image files, of any size, decoded when read."""
+"""Sources whose samples are one or more image files, of any size."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.config.flags import SeparateTestFolder
 from paceline.config.settings import RunSettings
-from paceline.config.source_flags import SeparateTestFolder
+from paceline.contracts.data_spec import EIGHT_BITS
 from paceline.contracts.recipe import DataSpec
-from paceline.core.activity import counted
 from paceline.core.errors import UserError
 from paceline.core.files import user_path
-from paceline.core.printable import printable
+from paceline.core.terminal import counted
+from paceline.core.text import printable
 from paceline.data.file_lists import (
     SUFFIXES,
     Problem,
@@ -32,16 +35,90 @@ from paceline.data.file_lists import (
     unreadable_file,
     unused_validation,
 )
-from paceline.data.groups import group_keys
-from paceline.data.huge_images import huge_images_are_accepted
-from paceline.data.sample_regions import RegionField, SampleRegions
-from paceline.data.source import Encoded, Sample, Source
+from paceline.data.source import Encoded, Sample, Source, group_keys
+from paceline.data.stream import Window
 from paceline.data.whole_source import num_readers
-from paceline.images.decode import BadImage
-from paceline.images.reader_choice import choose_reader
-from paceline.images.readers import Decoded
-from paceline.images.regions.open_image import huge_size
-from paceline.images.size_limit import PIXEL_LIMIT
+from paceline.images.decode import PIXEL_LIMIT, BadImage
+from paceline.images.readers import Decoded, ImageReader, choose_reader
+from paceline.images.regions.open_image import huge_size, open_any_image
+from paceline.images.regions.region_image import Box, RegionImage
+
+_ACCEPTED = ContextVar("huge test images are accepted", default=False)
+
+
+@contextmanager
+def accepting_huge_images() -> Iterator[None]:
+    """Sources that are opened in this context accept huge test images, since the caller reads them by region."""
+    before = _ACCEPTED.set(True)
+    try:
+        yield
+    finally:
+        _ACCEPTED.reset(before)
+
+
+def huge_images_are_accepted() -> bool:
+    """Return whether the code runs inside `accepting_huge_images`."""
+    return _ACCEPTED.get()
+
+
+class RegionField(NamedTuple):
+    """The place of a sample's field in a file."""
+
+    path: Path
+    size: tuple[int, int]  # height and width of the image in the file
+    left: int = 0  # first column of the field, if the file is a row of panels
+    scale: int = 1  # how many pixels of the sample's "image" a pixel of this field covers, along one side
+
+
+class SampleRegions:
+    """The images of one sample. Regions can be read by several threads at once. Close it after use.
+
+    Images that are decoded as a whole must fit in the free memory, divided among `num_sharing` processes.
+    """
+
+    def __init__(self, fields: dict[str, RegionField], reader: ImageReader, num_sharing: int = 1) -> None:
+        self._fields, self._reader, self._stack = fields, reader, ExitStack()
+        self._images: dict[Path, RegionImage] = {}
+        self._arrays: dict[Path, NDArray[Any]] = {}  # images that are not huge
+        channels = reader.channels if reader.pixel_format == EIGHT_BITS else 0  # as for whole images
+        for field in fields.values():
+            if field.path in self._images or field.path in self._arrays:
+                continue
+            try:
+                if field.size[0] * field.size[1] > PIXEL_LIMIT:
+                    image = open_any_image(field.path, num_sharing, channels)
+                    self._images[field.path] = self._stack.enter_context(image)
+                else:
+                    self._arrays[field.path] = reader.arrange(reader.decode(field.path), 0)
+            except BadImage as error:
+                self.close()
+                raise unreadable(field.path, error) from error
+
+    def read(self, window: Window) -> Sample:
+        """Return every field of the sample inside a window of its "image"."""
+        return {name: self._read(field, window) for name, field in self._fields.items()}
+
+    def close(self) -> None:
+        """Close all files."""
+        self._stack.close()
+
+    def __enter__(self) -> SampleRegions:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _read(self, field: RegionField, window: Window) -> NDArray[Any]:
+        top, left, height, width = (side // field.scale for side in window)
+        left += field.left
+        if field.path in self._arrays:
+            return self._arrays[field.path][top : top + height, left : left + width]
+        image = self._images[field.path]
+        try:
+            return self._reader.from_region(image.read(0, Box(top, left, height, width)), image.format)
+        except BadImage as error:
+            raise unreadable(field.path, error) from error
+
 
 Files = dict[str, Path]  # the file for each field in a sample
 Sizes = dict[str, tuple[int, int]]  # height and width of each field

@@ -1,9 +1,12 @@
-"""Opens the sources of a run, one for each split."""
+"""Opens the sources of a run, one for each split, and names its data."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -12,10 +15,8 @@ from paceline.config.settings import RunSettings
 from paceline.config.spans import is_never
 from paceline.contracts.data_spec import LARGEST, DataSpec
 from paceline.core.errors import UserError, check_parameters
-from paceline.core.registry import load_class
-from paceline.data.groups import held_out
-from paceline.data.source import Source
-from paceline.data.subset import Subset, split_off
+from paceline.core.registry import is_path, load_class
+from paceline.data.source import Source, Subset, held_out, split_off
 
 
 def open_sources(config: Config, split: str = "") -> dict[str, Source]:
@@ -108,3 +109,25 @@ def _no_validation(share: float, total: int) -> UserError:
         f"validation={share:g}: leaves a split empty (samples available: {total}); "
         f"use {one}--set validation=0 to hold out no samples"
     )
+
+
+MAX_LENGTH = 80
+
+
+def data_name(source: str, root: str) -> str:
+    """Return the name of the data: of its source or, if the source reads any data, of the file or folder that it reads.
+
+    For example, `cifar10` for the source `cifar10`, and for the source `npz` with the file `cifar10.npz`. A source in a
+    user's own file is not loaded, because the name of a run's data must not require trust in its code.
+    """
+    name = clean_name(Path(source).stem)
+    is_default = root in ("", RunSettings.data_root)
+    if is_default or is_path(source) or not load_class("source", source, Source).reads_any_data:
+        return name
+    place = urlsplit(root).path if "://" in root else root  # host and query may contain credentials
+    return clean_name(Path(place).name.removesuffix(".npz")) or name
+
+
+def clean_name(text: str) -> str:
+    """Return text that can be part of a metric's name."""
+    return re.sub(r"[^\w.-]+", "-", text)[:MAX_LENGTH].strip("-")

@@ -1,22 +1,29 @@
-"""The base class for sources: indexable sets of samples, read without augmentation.
-
-A source contains no code for batches or devices. It is one file, in `sources/` or written by the user. Its class takes
-the split and the settings of the run, and can declare additional settings.
-"""
+"""Sources: indexable sets of samples, with their settings, splits, subsets, panels and checks."""
 
 from __future__ import annotations
 
+import dataclasses
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from paceline.config.settings import HasSettings, RunSettings
+from paceline.config.flags import SeparateTestFolder
+from paceline.config.resolve import own_fields
+from paceline.config.settings import HasSettings, RunSettings, setting
+from paceline.contracts.data_spec import INPUT, LEFT_OUT
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
-from paceline.data.crop import Window, cut
-from paceline.data.tickets import FULL, Shuffle
+from paceline.core.registry import load_class, names
+from paceline.data.file_lists import first_few
+from paceline.data.stream import FULL, Shuffle, Window, cut
 
 Sample = dict[str, NDArray[Any]]  # images are [height, width, channels] arrays, labels are int64 scalars
 
@@ -252,3 +259,275 @@ def sizes_of(source: Source) -> NDArray[np.int64]:
 def has_one_size(source: Source) -> bool:
     """Return whether all samples have the same size, so that whole samples can share a batch."""
     return source.sizes is None or bool((source.sizes == source.sizes[0]).all())
+
+
+class Subset(Source):
+    """A subset of another source's samples, in a given order."""
+
+    def __init__(self, source: Source, indices: Sequence[int] | NDArray[np.int64]) -> None:
+        self.source, self.indices, self.spec = source, np.asarray(indices), source.spec
+        self.sizes = None if source.sizes is None else source.sizes[self.indices]
+        self.shuffle, self.lookahead = source.shuffle, source.lookahead
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def read(self, index: int) -> Sample:
+        return self.source.read(int(self.indices[index]))
+
+    def read_many(self, indices: NDArray[np.int64]) -> Sample:
+        return self.source.read_many(self.indices[indices])
+
+    def read_window(self, index: int, window: Window) -> Sample:
+        return self.source.read_window(int(self.indices[index]), window)
+
+    def encoded(self, index: int) -> Encoded | None:
+        return self.source.encoded(int(self.indices[index]))
+
+    def files_of(self, index: int) -> Encoded | None:
+        return self.source.files_of(int(self.indices[index]))
+
+    def checksums_of(self, indices: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        return self.source.checksums_of(self.indices[indices])
+
+    def originals(self, index: int) -> Encoded | None:
+        return self.source.originals(int(self.indices[index]))
+
+    def prefetch(self, indices: NDArray[np.int64]) -> None:
+        self.source.prefetch(self.indices[indices])
+
+    def numbers_of(self, indices: NDArray[np.int64]) -> Sample | None:
+        return self.source.numbers_of(self.indices[indices])
+
+    def name_of(self, index: int) -> str:
+        return self.source.name_of(int(self.indices[index]))
+
+
+def split_off(source: Source, fraction: float, seed: int) -> tuple[Source, Source]:
+    """Split a source at random; return the training samples and the `fraction` held out for validation."""
+    order = np.random.Generator(np.random.Philox(key=seed)).permutation(len(source))
+    held_out = round(len(source) * fraction)
+    return Subset(source, np.sort(order[held_out:])), Subset(source, np.sort(order[:held_out]))
+
+
+def is_in_memory(source: Source) -> bool:
+    """Return whether the samples are arrays in memory, which are fast to read."""
+    return isinstance(_underlying(source), ArraySource)
+
+
+def decodes(source: Source) -> bool:
+    """Return whether samples are slow to read, so that prefetching in worker processes is worthwhile."""
+    return _underlying(source).decodes
+
+
+def _underlying(source: Source) -> Source:
+    while isinstance(source, Subset):
+        source = source.source
+    return source
+
+
+class RegisteredSources:
+    """Settings of all registered sources, for `config.resolve`."""
+
+    def of(self, source: str) -> type[RunSettings]:
+        """Return a source's settings class; raise UserError if it is not valid."""
+        found = load_class("source", source, Source).Settings
+        extends = isinstance(found, type) and issubclass(found, RunSettings)
+        if not extends or "__dataclass_fields__" not in vars(found):
+            raise UserError(f"source {source!r}: its Settings must be a frozen @dataclass that extends RunSettings")
+        return found
+
+    def owners(self) -> dict[str, list[str]]:
+        """Return, for each setting that only some sources have, the quoted names of those sources."""
+        found: dict[str, list[str]] = {}
+        for source in names("source"):
+            try:
+                own = own_fields(self.of(source))
+            except UserError:  # skip a broken plugin; `paceline settings` reports it
+                continue
+            for f in own:
+                found.setdefault(f.name, []).append(repr(source))
+        return found
+
+
+TEST_SHARE = 0.2
+SPLIT_KEY = 1797  # must never change: test results are compared between versions
+
+
+def fixed_split(length: int, split: str) -> NDArray[np.int64]:
+    """Return the sorted sample indices of `split`: a fixed random fifth for testing, the rest for training."""
+    order = np.random.Generator(np.random.Philox(key=SPLIT_KEY)).permutation(length)
+    num_test = max(1, round(length * TEST_SHARE))
+    return np.sort(order[-num_test:] if split == "test" else order[:-num_test])
+
+
+def group_keys(pattern: str, root: Path, files: Sequence[Path]) -> tuple[str, ...]:
+    """Return each file's group: the part of its path that the pattern matches.
+
+    If the pattern has capture groups, only the first one counts. Without a pattern, there are no groups.
+    """
+    if not pattern:
+        return ()
+    try:
+        search = re.compile(pattern).search
+    except re.error as error:
+        raise UserError(f"group_by={pattern}: invalid regular expression: {error}") from None
+    names = [file.relative_to(root).as_posix() for file in files]
+    found = [search(name) for name in names]
+    unmatched = [name for name, match in zip(names, found, strict=True) if not match or match[_group(match)] is None]
+    if unmatched:
+        raise UserError(f"group_by={pattern}: must match every file, but does not match {first_few(unmatched)}")
+    return tuple(match[_group(match)] for match in found if match)
+
+
+def _group(match: re.Match[str]) -> int:
+    return 1 if match.re.groups else 0
+
+
+def held_out(keys: Sequence[str], fraction: float, seed: int) -> NDArray[np.bool_]:
+    """Return a mask of the samples to hold out. Whether a group is held out depends only on its own key."""
+    numbers = (int.from_bytes(sha256(f"{seed} {key}".encode(errors="surrogateescape")).digest()[:8]) for key in keys)
+    return np.fromiter((number < fraction * 2**64 for number in numbers), dtype=bool, count=len(keys))
+
+
+def split_files(pattern: str, root: Path, files: Sequence[Path], split: str) -> NDArray[np.int64]:
+    """Return the indices of a split's files. A fifth of the groups, or of ungrouped files, is used for testing."""
+    if not pattern:
+        return fixed_split(len(files), split)
+    keys = group_keys(pattern, root, files)
+    tested = held_out(keys, TEST_SHARE, SPLIT_KEY)
+    if tested.all() or not tested.any():
+        number = len(set(keys))
+        raise UserError(
+            f"group_by={pattern}: too few groups ({number:,}) to hold out a fifth for testing; set --test-root"
+        )
+    return np.flatnonzero(tested if split == "test" else ~tested)
+
+
+TARGET = "target"  # default name of the second of two panels
+RESERVED = ("label", "index", "uniforms")  # other fields of a batch
+
+
+@dataclass(frozen=True)
+class PanelSettings(SeparateTestFolder):
+    """Settings for sources whose files are rows of panels (aligned images)."""
+
+    panels: str = setting(
+        "",
+        "comma-separated panel names, left to right: image is the input, segmentation is a mask, - skips a panel",
+    )
+
+
+def parse_panels(text: str) -> tuple[str, ...]:
+    """Return the panel names from left to right; raise UserError if they are not valid."""
+    if not text:
+        return ()
+    names = tuple(word.strip() for word in text.split(","))
+    named = [name for name in names if name != LEFT_OUT]
+    if named.count(INPUT) != 1 or len(named) < 2 or len(set(named)) < len(named):
+        raise UserError(f"panels={text}: give each panel a unique name, and call the input {INPUT!r}")
+    invalid = [name for name in named if not name.isidentifier()]
+    if invalid:
+        raise UserError(f"panels={text}: {invalid[0]!r} is not a valid name; use letters, digits and _")
+    reserved = [name for name in named if name in RESERVED]
+    if reserved:
+        raise UserError(f"panels={text}: {reserved[0]!r} is the name of another field; choose a different name")
+    return names
+
+
+def check_split(source: Source, split: str, name: str) -> None:
+    """Raise UserError if the first sample or the classes of a split are wrong; the message starts with `name`."""
+    check_sample(source, f"{name}: sample 0 of split {split!r}")
+    check_classes(source, f"{name}: split {split!r}")
+
+
+def check_sample(source: Source, what: str) -> None:
+    """Raise UserError if the first sample has a format that is not allowed; the message starts with `what`."""
+    if not len(source):
+        return
+    sample = source.read(0)
+    if not isinstance(sample, dict):
+        raise UserError(f"{what}: is of type {type(sample).__name__}: return a dict {{name: array}}")
+    for name, value in sample.items():
+        if not isinstance(value, (np.ndarray, np.generic)):
+            raise UserError(f"{what}: {name!r} is of type {type(value).__name__}: return a NumPy array or number")
+        array = np.asarray(value)
+        found = f"{what}: {name!r} is a {array.dtype} array of shape {list(array.shape)}"
+        if (name == "image" or array.ndim == 3) and (array.dtype != source.spec.dtype or array.ndim != 3):
+            raise UserError(
+                f"{found}: return a {source.spec.dtype} [height, width, channels] array (spec.dtype is the data type)"
+            )
+        if name == "image" and array.shape[2] != source.spec.channels == array.shape[0]:
+            raise UserError(f"{found}: its channels come first; return it with channels last: image.transpose(1, 2, 0)")
+        if name == "image" and array.shape[2] != source.spec.channels:
+            raise UserError(f"{found}, but spec.channels is {source.spec.channels}; set it to {array.shape[2]}")
+        if name == "label" and (array.dtype != np.int64 or array.ndim):
+            raise UserError(f"{found}: return a single int64 number")
+
+
+def check_classes(source: Source, what: str) -> None:
+    """Raise UserError if class names or labels do not match `spec.num_classes`; the message starts with `what`.
+
+    If samples have to be decoded, only the first label is checked.
+    """
+    names, num_classes = source.spec.class_names, source.spec.num_classes
+    if names and len(names) != num_classes:
+        what = f"{what}: spec.num_classes is {num_classes}, but there are {len(names)} class names"
+        raise UserError(f"{what}; use one name per class")
+    if not num_classes or not len(source):
+        return
+    found = None if decodes(source) else source.numbers_of(np.arange(len(source)))
+    labels = np.atleast_1d((found or source.read(0)).get("label", np.int64(0)))
+    wrong = labels[(labels < 0) | (labels >= num_classes)]
+    if len(wrong):
+        raise UserError(
+            f"{what}: a label is {wrong[0]}, but spec.num_classes is {num_classes}; "
+            f"labels must be from 0 to {num_classes - 1}"
+        )
+
+
+LABEL = "label"
+NumberOrTensor = TypeVar("NumberOrTensor", float, Tensor)
+
+
+def selecting(number: NumberOrTensor, num_classes: int) -> NumberOrTensor:
+    """Return the draws that select classes."""
+    return (number + 0.5) / num_classes
+
+
+def count_classes(source: Source) -> Tensor:
+    """Return the number of samples of each class, on the CPU; samples are read only if their labels are not known."""
+    found = source.numbers_of(np.arange(len(source)))
+    if found is None or LABEL not in found:
+        labels = np.array([source.read(index)[LABEL] for index in range(len(source))])
+    else:
+        labels = found[LABEL]
+    return torch.from_numpy(np.bincount(labels.astype(np.int64), minlength=source.spec.num_classes))
+
+
+def with_empty_classes(source: Source) -> DataSpec:
+    """Return a source's data spec with its empty classes, if labels are known without reading the samples."""
+    found = source.numbers_of(np.arange(len(source)))
+    if found is None or LABEL not in found:
+        return source.spec
+    empty = np.setdiff1d(np.arange(source.spec.num_classes), found[LABEL])
+    return dataclasses.replace(source.spec, empty_classes=tuple(empty.tolist()))
+
+
+def without_empty_classes(draws: Tensor, spec: DataSpec) -> Tensor:
+    """Turn uniform draws into draws that select all classes with training images with the same probability."""
+    if not spec.empty_classes:
+        return draws
+    counts = torch.ones(spec.num_classes, device=draws.device)
+    counts[list(spec.empty_classes)] = 0
+    return in_proportion(draws, counts)
+
+
+def in_proportion(draws: Tensor, counts: Tensor) -> Tensor:
+    """Turn uniform draws into draws that select each class as often as it occurs in `counts`, without empty classes.
+
+    If all classes occur equally often, the draws still select the same classes.
+    """
+    ends = counts.cumsum(0)
+    numbers = torch.searchsorted(ends[:-1].double(), draws.double() * ends[-1], right=True)
+    return selecting(numbers, len(counts)).to(draws.dtype)

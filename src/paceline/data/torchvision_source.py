@@ -15,9 +15,8 @@ import numpy as np
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError, missing
-from paceline.core.files import user_path
-from paceline.core.installed import is_installed
-from paceline.core.lock import Lock
+from paceline.core.files import Lock, user_path
+from paceline.core.registry import is_installed
 from paceline.data.file_lists import check_not_a_file
 from paceline.data.source import ArraySource
 from paceline.images.decode import arrange_images, check_grey_or_rgb

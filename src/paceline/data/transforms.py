@@ -14,12 +14,24 @@ import torch
 from torch import Tensor
 
 from paceline.config.settings import RunSettings
-from paceline.contracts.pixel_format import EIGHT_BITS, PixelFormat
+from paceline.contracts.data_spec import EIGHT_BITS, PixelFormat
 from paceline.contracts.recipe import Batch, DataSpec
 from paceline.core.errors import UserError
-from paceline.data.stored_pixels import lowest, stored, to_pixels, to_unit_range
-from paceline.data.tickets import COLOURS, CROP_COLUMN, CROP_ROW, CUTOUT_COLUMN, CUTOUT_ROW, FLIP, NUM_UNIFORMS, ROT90
-from paceline.data.transfer import are_images
+from paceline.data.stream import (
+    COLOURS,
+    CROP_COLUMN,
+    CROP_ROW,
+    CUTOUT_COLUMN,
+    CUTOUT_ROW,
+    FLIP,
+    NUM_UNIFORMS,
+    ROT90,
+    are_images,
+    lowest,
+    stored,
+    to_pixels,
+    to_unit_range,
+)
 
 CROP_THEN_FLIP = (2, 1, NUM_UNIFORMS - 3)  # sizes into which a row of random numbers is split: crop, flip, rest
 RGB = 3  # number of channels of a colour image

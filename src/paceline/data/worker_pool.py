@@ -27,11 +27,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from paceline.contracts.recipe import Batch
 from paceline.core.errors import UserError, describe_error
-from paceline.core.heartbeat import die_with_parent
 from paceline.core.registry import fault_of_plugin
-from paceline.data.crop import windows
+from paceline.core.watch import die_with_parent
 from paceline.data.source import Sample, Source, sizes_of
-from paceline.data.tickets import Tickets
+from paceline.data.stream import Tickets, windows
 
 SHARED_MEMORY = "/dev/shm"  # where torch and multiprocessing keep the memory that processes share
 LONGEST_SOCKET_FOLDER = 75  # bytes; the kernel limits a socket's path to 107, and multiprocessing adds up to 32

@@ -1,27 +1,48 @@
-"""The base class for evaluators, which reduce predictions to sums, and the sums from all ranks to metrics.
-
-An evaluator never waits for the device while it processes batches. Its sums are added across ranks before they become
-metrics, so a metric does not depend on how the samples were distributed. An evaluator that compares predictions with
-the samples themselves (`needs_samples`) first reduces all samples to sums in the same way.
-"""
+"""Evaluators reduce predictions to sums, and these to metrics; a protocol describes how a metric was measured."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from paceline.config.resolve import Config
 from paceline.config.settings import RunSettings
+from paceline.contracts.data_spec import PixelFormat
 from paceline.contracts.recipe import Batch, DataSpec, Recipe
-from paceline.core.lock import Lock
-from paceline.core.numbers import four_digits
+from paceline.core.errors import UserError
+from paceline.core.files import Lock
 from paceline.core.registry import load_class
+from paceline.core.text import four_digits
 from paceline.data.source import Source
-from paceline.evaluation.protocol import Protocol
+
+Protocol: TypeAlias = Mapping[str, str | int | float]
+NUM_GENERATED, NUM_REAL = "made", "real"  # numbers of images in a protocol for generated images
+WORDS = {NUM_GENERATED: "generated images", NUM_REAL: "real images"}  # what is printed instead of a key
+MAY_DIFFER = {"seed"}  # runs that differ only in their seed are averaged
+
+
+def differences(first: Protocol, second: Protocol) -> list[str]:
+    """Return the keys whose values differ, each as `name: one ≠ other`."""
+    names = [name for name in dict.fromkeys([*first, *second]) if name not in MAY_DIFFER]
+    return [
+        f"{WORDS.get(name, name)}: {first.get(name)} ≠ {second.get(name)}"
+        for name in names
+        if first.get(name) != second.get(name)
+    ]
+
+
+def require_same(protocols: Mapping[str, Protocol]) -> None:
+    """Raise UserError unless all protocols are the same; the keys are run names."""
+    (name, first), *others = protocols.items()
+    for other, protocol in others:
+        found = differences(first, protocol)
+        if found:
+            raise UserError(f"{name} and {other} were measured differently and cannot be compared ({'; '.join(found)})")
 
 
 @dataclass(frozen=True)
@@ -194,3 +215,34 @@ class Evaluator:
 def is_classifier(recipe_class: type[Recipe]) -> bool:
     """Return whether a recipe is a classifier, as declared by its evaluator."""
     return bool(recipe_class.evaluator) and load_class("evaluator", recipe_class.evaluator, Evaluator).classifies
+
+
+class Quality(NamedTuple):
+    """The metrics of a whole image."""
+
+    psnr: float
+    ssim: float
+
+
+class MeasuredByRegion(ABC):
+    """An evaluator that compares images with their targets by PSNR and SSIM."""
+
+    pixels: PixelFormat
+    border: int  # number of pixels at each edge that are ignored
+
+    @property
+    @abstractmethod
+    def compared(self) -> tuple[str, ...]:
+        """The names of the images that may be compared with a target."""
+
+    @abstractmethod
+    def pairs(self, prediction: dict[str, Tensor], batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
+        """Return the levels of each predicted image and of its target, in a region."""
+
+    @abstractmethod
+    def add_region(self, pairs: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+        """Add a region to the sums that do not depend on other regions; regions do not overlap."""
+
+    @abstractmethod
+    def add_image(self, qualities: Mapping[str, Quality]) -> None:
+        """Add the metrics of a whole image, by the name of the compared image."""

@@ -1,12 +1,36 @@
-"""Metrics computed from features: distances, precision, recall, density, coverage and the Inception Score."""
+"""Statistics of features: sums over samples, the metrics computed from them, and a cache for those of real images."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import sha256
+from math import prod
+from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
+import safetensors.torch
 import torch
 from torch import Tensor
+
+from paceline.core.errors import UserError
+from paceline.core.files import (
+    LOCK,
+    SAFETENSORS,
+    Lock,
+    checksum_of_content,
+    read_json,
+    user_cache,
+    write_file,
+    write_json,
+)
+from paceline.data.source import LABEL, Source
+from paceline.evaluation.contract import Protocol
+from paceline.evaluation.features.network import Features
 
 KERNEL_SUBSET = 1000  # rows per estimate of the kernel distance
 NEIGHBOURS = 3  # for precision and recall
@@ -122,3 +146,262 @@ def inception_score(counts: Tensor, likelihoods: Tensor, negative_entropies: Ten
     overall = likelihoods / counts[:, None]
     entropies: Tensor = torch.special.xlogy(overall, overall).sum(dim=1)
     return (negative_entropies / counts - entropies).exp().mean().item()
+
+
+NUM_SPLITS = 10  # groups of images for the Inception Score
+
+
+class Layout(NamedTuple):
+    """The numbers of samples, features and classes, which determine the shapes of the sums."""
+
+    total: int  # expected number of samples
+    num_features: int
+    num_classes: int
+    num_rows: int  # number of samples, counted from the first, whose features are kept
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the sums by name, in order."""
+        return {
+            "count": (1,),
+            "sum": (self.num_features,),
+            "products": (self.num_features, self.num_features),
+            "rows": (self.num_rows, self.num_features),
+            "split_counts": (NUM_SPLITS,),
+            "likelihoods": (NUM_SPLITS, self.num_classes),
+            "negative_entropies": (NUM_SPLITS,),
+        }
+
+    @property
+    def num_values(self) -> int:
+        """The length of the vector of all sums."""
+        return sum(prod(shape) for shape in self.shapes().values())
+
+
+class FeatureSums:
+    """Sums features in float64. Samples are identified by position, so sums do not depend on the number of ranks."""
+
+    def __init__(self, layout: Layout, device: torch.device) -> None:
+        self.layout = layout
+        self.parts = {
+            name: torch.zeros(shape, dtype=torch.float64, device=device) for name, shape in layout.shapes().items()
+        }
+        # The extra row receives all samples that are not kept, so that the host need not wait for the device.
+        self.rows = torch.zeros(layout.num_rows + 1, layout.num_features, dtype=torch.float64, device=device)
+
+    def add(self, features: Features, position: Tensor) -> None:
+        """Add a batch. The position of a sample is its index among all samples."""
+        vectors = features.vectors.double()
+        self.parts["count"] += len(vectors)
+        self.parts["sum"] += vectors.sum(dim=0)
+        self.parts["products"] += vectors.T @ vectors
+        self.rows.index_copy_(0, position.clamp_max(self.layout.num_rows), vectors)
+        if features.logits is not None:
+            likelihood = features.logits.double().softmax(dim=1)
+            splits = torch.arange(NUM_SPLITS, device=position.device)
+            member = (splits[:, None] == position * NUM_SPLITS // self.layout.total).double()
+            self.parts["split_counts"] += member.sum(dim=1)
+            self.parts["likelihoods"] += member @ likelihood
+            self.parts["negative_entropies"] += member @ torch.special.xlogy(likelihood, likelihood).sum(dim=1)
+
+    def flat(self) -> Tensor:
+        """Return all sums as one vector."""
+        parts = self.parts | {"rows": self.rows[:-1]}
+        return torch.cat([part.flatten() for part in parts.values()])
+
+
+def unflatten(flat: Tensor, layout: Layout) -> dict[str, Tensor]:
+    """Split a vector returned by `flat` into sums by name."""
+    shapes = layout.shapes()
+    pieces = torch.split(flat, [prod(shape) for shape in shapes.values()])
+    return {name: piece.view(shape) for (name, shape), piece in zip(shapes.items(), pieces, strict=True)}
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Statistics of features, from which distances are computed."""
+
+    count: Tensor  # shape [1]
+    mean: Tensor
+    covariance: Tensor
+    rows: Tensor  # the features of the first samples
+
+
+def statistics_from(sums: dict[str, Tensor]) -> Statistics:
+    """Compute the statistics from the sums, with an unbiased covariance."""
+    count = sums["count"]
+    mean = sums["sum"] / count
+    covariance = (sums["products"] - count * mean[:, None] * mean) / (count - 1)
+    return Statistics(count, mean, covariance, sums["rows"])
+
+
+MAX_BYTES = 4 * 2**30  # of the sums of products, which need num_classes · num_features² numbers
+CLASS_FID = "FID:"  # followed by the name of the class
+MIN_IMAGES = 2  # a covariance needs at least two images
+
+
+@dataclass(frozen=True)
+class ClassStatistics:
+    """The features of the images of one class."""
+
+    count: int
+    mean: Tensor
+    covariance: Tensor
+
+
+class ClassSums:
+    """Sums features in float64, separately for each class."""
+
+    def __init__(self, num_classes: int, num_features: int, device: torch.device) -> None:
+        self.shapes = (num_classes,), (num_classes, num_features), (num_classes, num_features, num_features)
+        if 8 * num_classes * num_features**2 > MAX_BYTES:
+            raise UserError(
+                f"per_class=on: too many classes ({num_classes:,}) for {num_features:,} features; use per_class=off"
+            )
+        self.parts = [torch.zeros(shape, dtype=torch.float64, device=device) for shape in self.shapes]
+
+    def add(self, vectors: Tensor, label: Tensor) -> None:
+        """Add a batch of feature vectors with their classes."""
+        vectors = vectors.double()
+        counts, sums, products = self.parts
+        for number in range(len(counts)):  # one class after the other, so that the host need not wait for the device
+            chosen = vectors * (label == number)[:, None]
+            counts[number] += (label == number).sum()
+            sums[number] += chosen.sum(0)
+            products[number] += chosen.T @ vectors
+
+    def flat(self) -> Tensor:
+        """Return all sums as one vector."""
+        return torch.cat([part.flatten() for part in self.parts])
+
+    def statistics(self, flat: Tensor) -> list[ClassStatistics]:
+        """Return the mean and the unbiased covariance of each class, given the sums over all ranks.
+
+        They are not finite for a class with fewer than `MIN_IMAGES` images.
+        """
+        pieces = torch.split(flat, [part.numel() for part in self.parts])
+        counts, sums, products = (piece.view(shape) for piece, shape in zip(pieces, self.shapes, strict=True))
+        means = sums / counts[:, None]
+        covariances = products - counts[:, None, None] * means[:, :, None] * means[:, None]
+        numbers = map(int, counts.tolist())
+        return list(map(ClassStatistics, numbers, means, covariances / (counts - 1)[:, None, None]))
+
+
+@dataclass(frozen=True)
+class ClassDistances:
+    """The FID of each class with enough images, and the names of the other classes."""
+
+    by_name: dict[str, float]
+    missing: tuple[str, ...]
+
+    def metrics(self) -> dict[str, float]:
+        """Return the FID of each class, and their mean; nothing if no class has enough images."""
+        if not self.by_name:
+            return {}
+        mean = sum(self.by_name.values()) / len(self.by_name)
+        return {"FID_by_class": mean, **{f"{CLASS_FID}{name}": value for name, value in self.by_name.items()}}
+
+
+def distances_by_class(
+    real: Sequence[ClassStatistics], made: Sequence[ClassStatistics], names: Sequence[str]
+) -> ClassDistances:
+    """Return the FID of each class with at least `MIN_IMAGES` real and as many generated images."""
+    found, missing = {}, []
+    for name, of_real, of_made in zip(names, real, made, strict=True):
+        if min(of_real.count, of_made.count) < MIN_IMAGES:
+            missing.append(name)
+        else:
+            found[name] = frechet_distance(of_real.mean, of_real.covariance, of_made.mean, of_made.covariance)
+    return ClassDistances(found, tuple(missing))
+
+
+_not_stored: dict[Path, Statistics] = {}  # the last statistics that could not be written, for this process only
+
+
+def cache_folder() -> Path:
+    """Return the folder in which statistics are cached."""
+    return user_cache() / "statistics"
+
+
+def find_statistics(protocol: Protocol, device: torch.device) -> Statistics | None:
+    """Return the cached statistics for a protocol; None if they are missing or damaged."""
+    path = _path(protocol)
+    if path in _not_stored:
+        return _not_stored[path]
+    try:
+        changed_at = path.stat().st_mtime_ns
+    except OSError:
+        return None
+    return _read(path, json.dumps(protocol, sort_keys=True), device, changed_at)
+
+
+@lru_cache(maxsize=1)  # read once for all evaluations of a run
+def _read(path: Path, protocol: str, device: torch.device, changed_at: int) -> Statistics | None:
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    manifest = read_json(path.with_suffix(".json"))
+    if manifest.get("sha256") != sha256(content).hexdigest() or manifest.get("protocol") != json.loads(protocol):
+        return None
+    return Statistics(**{name: value.double().to(device) for name, value in safetensors.torch.load(content).items()})
+
+
+def lock_statistics(protocol: Protocol) -> Lock | None:
+    """Return a lock to hold while statistics are computed and stored; None if the folder is not writable.
+
+    Raises:
+        InUse: If another process is computing the same statistics.
+    """
+    path = _path(protocol)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return Lock(path.parent, f".{path.stem}{LOCK}", wait_seconds=0)
+    except OSError:
+        return None
+
+
+def store_statistics(protocol: Protocol, statistics: Statistics) -> None:
+    """Cache statistics for later evaluations: in a file or, if the folder is not writable, in this process."""
+    path = _path(protocol)
+    tensors = {name: value.cpu().contiguous() for name, value in vars(statistics).items()}
+    tensors["rows"] = tensors["rows"].float()  # float32 is the precision of the network's output
+    content = safetensors.torch.save(tensors)
+    manifest = {"protocol": dict(protocol), "sha256": sha256(content).hexdigest()}
+    _not_stored.clear()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_file(path, content, durable=False)
+        write_json(path.with_suffix(".json"), manifest, durable=False, indent=1)
+    except OSError:
+        _not_stored[path] = statistics
+
+
+def _path(protocol: Protocol) -> Path:
+    key = checksum_of_content(protocol)[:32]
+    return cache_folder() / f"{key}{SAFETENSORS}"
+
+
+NUM_PAIRS = 1000  # pairs of neighbouring samples whose classes are compared
+ORDER_KEY = 0
+
+
+def random_positions(source: Source) -> Tensor | None:
+    """Return a random position for each sample if samples of a class are neighbours, as in a folder; otherwise None.
+
+    The first samples, or a subset of consecutive ones, would contain only a few of the classes.
+    """
+    if len(source) < 2 or not _is_grouped(source):
+        return None
+    return torch.from_numpy(np.random.Generator(np.random.Philox(key=ORDER_KEY)).permutation(len(source)))
+
+
+def _is_grouped(source: Source) -> bool:
+    """Return whether neighbours have the same class much more often than two random samples."""
+    first = np.unique(np.linspace(0, len(source) - 2, NUM_PAIRS, dtype=np.int64))
+    one, other = source.numbers_of(first), source.numbers_of(first + 1)
+    if not one or not other or LABEL not in one:
+        return False
+    same = float(np.mean(one[LABEL] == other[LABEL]))
+    shares = np.bincount(one[LABEL].astype(np.int64)) / len(first)
+    by_chance = float(np.square(shares).sum())
+    return by_chance < 1 and same > (1 + by_chance) / 2

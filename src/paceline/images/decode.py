@@ -1,14 +1,17 @@
-"""Decodes image files to upright 8-bit grey or RGB images, within a size limit."""
+"""Decodes image files to upright 8-bit grey or RGB images, within a size limit, or says why that fails."""
 
 from __future__ import annotations
 
 import logging
 import stat
+import struct
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
 from io import BytesIO
 from pathlib import Path
+from threading import RLock
 from typing import IO, Any
 
 import numpy as np
@@ -16,14 +19,239 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from paceline.config.settings import RunSettings
-from paceline.contracts.pixel_format import MAX_CHANNELS
+from paceline.contracts.data_spec import MAX_CHANNELS
 from paceline.core.errors import UserError
-from paceline.images.integrity import check_length, load_undamaged
-from paceline.images.lost_bits import BITS_PER_SAMPLE, loses_bits
-from paceline.images.pillow_file import SIXTEEN_BIT_MODES, UNBOUNDED_MODES, open_of_any_size
-from paceline.images.size_limit import SizeLimit, decoded_alone, pixel_limit
-from paceline.images.tiff_integrity import HAS_SLICES, IMAGE_DEPTH, is_tiff
-from paceline.images.unknown_kind import unknown_kind
+from paceline.core.host import free_host_bytes
+from paceline.images.integrity import HAS_SLICES, IMAGE_DEPTH, check_length, is_tiff, load_undamaged
+
+FORMATS = (
+    *("JPEG", "MPO", "PNG", "WEBP", "AVIF", "JPEG2000", "TIFF", "GIF", "BMP", "QOI", "PPM"),
+    "TGA",  # TGA is last, since it has no signature
+)
+PREFIX_BYTES = 16  # passed to a format's signature check
+SIXTEEN_BIT_MODES = ("I;16", "I;16L", "I;16B", "I;16N")
+UNBOUNDED_MODES = ("I", "F")  # 32-bit pixels, in which no value is defined as white
+STRIP_PX = 1 << 24  # number of pixels that are converted at a time
+
+
+def open_of_any_size(file: IO[bytes]) -> Image.Image:
+    """Open an image without decoding it. Unlike `Image.open`, accept any number of pixels: the caller checks them."""
+    file.seek(0)
+    prefix = file.read(PREFIX_BYTES)
+    for name in _formats():
+        factory, accept = Image.OPEN[name]
+        try:
+            accepted = accept is None or accept(prefix)
+            if accepted and not isinstance(accepted, str):  # a string explains why Pillow cannot decode it
+                file.seek(0)
+                return factory(file, "")
+        except (SyntaxError, IndexError, TypeError, struct.error):  # raised if the file has another format
+            continue
+    raise UnidentifiedImageError("cannot identify image file")
+
+
+@cache
+def _formats() -> tuple[str, ...]:
+    """Return the supported formats. Other Pillow formats may run programs (PostScript) or match arbitrary files."""
+    Image.init()
+    return tuple(name for name in FORMATS if name in Image.OPEN)
+
+
+def to_array(image: Image.Image, convert: Callable[[Image.Image], Image.Image]) -> NDArray[Any]:
+    """Return an image as an array [h, w, c]; `convert` is called for strips, since a converted copy may be large."""
+    rows = max(1, STRIP_PX // image.width)
+    whole: NDArray[Any] | None = None
+    for top in range(0, image.height, rows):
+        strip = np.asarray(convert(image.crop((0, top, image.width, min(image.height, top + rows)))))
+        strip = strip if strip.ndim == 3 else strip[..., np.newaxis]
+        if whole is None:
+            whole = np.empty((image.height, *strip.shape[1:]), strip.dtype)
+        whole[top : top + rows] = strip
+    assert whole is not None, "an image has at least one row"
+    return whole
+
+
+PNG_DEPTH_AT = 24  # position of the bit depth in a PNG header
+PNG_GREY_AND_ALPHA = 4  # a colour type in a PNG header
+BITS_PER_SAMPLE = 258  # TIFF tag
+START_OF_CODESTREAM, CODESTREAM_BOX = b"\xff\x4f\xff\x51", b"jp2c"  # in JPEG 2000 files
+BITS_AT = 42  # from the start of a codestream to the number of bits of its first channel
+
+
+def loses_bits(image: Image.Image, file: IO[bytes]) -> bool:
+    """Return whether Pillow reduces an opened image to 8 bits; the file position is preserved."""
+    if image.mode in (*SIXTEEN_BIT_MODES, *UNBOUNDED_MODES):
+        return False
+    with _from_start(file):
+        if image.format == "PNG":
+            return file.read(PNG_DEPTH_AT + 1)[PNG_DEPTH_AT:] == b"\x10"
+        if image.format == "PPM":
+            return _largest_ppm_value(file) > 255
+        if image.format == "JPEG2000":
+            return _jpeg_2000_bits(file) > 8
+        if image.format == "TIFF":
+            return any(bits > 8 for bits in image.tag_v2.get(BITS_PER_SAMPLE, ()))  # type: ignore[attr-defined]
+        return False
+
+
+def png_colour_type(file: IO[bytes]) -> int:
+    """Return the colour type in a PNG's header; the file position is preserved."""
+    with _from_start(file):
+        return file.read(PNG_DEPTH_AT + 2)[-1]
+
+
+@contextmanager
+def _from_start(file: IO[bytes]) -> Iterator[None]:
+    """Seek to the start of a file, and restore the file position at the end of the `with` block."""
+    position = file.tell()
+    file.seek(0)
+    try:
+        yield
+    finally:
+        file.seek(position)
+
+
+def _largest_ppm_value(file: IO[bytes]) -> int:
+    """Return the maximum pixel value in the header of a PPM or PGM file: the fourth word, not counting comments."""
+    if file.read(2) not in (b"P2", b"P3", b"P5", b"P6"):
+        return 1
+    words, word = 1, b""
+    while True:
+        byte = file.read(1)
+        if byte == b"#":
+            while byte not in (b"\r", b"\n", b""):
+                byte = file.read(1)
+        elif byte.strip():
+            word += byte
+            continue
+        words += bool(word)
+        if words == 4:
+            return int(word)
+        if not byte:
+            return 0
+        word = b""
+
+
+def _jpeg_2000_bits(file: IO[bytes]) -> int:
+    """Return the bit depth of the first channel of a JPEG 2000 file; 0 if it is unknown."""
+    if file.read(4) != START_OF_CODESTREAM:  # the codestream is in a box
+        file.seek(0)
+        while True:
+            header = file.read(8)
+            if len(header) < 8:
+                return 0
+            length, kind = struct.unpack(">I4s", header)
+            read = 8
+            if length == 1:  # the length is stored in 64 bits
+                length, read = int.from_bytes(file.read(8), "big"), 16
+            if kind == CODESTREAM_BOX:
+                file.seek(4, 1)
+                break
+            if length < read:
+                return 0
+            file.seek(length - read, 1)
+    file.seek(BITS_AT - 4, 1)
+    stored = file.read(1)
+    return (stored[0] & 127) + 1 if stored else 0
+
+
+# Compressions of TIFF files that Pillow can decode.
+PILLOW_COMPRESSIONS = (1, 2, 3, 4, 5, 6, 7, 8, 32773, 32946, 34925, 50000)
+
+
+def unknown_kind(path: Path | IO[bytes]) -> str:
+    """Return why Pillow cannot identify a file; a TIFF may have unsupported pixels or compression."""
+    import tifffile
+
+    try:
+        with tifffile.TiffFile(path) as file:
+            return _unsupported(file.pages.first, is_big_endian_bigtiff=file.is_bigtiff and file.byteorder == ">")
+    except Exception:  # not a TIFF, or a damaged one
+        return "not an image in a supported format"
+
+
+def _unsupported(page: Any, *, is_big_endian_bigtiff: bool) -> str:
+    numbers = page.dtype
+    if numbers is not None and (numbers.itemsize > 2 or numbers.kind != "u"):
+        return f"{numbers.name} pixels have no defined white level; save the image as uint8 or uint16"
+    if is_big_endian_bigtiff:
+        return "big-endian BigTIFF files are not supported; save the image as little-endian, or as a TIFF below 4 GiB"
+    if page.compression not in PILLOW_COMPRESSIONS:
+        name = getattr(page.compression, "name", page.compression)
+        return f"{name} compression is not supported; save the image uncompressed or with deflate"
+    found, extra = int(page.samplesperpixel), len(page.extrasamples)
+    if extra or page.bitspersample not in (8, 16):
+        channels = f"{found} channel{'s' * (found > 1)} of {page.bitspersample} bits"
+        kind = " (of these, 1 is transparency)" if extra == 1 and page.extrasamples[0] in (1, 2) else ""
+        return f"{channels}{kind} cannot be read as colours; save the image as grey or RGB with 8 or 16 bits"
+    return "this kind of TIFF is not supported; save it as 8-bit or 16-bit with interleaved channels"
+
+
+PIXEL_LIMIT = 89_000_000
+# Bytes per pixel of a decoded Pillow image, and of the array that it is converted to. Other modes: as for RGB.
+PILLOW_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2, "I;16L": 2}
+ARRAY_BYTES = {"1": 1, "L": 1, "I;16": 2, "I;16B": 2, "I;16L": 2}
+RGB_PILLOW_BYTES, RGB_ARRAY_BYTES = 4, 3
+PILLOW_IMAGES = 2  # the image as it is stored, and upright
+TRANSPARENCY_BYTES = 5  # a copy with an alpha channel, and the alpha channel alone
+DECODER_BYTES = {"WEBP": 8, "AVIF": 12, "JPEG2000": 16, "TIFF": 12}  # per pixel, while the file is decoded
+PROGRESSIVE_BYTES = 6  # of a progressive JPEG, whose coefficients are all held in memory
+USABLE_SHARE = 0.7  # of the free memory; the rest is for the results and for other processes
+_DECODING_HUGE = RLock()
+
+SizeLimit = Callable[[Image.Image], str]  # returns why an opened image is too large to be decoded; "" if it is not
+
+
+def pixel_limit(image: Image.Image) -> str:
+    """Limit the number of pixels."""
+    if not _is_huge(image):
+        return ""
+    return f"{image.width} × {image.height} pixels, above the limit of {PIXEL_LIMIT // 10**6} megapixels"
+
+
+def memory_limit(image: Image.Image, num_sharing: int = 1) -> str:
+    """Limit the memory that decoding a huge image needs to a share of what is free, divided among processes."""
+    if not _is_huge(image):
+        return ""
+    needed, free = decoding_bytes(image), free_host_bytes() // num_sharing
+    if needed <= USABLE_SHARE * free:
+        return ""
+    kind = "this TIFF" if image.format == "TIFF" else image.format
+    each = f" for each of {num_sharing} processes" if num_sharing > 1 else ""
+    return (
+        f"{image.width} × {image.height} pixels need {needed / 1e9:.1f} GB of memory, more than {USABLE_SHARE:.0%} of "
+        f"the {free / 1e9:.1f} GB that is free{each}, and {kind} cannot be read by region; "
+        "save the image as a tiled TIFF, whose size is not limited"
+    )
+
+
+def decoded_alone(image: Image.Image) -> AbstractContextManager[Any]:
+    """Return a context in which a huge image is checked and decoded; threads enter it one at a time.
+
+    Otherwise, two threads would count the same free memory.
+    """
+    return _DECODING_HUGE if _is_huge(image) else nullcontext()
+
+
+def decoding_bytes(image: Image.Image) -> int:
+    """Return the memory that an opened image needs while it is decoded and converted to an array."""
+    stored = PILLOW_BYTES.get(image.mode, RGB_PILLOW_BYTES)
+    decoder = DECODER_BYTES.get(image.format or "", 0)
+    if image.info.get("progressive"):
+        decoder = PROGRESSIVE_BYTES
+    transparency = TRANSPARENCY_BYTES if image.has_transparency_data else 0
+    per_px = PILLOW_IMAGES * stored + transparency + ARRAY_BYTES.get(image.mode, RGB_ARRAY_BYTES) + decoder
+    return image.width * image.height * per_px
+
+
+def unlimited(image: Image.Image) -> str:
+    """Accept images of any size, for callers that do not decode the pixels."""
+    return ""
+
+
+def _is_huge(image: Image.Image) -> bool:
+    return image.width * image.height > PIXEL_LIMIT
+
 
 # Hide Pillow's warnings about damaged metadata. Damaged pixels raise BadImage.
 warnings.filterwarnings("ignore", module=r"PIL\.")
@@ -33,7 +261,7 @@ ORIENTATION, SIDEWAYS = 0x0112, (5, 6, 7, 8)  # EXIF tag, and the values that sw
 TURNED = (2, 3, 4, *SIDEWAYS)  # values of ORIENTATION for images that are not upright
 WIDTH, HEIGHT, PHOTOMETRIC, PLANES, EXTRA_SAMPLES, SAMPLE_FORMAT = 256, 257, 262, 284, 338, 339
 WHITE_IS_ZERO, SEPARATE, PREMULTIPLIED, SIGNED = 0, 2, 1, 2  # values of these TIFF tags, except the first three
-WHITE = 65535  # the value of white in 16-bit images
+WHITE_16 = 65535  # the value of white in 16-bit images
 
 
 class BadImage(Exception):
@@ -185,8 +413,8 @@ def turn_upright(image: Image.Image) -> Image.Image:
     negative = tags.get(PHOTOMETRIC) == WHITE_IS_ZERO
     if upright.mode not in SIXTEEN_BIT_MODES or not (negative or 8 < bits < 16):
         return upright
-    values = np.asarray(upright).astype(np.uint32) * WHITE // (2**bits - 1)
-    return Image.fromarray((WHITE - values if negative else values).astype(np.uint16))
+    values = np.asarray(upright).astype(np.uint32) * WHITE_16 // (2**bits - 1)
+    return Image.fromarray((WHITE_16 - values if negative else values).astype(np.uint16))
 
 
 def _is_deep_pgm(image: Image.Image) -> bool:
@@ -271,7 +499,7 @@ def to_eight_bits(image: Image.Image) -> Image.Image:
     """Return a copy in 8-bit grey or RGB, with transparent pixels blended over white."""
     if image.mode in SIXTEEN_BIT_MODES:
         values = np.asarray(image).astype(np.uint32)
-        return Image.fromarray(((values * 255 + WHITE // 2) // WHITE).astype(np.uint8))
+        return Image.fromarray(((values * 255 + WHITE_16 // 2) // WHITE_16).astype(np.uint8))
     if image.mode in UNBOUNDED_MODES:
         raise BadImage(
             f"signed or 32-bit pixels (mode {image.mode}) have no defined white level; "

@@ -1,36 +1,240 @@
-"""Writes results as PNG, JPEG, WebP or TIFF, with the transparency, colour profile and EXIF metadata of their input."""
+"""Writes results as PNG, JPEG, WebP or TIFF, with the transparency, colours and metadata of their inputs."""
 
 from __future__ import annotations
 
 import errno
 import os
 import shutil
+import struct
+import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import ExifTags, Image
 
+from paceline.contracts.data_spec import EIGHT_BITS, WHITE, PixelFormat, PixelType
 from paceline.core.errors import UserError
 from paceline.core.files import replacing
-from paceline.images.decode import BadImage
-from paceline.images.deep_image import GREY_AND_RGB
-from paceline.images.deep_tiff import write_deep_colours, write_planes
-from paceline.images.exif import without_tables
-from paceline.images.ome import Ome
-from paceline.images.png import FAST, write_png
+from paceline.core.ordered_map import num_cores, ordered_map
+from paceline.images.decode import (
+    PNG_GREY_AND_ALPHA,
+    SIXTEEN_BIT_MODES,
+    UNBOUNDED_MODES,
+    BadImage,
+    decode_full_depth,
+    loses_bits,
+    memory_limit,
+    opened,
+    png_colour_type,
+    to_array,
+    turn_upright,
+)
+from paceline.images.deep import (
+    EXTRA_CHANNELS_IGNORED,
+    GREY_AND_RGB,
+    NOT_COLOURS,
+    Ome,
+    has_deep_colours,
+    has_extra_channels,
+    has_other_pages,
+    is_ome,
+    read_deep_colours,
+    read_planes,
+    read_planes_header,
+    to_format,
+    write_deep_colours,
+    write_planes,
+)
+from paceline.images.integrity import TIFF_SUFFIXES, check_checksums, load_undamaged
 from paceline.images.regions.open_image import can_be_read_by_region
-from paceline.images.tiff_integrity import TIFF_SUFFIXES
+
+SIGNATURE = b"\x89PNG\r\n\x1a\n"
+COLOUR_TYPES = {1: 0, 2: 4, 3: 2, 4: 6}  # by number of channels: grey, grey and alpha, RGB, RGBA
+BYTES_PER_BLOCK = 1 << 20
+NO_FILTER, AVERAGE, PAETH = 0, 3, 4  # filter types
+ADLER_BASE = 65521
+ZLIB_HEADER = b"\x78\x01"
+FAST = 1  # compression level
+UNIFORM = 0.6  # share of zeros in filtered rows from which runs of equal bytes are worth encoding
+
+Pixels = NDArray[Any]  # uint8 or uint16
+
+
+class _Block(NamedTuple):
+    deflated: bytes
+    checksum: int  # Adler-32 of the filtered rows
+    num_bytes: int  # size of the filtered rows
+
+
+def write_png(
+    path: Path,
+    pixels: Pixels,
+    alpha: Pixels | None = None,
+    *,
+    compression: int = FAST,
+    profile: bytes = b"",
+    exif: bytes = b"",
+) -> None:
+    """Write a uint8 or uint16 [h, w, 1 to 4] image; alpha, if given, is a further channel [h, w].
+
+    Compression is 0 (none), 1 (fast) or up to 9 (smallest file, slow).
+    """
+    height, width, channels = pixels.shape
+    channels += alpha is not None
+    depth = pixels.dtype.itemsize * 8
+    with path.open("wb") as file:
+        file.write(SIGNATURE)
+        _write_chunk(file, b"IHDR", struct.pack(">IIBBBBB", width, height, depth, COLOUR_TYPES[channels], 0, 0, 0))
+        if profile:
+            _write_chunk(file, b"iCCP", b"ICC Profile\0\0" + zlib.compress(profile))
+        if exif:
+            _write_chunk(file, b"eXIf", exif.removeprefix(b"Exif\0\0"))
+        rows_at_once = max(1, BYTES_PER_BLOCK // (width * channels * depth // 8))
+        starts = range(0, height, rows_at_once)
+
+        def deflate(start: int) -> _Block:
+            rows = _rows(pixels, alpha, max(0, start - 1), min(height, start + rows_at_once))
+            return _deflate(rows, channels * depth // 8, start, compression, last=start == starts[-1])
+
+        checksum, content = 1, ZLIB_HEADER
+        for block in ordered_map(deflate, starts, min(num_cores(), len(starts))):
+            checksum = _joined_checksum(checksum, block.checksum, block.num_bytes)
+            _write_chunk(file, b"IDAT", content + block.deflated)
+            content = b""
+        _write_chunk(file, b"IDAT", struct.pack(">I", checksum))
+        _write_chunk(file, b"IEND", b"")
+
+
+def _rows(pixels: Pixels, alpha: Pixels | None, start: int, stop: int) -> NDArray[np.uint8]:
+    """Return rows as bytes in PNG's byte order, [rows, bytes per row]."""
+    part = pixels[start:stop]
+    if alpha is not None:
+        part = np.concatenate([part, alpha[start:stop, :, np.newaxis].astype(part.dtype)], axis=-1)
+    part = part.astype(part.dtype.newbyteorder(">"), copy=False)
+    return np.ascontiguousarray(part).reshape(stop - start, -1).view(np.uint8)
+
+
+def _deflate(rows: NDArray[np.uint8], step: int, start: int, compression: int, *, last: bool) -> _Block:
+    """Filter and compress rows; unless `start` is 0, the first row is the row above them."""
+    if start == 0:
+        rows = np.concatenate([np.zeros_like(rows[:1]), rows])
+    kind = NO_FILTER if not compression else AVERAGE if compression == FAST else PAETH
+    filtered = _filtered(rows, step, kind)
+    compressor = zlib.compressobj(compression, zlib.DEFLATED, -zlib.MAX_WBITS, 9, _strategy(filtered, compression))
+    deflated = compressor.compress(filtered.data) + compressor.flush(zlib.Z_FINISH if last else zlib.Z_SYNC_FLUSH)
+    return _Block(deflated, zlib.adler32(filtered.data), filtered.nbytes)
+
+
+def _strategy(filtered: NDArray[np.uint8], compression: int) -> int:
+    """Return how to look for repeated bytes: in filtered photographs, a search takes time and finds little."""
+    if compression != FAST:
+        return zlib.Z_FILTERED
+    num_zeros = filtered.size - np.count_nonzero(filtered)
+    return zlib.Z_RLE if num_zeros > UNIFORM * filtered.size else zlib.Z_HUFFMAN_ONLY
+
+
+def _filtered(rows: NDArray[np.uint8], step: int, kind: int) -> NDArray[np.uint8]:
+    """Return all rows but the first, each preceded by its filter type; `step` is the size of a pixel in bytes."""
+    above, own = rows[:-1], rows[1:]
+    filtered = np.empty((len(own), own.shape[1] + 1), np.uint8)
+    filtered[:, 0] = kind
+    if kind == NO_FILTER:
+        filtered[:, 1:] = own
+        return filtered
+    left = np.zeros_like(own)
+    left[:, step:] = own[:, :-step]
+    if kind == AVERAGE:
+        expected = (left & above) + ((left ^ above) >> 1)  # half of the sum, without an overflow of 8 bits
+    else:
+        corner = np.zeros_like(above)
+        corner[:, step:] = above[:, :-step]
+        expected = _paeth(left, above, corner)
+    np.subtract(own, expected, out=filtered[:, 1:])
+    return filtered
+
+
+def _paeth(left: NDArray[np.uint8], above: NDArray[np.uint8], corner: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return the neighbour that is closest to left + above - corner."""
+    rise, run = above.astype(np.int16) - corner, left.astype(np.int16) - corner
+    to_left, to_above, to_corner = np.abs(rise), np.abs(run), np.abs(rise + run)
+    nearest = np.where(to_above <= to_corner, above, corner)
+    return np.where((to_left <= to_above) & (to_left <= to_corner), left, nearest)
+
+
+def _write_chunk(file: IO[bytes], kind: bytes, content: bytes) -> None:
+    file.write(struct.pack(">I", len(content)) + kind)
+    file.write(content)
+    file.write(struct.pack(">I", zlib.crc32(content, zlib.crc32(kind))))
+
+
+def _joined_checksum(first: int, second: int, second_bytes: int) -> int:
+    """Return the Adler-32 checksum of two joined sequences, given the checksum of each."""
+    low = (first & 0xFFFF) + (second & 0xFFFF) - 1
+    high = (first >> 16) + (second >> 16) + second_bytes * ((first & 0xFFFF) - 1)
+    return (high % ADLER_BASE) << 16 | low % ADLER_BASE
+
+
+TEXTS = (
+    ExifTags.Base.ImageDescription,
+    ExifTags.Base.Make,
+    ExifTags.Base.Model,
+    ExifTags.Base.Software,
+    ExifTags.Base.DateTime,
+    ExifTags.Base.Artist,
+    ExifTags.Base.Copyright,
+)
+TABLES = (ExifTags.IFD.Exif, ExifTags.IFD.GPSInfo)
+# Tags that do not apply to a new file: the original size, and data with offsets into the original file.
+STALE_TAGS = {
+    ExifTags.Base.ExifImageWidth,
+    ExifTags.Base.ExifImageHeight,
+    ExifTags.Base.ExifInteroperabilityOffset,
+    ExifTags.Base.MakerNote,
+}
+
+PAGE_DESCRIPTIONS = ("ImageJ=", '{"shape":')  # as written by ImageJ and tifffile
+
+
+def portable_exif(image: Image.Image) -> bytes:
+    """Return the EXIF metadata that also applies to results: date, place, camera, author and description."""
+    try:
+        found, kept = image.getexif(), Image.Exif()
+        for tag in TEXTS:
+            text = found.get(tag)
+            if isinstance(text, str) and not _describes_pages(text):
+                # Pillow decodes any text as Latin-1, but would encode it as ASCII.
+                kept[tag] = text.encode("latin-1", "replace")
+        for table in TABLES:
+            inner = {tag: value for tag, value in found.get_ifd(table).items() if tag not in STALE_TAGS}
+            if inner:
+                kept[table] = inner
+        return kept.tobytes() if len(kept) else b""
+    except Exception:  # an image with damaged EXIF is still usable
+        return b""
+
+
+def _describes_pages(text: str) -> bool:
+    """Return whether a text describes the number and size of a file's pages, which are different in a result."""
+    return is_ome(text) or text.startswith(PAGE_DESCRIPTIONS)
+
+
+def without_tables(exif: bytes) -> bytes:
+    """Remove the Exif and GPS IFDs, which libtiff cannot write."""
+    found = Image.Exif()
+    found.load(exif)
+    for table in TABLES:
+        found.pop(table, None)
+    return found.tobytes() if len(found) else b""
+
 
 SUFFIXES = {"png": ".png", "jpg": ".jpg", "webp": ".webp", "tiff": ".tif", "ome-tiff": ".ome.tif"}  # by format
 OME_SUFFIXES = tuple(f".ome{suffix}" for suffix in TIFF_SUFFIXES)
 LARGEST_SIDE_PX = {".jpg": 65_500, ".webp": 16_383}
 LOSSY = ("jpg", "webp")
-
-Pixels = NDArray[Any]  # uint8, uint16 or float32 [h, w, c]; except in TIFF files, integers and 1 or 3 channels
 
 
 @dataclass(frozen=True)
@@ -173,3 +377,144 @@ def _eight_bits(pixels: Pixels) -> NDArray[np.uint8]:
 
 def _metadata(profile: bytes, exif: bytes) -> dict[str, bytes]:
     return {name: value for name, value in (("icc_profile", profile), ("exif", exif)) if value}
+
+
+GREY_MODES = ("1", "L", "LA", "La")
+# The colour profiles of these modes do not apply after conversion to RGB.
+OTHER_COLOUR_MODES = ("CMYK", "YCbCr", "LAB", "HSV")
+
+
+@dataclass(frozen=True)
+class ImageData:
+    """The upright image in a file, with its metadata."""
+
+    pixels: NDArray[Any]  # shape [h, w, c]; uint8, uint16 or float32
+    alpha: Image.Image | None = None
+    profile: bytes = b""  # ICC profile, only for grey and RGB
+    note: str = ""
+    exif: bytes = b""  # EXIF metadata that also applies to results
+    value_range: tuple[float, float] | None = None  # None for the full range of an integer type
+    ome: Ome | None = None  # metadata of an OME-TIFF
+
+    @property
+    def deep(self) -> bool:
+        """Whether the pixels have more than 8 bits."""
+        return self.pixels.dtype != np.uint8
+
+    @property
+    def pixel_format(self) -> PixelFormat:
+        """The data type of the pixels and their range, which results share."""
+        dtype = self.pixels.dtype.name
+        return PixelFormat(cast(PixelType, dtype), *self.value_range) if self.value_range else PixelFormat.full(dtype)
+
+
+def read_image(path: Path, channels: int = 3, pixels: PixelFormat = EIGHT_BITS) -> ImageData:
+    """Read an image of any mode for networks that take `channels` channels and were trained on `pixels`.
+
+    Raise BadImage if the file cannot be read or does not fit these networks. Grey and RGB images are read for networks
+    with 1 or 3 channels; their results have the image's channels. 8-bit and 16-bit images are read in full depth for
+    networks trained on either, unless the networks have a declared range of values, which images must not exceed.
+    """
+    if not pixels.is_full_range or _is_stack_of(channels, path):
+        return _read_planes(path, channels, pixels)
+    image = _read_grey_or_colour(path)
+    check_channels(image.pixels.shape[-1], channels)
+    return replace(image, ome=_ome_of_first_page(path))
+
+
+def _ome_of_first_page(path: Path) -> Ome | None:
+    """Return the metadata of an OME-TIFF that also applies to its first page alone; None for other files."""
+    if path.suffix.lower() not in TIFF_SUFFIXES:
+        return None
+    try:
+        header = read_planes_header(path)
+    except BadImage:
+        return None
+    if header is None or not header.ome:
+        return None
+    found = Ome.parse(header.ome)
+    return replace(found, channel_names=found.channel_names[:1], is_one_page=True)
+
+
+def _is_stack_of(channels: int, path: Path) -> bool:
+    """Return whether a file's planes are the networks' channels. If not, its first page may be a grey or RGB image."""
+    if path.suffix.lower() not in TIFF_SUFFIXES:
+        return False
+    try:
+        header = read_planes_header(path)
+    except BadImage:
+        if channels in GREY_AND_RGB:
+            return False
+        raise
+    if header is None or not header.is_stack:
+        return False
+    return channels not in GREY_AND_RGB or (header.channels == channels and not header.are_positions)
+
+
+def _read_planes(path: Path, channels: int, pixels: PixelFormat) -> ImageData:
+    """Read an image whose planes are channels, or whose values have a declared range."""
+    found = read_planes(path)
+    if found is None and not pixels.is_integer:
+        raise BadImage(f"the networks were trained on {pixels} pixels, which only TIFF files can contain")
+    header, array = found or (None, decode_full_depth(path))
+    check_channels(array.shape[-1], channels)
+    if header and header.are_positions:
+        raise BadImage(NOT_COLOURS)
+    own = PixelFormat.full(array.dtype.name) if array.dtype.name in WHITE else pixels
+    array = to_format(array, own if pixels.is_full_range and own.is_full_range else pixels)
+    ome = Ome.parse(header.ome) if header and header.ome else None
+    return ImageData(array, value_range=pixels.declared_range, ome=ome)
+
+
+def check_channels(own: int, expected: int) -> None:
+    """Raise BadImage if networks cannot process an image because of its number of channels."""
+    if own != expected and not {own, expected} <= GREY_AND_RGB:
+        counted = f"{own} channel{'s' * (own > 1)}"
+        raise BadImage(f"it has {counted}, but the networks take {expected}; use images with {expected} channels")
+
+
+def _read_grey_or_colour(path: Path) -> ImageData:
+    with opened(path, memory_limit) as (image, file):
+        profile = b"" if image.mode in OTHER_COLOUR_MODES else image.info.get("icc_profile") or b""
+        has_pages = image.format == "TIFF" and getattr(image, "is_animated", False)
+        notes = ["only the first page was read"] if has_pages and has_other_pages(path) else []
+        grey = image.mode in GREY_MODES
+        if has_deep_colours(image):
+            check_checksums(image, file)
+            deep = read_deep_colours(path, image)
+            if deep is not None:
+                return ImageData(deep.pixels, deep.alpha, profile, "; ".join(filter(None, (*notes, deep.note))))
+            notes.append("16-bit colours were read as 8-bit: this kind of TIFF is not supported")
+        elif has_extra_channels(image):
+            notes.append(EXTRA_CHANNELS_IGNORED)
+        else:
+            # Pillow reads 16-bit grey with alpha as colour.
+            grey = grey or (image.format == "PNG" and png_colour_type(file) == PNG_GREY_AND_ALPHA)
+            lost = _note_on_lost_bits(image, file, is_grey=grey)
+            notes += [lost] if lost else []
+        load_undamaged(image, file)  # must come before reading EXIF, which loads a PNG and ignores all errors
+        exif = portable_exif(image)
+        image = turn_upright(image)
+        if image.mode in SIXTEEN_BIT_MODES:
+            pixels = to_array(image, lambda strip: strip).astype(np.uint16, copy=False)
+            return ImageData(pixels, None, profile, "; ".join(notes), exif)
+        if image.mode in UNBOUNDED_MODES:
+            raise BadImage(
+                f"signed or 32-bit pixels (mode {image.mode}) have no defined white level; "
+                "save the image with 8 or 16 bits per channel"
+            )
+        alpha = None
+        if image.has_transparency_data:
+            image = image.convert("LA" if grey else "RGBA")
+            alpha = image.getchannel("A")
+        pixels = to_array(image, lambda strip: strip.convert("L" if grey else "RGB"))
+        return ImageData(pixels, alpha, profile, "; ".join(notes), exif)
+
+
+def _note_on_lost_bits(image: Image.Image, file: IO[bytes], *, is_grey: bool) -> str:
+    """Return a note if Pillow reduces an image's bit depth, otherwise an empty string."""
+    if not loses_bits(image, file):
+        return ""
+    if is_grey:
+        return "16-bit grey and alpha channels were read as 8-bit"
+    return "16-bit colours were read as 8-bit; use TIFF to keep 16 bits"

@@ -1,14 +1,18 @@
-"""Image layouts: grids, rows, columns, captions and animations."""
+"""Image layouts: grids, rows, columns, captions and animations, and the channels that they show."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
+
+from paceline.core.errors import UserError
 
 GAP_PX = 2
 SMALLEST_SIDE_PX = 32  # smaller images are enlarged to make them visible
@@ -89,3 +93,31 @@ def save_animation(frames: Sequence[Image.Image], path: Path, kind: str) -> None
         lossless=True,
         format=kind[1:].upper(),
     )
+
+
+@dataclass(frozen=True)
+class ShownChannels:
+    """One or three channels, counted from 0. By default, images with 1 or 3 channels are shown as they are."""
+
+    indices: tuple[int, ...] = ()  # empty for the default
+
+    @classmethod
+    def parse(cls, text: str, channels: int) -> ShownChannels:
+        """Parse the setting `preview_channels` for images with a number of channels."""
+        try:
+            indices = tuple(int(part) for part in text.split(",")) if text else ()
+        except ValueError:
+            indices = (-1,)
+        if text and (len(indices) not in (1, 3) or not all(0 <= index < channels for index in indices)):
+            raise UserError(
+                f"preview_channels={text}: must be one or three of the channels 0 to {channels - 1}, e.g. "
+                f"preview_channels={'0,1,2' if channels > 2 else '0'}"
+            )
+        return cls(indices)
+
+    def of(self, images: NDArray[Any]) -> NDArray[Any]:
+        """Return the shown channels of images, whose last dimension is the channels."""
+        channels = images.shape[-1]
+        if self.indices and max(self.indices) < channels:
+            return images[..., list(self.indices)]
+        return images if channels in (1, 3) else images[..., : 3 if channels > 2 else 1]

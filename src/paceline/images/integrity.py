@@ -1,13 +1,10 @@
-"""Verifies checksums in image files, because Pillow and libtiff do not always do so.
-
-PNG has a checksum per chunk, and deflate-compressed TIFF one per strip. JPEG, WebP, GIF, AVIF, JPEG 2000, BMP, PPM,
-TGA, QOI and other TIFFs have none: truncation is detected in all formats, but a changed byte often is not.
-"""
+"""Checks that image files are whole and undamaged, because Pillow, libtiff and tifffile do not."""
 
 from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Iterable
 from typing import IO, Any
 
 from PIL import Image, ImageFile
@@ -118,3 +115,73 @@ def _check_deflate(stored: bytes, limit: int) -> int:
     if stored and not stream.eof and limit > 0:
         raise ValueError("image file is truncated: the compressed pixels have no end")
     return limit
+
+
+TIFF_SUFFIXES = (".tif", ".tiff", ".btf", ".tf8")  # the last two are BigTIFF
+SIGNATURES = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # the last two are BigTIFF
+BYTES_OF_TYPE = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8, 17: 8, 18: 8}
+MAX_PAGES = 10_000
+IMAGE_DEPTH = 32997  # tag with the number of slices in a page; readers ignore all but the first slice
+HAS_SLICES = "a page contains several slices of a volume; save each slice as a page"
+ONE_SLICE = (1, 1 << 16, 1 << 32, 1 << 48)  # as a number of 16 or 32 bits, which may be big-endian, in a larger one
+TRUNCATED = "image file is truncated"
+
+
+def is_tiff(file: IO[bytes]) -> bool:
+    """Return whether a file starts like a TIFF; the file position is preserved."""
+    position = file.tell()
+    start = file.read(4)
+    file.seek(position)
+    return start in SIGNATURES
+
+
+def check_directories(file: IO[bytes]) -> None:
+    """Raise ValueError unless all pages' directories and their values lie inside the file; the position is kept."""
+    position = file.tell()
+    size = file.seek(0, 2)
+    file.seek(0)
+    header = file.read(16)
+    order, big = ("<" if header[:1] == b"I" else ">"), header[2:4] in (b"+\0", b"\0+")
+    # The formats of an offset, of the number of entries, and of an entry: tag, type, number of values, value.
+    place, count, entry = (f"{order}{kind}" for kind in (("Q", "Q", "HHQQ") if big else ("I", "H", "HHII")))
+    inline_bytes = 8 if big else 4
+    start, visited = _number(header, 8 if big else 4, place), set[int]()
+    while start:
+        if start in visited or len(visited) >= MAX_PAGES:
+            raise ValueError("damaged: its list of pages does not end")
+        visited.add(start)
+        file.seek(start)
+        num_entries = _number(file.read(struct.calcsize(count)), 0, count)
+        content = file.read(min(num_entries, size) * struct.calcsize(entry))
+        if len(content) < num_entries * struct.calcsize(entry):
+            raise ValueError(TRUNCATED)
+        for tag, kind, num_values, value in struct.iter_unpack(entry, content):
+            if tag == IMAGE_DEPTH and value not in ONE_SLICE:
+                raise ValueError(HAS_SLICES)
+            num_bytes = num_values * BYTES_OF_TYPE.get(kind, 0)
+            if num_bytes > inline_bytes and value + num_bytes > size:
+                raise ValueError(TRUNCATED)
+        start = _number(file.read(struct.calcsize(place)), 0, place)
+    file.seek(position)
+
+
+def check_expansion(file: IO[bytes], segments: Iterable[tuple[int, int]], limit: int) -> None:
+    """Raise ValueError if deflate-compressed segments, given by offset and length, expand to more than `limit` bytes.
+
+    tifffile decompresses everything that a small file contains, which could exhaust memory.
+    """
+    for offset, length in segments:
+        file.seek(offset)
+        stream, waiting = zlib.decompressobj(), file.read(length)
+        while waiting and not stream.eof:
+            limit -= len(stream.decompress(waiting, BYTES_AT_ONCE))
+            if limit < 0:
+                raise ValueError("damaged: its compressed pixels expand to more than the size of the image")
+            waiting = stream.unconsumed_tail
+
+
+def _number(content: bytes, at: int, form: str) -> int:
+    try:
+        return int(struct.unpack_from(form, content, at)[0])
+    except struct.error:
+        raise ValueError(TRUNCATED) from None

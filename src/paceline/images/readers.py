@@ -1,26 +1,47 @@
-"""Readers decode image files into arrays with one data type and one number of channels.
-
-`EightBitReader` is used for grey and RGB images: Pillow decodes them, and files with more bits are reduced to 8 bits.
-`DeepReader` is used for all other images: 16-bit or floating-point pixels, or any number of channels.
-"""
+"""Readers decode image files into arrays with one data type and number of channels, as the settings say."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from paceline.contracts.data_spec import DataSpec
-from paceline.contracts.pixel_format import EIGHT_BITS, PixelFormat
-from paceline.images.decode import BadImage, TooLarge, arrange_image, decode, decode_unless_tiff, upright_size
-from paceline.images.deep_image import GREY_AND_RGB, DeepImage, read_deep, to_format
-from paceline.images.planes import COLOURS, NOT_COLOURS, read_planes_header
+from paceline.config.flags import PixelSettings
+from paceline.config.settings import RunSettings
+from paceline.contracts.data_spec import EIGHT_BITS, DataSpec, PixelFormat, PixelType
+from paceline.core.errors import UserError
+from paceline.core.text import printable
+from paceline.images.decode import (
+    BadImage,
+    SizeLimit,
+    TooLarge,
+    arrange_image,
+    check_image_settings,
+    decode,
+    decode_unless_tiff,
+    pixel_limit,
+    stored_pixels,
+    upright_size,
+)
+from paceline.images.deep import (
+    COLOURS,
+    GREY_AND_RGB,
+    NOT_COLOURS,
+    READ_FIRST_PAGE,
+    DeepImage,
+    UnusablePlanes,
+    read_deep,
+    read_planes_header,
+    to_format,
+)
 from paceline.images.regions.region_image import RegionFormat
-from paceline.images.size_limit import SizeLimit, pixel_limit
 
 
 class Decoded(Protocol):
@@ -160,3 +181,179 @@ def image_size(path: Path | bytes, limit: SizeLimit = pixel_limit) -> tuple[int,
         if header is None:
             raise
         return header.height, header.width
+
+
+FILES_TRIED = 20  # number of files that are tried until one can be read
+FILES_COMPARED = 200  # number of files, from the whole list, that are searched for more bits than the first one has
+LARGEST_INTEGERS = (255, 4095, 65535)  # of 8, 12 and 16 bits
+RGB = 3
+Limits = tuple[float, float] | None
+
+
+class ReaderChoice(NamedTuple):
+    """A reader for a source's files, and notes for commands to print."""
+
+    reader: ImageReader
+    notes: tuple[str, ...] = ()
+
+
+class _Held(NamedTuple):
+    """What a file contains."""
+
+    file: Path | bytes
+    channels: int
+    dtype: str
+    is_stack: bool = False
+    has_pages: bool = False
+    are_positions: bool = False
+    is_always_reduced: bool = False  # whether it has 16 bits of which only 8 can be read
+
+
+def choose_reader(files: Iterable[Path | bytes], settings: RunSettings) -> ReaderChoice:
+    """Return the reader for a source's files; the first readable file decides what the settings leave open.
+
+    If the files are a sequence, the headers of more files are read, so that a note mentions bits that are lost.
+    """
+    check_image_settings(settings)
+    kind, limits = read_pixel_settings(settings)
+    may_skip = settings.bad_images == "skip" or settings.channels in GREY_AND_RGB
+    held = _first_held(files, may_skip)
+    if held is None:  # the reasons are reported when all headers are read
+        return ReaderChoice(EightBitReader(settings.channels or RGB))
+    dtype = _choose_type(held, kind, limits)
+    first_page_channels = GREY_AND_RGB if held.are_positions else GREY_AND_RGB - {held.channels}
+    reads_first_page = held.is_stack and settings.channels in first_page_channels
+    if dtype == "uint8" and (reads_first_page or (not held.is_stack and settings.channels in GREY_AND_RGB | {0})):
+        deepest = _deepest(held, files) if kind == "auto" else held
+        return ReaderChoice(EightBitReader(settings.channels or RGB), _notes_on_lost_bits(deepest, kind))
+    if held.are_positions:
+        raise UserError(f"{_name(held.file)}: {NOT_COLOURS}")
+    channels = settings.channels or held.channels
+    if channels != held.channels and not {channels, held.channels} <= GREY_AND_RGB:
+        own = f"{held.channels} channel{'s' * (held.channels > 1)}"
+        raise UserError(f"channels={channels}: {_name(held.file)} has {own}; use --set channels=0")
+    reader = reader_of(channels, _choose_format(held, dtype, limits))
+    return ReaderChoice(reader, _notes_on_pages(held, dtype) if channels == held.channels else ())
+
+
+def read_pixel_settings(settings: RunSettings) -> tuple[str, Limits]:
+    """Return the settings `pixels` and `value_range`; sources without these settings have 8-bit images."""
+    if not isinstance(settings, PixelSettings):
+        return "uint8", None
+    limits = parse_range(settings.value_range) if settings.value_range else None
+    if limits and settings.pixels == "uint8":
+        raise UserError(f"value_range={settings.value_range}: not supported with pixels=uint8; remove it")
+    return settings.pixels, limits
+
+
+def parse_range(text: str, name: str = "value_range=") -> tuple[float, float]:
+    """Parse the setting `value_range`: two numbers, the smaller one first. Errors start with `name`."""
+    try:
+        low, high = (float(part) for part in text.split(","))
+    except ValueError:
+        low = high = math.nan
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        raise UserError(f"{name}{text}: must be two numbers, the lower one first, e.g. {name}0,1")
+    return low, high
+
+
+def make_format(dtype: str, limits: Limits, name: str, found: tuple[float, float]) -> PixelFormat:
+    """Return a pixel format; raise UserError for float32 without a range, suggesting the range that was found."""
+    if limits and dtype == "uint8":
+        raise UserError(f"value_range={limits[0]:g},{limits[1]:g}: {name} has 8-bit pixels; remove value_range")
+    if limits:
+        return PixelFormat(cast(PixelType, dtype), *limits)
+    if dtype != "float32":
+        return PixelFormat.full(dtype)
+    if not (math.isfinite(found[0]) and math.isfinite(found[1])):
+        raise UserError(f"{name}: contains values that are NaN or infinite; replace them")
+    raise UserError(
+        f"{name}: floating-point pixels need a declared range of values; this image has values from {found[0]:g} to "
+        f"{found[1]:g}: set a range that contains all images, e.g. --set value_range={_suggested(*found)}"
+    )
+
+
+def _suggested(low: float, high: float) -> str:
+    """Return a simple range that contains both values, with 0 or a negative number as the lower bound.
+
+    The bound is a power of ten, or the largest value of 8, 12 or 16 bits if that is closer.
+    """
+    largest = max(abs(low), abs(high), 1e-6)
+    bound = 10.0 ** math.ceil(math.log10(largest) - 1e-9)
+    bound = max(bound, 1.0) if largest > 0.01 else bound
+    bound = min([bound, *(limit for limit in LARGEST_INTEGERS if largest <= limit < bound)])
+    return f"{-bound:g},{bound:g}" if low < 0 else f"0,{bound:g}"
+
+
+def _first_held(files: Iterable[Path | bytes], may_skip: bool) -> _Held | None:
+    for _, file in zip(range(FILES_TRIED), files, strict=False):
+        try:
+            return _held(file)
+        except UnusablePlanes as problem:
+            if not may_skip:
+                raise UserError(f"{_name(file)}: {problem}") from None
+        except BadImage:
+            continue
+    return None
+
+
+def _held(file: Path | bytes) -> _Held:
+    header = read_planes_header(file, is_limited=False)
+    if header is not None:
+        return _Held(file, header.channels, header.dtype.name, header.is_stack, header.has_pages, header.are_positions)
+    channels, dtype = stored_pixels(file)
+    return _Held(file, channels, dtype, is_always_reduced=channels == RGB and dtype == "uint16")
+
+
+def _deepest(first: _Held, files: Iterable[Path | bytes]) -> _Held:
+    """Return the first 16-bit file among a sample of the files, or `first` if there is none."""
+    if first.dtype == "uint16" or not isinstance(files, Sequence):
+        return first
+    for file in files[:: math.ceil(len(files) / FILES_COMPARED)]:
+        with suppress(BadImage):
+            found = _held(file)
+            if found.dtype == "uint16" and not found.is_stack:
+                return found
+    return first
+
+
+def _choose_type(held: _Held, kind: str, limits: Limits) -> str:
+    if kind != "auto":
+        return kind
+    if held.dtype.startswith("float"):
+        return "float32"
+    if held.dtype in ("int8", "int16"):
+        raise UserError(
+            f"{_name(held.file)}: {held.dtype} pixels; use --set pixels=float32 and a value_range such as -1000,3000"
+        )
+    return held.dtype if held.is_stack or limits else "uint8"
+
+
+def _choose_format(held: _Held, dtype: str, limits: Limits) -> PixelFormat:
+    found = (math.nan, math.nan)
+    if dtype == "float32" and not limits:
+        try:
+            pixels = read_deep(held.file).pixels
+            found = (float(np.nanmin(pixels)), float(np.nanmax(pixels)))
+        except BadImage as error:
+            raise UserError(f"{_name(held.file)}: unreadable image ({error}); save it again or replace it") from error
+    return make_format(dtype, limits, _name(held.file), found)
+
+
+def _notes_on_lost_bits(held: _Held, kind: str) -> tuple[str, ...]:
+    if kind != "auto" or held.dtype != "uint16":
+        return ()
+    advice = "save them as grey or RGB TIFF and use" if held.is_always_reduced else "use"
+    return (f"{_name(held.file)}: 16-bit images are read as 8-bit; {advice} --set pixels=uint16 to keep 16 bits",)
+
+
+def _notes_on_pages(held: _Held, dtype: str) -> tuple[str, ...]:
+    if not held.has_pages:
+        return ()
+    advice = "use --set channels=1 to read only the first page" if held.channels == RGB else READ_FIRST_PAGE
+    note = f"{_name(held.file)}: its {held.channels} pages are read as channels"
+    return (f"{note}; {advice}" if dtype == "uint8" else note,)
+
+
+def _name(file: Path | bytes) -> str:
+    return "the first sample" if isinstance(file, bytes) else str(printable(file))

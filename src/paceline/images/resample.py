@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.contracts.pixel_format import EIGHT_BITS, PixelFormat
+from paceline.contracts.data_spec import EIGHT_BITS, PixelFormat
 
 HALF_MISSED_BY = 1e-4
 

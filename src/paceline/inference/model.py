@@ -1,8 +1,9 @@
-"""`paceline.load`: a trained model in Python. Each method has the same name as the corresponding command."""
+"""`paceline.load`: a trained model in Python. Each method has the same name as its command."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, overload
 
@@ -12,27 +13,182 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor, nn
 
-from paceline.contracts.recipe import DataSpec, Recipe
-from paceline.core.errors import UserError
+from paceline.contracts.recipe import Batch, DataSpec, Recipe
+from paceline.core.errors import UserError, unknown
 from paceline.core.ordered_map import num_cores, ordered_map
-from paceline.data.draws import Drawer
+from paceline.data.feed import EVALUATION_BATCH, EVALUATION_PIXELS
+from paceline.data.source import selecting
+from paceline.data.stream import Drawer
 from paceline.data.transforms import transform
-from paceline.images.decode import arrange_image
-from paceline.images.deep_image import DeepImage
+from paceline.images.decode import BadImage, arrange_image, plain_image
+from paceline.images.deep import DeepImage
 from paceline.images.readers import ImageReader, make_reader
-from paceline.inference.applier import Applier, ApplierSettings
-from paceline.inference.chosen_draws import sample_draws
-from paceline.inference.composer import Composition
-from paceline.inference.evaluation_batches import split_as_in_evaluation
-from paceline.inference.image_model import make_image_model
-from paceline.inference.parse_device import parse_device
-from paceline.inference.pillow_images import as_images, pixels_of, plain, type_name
-from paceline.inference.trained import StoredModel, TrainedModel, networks_in, open_trained, read_stored
-from paceline.inference.uses import check_use, uses_of
+from paceline.inference.apply import Applier, ApplierSettings
+from paceline.inference.tiles import Composition
+from paceline.inference.trained import (
+    StoredModel,
+    TrainedModel,
+    check_use,
+    make_image_model,
+    networks_in,
+    open_trained,
+    read_stored,
+    uses_of,
+)
 from paceline.parallel.precision import choose_precision
-from paceline.runs.stages import last_finished
+from paceline.runs.finished_run import last_finished
 from paceline.training.compile import eager
-from paceline.training.previews import make_images
+from paceline.training.previews import fixed_draws, make_images
+
+EVERY_CLASS = "all"  # one class per row
+MAX_LISTED = 20  # classes in an error message
+
+
+def sample_draws(
+    recipe: Recipe, drawer: Drawer, numbers: range, spec: DataSpec, label: str | int | None, truncation: float
+) -> Batch:
+    """Return the random inputs for the sample images with these numbers, which are the same in any batch."""
+    draws = fixed_draws(recipe, drawer, spec, len(numbers), numbers.start)
+    draws = truncate_draws(recipe, draws, truncation, "truncation=")
+    return draws if label is None else choose_class(recipe, draws, spec, label, 0, "label=")
+
+
+def truncate_draws(recipe: Recipe, draws: Batch, truncation: float, flag: str) -> Batch:
+    """Scale normally distributed inputs by `truncation`: below 1, images are more alike and often look better."""
+    check_truncation(truncation, flag)
+    if truncation == 1:
+        return draws
+    is_normal = {name: recipe.draws[name].kind == "normal" for name in draws}
+    return {name: rows * truncation if is_normal[name] else rows for name, rows in draws.items()}
+
+
+def check_truncation(truncation: float, flag: str) -> None:
+    """Raise UserError if the truncation factor is not between 0 and 2."""
+    if not 0 <= truncation <= 2:
+        raise UserError(f"{flag}{truncation:g}: must be at least 0 and at most 2")
+
+
+def choose_class(recipe: Recipe, draws: Batch, spec: DataSpec, label: str | int, columns: int, flag: str) -> Batch:
+    """Return draws that select a class by its name or index, or a different class for each row of images.
+
+    If `columns` is 0, the images have no rows, and `all` is an unknown class.
+    """
+    _check_conditional(recipe, label, flag)
+    rows = draws[recipe.class_draw].clone()
+    if columns and is_every_class(label, spec.classes):
+        classes = trained_classes(spec)
+        for start in range(0, len(rows), columns):
+            rows[start : start + columns] = selecting(classes[start // columns % len(classes)], spec.num_classes)
+    else:
+        rows[:] = selecting(class_index(recipe, spec, label, flag), spec.num_classes)
+    return draws | {recipe.class_draw: rows}
+
+
+def is_every_class(label: str | int, classes: tuple[str, ...]) -> bool:
+    """Return whether a label selects a different class for each row; a class may itself be named `all`."""
+    return label == EVERY_CLASS and EVERY_CLASS not in classes
+
+
+def trained_classes(spec: DataSpec) -> list[int]:
+    """Return the indices of the classes that have training images."""
+    return sorted(set(range(spec.num_classes)) - set(spec.empty_classes))
+
+
+def class_index(recipe: Recipe, spec: DataSpec, label: str | int, flag: str) -> int:
+    """Return the index of a class, given by its name or its index; raise UserError if the model cannot generate it.
+
+    If a class name is a number, only names are accepted, since an index could be mistaken for a name.
+    """
+    _check_conditional(recipe, label, flag)
+    index = _find(label, spec.classes, flag)
+    if index in spec.empty_classes:
+        trained = _listed([spec.classes[one] for one in trained_classes(spec)])
+        raise UserError(f"{flag}{label}: the class has no training images; choose from: {trained}")
+    return index
+
+
+def _find(label: str | int, classes: tuple[str, ...], flag: str) -> int:
+    if str(label) in classes:
+        return classes.index(str(label))
+    # In names of folders copied from macOS, "ü" may be stored as two characters, but users type it as one.
+    composed = [unicodedata.normalize("NFC", name) for name in classes]
+    typed = unicodedata.normalize("NFC", str(label))
+    if typed in composed:
+        return composed.index(typed)
+    if any(name.isdecimal() for name in classes):
+        raise UserError(f"{flag}{label}: unknown class {str(label)!r}; choose from: {_listed(classes)}")
+    number = int(label) if str(label).isdecimal() else -1
+    if not 0 <= number < len(classes):
+        raise UserError(f"{flag}{label}: {unknown('class', str(label), classes)}")
+    return number
+
+
+def _check_conditional(recipe: Recipe, label: str | int, flag: str) -> None:
+    if not recipe.class_draw:
+        raise UserError(f"{flag}{label}: {type(recipe).__name__} is not class-conditional; leave it out")
+
+
+def _listed(classes: Sequence[str]) -> str:
+    more = len(classes) - MAX_LISTED
+    return ", ".join(classes[:MAX_LISTED]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def parse_device(wanted: str | torch.device) -> torch.device:
+    """Return a device; raise UserError if this machine does not have it."""
+    try:
+        device = torch.device(wanted)
+    except (RuntimeError, TypeError):
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):
+        raise UserError(f"device={str(wanted)!r}: expected 'cpu', 'cuda' or a GPU index such as 'cuda:1'")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"device={str(wanted)!r}: no CUDA device is visible to PyTorch; use device='cpu'")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        last = torch.cuda.device_count() - 1
+        raise UserError(f"device={str(wanted)!r}: there is no such GPU; the last GPU is 'cuda:{last}'")
+    return device
+
+
+def type_name(thing: object, in_a_list: bool) -> str:
+    """Return the name of a value's type, for an error message."""
+    return f"{type(thing).__name__}{' in a list' if in_a_list else ''}"
+
+
+def plain(image: object) -> Image.Image:
+    """Return an upright 8-bit grey or RGB image; raise UserError if the image cannot be used."""
+    if not isinstance(image, Image.Image):
+        hint = "convert it with Image.fromarray" if hasattr(image, "shape") else "open files with Image.open(FILE)"
+        raise UserError(f"expected a Pillow image, not {type_name(image, False)}; {hint}")
+    if 0 in image.size:
+        raise UserError(f"an image cannot be used: it has no pixels ({image.width}×{image.height})")
+    try:
+        return plain_image(image)
+    except BadImage as problem:
+        raise UserError(f"an image cannot be used: {problem}") from None
+
+
+def pixels_of(image: object) -> npt.NDArray[np.uint8]:
+    """Return an image as uint8 [h, w, 1 or 3]."""
+    pixels = np.asarray(plain(image))
+    return pixels if pixels.ndim == 3 else pixels[..., np.newaxis]
+
+
+def as_images(composition: Composition) -> dict[str, Image.Image]:
+    """Return the results for an image as Pillow images, by name."""
+    return {
+        name: Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
+        for name, pixels in composition.results().items()
+    }
+
+
+def split_as_in_evaluation(images: Tensor) -> Iterator[Tensor]:
+    """Yield [n, c, h, w] tensors whose size and memory layout are those of batches in an evaluation."""
+    count = max(1, min(EVALUATION_BATCH, EVALUATION_PIXELS // max(1, images.shape[2] * images.shape[3])))
+    for start in range(0, len(images), count):
+        # The loaders' layout is [n, h, w, c]; convolutions in other layouts round differently.
+        rows = images[start : start + count].permute(0, 2, 3, 1)
+        yield rows.clone(memory_format=torch.contiguous_format).permute(0, 3, 1, 2)
+
 
 Images = Tensor | npt.NDArray[np.uint8] | Image.Image | Iterable[Image.Image]
 

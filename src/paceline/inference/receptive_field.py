@@ -1,29 +1,78 @@
-"""The receptive field of a network: how much context a tile needs to match the result for the whole image.
-
-A forward pass without data (only shapes are computed) traces every operation, starting at the input. An axis of a
-tensor is described by an index mapping: its element i is computed from the input's elements `step·i + before` to
-`step·i + after`. Convolutions, pooling, padding, pixel shuffles and upsampling change the mapping; operations on single
-pixels do not. Operations that read the whole image (instance normalisation, global pooling) and unknown operations
-are recorded as obstacles: with them, tiles do not produce exactly the same result as the whole image. Window
-attention cannot be traced in this way; `measured_field` measures its receptive field instead.
-"""
+"""The receptive field of a network: how much context a tile needs to match the whole image."""
 
 from __future__ import annotations
 
+import copy
 import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from paceline.inference.index_mapping import IDENTITY, Axes, Axis, adaptive, at, both, spread, transposed, window
+from paceline.contracts.recipe import Recipe
 from paceline.parallel.torch_internals import FakeTensorMode, TorchDispatchMode, is_view
+
+
+class Axis(NamedTuple):
+    """Element i of an axis is computed from the input's elements step·i + before … step·i + after."""
+
+    step: Fraction
+    before: Fraction
+    after: Fraction
+
+    def seen_through(self, stride: Fraction, first: Fraction, last: Fraction) -> Axis:
+        """Return the axis whose element i is computed from this axis's elements stride·i + first … stride·i + last."""
+        return Axis(self.step * stride, self.before + self.step * first, self.after + self.step * last)
+
+
+Axes = tuple[Axis, Axis]  # rows and columns, the last two dimensions
+IDENTITY = Axis(Fraction(1), Fraction(0), Fraction(0))
+
+
+def both(axes: Axes, rule: Callable[..., Axis], *pairs: Sequence[int]) -> Axes:
+    """Apply an index mapping to rows and columns. Each argument has one value per axis, or one value for both."""
+    each = [[pair[i] if len(pair) > 1 else pair[0] for pair in pairs] for i in (0, 1)]
+    return rule(axes[0], *each[0]), rule(axes[1], *each[1])
+
+
+def window(axis: Axis, kernel: int, stride: int, padding: int, dilation: int) -> Axis:
+    """Return the index mapping of a sliding window: output i starts reading at stride·i - padding."""
+    return axis.seen_through(Fraction(stride), Fraction(-padding), Fraction(dilation * (kernel - 1) - padding))
+
+
+def transposed(axis: Axis, kernel: int, stride: int, padding: int, dilation: int) -> Axis:
+    """Return the index mapping of a transposed convolution: output i reads every input whose window covers it."""
+    first, last = Fraction(padding - dilation * (kernel - 1), stride), Fraction(padding, stride)
+    return axis.seen_through(Fraction(1, stride), first, last)
+
+
+def spread(axis: Axis, factor: int | Fraction, reach: int) -> Axis:
+    """Return the index mapping for upsampling: output i reads the nearest input, and `reach` more on each side."""
+    factor = Fraction(factor)
+    return axis.seen_through(1 / factor, -(factor - 1) / factor - reach, Fraction(reach))
+
+
+def at(shift: int) -> tuple[Fraction, Fraction, Fraction]:
+    """Return the arguments of `seen_through` for a shift."""
+    return Fraction(1), Fraction(shift), Fraction(shift)
+
+
+def adaptive(axes: Axes, before: Sequence[int], after: Sequence[int]) -> Axes:
+    """Return the index mapping of adaptive pooling to a size.
+
+    If the size divides that of the input, the pooled windows are assumed to have the same size in images of any size.
+    """
+    if min(after) == 1 or before[0] % after[0] or before[1] % after[1]:
+        return axes
+    kernel = (before[0] // after[0], before[1] // after[1])
+    return both(axes, window, kernel, kernel, (0, 0), (1, 1))
+
 
 TRACED_SIDE_PX = 512  # side of the traced image; divisible by common downsampling factors
 WHOLE_IMAGE_SIDE_PX = 64  # smaller feature maps may be windows: even 1/8 of the traced image is not smaller
@@ -277,3 +326,101 @@ def _tensors(values: Any) -> Iterator[Tensor]:
             yield value
         elif isinstance(value, list | tuple):
             yield from _tensors(value)
+
+
+WINDOW_SIZES = ("window_size", "win_size", "split_size", "stripe_size")  # attributes of modules that use windows
+STRIP_LENGTHS_PX = (256, 512, 1024)
+SHORTEST_SIDE_PX = 16  # some networks pad smaller images
+INVISIBLE = 1e-12  # smaller changes are rounding errors
+SAME = 1e-9  # largest difference between a tile and the same part of the whole strip, in float64
+
+
+def window_multiple(network: nn.Module) -> int:
+    """Return the least common multiple of the sizes of the windows into which a network divides images."""
+    sizes = {size for module in network.modules() for name in WINDOW_SIZES for size in _sizes(vars(module).get(name))}
+    return math.lcm(*sizes)
+
+
+def measured_field(recipe: Recipe, channels: int, field: ReceptiveField) -> ReceptiveField:
+    """Return the receptive field with a measured halo; if tiles still differ, with the reason as an obstacle."""
+    exact = copy.deepcopy(recipe).double().eval()
+    device = next(exact.parameters()).device
+    strips = _Strips(exact.image_to_image, channels, field.multiple_px, recipe.output_scale, device)
+    with torch.no_grad():
+        reaches = [strips.reach(dim) for dim in (-2, -1)]
+        if None in reaches:
+            beyond = f"the result depends on pixels more than {STRIP_LENGTHS_PX[-1] // 2} pixels away"
+            return replace(field, obstacles=(beyond,), is_traced=True)
+        halo = max(reach for reach in reaches if reach is not None)
+        measured = replace(field, halo_px=halo, obstacles=(), is_traced=True)
+        if not all(strips.tile_is_same(dim, measured.tiled_halo_px) for dim in (-2, -1)):
+            return replace(measured, obstacles=("the result depends on the position in the image",))
+    return measured
+
+
+class _Strips:
+    """Long narrow random images, and a function that maps images to images."""
+
+    def __init__(
+        self,
+        image_to_image: Callable[[Tensor], dict[str, Tensor]],
+        channels: int,
+        multiple: int,
+        scale: int,
+        device: torch.device,
+    ) -> None:
+        self.image_to_image, self.channels, self.scale, self.device = image_to_image, channels, scale, device
+        self.multiple = multiple
+        self.side = math.ceil(SHORTEST_SIDE_PX / multiple) * multiple
+        self.generator = torch.Generator().manual_seed(0)
+
+    def reach(self, dim: int) -> int | None:
+        """Return how many pixels beyond a tile's edge affect the tile; None if more than half of the longest strip."""
+        for length in STRIP_LENGTHS_PX:
+            middle = max(2, length // 2 // self.multiple) * self.multiple
+            strip, other = (self._strip(dim, 2 * middle) for _ in range(2))
+            start, other_start = (one.narrow(dim, 0, middle) for one in (strip, other))
+            end, other_end = (one.narrow(dim, middle, middle) for one in (strip, other))
+            whole = self._rows(strip, dim)
+            with_other_end = self._rows(torch.cat([start, other_end], dim), dim)
+            with_other_start = self._rows(torch.cat([other_start, end], dim), dim)
+            unchanged_before = int(_first(with_other_end, whole))
+            unchanged_after = int(_first(with_other_start.flip(0), whole.flip(0)))
+            reach = math.ceil((middle * self.scale - min(unchanged_before, unchanged_after)) / self.scale)
+            if reach <= middle - self.multiple:
+                return max(0, reach)
+        return None
+
+    def tile_is_same(self, dim: int, halo: int) -> bool:
+        """Return whether the middle of a strip is the same if it is computed from a tile with this halo."""
+        length = 2 * halo + 4 * self.multiple
+        strip = self._strip(dim, length)
+        whole = self._rows(strip, dim)
+        tile = self._rows(strip.narrow(dim, self.multiple, length - 2 * self.multiple), dim)
+        inner = slice(halo * self.scale, (halo + 2 * self.multiple) * self.scale)
+        offset = self.multiple * self.scale
+        wanted = whole[inner.start + offset : inner.stop + offset]
+        return bool((tile[inner] - wanted).abs().max() < SAME)
+
+    def _strip(self, dim: int, length: int) -> Tensor:
+        shape = [1, self.channels, self.side, self.side]
+        shape[dim] = length
+        # Values from -0.5 to 0.5: results beyond [-1, 1] would be clipped, which hides changes.
+        return (torch.rand(shape, dtype=torch.float64, generator=self.generator) - 0.5).to(self.device)
+
+    def _rows(self, strip: Tensor, dim: int) -> Tensor:
+        """Return all results for a strip, with its long side as the first dimension."""
+        results = [made.movedim(dim, 0).flatten(1) for made in self.image_to_image(strip).values()]
+        return torch.cat(results, dim=1)
+
+
+def _first(rows: Tensor, others: Tensor) -> Tensor:
+    """Return the index of the first row that differs; the number of rows if none does."""
+    differs = (rows - others).abs().amax(1) > INVISIBLE
+    return torch.where(differs.any(), differs.int().argmax(), torch.tensor(len(differs), device=rows.device))
+
+
+def _sizes(value: object) -> Iterator[int]:
+    for one in value if isinstance(value, list | tuple) else [value]:
+        if isinstance(one, int) and not isinstance(one, bool) and one > 0:
+            yield one

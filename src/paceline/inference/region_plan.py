@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import overload
 
 from paceline.core.errors import UserError
-from paceline.images.decode import BadImage, TooLarge
+from paceline.images.decode import PIXEL_LIMIT, BadImage, TooLarge, memory_limit
 from paceline.images.readers import image_size
-from paceline.images.regions.open_image import can_be_read_by_region, open_region_image
+from paceline.images.regions.open_image import can_be_read_by_region, is_slide, open_region_image
 from paceline.images.regions.region_image import Box, Level, RegionImage, choose_box, choose_level
-from paceline.images.regions.slide_image import is_slide
-from paceline.images.size_limit import PIXEL_LIMIT, memory_limit
 from paceline.inference.receptive_field import ReceptiveField
-from paceline.inference.tiling import Tile, Tiling
+from paceline.inference.tiles import Tile, Tiling
 from paceline.models.windows import Window
 
 OME_FORMAT = "ome-tiff"

@@ -1,10 +1,12 @@
-"""The trained model from a run or a weights file: the recipe with the weights used for evaluation, without the data."""
+"""The trained model from a run or a weights file, or between two of them, and which commands can use it."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,12 +16,20 @@ from paceline.config.resolve import Config
 from paceline.contracts.recipe import DataSpec, Recipe
 from paceline.core.errors import NOT_FOUND, UserError
 from paceline.core.files import user_path
+from paceline.evaluation.contract import is_classifier
+from paceline.inference.receptive_field import ReceptiveField, measured_field, receptive_field, window_multiple
 from paceline.runs.checkpoint import choose_checkpoint
-from paceline.runs.data_spec_file import read_data_spec
-from paceline.runs.finished_run import check_not_file, config_of
+from paceline.runs.finished_run import check_not_file, config_of, last_finished
 from paceline.runs.folder import RunFolder
-from paceline.runs.weights import check_values, evaluated_values
-from paceline.runs.weights_file import check_checkpoint, is_weights_file, read_weights
+from paceline.runs.record import read_data_spec
+from paceline.runs.weights import (
+    check_checkpoint,
+    check_values,
+    evaluated_values,
+    has_nan,
+    is_weights_file,
+    read_weights,
+)
 
 RANDOM_FILLS = (Tensor.normal_, Tensor.uniform_, nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_)
 
@@ -146,3 +156,177 @@ def networks_in(stored: StoredModel, recipe: Recipe) -> dict[str, nn.Module]:
         for name, network in recipe.single_networks.items()
         if all(f"{name}.{key}" in available for key in network.state_dict())
     }
+
+
+Use = Literal["apply", "sample", "predict"]
+
+
+def uses_of(recipe_class: type[Recipe]) -> dict[Use, str]:
+    """Return the commands that support a recipe, each with a description of what the recipe does."""
+    found: dict[Use, str] = {}
+    if recipe_class.image_to_image is not Recipe.image_to_image:
+        found["apply"] = "transforms images"
+    if recipe_class.generates:
+        found["sample"] = "generates images from noise"
+    if is_classifier(recipe_class):
+        found["predict"] = "classifies images"
+    return found
+
+
+def check_use(stored: StoredModel, command: Use, path: str) -> None:
+    """Raise UserError if a command does not support a recipe; the message suggests one that does."""
+    uses = uses_of(stored.recipe_class)
+    if command not in uses:
+        other, name = main_use(stored, command, path), stored.config.recipe_name
+        raise UserError(f"{path}: recipe {name!r} {uses[other]}, which `{command}` does not do: use `{other}`")
+
+
+def main_use(stored: StoredModel, command: str, path: str) -> Use:
+    """Return the main command for a model; if there is none, raise a UserError that names `command`."""
+    for use in uses_of(stored.recipe_class):
+        return use
+    raise UserError(
+        f"{path}: `{command}` does not support recipe {stored.config.recipe_name!r}: "
+        "it has no image_to_image(), generates no images, and its evaluator is not for classifiers"
+    )
+
+
+class Blend(NamedTuple):
+    """How to interpolate between a model and another one."""
+
+    share: float = 1.0  # the model's share; the other model has the rest
+    other: str = ""  # run folder or weights file; "" for the run that the model was initialised from
+
+
+NO_BLEND = Blend()
+
+
+def read_blended(path: str, checkpoint: str, blend: Blend) -> StoredModel:
+    """Read a run or weights file, and interpolate its weights with those of another one."""
+    _check(blend)
+    stored = read_stored(path, checkpoint)
+    if blend.share == 1:
+        return stored
+    other_path = blend.other or stored.config.run.init_from
+    if not other_path:
+        raise UserError(
+            f"--interpolate {blend.share:g}: {path} was not initialised from another model; use --interpolate-with RUN"
+        )
+    other_path = last_finished(other_path)
+    other = read_stored(other_path)
+    _check_settings(stored, other, path, other_path)
+    weights = interpolated(evaluated_values(stored.weights), evaluated_values(other.weights), blend.share, other_path)
+    origin = f"{blend.share:g} × {stored.origin} + {1 - blend.share:g} × {other.origin}"
+    return dataclasses.replace(stored, weights=weights, origin=origin)
+
+
+def interpolated(
+    weights: Mapping[str, Tensor], others: Mapping[str, Tensor], share: float, other_path: str
+) -> dict[str, Tensor]:
+    """Return share · weights + (1 - share) · others for the networks that both have; the rest stays unchanged."""
+    networks = {_network(key) for key in weights} & {_network(key) for key in others}
+    ours, theirs = ({key for key in tensors if _network(key) in networks} for tensors in (weights, others))
+    differing = sorted(ours ^ theirs)
+    differing += sorted(key for key in ours & theirs if _layout(weights[key]) != _layout(others[key]))
+    if differing or not networks:
+        what = f"{differing[0]!r} does not match" if differing else "they have no network in common"
+        raise UserError(f"--interpolate-with {other_path}: {what}; both models must have the same networks")
+    if damaged := sorted(key for key in ours if has_nan(others[key])):
+        raise UserError(f"--interpolate-with {other_path}: {damaged[0]!r} contains NaN; use undamaged weights")
+    mixed = {key: share * weights[key] + (1 - share) * others[key] for key in ours if weights[key].is_floating_point()}
+    return {**weights, **mixed}
+
+
+def _layout(tensor: Tensor) -> tuple[object, ...]:
+    return tensor.shape, tensor.is_floating_point(), tensor.is_complex()
+
+
+def _network(key: str) -> str:
+    return key.partition(".")[0]
+
+
+def _check(blend: Blend) -> None:
+    if not 0 <= blend.share <= 1:
+        raise UserError(f"--interpolate {blend.share:g}: expected a number from 0 to 1")
+    if blend.other and blend.share == 1:
+        raise UserError(f"--interpolate-with {blend.other}: needs --interpolate with a share below 1, such as 0.8")
+
+
+def _check_settings(stored: StoredModel, other: StoredModel, path: str, other_path: str) -> None:
+    """Raise UserError if the recipes differ, or if a setting that changes what the networks compute differs."""
+    names = (stored.config.recipe_name, other.config.recipe_name)
+    if names[0] != names[1]:
+        raise UserError(
+            f"--interpolate-with {other_path}: its recipe is {names[1]!r}, but that of {path} is {names[0]!r}; "
+            "use two models of the same recipe"
+        )
+    for name in stored.recipe_class.settings_of_weights(stored.config.recipe):
+        ours, theirs = (getattr(one.config.recipe, name) for one in (stored, other))
+        if ours != theirs:
+            raise UserError(
+                f"--interpolate-with {other_path}: has {name}={theirs}, but {path} has {name}={ours}; "
+                "both models must have the same networks"
+            )
+
+
+@dataclass(frozen=True)
+class ImageModel(TrainedModel):
+    """A recipe that maps images to images, and its receptive field."""
+
+    @property
+    def output_scale(self) -> int:
+        """The height and width of the results relative to the input."""
+        return self.recipe.output_scale
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """The names of the images computed from one input image."""
+        return self.receptive_field.results
+
+    @cached_property
+    def receptive_field(self) -> ReceptiveField:
+        """The halo and alignment that tiles need to produce the same result as the whole image."""
+        window_px = window_multiple(self.recipe)
+        return receptive_field(self.recipe.image_to_image, self.spec.channels, self.output_scale, window_px)
+
+    @cached_property
+    def tiled_field(self) -> ReceptiveField:
+        """The receptive field for tiles. If it cannot be traced, it is measured, which takes several seconds."""
+        field = self.receptive_field
+        return measured_field(self.recipe, self.spec.channels, field) if field.is_measurable else field
+
+
+def open_image_model(path: str, checkpoint: str = "best", blend: Blend = NO_BLEND) -> ImageModel:
+    """Open a run folder or weights file whose recipe transforms images."""
+    stored = read_blended(path, checkpoint, blend)
+    check_use(stored, "apply", path)
+    return make_image_model(stored, path)
+
+
+def open_recipe(stored: StoredModel, path: str) -> Recipe:
+    """Return a recipe with its weights; weights that `image_to_image` does not need may be missing."""
+    recipe = build_for(stored)
+    load_usable(recipe, stored, path)
+    return recipe
+
+
+def make_image_model(stored: StoredModel, path: str) -> ImageModel:
+    """Return a stored model with its weights. Networks that `image_to_image` does not use may lack weights."""
+    image_model = ImageModel(build_for(stored), stored.config, stored.spec, stored.origin)
+    _load(image_model, stored, path)
+    return image_model
+
+
+def load_usable(recipe: Recipe, stored: StoredModel, path: str) -> None:
+    """Load stored weights into a recipe; weights that `image_to_image` does not need may be missing."""
+    is_complete = recipe.state_dict().keys() <= evaluated_values(stored.weights).keys()
+    if "apply" in uses_of(stored.recipe_class) and not is_complete:
+        _load(ImageModel(recipe.eval(), stored.config, stored.spec, stored.origin), stored, path)
+    else:
+        load_into(recipe, stored.weights, path, required=recipe.state_dict())
+
+
+def _load(image_model: ImageModel, stored: StoredModel, path: str) -> None:
+    own = image_model.recipe.state_dict(keep_vars=True)
+    required = [key for key, value in own.items() if id(value) in image_model.receptive_field.used]
+    load_into(image_model.recipe, stored.weights, path, required)

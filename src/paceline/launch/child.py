@@ -15,9 +15,9 @@ from types import FrameType
 from typing import Protocol
 
 from paceline.core.files import open_append
-from paceline.core.heartbeat import die_with_parent
 from paceline.core.trust import trusts_files
 from paceline.core.types import SettingValue
+from paceline.core.watch import die_with_parent
 from paceline.training.stop import leave_terminal, signals_to_handle
 
 MAX_REASON_LENGTH = 400  # maximum length of a failure reason

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from paceline.config.files import parse_assignments
 from paceline.core.errors import UserError
-from paceline.core.secrets import has_credentials, redact
+from paceline.core.text import has_credentials, redact
 from paceline.core.types import SettingValue
 from paceline.launch.child import to_arguments
 

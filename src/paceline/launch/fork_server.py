@@ -24,7 +24,7 @@ from typing import NoReturn, Self
 
 from paceline.core.errors import UserError
 from paceline.core.files import open_append
-from paceline.core.heartbeat import die_with_parent
+from paceline.core.watch import die_with_parent
 from paceline.launch.child import path_flags
 from paceline.training.compile import keep_kernels
 

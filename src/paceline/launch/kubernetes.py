@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 import yaml
 
 from paceline.core.errors import UserError
-from paceline.core.secrets import has_credentials, is_private_name
+from paceline.core.text import has_credentials, is_private_name
 from paceline.core.types import JsonObject
 from paceline.launch.command import TrainCommand, check_words, settings_in
 

@@ -16,9 +16,17 @@ import time
 from pathlib import Path
 
 from paceline.core.files import write_file
-from paceline.core.flight_recorder import RECORD_FILE, Record, num_started, recorder
-from paceline.core.heartbeat import PROCESS, PULSE_FILE, die_with_parent, registered_processes
-from paceline.core.stacks import dump_stacks_on_signal
+from paceline.core.watch import (
+    PROCESS,
+    PULSE_FILE,
+    RECORD_FILE,
+    Record,
+    die_with_parent,
+    dump_stacks_on_signal,
+    num_started,
+    recorder,
+    registered_processes,
+)
 from paceline.training.stop import INTERRUPTED, MIRROR_INCOMPLETE, RESUME_LATER
 
 LAUNCHER = "PACELINE_LAUNCHER"  # environment variable with the launcher's process ID, set for its workers

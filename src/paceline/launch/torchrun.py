@@ -19,12 +19,11 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousError, RendezvousTimeoutError
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 
-from paceline.core.activity import activity, take_over_terminal
 from paceline.core.errors import UserError
-from paceline.core.printable import print_line
-from paceline.launch.agent import Agent, Watchdog, describe_failure, first_failure, print_restart
+from paceline.core.terminal import activity, take_over_terminal
+from paceline.core.text import print_line
+from paceline.launch.agent import Agent, Watchdog, describe_failure, first_failure, log_of_rank, print_restart
 from paceline.launch.child import path_flags
-from paceline.launch.examination import log_of_rank
 from paceline.launch.mailbox import LAUNCHER, MAILBOX_FOLDER, Mailbox
 from paceline.launch.rendezvous import Rendezvous
 from paceline.parallel.torch_internals import local_address, stop_heartbeats

@@ -11,11 +11,11 @@ import traceback
 from typing import NoReturn
 
 from paceline.config.files import read_file
-from paceline.core.activity import end_activity, show_activities_of_worker
 from paceline.core.errors import describe_limit
 from paceline.core.output import open_streams
-from paceline.core.printable import print_any_text, print_line
 from paceline.core.registry import fault_of_plugin
+from paceline.core.terminal import end_activity, show_activities_of_worker
+from paceline.core.text import print_any_text, print_line
 from paceline.launch.mailbox import (
     register_worker,
     report_stop,
@@ -25,7 +25,7 @@ from paceline.launch.mailbox import (
     wait_for_examination,
 )
 from paceline.launch.tasks import Task
-from paceline.runs.config import resolve_config
+from paceline.runs.recipe import resolve_config
 from paceline.training.stop import INTERRUPTED
 
 

@@ -1,22 +1,21 @@
-"""Features of a frozen VGG19, for perceptual losses.
-
-The network is not part of any recipe's module tree, so no wrapper, checkpoint or optimizer includes it. There is one
-copy per device and dtype, created on first use. Weights come from torchvision or from a file (.pth or .safetensors).
-The file can be torchvision's, or a rescaled network whose first layer converts RGB in 0…1 to the input that the other
-layers expect. Reading a file executes no code.
-"""
+"""Features of a frozen VGG19 and LPIPS, for perceptual losses and distances."""
 
 from __future__ import annotations
 
+import copy
+import importlib.util
 import re
+import warnings
+from functools import cache, lru_cache
 from pathlib import Path
 from threading import Lock
+from typing import cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from paceline.core.errors import UserError, unknown
+from paceline.core.errors import UserError, install_extra, unknown
 from paceline.models.torch_file import read_state_dict
 
 CONVOLUTIONS_PER_STAGE = (2, 2, 4, 4, 4)  # every stage except the first starts with max pooling
@@ -177,3 +176,47 @@ def _read(path: Path) -> dict[str, Tensor]:
 
 def _numbers(name: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", name)]
+
+
+_lpips_lock = Lock()  # needed because DataParallel uses several threads
+
+
+def has_lpips() -> bool:
+    """Return whether the package `lpips` is installed."""
+    return importlib.util.find_spec("lpips") is not None
+
+
+@lru_cache(maxsize=1)
+def load_lpips() -> nn.Module:
+    """Return the frozen LPIPS network on the CPU; raises whatever the package raises if its weights are missing."""
+    import lpips
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the package calls torchvision with arguments that are deprecated
+        network: nn.Module = lpips.LPIPS(net="alex", verbose=False)
+    return network.eval().requires_grad_(False)
+
+
+def check_lpips() -> None:
+    """Raise UserError if LPIPS cannot be used as a loss."""
+    if not has_lpips():
+        raise UserError(f"lpips: the package is not installed; install with: {install_extra('lpips')}, or set lpips=0")
+    try:
+        load_lpips()
+    except Exception as error:
+        raise UserError(f"lpips: the network cannot be loaded ({str(error).splitlines()[0]}); set lpips=0") from None
+
+
+def lpips_loss(made: Tensor, target: Tensor) -> Tensor:
+    """Return the mean LPIPS distance between images in [-1, 1], in float32 or wider."""
+    dtype = torch.promote_types(made.dtype, torch.float32)
+    with _lpips_lock:
+        network = _copy_on(made.device, dtype)
+    with torch.autocast(made.device.type, enabled=False):
+        one, other = (images.to(dtype).expand(-1, 3, -1, -1) for images in (made, target))
+        return cast(Tensor, network(one, other)).mean()
+
+
+@cache
+def _copy_on(device: torch.device, dtype: torch.dtype) -> nn.Module:
+    return copy.deepcopy(load_lpips()).to(device, dtype)

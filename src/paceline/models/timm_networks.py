@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from paceline.core.errors import UserError
 from paceline.core.types import SettingValue
-from paceline.models.known_architectures import first_keys
-from paceline.models.network_choice import NetworkChoice, NetworkTask
+from paceline.models.networks import NetworkChoice, NetworkTask, first_keys
 
 PRETRAINED = "pretrained"  # requests timm's published weights; see `make_pretrained`
 _FROM_DATA = "the data determines it"

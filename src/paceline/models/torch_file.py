@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import UserError
-from paceline.core.files import SAFETENSORS
-from paceline.core.small_files import MAX_BYTES, open_bounded, why
+from paceline.core.files import MAX_BYTES, SAFETENSORS, open_bounded, why
 
 TORCH_SUFFIXES = (".pth", ".pt", ".bin")  # files written by torch.save
 # The first bytes of a zip archive, and of the pickle that older torch versions write.

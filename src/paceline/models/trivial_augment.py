@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.contracts.pixel_format import LUMA
+from paceline.contracts.data_spec import LUMA
 
 NUM_UNIFORMS = 3
 OPERATION, STRENGTH, SIGN = range(NUM_UNIFORMS)  # the column of random numbers that each choice reads

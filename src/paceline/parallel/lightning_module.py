@@ -12,7 +12,7 @@ from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.parallel.ddp_options import NO_BUFFER_BROADCAST
+from paceline.parallel.strategy import NO_BUFFER_BROADCAST
 from paceline.parallel.world import World
 
 

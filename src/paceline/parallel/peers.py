@@ -20,9 +20,8 @@ from contextlib import suppress
 import torch.distributed as dist
 
 from paceline.core.errors import UserError
-from paceline.core.flight_recorder import Operation, Record, recorder
-from paceline.core.hang_diagnosis import Witness, diagnose
-from paceline.core.printable import printable
+from paceline.core.text import printable
+from paceline.core.watch import Operation, Record, Witness, diagnose, recorder
 
 BEAT_SECONDS = 0.5  # time between a rank's reports
 SILENT_SECONDS = 60.0  # a rank that sends no report for this long has ended; a busy machine can delay reports

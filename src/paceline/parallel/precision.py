@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from paceline.core.float32 import allow_tf32, keeping_tf32
+from paceline.core.gpu import allow_tf32, keeping_tf32
 
 DETERMINISM: Any = torch.utils.deterministic  # flags that its type annotations lack
 

@@ -1,17 +1,17 @@
-"""Tensors whose rows are divided among the processes (torch's DTensor), and how to read and fill them.
-
-All functions also accept plain tensors, of which every process has all rows.
-"""
+"""Tensors whose rows are divided among the processes (torch's DTensor), for FSDP."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, TypeGuard
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from paceline.core.errors import UserError
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -74,3 +74,63 @@ def fill_module(module: nn.Module, weights: Mapping[str, Tensor], unchanged: Col
     assert own.keys() == {*weights, *unchanged}
     for name, values in weights.items():
         own_rows(own[name]).copy_(select_rows(values, own[name]))
+
+
+class _Allocating:
+    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Return a buffer for a collective."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+
+class StagedAllGather(_Allocating):
+    """Gathers the parts of a block's weights through host memory."""
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
+    ) -> None:
+        """Fill `output_tensor` with the parts of all processes; `async_op` is ignored."""
+        whole = torch.empty(output_tensor.shape, dtype=output_tensor.dtype)
+        dist.all_gather_into_tensor(whole, input_tensor.cpu(), group=group)
+        output_tensor.copy_(whole)
+
+
+class StagedReduceScatter(_Allocating):
+    """Adds up or averages gradients through host memory; each process receives its own part."""
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        op: dist.ReduceOp | dist.ReduceOp.RedOpType,
+        async_op: bool = False,
+    ) -> None:
+        """Fill `output_tensor` with this process's part of the reduced `input_tensor`; `async_op` is ignored."""
+        part = torch.empty(output_tensor.shape, dtype=output_tensor.dtype)
+        dist.reduce_scatter_tensor(part, input_tensor.cpu(), op=dist.ReduceOp.SUM, group=group)
+        if op == dist.ReduceOp.AVG:
+            part /= group.size()
+        output_tensor.copy_(part)
+
+
+class RejectPenalty(TorchFunctionMode):
+    """A context in which `torch.autograd.grad(..., create_graph=True)` raises a UserError.
+
+    The context makes every operation slower, so use it only for the first forward pass of a phase.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
+        self._message = message
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        given = kwargs or {}
+        if func is torch.autograd.grad and given.get("create_graph"):
+            raise UserError(self._message)
+        return func(*args, **given)

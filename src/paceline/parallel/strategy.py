@@ -1,11 +1,13 @@
-"""The strategy contract: how a recipe is parallelised. The step and the loop are the same for all strategies."""
+"""The strategy contract: how a recipe is parallelised."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import inspect
+import warnings
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
-from typing import ClassVar, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,14 +16,68 @@ from paceline.config.resolve import Config
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Batch, Loss, Phase, Recipe
 from paceline.core.errors import UserError
-from paceline.core.flight_recorder import start_operation
 from paceline.core.registry import load_class
+from paceline.core.watch import start_operation
 from paceline.parallel.batchnorm import has_batchnorm, synchronize
-from paceline.parallel.memory_shares import MemoryShares
+from paceline.parallel.blocks import recompute_blocks
 from paceline.parallel.precision import Precision
-from paceline.parallel.recompute import recompute_blocks
-from paceline.parallel.trainable import Trainable
+from paceline.parallel.torch_internals import has_exchanged_gradients
 from paceline.parallel.world import World
+
+
+@dataclass(frozen=True)
+class MemoryShares:
+    """The memory of the fullest device, compared with one device that trains on the same number of samples.
+
+    A strategy that divides nothing and needs no buffers returns `MemoryShares()`.
+    """
+
+    held: Mapping[str, float] = field(default_factory=dict)
+    """Fraction of a network's weights, gradients, optimizer state and EMA per device; 1 for networks not listed."""
+    gradient_copies: float = 1.0
+    """How many copies of a phase's gradients the device stores, apart from buffers."""
+    batch_copies: int = 1
+    """How many devices' batches the device stores."""
+    buffer_bytes: int = 0
+    """Memory that the strategy keeps during the whole step: gradient buckets and gathered weights."""
+
+    def of(self, network: str) -> float:
+        """Return the fraction of a network that a device stores."""
+        return self.held.get(network, 1.0)
+
+
+def bytes_of(tensors: Iterable[Tensor]) -> int:
+    """Return the size of tensors in bytes, counting each tensor once."""
+    return sum(tensor.nbytes for tensor in {id(tensor): tensor for tensor in tensors}.values())
+
+
+class Trainable:
+    """The trainable parameters by network. While a phase runs, only those of its network require grad."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        # Parameters that the recipe froze stay frozen.
+        self.parameters: dict[str, list[nn.Parameter]] = {
+            name: [parameter for parameter in network.parameters() if parameter.requires_grad]
+            for name, network in recipe.networks.items()
+        }
+        self._selected: str | None = None
+
+    def select(self, network: str) -> None:
+        """Make only one network's parameters require grad."""
+        if network == self._selected:
+            return
+        self._selected = network
+        for name, parameters in self.parameters.items():
+            for parameter in parameters:
+                parameter.requires_grad_(name == network)
+
+    def release(self) -> None:
+        """Make the trainable parameters of all networks require grad."""
+        self._selected = None
+        for parameters in self.parameters.values():
+            for parameter in parameters:
+                parameter.requires_grad_(True)
+
 
 StepData = TypeVar("StepData")
 NOTHING = "nothing"  # a dummy phase: its loss uses every parameter and has zero gradients
@@ -275,3 +331,28 @@ def strategy_class(config: Config) -> type[Strategy]:
     """Return the class selected by `--strategy`."""
     name, _ = strategy_name(config.run.strategy, config.run.devices)
     return load_class("strategy", name, Strategy)
+
+
+# torch warns about convolutions with one channel or 1×1 pixels: two sets of strides describe the same layout.
+warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
+
+# Buffers are broadcast once, when a wrapper is built. A broadcast in every forward pass would break recipes
+# that call a network twice before a backward pass.
+_PARAMETERS = inspect.signature(nn.parallel.DistributedDataParallel.__init__).parameters
+NO_BUFFER_BROADCAST: dict[str, Any] = {
+    ("forward_sync_buffers" if "forward_sync_buffers" in _PARAMETERS else "broadcast_buffers"): False
+}
+
+
+def check_gradients(
+    wrapper: nn.parallel.DistributedDataParallel, phase: Phase, settings: RunSettings, rank: int
+) -> None:
+    """Raise UserError if the last backward pass, which was that of `phase`, left out parameters."""
+    if has_exchanged_gradients(wrapper):
+        return
+    loss_name = "the loss of the last micro-batch" if settings.accumulate > 1 else "the loss"
+    raise UserError(
+        f"phase {phase.name!r}: in the previous step, {loss_name} on rank {rank} did not use every "
+        f"parameter of {phase.network!r}, so some gradients were not exchanged: use every parameter in "
+        f"{loss_name}, with a weight of 0 where necessary"
+    )

@@ -1,4 +1,4 @@
-"""The processes of a run: their devices, and the group through which they communicate."""
+"""The processes of a run: their devices, and the groups through which they communicate."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import os
 import socket
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -16,14 +17,41 @@ from torch import Tensor
 
 from paceline.config.settings import RunSettings
 from paceline.core.errors import UserError
-from paceline.core.flight_recorder import recorder, start_operation
-from paceline.core.heartbeat import is_watched
 from paceline.core.ordered_map import num_cores
-from paceline.parallel.exchange import sum_over_processes
-from paceline.parallel.nccl_record import enable_flight_recorder
+from paceline.core.watch import is_watched, recorder, start_operation
+from paceline.parallel.batchnorm import sum_over_processes
 from paceline.parallel.peers import Peers, await_server, call_roll
-from paceline.parallel.place import Place, meeting_point, place_from, place_of
-from paceline.parallel.store import check_interface, choose_interface, is_loopback, join_store, serve_store
+from paceline.parallel.place import (
+    Place,
+    check_interface,
+    choose_interface,
+    is_loopback,
+    join_store,
+    meeting_point,
+    place_from,
+    place_of,
+    serve_store,
+)
+from paceline.parallel.torch_internals import nccl_trace
+
+# The first variable turns the recorder on. The second is its former name, for which torch prints a warning.
+VARIABLES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+NUM_ENTRIES = "2000"
+
+
+def enable_flight_recorder(backend: str) -> None:
+    """Make NCCL record its collectives, unless the user has set its size; call this before the group is created."""
+    if backend == "nccl" and not any(name in os.environ for name in VARIABLES):
+        os.environ[VARIABLES[0]] = NUM_ENTRIES
+
+
+def write_nccl_record(logs: Path, rank: int) -> None:
+    """Write the collectives that NCCL recorded to logs/nccl-rank-N.json; do nothing without NCCL."""
+    if not (dist.is_initialized() and dist.get_backend() == "nccl"):
+        return
+    with suppress(Exception):  # an additional file must not hide the reason for a hang
+        (logs / f"nccl-rank-{rank}.json").write_bytes(nccl_trace())
+
 
 MAX_CPU_PROCESSES = 1024
 EXAMINATION_SECONDS = 30.0  # how much longer than `timeout` a collective, or a store without `Peers`, waits
@@ -250,3 +278,20 @@ def _rendezvous(place: Place, settings: RunSettings) -> tuple[dist.Store, Peers 
 
 _stores: dict[tuple[str, int, Place], dist.Store] = {}  # at most one entry: the last store that this process used
 _num_rendezvous: Counter[tuple[str, int, Place]] = Counter()
+
+
+class BackgroundGroup:
+    """A separate gloo group, so that a thread can communicate while the main thread trains."""
+
+    def __init__(self, world: World, timeout_seconds: float) -> None:
+        """Create the group; all processes must do so at the same time, in their main thread."""
+        self.rank, self._size = world.rank, world.size
+        group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
+        assert isinstance(group, dist.ProcessGroup)
+        self._group = group
+
+    def exchange(self, text: str) -> list[str]:
+        """Return the texts of all processes, in rank order; wait until every process has called this."""
+        texts = [""] * self._size
+        dist.all_gather_object(texts, text, group=self._group)
+        return texts

@@ -14,15 +14,14 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.config.arguments import Arguments
+from paceline.config.resolve import Arguments
 from paceline.config.settings import setting
 from paceline.contracts.recipe import Batch, Best, DataSpec, Draw, Loss, Phase, Recipe
 from paceline.core.errors import NoClasses
 from paceline.models import mixing, trivial_augment
 from paceline.models.resnet import ResNet
-from paceline.recipes.parts.classification_presets import PRESETS
+from paceline.recipes.parts.classifiers import PRESETS, SelectedClassifier
 from paceline.recipes.parts.other_names import CLASSIFICATION
-from paceline.recipes.parts.selected_classifier import SelectedClassifier
 
 SMALL_STEM_UP_TO_PX = 64  # the plain stem downsamples by 4, which is too much for small images
 

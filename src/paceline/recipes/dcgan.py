@@ -16,9 +16,9 @@ from typing import Literal
 from paceline.config.settings import setting
 from paceline.contracts.recipe import Batch, DataSpec, Draw, Loss, Phase
 from paceline.models.losses import OBJECTIVES, r1_penalty, score_range
-from paceline.recipes.parts.augmentation import Augmentation
-from paceline.recipes.parts.dcgan_recipe import (
+from paceline.recipes.parts.generation import (
     R1_EVERY,
+    Augmentation,
     DcganRecipe,
     GenerativeSettings,
     make_discriminator,

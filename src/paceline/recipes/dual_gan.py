@@ -18,12 +18,12 @@ from torch import Tensor
 from paceline.config.settings import setting
 from paceline.contracts.recipe import Batch, DataSpec, Draw, Loss, Phase
 from paceline.core.errors import UserError
-from paceline.models.concurrent import apply_concurrently
+from paceline.core.gpu import apply_concurrently
 from paceline.models.dcgan import Discriminator
 from paceline.models.losses import OBJECTIVES, Objective, d2gan, r1_penalty, score_range
-from paceline.recipes.parts.augmentation import Augmentation
-from paceline.recipes.parts.dcgan_recipe import (
+from paceline.recipes.parts.generation import (
     R1_EVERY,
+    Augmentation,
     DcganRecipe,
     GenerativeSettings,
     make_discriminator,

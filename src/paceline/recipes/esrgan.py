@@ -22,9 +22,8 @@ from paceline.core.errors import UserError
 from paceline.core.types import SettingValues
 from paceline.images.degradation.parameters import FIRST, NUM_NUMBERS, NUM_ORDER_NUMBERS, SECOND, Round
 from paceline.images.degradation.second_order import degrade
-from paceline.models.rrdbnet import RRDBNet
+from paceline.models.esrgan import SIDES_MULTIPLE_OF, RRDBNet, UNetDiscriminator
 from paceline.models.srresnet import Discriminator
-from paceline.models.unet_discriminator import SIDES_MULTIPLE_OF, UNetDiscriminator
 from paceline.recipes.parts.upscaling import UpscalingRecipe, UpscalingSettings, check_sides
 
 DEGRADATION_SETTINGS = ("degradation", "degradation_order", "max_blur", "max_noise", "max_poisson", "min_jpeg")

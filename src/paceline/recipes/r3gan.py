@@ -24,8 +24,7 @@ from paceline.core.errors import too_few_classes
 from paceline.core.types import SettingValues
 from paceline.models.losses import half_squared_norms, score_range, without_float16
 from paceline.models.r3gan import SIZES_PX, Discriminator, Generator, Sizes
-from paceline.recipes.parts.augmentation import Augmentation, AugmentationSettings
-from paceline.recipes.parts.generative import GenerativeRecipe, check_size
+from paceline.recipes.parts.generation import Augmentation, AugmentationSettings, GenerativeRecipe, check_size
 
 
 @dataclass(frozen=True)

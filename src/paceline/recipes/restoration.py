@@ -11,16 +11,21 @@ from typing import Literal
 
 from torch import Tensor
 
-from paceline.config.arguments import Arguments
+from paceline.config.resolve import Arguments
 from paceline.config.settings import setting
 from paceline.contracts.recipe import Batch, DataSpec, Draw, Loss, Phase
-from paceline.images.degradation.noise import add_gaussian_noise
+from paceline.images.degradation.operations import add_gaussian_noise
 from paceline.models.losses import OBJECTIVES
-from paceline.models.network_choice import NetworkTask
+from paceline.models.networks import NetworkTask
 from paceline.models.srresnet import Discriminator, SRResNet
 from paceline.models.unet import UNet
-from paceline.recipes.parts.image_networks import make_image_network
-from paceline.recipes.parts.restoration import ContentLoss, RestorationLossSettings, RestorationRecipe, check_weights
+from paceline.recipes.parts.restoration import (
+    ContentLoss,
+    RestorationLossSettings,
+    RestorationRecipe,
+    check_weights,
+    make_image_network,
+)
 
 
 @dataclass(frozen=True)

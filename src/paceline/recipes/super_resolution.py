@@ -11,15 +11,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from paceline.config.arguments import Arguments
+from paceline.config.resolve import Arguments
 from paceline.config.settings import setting
 from paceline.contracts.recipe import Batch, DataSpec, Loss
 from paceline.core.errors import UserError
 from paceline.core.types import SettingValues
 from paceline.models.layers import normalise_by_image
-from paceline.models.network_choice import NetworkTask
+from paceline.models.networks import NetworkTask
 from paceline.models.srresnet import SCALES, Discriminator, SRResNet
-from paceline.recipes.parts.image_networks import make_image_network
+from paceline.recipes.parts.restoration import make_image_network
 from paceline.recipes.parts.upscaling import UpscalingRecipe, UpscalingSettings
 
 FEW_HUNDRED_PHOTOGRAPHS: SettingValues = {  # what the presets for training on 291 photographs have in common

@@ -22,19 +22,21 @@ from paceline.core.errors import UserError
 from paceline.models.features import Features
 from paceline.models.layers import normalise_by_image
 from paceline.models.losses import BCE, SQUARES, Objective
-from paceline.models.patchgan import PatchDiscriminator
+from paceline.models.pix2pix import PatchDiscriminator
 from paceline.models.windows import in_windows
-from paceline.recipes.parts.colours import check_colours
 from paceline.recipes.parts.other_names import TRANSLATION
-from paceline.recipes.parts.translation_networks import (
+from paceline.recipes.parts.restoration import check_colours
+from paceline.recipes.parts.translation import (
     GeneratorKind,
+    Plan,
     check_discriminator,
     check_generator,
     largest_fitting_unet,
     make_generator,
     multiple_px,
+    plan_deepliif,
+    plan_pix2pix,
 )
-from paceline.recipes.parts.translation_plan import Plan, plan_deepliif, plan_pix2pix
 
 OBJECTIVES: dict[str, Objective] = {"vanilla": BCE, "lsgan": SQUARES}
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from paceline.core.errors import UserError
-from paceline.core.machine_load import is_busy
+from paceline.core.host import is_busy
 from paceline.core.registry import load_class, names
 from paceline.data.fingerprint import is_same_data
-from paceline.evaluation.protocol import require_same
+from paceline.evaluation.contract import require_same
 from paceline.parallel.strategy import Strategy
 from paceline.report.model import Cell, Group, Run, Scaling, SpeedSpread, Summary
 

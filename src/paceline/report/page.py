@@ -16,7 +16,7 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from paceline.core.printable import printable
+from paceline.core.text import printable
 from paceline.core.types import Json, JsonObject
 from paceline.images.decode import BadImage, decode
 from paceline.report.document import Document

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TypeAlias
 
-from paceline.core.printable import printable
+from paceline.core.text import printable
 from paceline.core.types import Json, JsonObject
 from paceline.report.advice import is_share
 from paceline.report.model import Group, Sample, Summary

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from paceline.config.resolve import flatten
 from paceline.contracts.recipe import Recipe
 from paceline.core.types import Scalar, SettingValue
-from paceline.evaluation.protocol import NUM_GENERATED, NUM_REAL, Protocol
+from paceline.evaluation.contract import NUM_GENERATED, NUM_REAL, Protocol
 from paceline.report.model import (
     Checkpoint,
     Point,
@@ -28,7 +28,6 @@ from paceline.report.model import (
 from paceline.report.parts import as_words
 from paceline.runs.finished_run import readable_config_of
 from paceline.runs.folder import RunFolder
-from paceline.runs.host import LOAD_AVERAGE
 from paceline.runs.metrics import (
     EVALUATION_SECONDS,
     METRICS,
@@ -41,8 +40,8 @@ from paceline.runs.metrics import (
     read_metrics_file,
 )
 from paceline.runs.profile_summary import KernelTime, ProfileSummary, Remedy, read_profile
-from paceline.runs.record import RunRecord
-from paceline.runs.segments import HARDWARE, changes
+from paceline.runs.readings import LOAD_AVERAGE
+from paceline.runs.record import HARDWARE, RunRecord, changes
 
 LOADING, STEPPING = ("time/data_seconds",), ("time/step_seconds", "time/log_seconds")
 SAVING = ("time/save_seconds", "time/sample_seconds")

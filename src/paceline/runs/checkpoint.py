@@ -1,29 +1,295 @@
-"""Checkpoints: written atomically, without pickle, with the SHA-256 of each file in a manifest.
-
-    checkpoints/000000045000/  weights.safetensors  state.safetensors  state.json  manifest.json
-
-A checkpoint that does not match its manifest is reported by name, and the previous one is used.
-"""
+"""Checkpoints: written atomically, by one or several processes, without pickle, with the SHA-256 of every file."""
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import json
+import math
 import re
 import shutil
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from pathlib import Path
+from typing import Protocol
 
-from paceline.config.run_format import RUN_FORMAT
-from paceline.core.checksums import checksum_of_content
+from safetensors import SafetensorError
+from torch import Tensor
+
+from paceline.config.files import RUN_FORMAT
 from paceline.core.errors import UserError, unknown
-from paceline.core.files import sync
-from paceline.core.printable import print_line
-from paceline.core.small_files import parse_json, read_bounded
-from paceline.runs.checkpoint_reader import MANIFEST, NUMBERS, Damaged, is_whole, load, load_without_state
-from paceline.runs.snapshot import INVALID, CheckpointNumbers, Snapshot
-from paceline.runs.written_files import WriteTensors, Written, write_alone
+from paceline.core.files import SAFETENSORS, checksum_of_content, open_bounded, parse_json, read_bounded, sync, why
+from paceline.core.text import print_line
+from paceline.core.types import JsonObject
+from paceline.runs.tensor_files import (
+    ALIASES,
+    TensorNotes,
+    apply_notes,
+    find_notes,
+    map_tensors,
+    pack,
+    reserve,
+    unpack,
+    write_rows,
+)
+
+INVALID = (ValueError, KeyError, TypeError, OverflowError)
+ScalerState = Mapping[str, float]  # state of a GradScaler; empty if it is disabled
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best value so far of the metric that selects checkpoints."""
+
+    name: str  # name of the metric, with its label in [brackets]
+    value: float
+    images: int  # images seen at the checkpoint with this value
+
+
+@dataclass(frozen=True)
+class CheckpointNumbers:
+    """The state of a run that is not stored as tensors."""
+
+    best: Best | None = None
+    evaluated_at: int = -1  # images seen at the last evaluation; -1 if there was none
+    scalers: Mapping[str, ScalerState] = field(default_factory=dict)  # keyed by network name
+
+    def to_json(self) -> JsonObject:
+        """Return the values as a JSON object."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, content: object, images: int) -> CheckpointNumbers:
+        """Parse the values for the checkpoint at `images`; raise one of the errors in `INVALID` if any is invalid."""
+        if not isinstance(content, dict):
+            raise TypeError("the content is not a JSON object")
+        if content["images"] != images or type(content["images"]) is not int:
+            raise ValueError(f"`images` is {content['images']!r}, but the folder is named {images}")
+        scalers = content["scalers"]
+        if not isinstance(scalers, dict):
+            raise TypeError("`scalers` is not a JSON object")
+        evaluated_at = _count(content["evaluated_at"], "evaluated_at", -1, images)
+        return cls(_best(content["best"], images), evaluated_at, {name: _scaler(one) for name, one in scalers.items()})
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Which rows of a tensor a process has, if the tensor is divided among the processes."""
+
+    first: int  # index of the first row
+    shape: tuple[int, ...]  # shape of the whole tensor
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Everything that a checkpoint stores so that a run can resume."""
+
+    images: int
+    weights: dict[str, Tensor]  # weights of all networks; EMAs are named ema/NETWORK.PARAMETER
+    state: dict[str, Tensor]  # optimizer state, and signals (scalars passed between phases)
+    numbers: CheckpointNumbers
+    rows: Mapping[str, Rows] = field(default_factory=dict)  # by tensor name; tensors that are not listed are whole
+
+    @property
+    def best_images(self) -> int:
+        """The number of images seen at the best checkpoint, or at this one if none has been evaluated."""
+        return self.numbers.best.images if self.numbers.best else self.images
+
+
+def _best(content: object, images: int) -> Best | None:
+    if content is None:
+        return None
+    if not isinstance(content, dict) or not isinstance(content["name"], str):
+        raise TypeError("`best` is not a JSON object that contains a name")
+    value = _number(content["value"], "best.value")
+    return Best(content["name"], value, _count(content["images"], "best.images", 0, images))
+
+
+def _scaler(content: object) -> ScalerState:
+    if not isinstance(content, dict):
+        raise TypeError("`scalers` contains a value that is not a JSON object")
+    for name, value in content.items():
+        if not math.isfinite(_number(value, f"a scaler's {name}")):
+            raise ValueError(f"a scaler's {name} is {value}: expected a finite number")
+    return content
+
+
+def _count(value: object, name: str, low: int, high: int) -> int:
+    if type(value) is not int or not low <= value <= high:  # `isinstance` would accept a bool
+        raise ValueError(f"{name} is {value!r:.40}: expected a whole number from {low} to {high}")
+    return value
+
+
+def _number(value: object, name: str) -> float:
+    """Return a number as a float; it may be infinite, like the PSNR of identical images."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
+        raise ValueError(f"{name} is {value!r:.40}: expected a number")
+    return float(value)  # raises OverflowError for a huge int
+
+
+WEIGHTS = f"weights{SAFETENSORS}"
+STATE = f"state{SAFETENSORS}"
+TENSORS = (WEIGHTS, STATE)
+
+
+@dataclass(frozen=True)
+class Written:
+    """A tensor file that is complete and synced."""
+
+    sha256: str
+    notes: TensorNotes
+
+
+# Writes the tensor files to a folder, given a snapshot and the metadata of the weights file.
+WriteTensors = Callable[[Path, Snapshot, Mapping[str, str]], dict[str, Written]]
+
+
+def write_alone(folder: Path, snapshot: Snapshot, metadata: Mapping[str, str]) -> dict[str, Written]:
+    """Write all tensors from this process, which has them in full."""
+    written = {}
+    for name, (content, notes) in zip(TENSORS, (pack(snapshot.weights, metadata), pack(snapshot.state)), strict=True):
+        (folder / name).write_bytes(content)
+        sync(folder / name)
+        written[name] = Written(sha256(content).hexdigest(), notes)
+    return written
+
+
+MANIFEST = "manifest.json"
+NUMBERS = "state.json"
+MAX_TENSOR_BYTES = 2**40
+UNREADABLE_TENSORS = (ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError)
+
+
+class Damaged(UserError):
+    """Raised for a checkpoint that is missing, or whose files do not match its manifest."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        is_missing = not path.exists()
+        super().__init__(f"checkpoint {path} is {'missing' if is_missing else f'damaged: {reason}'}")
+        self.reason = reason
+        self.problem = f"checkpoint {path} is {'missing' if is_missing else f'damaged ({reason})'}"
+
+
+@dataclass(frozen=True)
+class _Manifest:
+    """The content of manifest.json."""
+
+    sha256: Mapping[str, str]  # by file name
+    notes: Mapping[str, TensorNotes]  # properties of the tensors, by file name
+
+
+def is_whole(path: Path) -> bool:
+    """Return whether a checkpoint's files match its manifest. Large files are not read into memory."""
+    try:
+        manifest = _read_manifest(path)
+        for name in manifest.sha256:
+            _check_file(path, name, manifest)
+    except Damaged:
+        return False
+    return True
+
+
+def check_weights(path: Path) -> None:
+    """Raise Damaged if a checkpoint cannot be used for inference. The file with the training state is not read."""
+    manifest = _read_manifest(path)
+    _check_file(path, WEIGHTS, manifest)
+    _parse_numbers(path, _read_file(path, NUMBERS, manifest))
+
+
+def load(path: Path) -> Snapshot:
+    """Return the checkpoint in a folder; raise Damaged if its files do not match its manifest."""
+    return _load(path, TENSORS)
+
+
+def load_without_state(path: Path) -> Snapshot:
+    """Return a checkpoint for inference. The file with the training state is not read, and may be missing."""
+    return _load(path, (WEIGHTS,))
+
+
+def _load(path: Path, names: Sequence[str]) -> Snapshot:
+    manifest = _read_manifest(path)
+    files = {name: _read_file(path, name, manifest) for name in (*names, NUMBERS)}
+    numbers, tensors = _parse_numbers(path, files[NUMBERS]), dict[str, dict[str, Tensor]]()
+    for name in names:
+        with _reporting_damage(path, name):
+            tensors[name] = unpack(files.pop(name), manifest.notes[name])
+    return Snapshot(int(path.name), tensors[WEIGHTS], tensors.get(STATE, {}), numbers)
+
+
+def load_mapped(path: Path, *, check: bool = True, names: Sequence[str] = TENSORS) -> Snapshot:
+    """Return a checkpoint whose tensors are read when they are used, for a process that needs only some rows of them.
+
+    Only the tensor files in `names` are opened. With `check=False`, their SHA-256 is not computed, because another
+    process has done so. Do not keep such a snapshot: its files stay open, and so they stay on the disk if the
+    checkpoint is removed.
+    """
+    manifest = _read_manifest(path)
+    numbers, tensors = _parse_numbers(path, _read_file(path, NUMBERS, manifest)), dict[str, dict[str, Tensor]]()
+    for name in names:
+        if check:
+            _check_file(path, name, manifest)
+        with _reporting_damage(path, name):
+            tensors[name] = apply_notes(map_tensors(path / name), manifest.notes[name])
+    return Snapshot(int(path.name), tensors[WEIGHTS], tensors.get(STATE, {}), numbers)
+
+
+def _read_manifest(path: Path) -> _Manifest:
+    with _reporting_damage(path, MANIFEST):
+        manifest = parse_json(read_bounded(path / MANIFEST))
+        if manifest["format"] != RUN_FORMAT:
+            raise Damaged(
+                path,
+                f"{MANIFEST} has format {manifest['format']}, but this version of Paceline reads format {RUN_FORMAT}",
+            )
+        if manifest.pop("seal") != checksum_of_content(manifest):
+            raise Damaged(path, f"{MANIFEST} does not match its recorded SHA-256")
+        digests = {name: manifest["sha256"][name] for name in (*TENSORS, NUMBERS)}
+        return _Manifest(digests, {name: TensorNotes.from_json(manifest["tensors"][name]) for name in TENSORS})
+
+
+def _read_file(path: Path, name: str, manifest: _Manifest) -> bytes:
+    """Return the content of a file; raise Damaged if it does not match the manifest."""
+    with _reporting_damage(path, name):
+        content = read_bounded(path / name, MAX_TENSOR_BYTES)
+    _compare(path, name, hashlib.sha256(content).hexdigest(), manifest)
+    return content
+
+
+def _check_file(path: Path, name: str, manifest: _Manifest) -> None:
+    """Raise Damaged if a file does not match the manifest."""
+    with _reporting_damage(path, name), open_bounded(path / name, MAX_TENSOR_BYTES) as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    _compare(path, name, digest, manifest)
+
+
+def _compare(path: Path, name: str, digest: str, manifest: _Manifest) -> None:
+    if digest != manifest.sha256[name]:
+        raise Damaged(path, f"{name} does not match its recorded SHA-256")
+
+
+def _parse_numbers(path: Path, content: bytes) -> CheckpointNumbers:
+    try:
+        return CheckpointNumbers.from_json(parse_json(content), int(path.name))
+    except INVALID as error:
+        raise Damaged(path, f"{NUMBERS} cannot be read: {why(error)}") from None
+
+
+@contextmanager
+def _reporting_damage(path: Path, name: str) -> Iterator[None]:
+    """Turn errors that a missing or damaged file causes into Damaged."""
+    try:
+        yield
+    except Damaged:
+        raise
+    except FileNotFoundError:
+        raise Damaged(path, f"{name} is missing") from None
+    except OSError as error:
+        raise Damaged(path, f"{name} cannot be read: {error.strerror}") from None
+    except UNREADABLE_TENSORS as error:
+        raise Damaged(path, f"{name} cannot be read: {why(error)}") from None
+
 
 NAME = re.compile(r"[0-9]{12,18}")  # name of a checkpoint: the number of images seen
 WRITING = ".writing-"  # prefix of a checkpoint that is still being written
@@ -213,3 +479,87 @@ def _manifest(written: Mapping[str, Written], numbers: bytes) -> bytes:
 
 def _encode(content: object) -> bytes:
     return json.dumps(content, indent=1).encode()
+
+
+class Writers(Protocol):
+    """The processes that write a checkpoint together."""
+
+    @property
+    def rank(self) -> int:
+        """The position of this process; process 0 creates the files."""
+
+    def exchange(self, text: str) -> list[str]:
+        """Return the texts of all processes, in rank order."""
+
+
+@contextmanager
+def joint_writer(writers: Writers) -> Iterator[WriteTensors]:
+    """Yield a function with which process 0 writes a checkpoint's tensors, while the others call `help_write`.
+
+    If the function is not called, the other processes write nothing.
+    """
+    announced = False
+
+    def write(folder: Path, snapshot: Snapshot, metadata: Mapping[str, str]) -> dict[str, Written]:
+        nonlocal announced
+        notes = {
+            name: _reserve(folder / name, tensors, snapshot.rows, metadata if name == TENSORS[0] else {})
+            for name, tensors in zip(TENSORS, (snapshot.weights, snapshot.state), strict=True)
+        }
+        announced = True
+        writers.exchange(str(folder))
+        problems = writers.exchange(_write_own(folder, snapshot, snapshot.weights, snapshot.state))
+        for rank, problem in enumerate(problems):
+            if problem:
+                raise OSError(errno.EIO, problem if rank == writers.rank else f"{problem} (rank {rank})")
+        return {name: Written(_digest(folder / name), note) for name, note in notes.items()}
+
+    try:
+        yield write
+    finally:
+        if not announced:
+            writers.exchange("")
+
+
+def help_write(snapshot: Snapshot, writers: Writers) -> None:
+    """Write this process's rows of the sharded tensors to the files that process 0 creates."""
+    folder = writers.exchange("")[0]
+    if folder:
+        own = ({name: t for name, t in part.items() if name in snapshot.rows} for part in _parts(snapshot))
+        writers.exchange(_write_own(Path(folder), snapshot, *own))
+
+
+def _parts(snapshot: Snapshot) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    return snapshot.weights, snapshot.state
+
+
+def _write_own(folder: Path, snapshot: Snapshot, weights: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> str:
+    """Write tensors to the checkpoint's files; return why this failed, or "" if it did not."""
+    first = {name: rows.first for name, rows in snapshot.rows.items()}
+    try:
+        for name, tensors in zip(TENSORS, (weights, state), strict=True):
+            write_rows(folder / name, tensors, first)
+    except OSError as error:
+        return error.strerror or str(error)
+    except Exception as error:  # the other processes wait for this one, so every error must be reported to them
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _reserve(
+    path: Path, tensors: Mapping[str, Tensor], rows: Mapping[str, Rows], metadata: Mapping[str, str]
+) -> TensorNotes:
+    notes = find_notes(tensors)
+    shapes = {
+        name: (tensor.dtype, rows[name].shape if name in rows else tuple(tensor.shape))
+        for name, tensor in tensors.items()
+        if name not in notes.aliases
+    }
+    aliases = {ALIASES: json.dumps(notes.aliases)} if notes.aliases and metadata else {}
+    reserve(path, shapes, {**metadata, **aliases})
+    return notes
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

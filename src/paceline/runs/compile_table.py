@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.core.files import write_json
-from paceline.core.user_cache import writable_cache
-from paceline.runs.machine_record import cache_file, identity, read_cached
+from paceline.core.files import writable_cache, write_json
+from paceline.runs.record import cache_file, identity, read_cached
 
 TABLE = "compile.json"
 GAINS = "gains"

@@ -1,12 +1,9 @@
-"""The logger contract.
-
-A logger sends metrics and sample images elsewhere: to event files, a server or a database. It is a subclass of
-`Logger` in its own file, either in `runs/loggers/` or written by the user. Loggers are chosen with
-`--loggers NAME,./my_logger.py`. The run's own record (metrics.jsonl, samples/) does not depend on them.
-"""
+"""The logger contract, and the file loggers.json with the IDs of a run in each logger."""
 
 from __future__ import annotations
 
+import re
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, NamedTuple
@@ -14,9 +11,13 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from paceline.config.resolve import flatten
 from paceline.core.errors import UserError, missing
-from paceline.core.installed import is_installed
-from paceline.core.registry import load_class
+from paceline.core.files import read_json, write_json
+from paceline.core.registry import is_installed, load_class
+from paceline.core.text import redact
+from paceline.core.types import SettingValue
+from paceline.runs.record import read_record
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -128,3 +129,34 @@ def check_loggers(setting: str) -> None:
     for name, logger in load_loggers(setting).items():
         if not is_installed(logger.package):
             raise UserError(f"--loggers {name}: {missing(logger.package, logger.extra)}")
+
+
+LOGGER_RUNS = "loggers.json"
+_writing = threading.Lock()  # several loggers may write the file at the same time
+_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
+
+
+def read_run_id(folder: Path, logger: str, service: str = "") -> str:
+    """Return the ID of this run in a logger's service; empty if there is none, or if the service is a different one."""
+    entry = read_json(folder / LOGGER_RUNS).get(logger)
+    if not isinstance(entry, dict) or entry.get("service") != redact(service):
+        return ""
+    found = entry.get("id")
+    return found if isinstance(found, str) and _ID.fullmatch(found) else ""
+
+
+def write_run_id(folder: Path, logger: str, run_id: str, service: str = "") -> None:
+    """Store the ID of this run in a logger's service; `service` is its address, stored without credentials."""
+    with _writing:
+        kept = dict(read_json(folder / LOGGER_RUNS))
+        write_json(folder / LOGGER_RUNS, {**kept, logger: {"id": run_id, "service": redact(service)}}, indent=1)
+
+
+def describe_run(folder: Path) -> dict[str, SettingValue]:
+    """Return a run's recipe, settings, versions and hardware by name, without credentials; empty before it starts."""
+    record = read_record(folder)
+    if record is None:
+        return {}
+    provenance = {f"provenance.{name}": text for name, text in record.provenance.versions_and_hardware.items()}
+    found = {"recipe": record.recipe, **flatten(record.settings), **provenance}
+    return {name: redact(value) if isinstance(value, str) else value for name, value in found.items()}

@@ -8,8 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.core.files import write_file, write_json
-from paceline.core.small_files import read_json
+from paceline.core.files import read_json, write_file, write_json
 from paceline.core.types import JsonObject
 
 PROFILE = "profile"  # folder within a run folder

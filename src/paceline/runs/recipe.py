@@ -1,18 +1,24 @@
-"""The recipe of a run, built from its config and checked against its data."""
+"""The config and the recipe of a run, checked against its data."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import TypeAlias
 
 import torch
 
-from paceline.config.resolve import Config
-from paceline.contracts.recipe import DataSpec, Recipe
+from paceline.config.resolve import Config, resolve
+from paceline.config.settings import RunSettings
+from paceline.contracts.recipe import DataSpec, Recipe, check_attributes
 from paceline.core.errors import NoClasses, UserError, check_parameters, unknown
-from paceline.data.crop import cropped
+from paceline.core.files import SAFETENSORS
+from paceline.core.registry import load_class
+from paceline.core.trust import may_run
+from paceline.core.types import SettingValues
 from paceline.data.image_files import fields_of
-from paceline.data.source import Source
+from paceline.data.source import RegisteredSources, Source
+from paceline.data.stream import cropped
 
 
 def make_recipe(config: Config, sources: Mapping[str, Source], size: tuple[int, int] | None = None) -> Recipe:
@@ -77,3 +83,34 @@ def _check_fit(recipe: Recipe, split: str, source: Source, config: Config) -> No
             f"scale={recipe.output_scale}: the low-resolution {split} images are smaller by a factor of "
             f"{source.spec.scale}; use files that match the scale"
         )
+
+
+Layers: TypeAlias = Iterable[tuple[str, SettingValues]]  # (origin, settings) pairs; an origin may be a file name
+
+
+def load_recipe(name: str) -> type[Recipe]:
+    """Return the recipe class for a name or a file path."""
+    if name.endswith(SAFETENSORS):
+        raise UserError(
+            f"{name}: a weights file, not a recipe; to start from its weights, use RECIPE --init-from {name}"
+        )
+    found = load_class("recipe", name, Recipe)
+    check_attributes(found, name)
+    if "__dataclass_fields__" not in vars(found.Settings):
+        raise UserError(f"recipe {name!r}: its Settings must be a frozen @dataclass; decorate the class")
+    return found
+
+
+def find_recipe(name: str) -> type[Recipe]:
+    """Return a run's recipe class, or the base class `Recipe` if the recipe's code is not trusted."""
+    return load_recipe(name) if may_run(name) else Recipe
+
+
+def resolve_config(recipe: str, layers: Layers, *, load_source: bool = True) -> Config:
+    """Return the config of a recipe, resolved from layers of settings; see `config.resolve`."""
+    return resolve(recipe, load_recipe(recipe), layers, RegisteredSources(), load_source=load_source)
+
+
+def resolve_settings(command: str, layers: Layers) -> RunSettings:
+    """Return the settings for a command that has no recipe."""
+    return resolve(command, Recipe, layers, RegisteredSources()).run

@@ -8,11 +8,8 @@ from contextlib import nullcontext
 from time import perf_counter
 from types import TracebackType
 
-from paceline.core.heartbeat import beat
-from paceline.runs.checkpoint import Checkpoints
-from paceline.runs.joint_writing import Writers, help_write, joint_writer
-from paceline.runs.snapshot import Snapshot
-from paceline.runs.written_files import write_alone
+from paceline.core.watch import beat
+from paceline.runs.checkpoint import Checkpoints, Snapshot, Writers, help_write, joint_writer, write_alone
 
 LAST_SECONDS = 2.0  # maximum time to wait for a save after a second Ctrl-C
 

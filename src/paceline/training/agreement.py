@@ -21,12 +21,19 @@ from paceline.config.resolve import Config
 from paceline.core.errors import UserError
 from paceline.core.files import write_file
 from paceline.parallel.world import World
-from paceline.runs.checkpoint_reader import Damaged, check_weights, load, load_mapped, load_without_state
-from paceline.runs.data_spec_file import DATA_SPEC
+from paceline.runs.checkpoint import (
+    TENSORS,
+    WEIGHTS,
+    Damaged,
+    Snapshot,
+    check_weights,
+    load,
+    load_mapped,
+    load_without_state,
+)
 from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import METRICS
-from paceline.runs.snapshot import Snapshot
-from paceline.runs.written_files import TENSORS, WEIGHTS
+from paceline.runs.record import DATA_SPEC
 
 Held = TypeVar("Held")
 

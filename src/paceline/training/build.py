@@ -1,42 +1,139 @@
-"""Build the components of a run from its config: data, recipe, strategy, learners, step."""
+"""Build the components of a run from its config: data, recipe, strategy, learners and step."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from paceline.config.resolve import Config
+from paceline.config.settings import LearnerSettings
 from paceline.config.spans import Span, split_batch
+from paceline.contracts.phase import Clock
 from paceline.contracts.recipe import DataSpec, Recipe
-from paceline.core.activity import activity
 from paceline.core.errors import UserError, too_few_classes
-from paceline.data.class_draws import with_empty_classes
-from paceline.data.crop import check_crop, cropped
-from paceline.data.draws import Drawer
-from paceline.data.feed import Cut, TrainingFeed
-from paceline.data.loader import Loader
-from paceline.data.loader_choice import choose_loader, choose_loaders
+from paceline.core.host import free_host_bytes, own_host_bytes
+from paceline.core.terminal import activity
+from paceline.data.feed import BatchPipeline, Cut, TrainingFeed
+from paceline.data.loader import Loader, choose_loader, choose_loaders
 from paceline.data.open_sources import check_evaluated, open_sources
-from paceline.data.pipeline import BatchPipeline
-from paceline.data.sample_check import check_split
-from paceline.data.source import Source, sizes_of
-from paceline.data.tickets import Stream
+from paceline.data.source import Source, check_split, sizes_of, with_empty_classes
+from paceline.data.stream import Drawer, Stream, check_crop, cropped
 from paceline.data.transforms import Augment
 from paceline.parallel.precision import Precision, choose_precision
+from paceline.parallel.shards import own_rows
 from paceline.parallel.strategy import Strategy, strategy_class
 from paceline.parallel.world import World, join
 from paceline.runs.recipe import make_recipe
-from paceline.training.compile import prepare_compiler
-from paceline.training.compile_choice import choose_for, compile_and_record
+from paceline.training.compile import choose_for, compile_and_record, prepare_compiler
 from paceline.training.graph import RunStep, choose_step
-from paceline.training.learner import Learner
-from paceline.training.schedule import schedule_of
+from paceline.training.learner import Learner, num_states
 from paceline.training.step import Step
-from paceline.training.weights_limit import WeightsLimit, check_training_fits
+
+LARGE_BYTES = 2**28  # the free memory is looked up each time after so many bytes
+FACTORIES = (torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn)
+
+
+class WeightsLimit(TorchFunctionMode):
+    """A context in which a recipe is built: raises UserError before its layers fill the memory."""
+
+    def __init__(self, recipe_name: str) -> None:
+        super().__init__()
+        self._recipe_name = recipe_name
+        self._before = own_host_bytes()
+        self._unchecked = 0  # bytes of new tensors since the free memory was looked up; some may already be released
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        given = kwargs or {}
+        if func in FACTORIES and str(given.get("device")) != "meta":  # a tensor on the device "meta" has no data
+            self._check(_bytes_of(args, given))
+        return func(*args, **given)
+
+    def _check(self, size: int) -> None:
+        self._unchecked += size
+        if self._unchecked <= LARGE_BYTES:
+            return
+        self._unchecked, free = 0, free_host_bytes()
+        if size > free - LARGE_BYTES:
+            earlier = max(0, own_host_bytes() - self._before)  # of the layers before this one
+            needed = f"one layer needs {size / 1e9:,.1f}"
+            if size <= free + earlier:
+                needed = f"the networks need more than {(size + earlier) / 1e9:,.1f}"
+            raise UserError(
+                f"recipe {self._recipe_name!r}: {needed} GB of memory, but {(free + earlier) / 1e9:.1f} GB is free; "
+                "choose a smaller network, for example with fewer channels"
+            )
+
+
+def check_training_fits(config: Config, recipe: Recipe, num_sharing: int) -> None:
+    """Raise UserError if a host's memory is too small for what training on the CPU adds to the weights.
+
+    `num_sharing` is the number of processes on the host. The networks are updated one after another, so only the
+    largest gradients count.
+    """
+    gradients, states = [0], 0
+    for name, network in recipe.networks.items():
+        settings = config.learner_of(name)
+        size = sum(own_rows(parameter).nbytes for parameter in network.parameters() if parameter.requires_grad)
+        gradients.append(size)
+        has_ema = name in recipe.ema and Span.parse(settings.ema_half_life, "ema_half_life").amount > 0
+        states += size * (num_states(settings) + has_ema)
+    needed = num_sharing * (max(gradients) + states)
+    is_known = own_host_bytes() > 0  # otherwise, the free memory is a guess
+    if is_known and needed > LARGE_BYTES and needed > (free := free_host_bytes()):
+        raise UserError(
+            f"recipe {config.recipe_name!r}: gradients, optimizer state and EMA need {needed / 1e9:,.1f} GB of memory, "
+            f"but {free / 1e9:.1f} GB is free; choose a smaller network, for example with fewer channels"
+        )
+
+
+def _bytes_of(args: Sequence[Any], given: Mapping[str, Any]) -> int:
+    """Return the size of the tensor that a call such as `torch.empty(2, 3)` or `torch.empty((2, 3))` creates."""
+    sizes = given.get("size", args)
+    if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)):
+        sizes = sizes[0]
+    dtype: torch.dtype = given.get("dtype") or torch.get_default_dtype()
+    return math.prod(map(int, sizes)) * dtype.itemsize
+
+
+def schedule_of(
+    settings: LearnerSettings, scale: float, *, epoch: int, step: int, total: int, burn_in: int = 0
+) -> Callable[[int], float]:
+    """Return the learning rate as a function of the images seen; `scale` multiplies its peak."""
+    to_images = partial(Span.to_images, epoch=epoch, step=step, total=total)
+    warmup = to_images(Span.parse(settings.warmup, "warmup"))
+    hold = to_images(Span.parse(settings.hold, "hold"))
+    milestones = [to_images(Span.parse(text, "milestones")) for text in settings.milestones.split(",")]
+    peak = settings.lr * scale
+
+    def after_warmup(images: int) -> float:
+        progress = min(1.0, max(0, images - warmup) / max(1, total - warmup))
+        match settings.schedule:
+            case "cosine":
+                return 0.5 * (1 + math.cos(math.pi * progress))
+            case "linear":
+                return min(1.0, max(0, total - images) / max(1, total - max(hold, warmup)))
+            case "step":
+                return settings.gamma ** sum(images >= at for at in milestones)
+        return 1.0
+
+    def learning_rate(images: int) -> float:
+        ramp = images / warmup if images < warmup else 1.0
+        rate = peak * ramp * after_warmup(images)
+        return rate * Clock(images, step, burn_in).anneal(settings.burn_in_lr, 1.0) if burn_in else rate
+
+    return learning_rate
 
 
 @dataclass

@@ -1,37 +1,87 @@
-"""Evaluate a recipe on a split: every sample exactly once, for any world size."""
+"""Evaluate a recipe on a split: every sample exactly once, with the weights that are saved for use."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import chain
 
 import torch
+from torch import Tensor, nn
 
 from paceline.config.settings import RunSettings
 from paceline.config.spans import is_never
 from paceline.contracts.recipe import Batch, DataSpec, Recipe
-from paceline.core.heartbeat import beat
-from paceline.core.lock import InUse, Lock
-from paceline.core.printable import print_line
+from paceline.core.files import InUse, Lock
 from paceline.core.registry import load_class
-from paceline.data.class_draws import count_classes, in_proportion
-from paceline.data.crop import cropped
-from paceline.data.draws import Drawer
-from paceline.data.feed import drawn_batches, evaluation_batches
+from paceline.core.text import print_line
+from paceline.core.watch import beat
+from paceline.data.feed import BatchPipeline, TrainingFeed, drawn_batches, evaluation_batches
 from paceline.data.loader import Loader
-from paceline.data.pipeline import BatchPipeline
-from paceline.data.source import sizes_of
-from paceline.evaluation.contract import Case, Evaluator
-from paceline.evaluation.protocol import Protocol
+from paceline.data.source import LABEL, count_classes, in_proportion, selecting, sizes_of
+from paceline.data.stream import Drawer, cropped
+from paceline.evaluation.contract import Case, Evaluator, Protocol
+from paceline.models.layers import NormByImage
+from paceline.parallel.graphed_function import LARGEST_PX, GraphedFunction
 from paceline.parallel.precision import Precision
+from paceline.parallel.torch_internals import AnyBatchNorm
 from paceline.parallel.world import World
+from paceline.runs.checkpoint import Best
 from paceline.runs.finished_run import open_run
 from paceline.runs.folder import RunFolder
-from paceline.runs.snapshot import Best
+from paceline.runs.weights import EMA
 from paceline.training.build import Parts
-from paceline.training.predictor import Predictor
+from paceline.training.compile import eager, keeping_buffers
+from paceline.training.step import Step
+
+MIN_FREE = 0.25  # fraction of the GPU's memory; a graph keeps the memory of its activations
+
+
+class Predictor:
+    """Calls `Recipe.predict`. Use it inside `evaluating`."""
+
+    def __init__(self, recipe: Recipe, precision: Precision, device: torch.device, *, captures: bool) -> None:
+        self._recipe, self._precision = recipe, precision
+        self._graphed = GraphedFunction(self._run, device, MIN_FREE) if captures and device.type == "cuda" else None
+        self._addresses: tuple[int, ...] = ()  # of the weights that the graphs use
+        self._num_pixels: dict[tuple[torch.Size, ...], int] = {}  # of the largest input or prediction, by input shapes
+        self._noted = False
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Put the recipe in evaluation mode; inside the context, its weights must not change."""
+        if self._graphed:
+            tensors = chain(self._recipe.parameters(), self._recipe.buffers())
+            addresses = tuple(tensor.data_ptr() for tensor in tensors)
+            if addresses != self._addresses:
+                self._graphed.clear()
+                self._addresses = addresses
+        self._recipe.eval()
+        yield
+        self._recipe.train()
+
+    @torch.no_grad()
+    def __call__(self, batch: Batch) -> Batch:
+        """Return the recipe's predictions for a batch."""
+        if not self._graphed:
+            return self._run(batch)
+        shapes = tuple(field.shape for field in batch.values())
+        made = self._graphed(batch, capture=self._num_pixels.get(shapes, LARGEST_PX + 1) <= LARGEST_PX)
+        if shapes not in self._num_pixels:
+            images = [field for field in (*batch.values(), *made.values()) if field.ndim == 4]
+            self._num_pixels[shapes] = max((len(one) * one.shape[-2] * one.shape[-1] for one in images), default=0)
+        if self._graphed.note and not self._noted:
+            self._noted = True
+            print_line(f"evaluation: eager. {self._graphed.note}")
+        return made
+
+    def _run(self, batch: Batch) -> Batch:
+        with eager(), self._precision.autocast():
+            return self._recipe.predict(batch)
+
 
 POLL_SECONDS = 0.5  # how often a run that waits for another one asks whether that one has finished
 REMINDER_SECONDS = 30.0  # time between two lines about what a run waits for
@@ -245,3 +295,119 @@ def is_better(value: float, name: str, best: Best | None, mode: str) -> bool:
     if best is None or best.name != name:
         return not math.isnan(value)
     return value > best.value if mode == "max" else value < best.value
+
+
+class EvaluatedWeights:
+    """Switches networks to the weights that are evaluated. Statistics are recomputed only after training steps."""
+
+    def __init__(self, step: Step, feed: TrainingFeed) -> None:
+        self._step = step
+        self._norms = averaged_norms(step)
+        self._batches = _first_batches(step, feed) if self._norms else []
+        self._statistics: dict[str, Tensor] = {}
+        self._images = -1  # images seen when the statistics were recomputed
+
+    @contextmanager
+    def at(self, images: int) -> Iterator[None]:
+        """Use EMA weights inside the context, for the networks that the recipe evaluates with an EMA.
+
+        `images` is the number of images seen. All processes must enter the context together. Inside it, each may call
+        the networks without the others.
+        """
+        with ExitStack() as stack:
+            for name in self._step.recipe.ema:
+                if name in self._step.learners:
+                    stack.enter_context(self._step.learners[name].ema_weights())
+            stack.enter_context(self._step.strategy.whole_weights())
+            if self._norms:
+                stack.enter_context(keeping_buffers(self._step.recipe))
+                self._set_statistics(images)
+            yield
+
+    def statistics(self, images: int) -> dict[str, Tensor]:
+        """Return the BatchNorm statistics for EMA weights, by their names in a snapshot. All processes must call this.
+
+        `images` is the number of images seen.
+        """
+        if self._norms and images != self._images:
+            with self.at(images):
+                pass
+        return self._statistics
+
+    @torch.no_grad()
+    def _set_statistics(self, images: int) -> None:
+        buffers = {
+            f"{EMA}{name}.{key}": norm.get_buffer(key)
+            for name, norm in self._norms.items()
+            for key in ("running_mean", "running_var")
+        }
+        if images != self._images:
+            _recompute(self._step, list(self._norms.values()), self._batches)
+            self._statistics = {name: buffer.clone() for name, buffer in buffers.items()}
+            self._images = images
+        for name, buffer in buffers.items():
+            buffer.copy_(self._statistics[name])
+
+
+def averaged_norms(step: Step) -> dict[str, AnyBatchNorm]:
+    """Return the BatchNorm layers that use running statistics in evaluation, in networks with an EMA."""
+    return {
+        f"{network}.{name}": module
+        for network in step.recipe.ema
+        if network in step.learners and step.learners[network].ema
+        for name, module in step.recipe.get_submodule(network).named_modules()
+        if isinstance(module, AnyBatchNorm) and not isinstance(module, NormByImage) and module.running_mean is not None
+    }
+
+
+def _first_batches(step: Step, feed: TrainingFeed) -> list[Batch]:
+    """Return training samples in batches. Images that are generated by class get the classes of the samples."""
+    batches, name = feed.first_batches(), step.recipe.class_draw
+    if name:
+        num_classes = feed.pipeline.loader.source.spec.num_classes
+        for batch in batches:
+            batch[name] = selecting(step.finish(batch)[LABEL].to(batch[name]), num_classes)
+    return batches
+
+
+def _recompute(step: Step, norms: list[AnyBatchNorm], batches: list[Batch]) -> None:
+    """Set the statistics to their means over batches of training samples."""
+    was_training = step.recipe.training
+    step.recipe.train()
+    norms = [norm for norm in norms if norm.training]  # the others are frozen: training uses their statistics too
+    step.recipe.eval()
+    found: list[list[tuple[Tensor, Tensor]]] = [[] for _ in norms]
+    handles = [
+        norm.register_forward_pre_hook(partial(_use_own, into), with_kwargs=True)
+        for norm, into in zip(norms, found, strict=True)
+    ]
+    try:
+        for batch in batches:
+            with eager(), step.strategy.precision.autocast():
+                step.recipe.predict(step.finish(batch))
+    finally:
+        step.recipe.train(was_training)
+        for handle in handles:
+            handle.remove()
+    for norm, statistics in zip(norms, found, strict=True):
+        if statistics:  # predict may not use every layer
+            _set(norm, *(torch.stack(values).mean(0) for values in zip(*statistics, strict=True)))
+
+
+def _use_own(
+    found: list[tuple[Tensor, Tensor]], norm: nn.Module, inputs: tuple[Tensor, ...], by_name: dict[str, Tensor]
+) -> None:
+    """Before a BatchNorm's forward pass, make it use the mean and variance of its input, as in training."""
+    x = next(iter((*inputs, *by_name.values())))
+    x = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    is_single = x.numel() == x.shape[1]  # one value per channel: the unbiased variance would be NaN
+    variance, mean = torch.var_mean(x, [0, *range(2, x.ndim)], correction=0 if is_single else 1)
+    found.append((mean, variance))
+    assert isinstance(norm, AnyBatchNorm)
+    _set(norm, mean, variance)
+
+
+def _set(norm: AnyBatchNorm, mean: Tensor, variance: Tensor) -> None:
+    assert norm.running_mean is not None and norm.running_var is not None
+    norm.running_mean.copy_(mean)
+    norm.running_var.copy_(variance)

@@ -17,10 +17,10 @@ import torch
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Batch, Phase
 from paceline.core.errors import UserError
-from paceline.core.printable import print_line
+from paceline.core.text import print_line
 from paceline.data.feed import StepData
 from paceline.parallel.torch_internals import copy_all, end_broken_capture
-from paceline.runs.machine_record import graph_obstacle
+from paceline.runs.record import graph_obstacle
 from paceline.training.loss_log import Entry
 from paceline.training.step import Step
 

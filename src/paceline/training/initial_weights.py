@@ -12,23 +12,20 @@ from typing import Any, get_type_hints
 import torch
 from torch import Tensor, nn
 
-from paceline.config.arguments import Arguments, argument_value
-from paceline.config.resolve import Config, convert, flatten
+from paceline.config.resolve import Arguments, Config, argument_value, convert, flatten
 from paceline.contracts.importer import Importer
 from paceline.contracts.recipe import DataSpec, Recipe
 from paceline.core.errors import NOT_FOUND, UserError
-from paceline.core.files import SAFETENSORS, user_path
+from paceline.core.files import SAFETENSORS, parse_json, user_path, why
 from paceline.core.registry import load_class
-from paceline.core.small_files import parse_json, why
 from paceline.core.types import SettingValue
-from paceline.data.crop import cropped
+from paceline.data.stream import cropped
 from paceline.models.torch_file import TORCH_SUFFIXES, describe_import, read_state_dict
 from paceline.parallel.shards import fill_module
 from paceline.runs.checkpoint import choose_checkpoint
 from paceline.runs.finished_run import name_stages
 from paceline.runs.folder import RunFolder
-from paceline.runs.weights import check_values, evaluated_values
-from paceline.runs.weights_file import SETTINGS, check_weights_format, read_tensors
+from paceline.runs.weights import SETTINGS, check_values, check_weights_format, evaluated_values, read_tensors
 from paceline.training.agreement import raise_on_all, share_newest
 from paceline.training.build import Parts
 

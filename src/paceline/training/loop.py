@@ -1,43 +1,138 @@
-"""The training loop: when to log, evaluate, sample, save and stop. Everything is counted in images seen."""
+"""The training loop: when to log, evaluate, sample, save and stop."""
 
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
 import torch
+from torch import Tensor, nn
 
-from paceline.config.spans import is_never
+from paceline.config.settings import RunSettings
+from paceline.config.spans import INTERVALS, is_never, parse_interval
+from paceline.contracts.recipe import Recipe
 from paceline.core.errors import UserError
-from paceline.core.flight_recorder import recorder
-from paceline.core.heartbeat import beat, longest_gap
-from paceline.data.draws import number_from
+from paceline.core.watch import beat, longest_gap, recorder
 from paceline.data.feed import StepData
-from paceline.parallel.background import BackgroundGroup
-from paceline.runs.display import Display
-from paceline.runs.folder import RunFolder
-from paceline.runs.gpu import GpuReadings
-from paceline.runs.host import HostReadings
+from paceline.data.stream import number_from
+from paceline.parallel.shards import is_sharded
+from paceline.parallel.world import BackgroundGroup, World
+from paceline.runs.checkpoint import Best, Snapshot
+from paceline.runs.folder import RunFolder, suggest_other_folder
 from paceline.runs.metrics import EVALUATION_SECONDS, REAL_IMAGES, MetricsWriter
+from paceline.runs.readings import GpuReadings, HostReadings
 from paceline.runs.saver import Saver
-from paceline.runs.snapshot import Best, Snapshot
+from paceline.runs.terminal import Display
 from paceline.training.build import Parts
-from paceline.training.cadence import Cadence
-from paceline.training.divergence import explain_divergence
-from paceline.training.evaluate import EvaluationStopped, SplitEvaluator, is_better
-from paceline.training.evaluated_weights import EvaluatedWeights
+from paceline.training.evaluate import EvaluatedWeights, EvaluationStopped, SplitEvaluator, is_better
 from paceline.training.loss_log import LossLog, Request, collapse
-from paceline.training.pace import Pace
+from paceline.training.pace import Pace, Work
 from paceline.training.previews import Previews
 from paceline.training.profiler import StepProfiler
 from paceline.training.rehearsal import explained
-from paceline.training.replicas import check_replicas
 from paceline.training.snapshot import take_snapshot
 from paceline.training.stop import PATIENCE_SECONDS, DataWaitEnded, StopRequest, StopVote
-from paceline.training.stragglers import Work
+
+TRAINED_PER_EVALUATED = 4  # images to train on, at least, per image to evaluate, which needs about a third of the work
+MIN_STEPS = 10  # between two evaluations, since each one takes some time for any number of images
+FEW, MANY = 3, 50  # evaluations per run: as many in spite of `MIN_STEPS`, and at most
+
+
+class Cadence:
+    """How many images lie between two logs, evaluations, samples or checkpoints; one number per setting.
+
+    A setting that is `never` has no number. `evaluated` is the size of the evaluated split in training images.
+    """
+
+    def __init__(self, run: RunSettings, *, epoch: int, step: int, total: int, evaluated: float = 0.0) -> None:
+        lengths = {"epoch": epoch, "step": step, "total": total}
+        spans = {name: parse_interval(getattr(run, name), name) for name in INTERVALS}
+        self._every = {name: max(1, span.to_images(**lengths)) for name, span in spans.items() if span}
+        self.note = ""
+        for name in (name for name, span in spans.items() if span and not span.amount):
+            size = evaluated if name == "evaluate_every" else 0.0
+            self._every[name] = automatic_interval(**lengths, evaluated=size)
+            if name == "evaluate_every" and evaluated and max(epoch, step) < self._every[name]:
+                self.note = _describe(self._every[name] // epoch, ends=self._every[name] >= total)
+
+    def is_due(self, name: str, before: int, after: int) -> bool:
+        """Return whether something is due after a step, given the images seen before and after it."""
+        every = self._every.get(name)
+        return every is not None and after // every > before // every
+
+
+def automatic_interval(*, epoch: int, step: int, total: int, evaluated: float) -> int:
+    """Return an interval of whole epochs, which depends on numbers of images only, so that every machine uses the same.
+
+    The shorter the run and the larger the evaluated split, the fewer evaluations.
+    """
+    at_least = max(total / MANY, min(MIN_STEPS * step, total / FEW), TRAINED_PER_EVALUATED * evaluated)
+    return max(1, math.ceil(at_least / epoch)) * epoch
+
+
+def _describe(epochs: int, *, ends: bool) -> str:
+    interval = "only at the end" if ends else f"every {epochs} epochs"
+    return f"evaluation: {interval} (evaluate_every=auto); use --set 'evaluate_every=1 epochs' for every epoch"
+
+
+def check_replicas(recipe: Recipe, world: World) -> None:
+    """Raise RuntimeError if the weights of a network differ between ranks."""
+    networks = recipe.single_networks
+    rows = world.gather(torch.stack([_checksum(network) for network in networks.values()]))
+    for name, column in zip(networks, rows.unbind(1), strict=True):
+        if (column != column[0]).any():
+            ranks = [rank for rank, value in enumerate(column.tolist()) if value != column[0].item()]
+            raise RuntimeError(f"the replicas of network {name!r} differ: ranks {ranks} do not match rank 0")
+
+
+def _checksum(network: nn.Module) -> Tensor:
+    """Return a sum over the bit patterns of all parameters that are not sharded, weighted by position."""
+    total = torch.zeros((), dtype=torch.int64, device=next(network.parameters()).device)
+    replicated = (parameter for parameter in network.parameters() if not is_sharded(parameter))
+    for number, parameter in enumerate(replicated, start=1):
+        bits = parameter.detach().contiguous().view(torch.int32).flatten().long()
+        total += number * (bits * torch.arange(1, bits.numel() + 1, device=bits.device)).sum()
+    return total
+
+
+SMALLER_LR = 0.1  # factor on the learning rate in the suggested command
+
+
+def explain_divergence(what: str, at: int, parts: Parts, folder: RunFolder) -> str:
+    """Return the error message for what went wrong after `at` images.
+
+    A run keeps its learning rate when it resumes, so a run that has checkpoints cannot be repaired in its own folder.
+    """
+    step = at // parts.feed.images_per_step
+    remedies = ["a lower learning rate"]
+    remedies += [] if parts.precision.name in ("fp32", "fp64") else ["--precision fp32"]
+    remedies += [] if parts.config.learner.clip else ["--set clip=1"]
+    flags = " ".join(filter(None, (_start_elsewhere(parts, folder), _lower_rates(parts))))
+    problem = f"{what} at step {step} ({at:,} images seen); {folder.checkpoints.describe_newest()}"
+    return f"{problem}. {' or '.join(remedies).capitalize()} may help: add {flags} to the command"
+
+
+def _start_elsewhere(parts: Parts, folder: RunFolder) -> str:
+    """Return the flags for a new run that starts from the weights of this run; empty if it has no checkpoints."""
+    if not folder.checkpoints.all():
+        return ""
+    config, out = parts.config, folder.path
+    is_stage = any(out.name in stages for stages in config.recipe_class.stages.values())
+    start = "" if is_stage else f"--init-from {shlex.quote(str(out))} "  # a stage has its own initial weights
+    return f"{start}{suggest_other_folder(out, config)}"
+
+
+def _lower_rates(parts: Parts) -> str:
+    """Return the flags for a lower learning rate of all networks."""
+    config = parts.config
+    own = {name: config.learner_of(name).lr for name, values in config.networks.items() if "lr" in values}
+    flags = [f"--lr {config.learner.lr * SMALLER_LR:g}"] if own.keys() < parts.recipe.networks.keys() else []
+    return " ".join([*flags, *(f"--set {name}.lr={lr * SMALLER_LR:g}" for name, lr in own.items())])
+
 
 PATIENCE_WITH_SAVES = 60.0  # how long a rank that does not save waits, after a stop request, for the one that does
 BETWEEN_STEPS = "between steps"  # where collectives run that belong to no phase, in the flight recorder

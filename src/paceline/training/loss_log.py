@@ -16,7 +16,7 @@ from torch import Tensor
 from paceline.contracts.recipe import Loss, Recipe
 from paceline.core.errors import UserError
 from paceline.parallel.world import World
-from paceline.runs.host_copy import HostCopy
+from paceline.runs.tensor_files import HostCopy
 
 VALUES = "values"
 SPREAD = "spread/"

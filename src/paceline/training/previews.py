@@ -11,21 +11,17 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from paceline.contracts.pixel_format import EIGHT_BITS, PixelFormat
+from paceline.contracts.data_spec import EIGHT_BITS, PixelFormat
 from paceline.contracts.recipe import Batch, DataSpec, Recipe
 from paceline.core.errors import UserError
-from paceline.data.class_draws import without_empty_classes
-from paceline.data.crop import Window
-from paceline.data.draws import Drawer
-from paceline.data.source import Source, sizes_of
-from paceline.data.stored_pixels import to_pixels
+from paceline.data.source import Source, sizes_of, without_empty_classes
+from paceline.data.stream import Drawer, Window, to_pixels
 from paceline.data.transforms import to_eight_bits, transform
-from paceline.images.deep_image import to_eight_bit_array
-from paceline.images.grids import captioned, grid, side_by_side, stack_vertically, to_image
-from paceline.images.shown_channels import ShownChannels
+from paceline.images.deep import to_eight_bit_array
+from paceline.images.grids import ShownChannels, captioned, grid, side_by_side, stack_vertically, to_image
 from paceline.parallel.precision import Precision
-from paceline.runs.host_copy import HostCopy
 from paceline.runs.logger import Pixels
+from paceline.runs.tensor_files import HostCopy
 from paceline.training.build import Parts
 from paceline.training.compile import eager
 

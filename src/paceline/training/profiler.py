@@ -1,43 +1,291 @@
-"""`--profile N`: trace N training steps after the warm-up, and summarise where their time went.
-
-Each rank writes a Chrome trace, which Perfetto also opens. Rank 0 traces all N steps, and the others only a few.
-Training continues while a trace is summarised and compressed. While torch writes a trace, it holds the GIL, so the
-loop cannot queue work for the GPU. On a single GPU, the trace is therefore written when many steps are queued.
-"""
+"""`--profile N`: trace N training steps, and say where their time went and what would make the run faster."""
 
 from __future__ import annotations
 
+import json
 import os
+import statistics
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch.autograd.profiler import profile, record_function
 
-from paceline.core.heartbeat import beat
-from paceline.core.printable import print_line
-from paceline.parallel.torch_internals import start_trace
-from paceline.runs.profile_summary import MAX_KERNELS, PROFILE, SUMMARY_TEXT, KernelTime, ProfileSummary, waiting_for
+from paceline.core.errors import DISK_FAILED
+from paceline.core.text import print_line
+from paceline.core.watch import beat
+from paceline.parallel.torch_internals import group_store, start_trace
+from paceline.parallel.world import World
+from paceline.runs.profile_summary import (
+    MAX_KERNELS,
+    MAX_REMEDIES,
+    PROFILE,
+    SECTION_NAMES,
+    SUMMARY_TEXT,
+    KernelTime,
+    ProfileSummary,
+    Remedy,
+    waiting_for,
+)
+from paceline.training import trace
 from paceline.training.build import Parts
 from paceline.training.compile import is_compiled
 from paceline.training.graph import GraphedStep
-from paceline.training.rank_waits import publish, receive, waits_by_rank
-from paceline.training.remedies import Situation, remedies
+from paceline.training.pace import Annotate, Stopwatch, with_other, with_whole_steps
 from paceline.training.step import no_range
-from paceline.training.stopwatch import Annotate, Stopwatch, with_other, with_whole_steps
 from paceline.training.trace import PHASE, SECTION, Collective, TraceTimes, compressed_path
-from paceline.training.trace_process import (
-    TraceError,
-    clean_up,
-    remove_traces_of_other_ranks,
-    remove_unfinished,
-    summarise_trace,
-    write_trace,
+
+LEFTOVERS = ("rank-*.tmp", "rank-*.partial")  # unfinished files of torch, and of this module and `trace`
+PROBE_BYTES = 2**16
+
+
+class TraceError(Exception):
+    """Raised if a trace cannot be written, summarised or compressed."""
+
+
+def write_trace(tracing: profile, path: Path) -> None:
+    """Write a trace to a file, and free its memory."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)  # from an earlier command
+    try:
+        tracing.export_chrome_trace(str(path))
+    except RuntimeError as error:
+        raise TraceError(str(error)) from error
+    finally:
+        tracing.kineto_results = None
+    if not path.exists():  # torch raises no error if it cannot write
+        raise TraceError("torch could not write the trace")
+
+
+def summarise_trace(path: Path) -> TraceTimes:
+    """Return the times in a trace file, and replace the file with a compressed one; wait until this is done."""
+    # With -P, modules in the current folder do not shadow others. The module does not import torch.
+    command = [sys.executable, "-P", "-m", trace.__name__, str(path), str(os.getpid())]
+    finished = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if finished.returncode:
+        last = (finished.stderr.splitlines() or [f"exit code {finished.returncode}"])[-1]
+        raise TraceError(last)
+    return TraceTimes.from_json(json.loads(finished.stdout))
+
+
+def clean_up(path: Path) -> str:
+    """Remove the unfinished files of a trace that failed; return why the disk is full, empty if it is not.
+
+    If the disk is full, the trace itself is also removed, because checkpoints need the space.
+    """
+    reason = ""
+    probe = path.with_suffix(".json.partial")
+    try:  # while the unfinished files still fill the disk
+        probe.write_bytes(bytes(PROBE_BYTES))
+    except OSError as error:
+        reason = str(error.strerror) if error.errno in DISK_FAILED else ""
+    if reason:
+        path.unlink(missing_ok=True)
+    remove_unfinished(path.parent, f"{path.stem}.*")
+    return reason
+
+
+def remove_unfinished(folder: Path, names: str = "*") -> None:
+    """Remove files of traces that were not finished, such as those of a killed process."""
+    for pattern in LEFTOVERS:
+        for leftover in folder.glob(pattern):
+            if leftover.match(names):
+                with suppress(OSError):
+                    leftover.unlink()
+
+
+def remove_traces_of_other_ranks(folder: Path, num_ranks: int) -> None:
+    """Remove traces of ranks that this run does not have, which an earlier profile with more ranks left."""
+    for file in folder.glob("rank-*.json.gz"):
+        rank = file.name.removeprefix("rank-").removesuffix(".json.gz")
+        if rank.isdecimal() and int(rank) >= num_ranks:
+            with suppress(OSError):
+                file.unlink()
+
+
+SMALLEST_GAIN = 0.01
+MOST = 0.75  # a rank is slower than the others if at least this fraction of the waits for other ranks is for it
+# Parts of the names of kernels that only move memory; torch.compile fuses them into fewer kernels.
+ELEMENTWISE = (
+    "elementwise",
+    "vectorized",
+    "batch_norm",
+    "bn_",
+    "batchnorm",
+    "reduce",
+    "copy",
+    "foreach",
+    "multi_tensor",
 )
+
+
+@dataclass(frozen=True)
+class Situation:
+    """The choices of a run that decide which remedies apply."""
+
+    precision: str
+    captured: bool  # whether the step is a CUDA graph
+    compiled: bool
+    can_compile: bool
+    loads_in_workers: bool  # whether worker processes load the data
+    workers: int
+    compresses: bool
+    can_compress: bool  # whether processes exchange gradients
+
+
+def remedies(
+    times: TraceTimes, situation: Situation, run_shares: Mapping[str, float], waits: Mapping[int, float]
+) -> tuple[Remedy, ...]:
+    """Return the remedies with the largest estimated gains, largest first.
+
+    `waits` are the seconds of waiting for each rank, from `waits_by_rank`. The communication in `times` excludes them.
+    """
+    found = [*_all(times, situation, run_shares, waits), *_slow_rank(waits, times)]
+    found = [one for one in found if one.gain >= SMALLEST_GAIN]
+    return tuple(sorted(found, key=lambda one: -one.gain)[:MAX_REMEDIES])
+
+
+def _all(
+    times: TraceTimes, situation: Situation, run_shares: Mapping[str, float], waits: Mapping[int, float]
+) -> Iterator[Remedy]:
+    total = max(times.total, 1e-9)
+    waiting = times.sections.get("data", 0.0) / total
+    yield _data(waiting, situation)
+    gaps, exposed = times.gaps / total, times.exposed_communication / total
+    if times.on_gpu and not situation.captured:
+        action = "--graph auto, with a strategy and a machine that support CUDA graphs"
+        yield Remedy(action, _percent("launch gaps", gaps), gaps)
+    if times.on_gpu:
+        yield from _arithmetic(times, situation, total)
+    if situation.can_compress and not situation.compresses:
+        reason = _percent("communication that delays the step", exposed)
+        yield Remedy("--compress bf16", f"{reason}; bf16 halves the gradients, but rounds them", exposed / 2)
+    fixed = {  # disjoint times that do not depend on the size of the batch
+        "launch gaps" if times.on_gpu else "time between operators outside the optimizer": (
+            # If rank 0 is slower than the others, the difference is not a fixed cost.
+            max(0.0, times.gaps_outside_updates - waits.get(0, 0.0)) / total
+        ),
+        "communication that delays the step": exposed,
+        "optimizer": times.updates / total,
+    }
+    reason = ", ".join(_percent(what, share) for what, share in fixed.items() if share >= SMALLEST_GAIN)
+    action = "a batch twice as large (--batch-size, or --accumulate to save memory), with a new learning rate"
+    yield Remedy(action, f"{reason}; half as many steps per epoch", min(1.0, sum(fixed.values())) / 2)
+    for name, setting in (("evaluate", "evaluate_every"), ("sample", "sample_every"), ("save", "save_every")):
+        share = run_shares.get(name, 0.0)
+        reason = _percent(f"{SECTION_NAMES[name]}, share of the whole run:", share)
+        yield Remedy(f"an interval twice as long (--set {setting}=…)", reason, share / 2)
+
+
+def _slow_rank(waits: Mapping[int, float], times: TraceTimes) -> Iterator[Remedy]:
+    slowest = max(waits, key=waits.__getitem__, default=-1)
+    if slowest >= 0 and waits[slowest] >= MOST * sum(waits.values()):
+        share = waits[slowest] / max(times.total, 1e-9)
+        action = f"find out why rank {slowest} is slower than the other ranks: its trace is rank-{slowest}.json.gz"
+        yield Remedy(action, _percent(waiting_for(slowest), share), share)
+
+
+def _data(waiting: float, situation: Situation) -> Remedy:
+    reason = _percent("waiting for data", waiting)
+    if situation.loads_in_workers:
+        action = f"more --workers (now {situation.workers}), --loader resident if the data fits, or `paceline pack`"
+        return Remedy(action, reason, waiting)
+    return Remedy("--loader workers, which prepares batches in other processes", reason, waiting / 2)
+
+
+def _arithmetic(times: TraceTimes, situation: Situation, total: float) -> Iterator[Remedy]:
+    elementwise = sum(
+        seconds for name, (seconds, _) in times.kernels.items() if any(part in name.lower() for part in ELEMENTWISE)
+    )
+    busy = sum(seconds for seconds, _ in times.kernels.values()) - times.communication
+    if not situation.compiled and situation.can_compile:
+        kernels = _percent("elementwise, normalisation and reduction kernels", elementwise / total)
+        reason = f"{kernels}; fusion is assumed to save half of it"
+        yield Remedy("--compile on", reason, elementwise / 2 / total)
+    if situation.precision in ("fp32", "tf32"):
+        reason = f"{_percent('computation in ' + situation.precision, busy / total)}; bf16 halves the memory traffic"
+        yield Remedy("--precision bf16", reason, busy / 2 / total)
+
+
+def _percent(what: str, share: float) -> str:
+    return f"{what} {share:.1%}"
+
+
+KEY = "profile/"  # prefix of the keys in the process group's store
+EXCHANGE_SECONDS = 60.0  # how long rank 0 waits for the collectives of the other ranks
+POLL_SECONDS = 0.1
+
+
+def publish(world: World, collectives: Sequence[Collective]) -> None:
+    """Send the collectives in the trace of this rank to rank 0; empty if there is no trace.
+
+    This uses the store of the process group, because a thread must not run collectives.
+    """
+    if world.size > 1 and not world.is_first:
+        try:
+            group_store().set(f"{KEY}{world.rank}", json.dumps(collectives))
+        except dist.DistError:  # rank 0, which serves the store, has ended
+            return
+
+
+def receive(world: World) -> list[list[Collective]]:
+    """Return the collectives that each rank except rank 0 has published; empty for ranks that have not."""
+    until = time.monotonic() + EXCHANGE_SECONDS
+    received = []
+    for rank in range(1, world.size):
+        text = _read(f"{KEY}{rank}", until)
+        received.append([Collective(*one) for one in json.loads(text)])
+    return received
+
+
+def _read(key: str, until: float) -> str:
+    try:
+        store = group_store()
+        while not store.check([key]):
+            if time.monotonic() > until:
+                return "[]"
+            time.sleep(POLL_SECONDS)
+        return bytes(store.get(key)).decode()
+    except dist.DistError:
+        return "[]"
+
+
+def waits_by_rank(own: TraceTimes, others: Sequence[Sequence[Collective]]) -> dict[int, float]:
+    """Return the seconds that rank 0 waits for each other rank, and in entry 0, that the others wait for rank 0.
+
+    Only waits that delay a step are counted. `own` are the times of rank 0. Other ranks trace fewer steps, so their
+    waits are extrapolated.
+    """
+    ranks = [_numbered(one) for one in (own.collectives, *others)]
+    compared = set.intersection(*(set(one) for one in ranks))
+    waits: dict[int, float] = defaultdict(float)
+    for key in compared:
+        found = [one[key] for one in ranks]
+        shortest = min(one.seconds for one in found)
+        last = next(rank for rank, one in enumerate(found) if one.seconds == shortest)
+        waited = [min(one.seconds - shortest, one.exposed) for one in found]
+        waits[last] += waited[0] if last else statistics.median(waited[1:])
+    scale = own.num_collectives / max(len(compared), 1)
+    return {rank: scale * seconds for rank, seconds in sorted(waits.items()) if seconds}
+
+
+def _numbered(collectives: Sequence[Collective]) -> dict[tuple[str, int], Collective]:
+    """Return collectives by name and occurrence: two that run at the same time may start in any order."""
+    seen: Counter[str] = Counter()
+    numbered = {}
+    for one in collectives:
+        numbered[one.name, seen[one.name]] = one
+        seen[one.name] += 1
+    return numbered
+
 
 WARMUP_STEPS = 5  # steps before the trace; a CUDA graph must also have been captured
 STEPS_OF_OTHER_RANKS = 10  # enough to see which rank the others wait for

@@ -1,30 +1,68 @@
-"""Try the evaluation on a few samples before training, so that a mistake in a user's code is reported early.
-
-Training is unaffected: the weights and the states of all random number generators stay the same.
-"""
+"""Try the evaluation on a few samples before training, so that a mistake in it ends the run at once."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from paceline.contracts.recipe import Batch
 from paceline.core.errors import UserError, place_outside
 from paceline.data.source import has_one_size, sizes_of
-from paceline.data.transfer import channels_first
+from paceline.data.stream import channels_first
 from paceline.data.transforms import transform
 from paceline.evaluation.contract import Evaluator
-from paceline.images.shown_channels import ShownChannels
-from paceline.parallel.used_networks import UsedNetworks
+from paceline.images.grids import ShownChannels
 from paceline.training.build import Parts
 from paceline.training.compile import eager
 from paceline.training.evaluate import SplitEvaluator
 from paceline.training.previews import has_strips, make_strips, strip_samples
+
+
+class UsedNetworks(TorchFunctionMode):
+    """Records, inside the context, the networks whose parameters or buffers are passed to a torch function.
+
+    Calls of a network, calls of its layers, and direct uses of its weights are all recorded.
+    """
+
+    def __init__(self, networks: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        self._networks = networks
+        self.names: set[str] = set()
+
+    def __enter__(self) -> UsedNetworks:
+        # Sharding replaces parameters, so they are looked up when the context is entered.
+        self._owners = {
+            id(tensor): name
+            for name, network in self._networks.items()
+            for tensor in (*network.parameters(), *network.buffers())
+        }
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self._record(args)
+        self._record((kwargs or {}).values())
+        return function(*args, **(kwargs or {}))
+
+    def _record(self, values: Iterable[Any]) -> None:
+        for value in values:
+            if isinstance(value, Tensor):
+                name = self._owners.get(id(value))
+                if name is not None:
+                    self.names.add(name)
+            elif isinstance(value, (tuple, list)):
+                self._record(value)
+
 
 NUM_SAMPLES = 2
 PIXELS_AT_ONCE = 2**18  # maximum for a batch; if the images are larger, only one is used

@@ -12,33 +12,27 @@ from pathlib import Path
 import torch
 
 from paceline.config.spans import is_never
-from paceline.core.activity import Counter, activity
 from paceline.core.errors import DISK_FAILED, NOT_WRITABLE, UserError
-from paceline.core.machine_load import excess_load
-from paceline.core.numbers import duration, epoch, four_digits
-from paceline.core.printable import print_line
+from paceline.core.host import excess_load
+from paceline.core.terminal import Counter, activity
+from paceline.core.text import duration, epoch, four_digits, print_line
 from paceline.data.file_lists import NOT_USED, write_not_used
 from paceline.data.fingerprint import describe_samples
 from paceline.data.worker_pool import describe_dead_worker
 from paceline.parallel.strategy import strategy_name
-from paceline.runs.console import log_output
-from paceline.runs.data_spec_file import write_data_spec
-from paceline.runs.display import Display
+from paceline.runs.checkpoint import WEIGHTS, Snapshot
 from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import MetricsWriter, read_metrics
 from paceline.runs.mirror.session import Mirroring
-from paceline.runs.provenance import versions_and_hardware
-from paceline.runs.record import Provenance
-from paceline.runs.segments import Choices
-from paceline.runs.snapshot import Snapshot
+from paceline.runs.record import Choices, Provenance, versions_and_hardware, write_data_spec
+from paceline.runs.terminal import Display, log_output
 from paceline.runs.weights import load_weights
-from paceline.runs.written_files import WEIGHTS
 from paceline.training.agreement import checkpoint_at, claim_folder, newest_snapshot
 from paceline.training.build import Parts
 from paceline.training.evaluate import EvaluationStopped, SplitEvaluator, final_evaluator, training_evaluator
 from paceline.training.initial_weights import initialise
 from paceline.training.loop import Loop, Outputs
-from paceline.training.memory_advice import explain_out_of_memory
+from paceline.training.memory_forecast import explain_out_of_memory
 from paceline.training.rehearsal import rehearse_all
 from paceline.training.snapshot import check_fits, restore_snapshot
 from paceline.training.stop import MIRROR_INCOMPLETE, StopRequest

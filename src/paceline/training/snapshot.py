@@ -9,8 +9,8 @@ from torch import Tensor
 
 from paceline.core.errors import UserError
 from paceline.parallel.shards import first_row, is_sharded, own_rows, select_rows
-from paceline.runs.host_copy import HostCopy
-from paceline.runs.snapshot import Best, CheckpointNumbers, Rows, ScalerState, Snapshot
+from paceline.runs.checkpoint import Best, CheckpointNumbers, Rows, ScalerState, Snapshot
+from paceline.runs.tensor_files import HostCopy
 from paceline.runs.weights import EMA, check_weights, load_weights
 from paceline.training.learner import Learner
 from paceline.training.step import Step

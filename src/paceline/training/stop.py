@@ -15,8 +15,8 @@ from types import FrameType
 import torch
 
 from paceline.core.errors import UserError
-from paceline.core.heartbeat import has_failed_peer
-from paceline.core.printable import print_line
+from paceline.core.text import print_line
+from paceline.core.watch import has_failed_peer
 from paceline.parallel.world import World
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)

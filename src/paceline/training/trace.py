@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from paceline.core.heartbeat import die_with_parent
+from paceline.core.watch import die_with_parent
 
 SECTION, PHASE = "paceline/section/", "paceline/phase/"  # prefixes of the ranges that the loop and the step open
 DEVICE_KINDS = {"kernel", "gpu_memcpy", "gpu_memset"}

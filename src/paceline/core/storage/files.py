@@ -9,12 +9,77 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from paceline.core.errors import UserError
-from paceline.core.file_systems import open_file_system
+from paceline.core.errors import UserError, install_extra
 from paceline.core.files import user_path
-from paceline.core.printable import print_line, printable
-from paceline.core.secrets import one_line, redact
-from paceline.core.storage.failures import cause_of, is_lasting, unreadable
+from paceline.core.text import one_line, print_line, printable, redact
+
+CLIENT_ERRORS = range(400, 500)  # HTTP status codes for requests that the server rejects
+RETRIED_STATUS = (408, 425, 429)  # client errors that may not recur
+
+
+def cause_of(error: Exception) -> Exception:
+    """Return the exception behind a FileNotFoundError that fsspec raised because an HTTP server did not answer.
+
+    A FileNotFoundError with another cause, such as S3's NoSuchKey, is returned as it is: the file is missing.
+    """
+    cause = error.__cause__ if isinstance(error, FileNotFoundError) else None
+    is_answer = getattr(cause, "status", None) in CLIENT_ERRORS
+    is_connection = isinstance(cause, OSError) or type(cause).__module__.partition(".")[0] == "aiohttp"
+    return cause if isinstance(cause, Exception) and is_connection and not is_answer else error
+
+
+def is_lasting(error: Exception) -> bool:
+    """Return whether an error will probably recur: a missing file, wrong credentials, or an HTTP client error."""
+    status = getattr(error, "status", None)
+    if status in CLIENT_ERRORS:
+        return status not in RETRIED_STATUS
+    return isinstance(error, (FileNotFoundError, PermissionError)) or type(error).__name__ == "NoCredentialsError"
+
+
+def unreadable(shown: str, error: Exception) -> UserError:
+    """Return the message for files that cannot be read; `shown` is their location, without credentials."""
+    if isinstance(error, UserError):
+        return error
+    if isinstance(error, FileNotFoundError):
+        what, remedy = "not found", "check that the bucket and the files exist"
+    elif isinstance(error, PermissionError) or type(error).__name__ == "NoCredentialsError":
+        what, remedy = "access denied", "check the credentials in your environment, and the permissions"
+    else:
+        what, remedy = "cannot be read", "check the URL and the server, then run the same command again to resume"
+    return UserError(f"{shown}: {what} ({one_line(error)}); {remedy}")
+
+
+ANSWER_SECONDS = 30.0  # how long an HTTP server may send nothing; s3fs has limits of its own
+REQUEST_SECONDS = 3600.0  # for a whole file from a server without range requests
+EXTRAS = {"s3": "s3", "s3a": "s3", "http": "http", "https": "http"}  # extra to install for each URL scheme
+
+
+def _options(url: str) -> dict[str, Any]:
+    """Return options for HTTP: no compression, because ranges would refer to compressed bytes, and time limits."""
+    if not url.startswith(("http://", "https://")):
+        return {}
+    from aiohttp import ClientTimeout
+
+    limits = ClientTimeout(total=REQUEST_SECONDS, sock_connect=ANSWER_SECONDS, sock_read=ANSWER_SECONDS)
+    return {"headers": {"Accept-Encoding": "identity"}, "client_kwargs": {"timeout": limits}}
+
+
+def open_file_system(url: str, shown: str) -> tuple[Any, str]:
+    """Return the fsspec file system and the path for a URL; raise UserError if fsspec does not support it."""
+    import fsspec
+
+    if "::" in url:
+        raise UserError(f"{redact(shown)}: chained URLs are not supported: use a single URL")
+    try:
+        found: tuple[Any, str] = fsspec.url_to_fs(url, use_listings_cache=False, **_options(url))
+        return found
+    except ImportError as error:
+        extra = EXTRAS.get(url.partition("://")[0])
+        install = install_extra(extra) if extra else str(error)
+        raise UserError(f"{redact(shown)}: a package is missing: {install}") from None
+    except ValueError as error:
+        raise UserError(f"{redact(shown)}: {redact(str(error))}") from None
+
 
 PARALLEL_REQUESTS = 16
 MAX_GAP_BYTES = 2**12  # a label and its image, with their tar headers, are closer

@@ -21,12 +21,10 @@ from torch.utils.dlpack import from_dlpack
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Batch
 from paceline.core.errors import UserError, install_extra
-from paceline.data.crop import windows
 from paceline.data.file_lists import unreadable
-from paceline.data.reusing_loader import Batches, ReusingLoader
+from paceline.data.loader import Batches, ReusingLoader
 from paceline.data.source import Encoded, Source, sizes_of
-from paceline.data.tickets import Tickets
-from paceline.data.transfer import channels_first, upload
+from paceline.data.stream import Tickets, channels_first, upload, windows
 from paceline.images.decode import BadImage, opened
 
 READ_AHEAD = 2  # number of batches whose files are read in advance

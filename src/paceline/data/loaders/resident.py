@@ -13,12 +13,9 @@ import torch
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Batch
 from paceline.data.loader import Fit, Loader
-from paceline.data.memory import Budget
-from paceline.data.pixels import Pixels
 from paceline.data.source import Source
-from paceline.data.tickets import Tickets
-from paceline.data.transfer import upload
-from paceline.data.whole_source import num_readers
+from paceline.data.stream import Tickets, upload
+from paceline.data.whole_source import Budget, Pixels, num_readers
 
 CPU = torch.device("cpu")
 REQUESTS_PER_UPLOAD = 64  # number of requests copied to the device together, since each is small

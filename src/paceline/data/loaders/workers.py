@@ -7,9 +7,8 @@ from collections.abc import Iterator
 import torch
 
 from paceline.contracts.recipe import Batch
-from paceline.data.reusing_loader import Batches, ReusingLoader
-from paceline.data.tickets import Tickets
-from paceline.data.transfer import channels_first, upload
+from paceline.data.loader import Batches, ReusingLoader
+from paceline.data.stream import Tickets, channels_first, upload
 from paceline.data.worker_pool import BATCHES_PER_WORKER, WorkerPool
 
 

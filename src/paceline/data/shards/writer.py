@@ -18,11 +18,10 @@ from paceline.core.files import replacing, write_file
 from paceline.core.storage.files import Storage
 from paceline.core.storage.reader import Reader
 from paceline.data.file_lists import is_image
-from paceline.data.shards.index import SUFFIX, ShardIndex
+from paceline.data.shards.index import SUFFIX, ShardIndex, scan
 from paceline.data.shards.samples import LABEL, split_name
-from paceline.data.shards.scan import scan
 from paceline.data.source import Source
-from paceline.images.deep_tiff import write_planes
+from paceline.images.deep import write_planes
 
 INPUT_MEMBER = "input"  # name of the field "image" in samples with several images
 Progress = Callable[[int], None]  # called with the number of finished samples

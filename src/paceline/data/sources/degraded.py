@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 
+from paceline.config.flags import PhotoSettings
 from paceline.config.settings import SEEDS, setting
-from paceline.config.source_flags import PhotoSettings
 from paceline.core.errors import UserError
 from paceline.data.deep_degradation import degrade_deep
 from paceline.data.source import Encoded, Sample

@@ -9,8 +9,7 @@ from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
 from paceline.data.bundled import FOLDER
-from paceline.data.fixed_split import fixed_split
-from paceline.data.source import ArraySource
+from paceline.data.source import ArraySource, fixed_split
 from paceline.images.decode import arrange_images
 
 DEFAULT_SIZE = 32

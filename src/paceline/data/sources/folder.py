@@ -15,12 +15,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.config.flags import SeparateTestFolder
 from paceline.config.settings import RunSettings
-from paceline.config.source_flags import SeparateTestFolder
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
 from paceline.core.files import user_path
-from paceline.core.printable import printable
+from paceline.core.text import printable
 from paceline.data.file_lists import (
     SUFFIXES,
     Listing,
@@ -36,11 +36,10 @@ from paceline.data.file_lists import (
     untrained_classes,
     unused_validation,
 )
-from paceline.data.groups import group_keys, split_files
-from paceline.data.source import Encoded, Sample, Source
+from paceline.data.source import Encoded, Sample, Source, group_keys, split_files
 from paceline.data.whole_source import num_readers
 from paceline.images.decode import BadImage
-from paceline.images.reader_choice import choose_reader
+from paceline.images.readers import choose_reader
 
 
 class _Listed(NamedTuple):

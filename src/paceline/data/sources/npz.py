@@ -12,17 +12,16 @@ import numpy as np
 from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
+from paceline.config.flags import PixelSettings
 from paceline.config.settings import RunSettings
-from paceline.config.source_flags import PixelSettings
-from paceline.contracts.data_spec import LARGEST
-from paceline.contracts.pixel_format import MAX_CHANNELS, PixelFormat
+from paceline.contracts.data_spec import LARGEST, MAX_CHANNELS, PixelFormat
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
 from paceline.data.file_lists import first_few, named_root, untrained_classes
 from paceline.data.source import ArraySource
 from paceline.images.decode import BadImage, arrange_images, check_image_settings
-from paceline.images.deep_image import GREY_AND_RGB, DeepImage, to_format
-from paceline.images.reader_choice import make_format, read_pixel_settings
+from paceline.images.deep import GREY_AND_RGB, DeepImage, to_format
+from paceline.images.readers import make_format, read_pixel_settings
 
 DTYPES = ("uint8", "uint16", "float16", "float32", "float64")
 UNREADABLE = (OSError, ValueError, EOFError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error)

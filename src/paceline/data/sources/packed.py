@@ -9,11 +9,10 @@ from numpy.typing import NDArray
 
 from paceline.config.settings import RunSettings
 from paceline.core.errors import UserError
-from paceline.data.crop import Window, cropped, cut
 from paceline.data.file_lists import describe_problems, named_root, too_small
-from paceline.data.packing.format import PackedSplit
-from paceline.data.packing.manifest import read_manifest
+from paceline.data.packed import PackedSplit, read_manifest
 from paceline.data.source import Sample, Source
+from paceline.data.stream import Window, cropped, cut
 from paceline.images.decode import check_image_settings
 
 

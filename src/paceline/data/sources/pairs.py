@@ -11,13 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.config.flags import SeparateTestFolder
 from paceline.config.settings import setting
-from paceline.config.source_flags import SeparateTestFolder
 from paceline.core.errors import UserError
-from paceline.data.file_lists import SIZES_DIFFER, Problem, by_stem, by_suffix, images_under, named_root
-from paceline.data.groups import split_files
+from paceline.data.file_lists import FOLDERS, SIZES_DIFFER, Problem, by_stem, by_suffix, images_under, named_root
 from paceline.data.image_files import Files, ImageFiles, Sizes, SplitNames, separate_folder, split_folder
-from paceline.data.paired_folders import FOLDERS
+from paceline.data.source import split_files
 
 SPLIT_NAMES: SplitNames = {"train": ("train",), "test": ("test", "valid", "val")}
 

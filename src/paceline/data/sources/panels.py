@@ -12,8 +12,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from paceline.config.settings import RunSettings
@@ -21,17 +23,50 @@ from paceline.contracts.data_spec import INPUT, LEFT_OUT, SEGMENTATION, output_p
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
 from paceline.core.files import user_path
-from paceline.core.printable import printable
+from paceline.core.text import printable
+from paceline.data.bundled import FOLDER
 from paceline.data.file_lists import SIZES_DIFFER, Problem, by_stem, first_few, images_in
-from paceline.data.fixed_split import fixed_split
-from paceline.data.groups import split_files
-from paceline.data.image_files import Files, ImageFiles, Sizes, SplitNames, separate_folder, split_folder
-from paceline.data.panel_names import TARGET, PanelSettings, parse_panels
-from paceline.data.sample_regions import RegionField
-from paceline.data.source import ArraySource, Encoded, Sample
-from paceline.data.stained_tissue import stained_tissue
+from paceline.data.image_files import (
+    Files,
+    ImageFiles,
+    RegionField,
+    Sizes,
+    SplitNames,
+    separate_folder,
+    split_folder,
+)
+from paceline.data.source import (
+    TARGET,
+    ArraySource,
+    Encoded,
+    PanelSettings,
+    Sample,
+    fixed_split,
+    parse_panels,
+    split_files,
+)
 from paceline.images.decode import BadImage, arrange_image, check_grey_or_rgb
 from paceline.images.readers import image_size
+
+
+class StainedTissue(NamedTuple):
+    """Aligned images of the same tissue, each uint8 [512, 512, 3]."""
+
+    image: NDArray[np.uint8]
+    hematoxylin: NDArray[np.uint8]
+    dab: NDArray[np.uint8]
+    mask: NDArray[np.uint8]  # white where the tissue is dense
+
+
+def stained_tissue() -> StainedTissue:
+    """Return the image, and the stains and mask computed from it."""
+    return StainedTissue(*map(_read, ("ihc.webp", "ihc_hematoxylin.webp", "ihc_dab.webp", "ihc_mask.png")))
+
+
+def _read(name: str) -> NDArray[np.uint8]:
+    with Image.open(FOLDER / name) as image:
+        return np.array(image.convert("RGB"))
+
 
 SPLIT_NAMES: SplitNames = {"train": ("train",), "test": ("test", "val", "valid")}
 PAIR_NAMES: SplitNames = {"train": ("trainA",), "test": ("testA", "valA")}

@@ -10,20 +10,17 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
+from paceline.config.flags import PhotoSettings
 from paceline.config.settings import RunSettings
-from paceline.config.source_flags import PhotoSettings
 from paceline.core.errors import UserError
 from paceline.core.files import user_path
-from paceline.core.printable import printable
+from paceline.core.text import printable
 from paceline.data.bundled import FOLDER
-from paceline.data.file_lists import SIZES_DIFFER, Problem, by_suffix, first_few, images_under
-from paceline.data.groups import split_files
+from paceline.data.file_lists import SCALE, SIZES_DIFFER, Problem, by_suffix, check_independent, first_few, images_under
 from paceline.data.image_files import Files, ImageFiles, Sizes, SplitNames, separate_folder, split_folder
-from paceline.data.paired_folders import SCALE, check_independent
-from paceline.data.source import Sample
-from paceline.images.decode import BadImage
+from paceline.data.source import Sample, split_files
+from paceline.images.decode import BadImage, unlimited
 from paceline.images.readers import image_size
-from paceline.images.size_limit import unlimited
 
 SPLIT_NAMES: SplitNames = {"train": ("train", "DIV2K_train_HR"), "test": ("test", "DIV2K_valid_HR", "valid", "val")}
 SEEN_FOR_SCALE = 20  # number of images used to find the ratio of high to low resolution

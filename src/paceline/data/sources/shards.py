@@ -18,27 +18,21 @@ from numpy.typing import NDArray
 
 from paceline.config.settings import RunSettings, setting
 from paceline.contracts.data_spec import INPUT, DataSpec
-from paceline.core.activity import counted
 from paceline.core.errors import UserError
-from paceline.core.files import user_path
-from paceline.core.printable import printable
-from paceline.core.storage.cache import BlockCache
+from paceline.core.files import user_cache, user_path
 from paceline.core.storage.files import StoredFile
-from paceline.core.storage.reader import Reader
-from paceline.core.user_cache import user_cache
+from paceline.core.storage.reader import BlockCache, Reader
+from paceline.core.terminal import counted
+from paceline.core.text import printable
 from paceline.data.file_lists import SIZES_DIFFER, Problem, describe_problems, first_messages, listed_elsewhere
-from paceline.data.groups import group_keys, split_files
-from paceline.data.panel_names import PanelSettings, parse_panels
-from paceline.data.shards.catalog import Catalog, describe_detection, open_catalog
+from paceline.data.shards.catalog import Catalog, describe_detection, load_indexes, open_catalog
 from paceline.data.shards.index import HEADER_BYTES
-from paceline.data.shards.indexing import load_indexes
-from paceline.data.shards.layout import SampleLayout
-from paceline.data.shards.samples import LABEL, SampleTable, make_table
-from paceline.data.source import Sample, Source
-from paceline.data.tickets import Shuffle
+from paceline.data.shards.samples import LABEL, SampleLayout, SampleTable, make_table
+from paceline.data.source import PanelSettings, Sample, Source, group_keys, parse_panels, split_files
+from paceline.data.stream import Shuffle
 from paceline.data.whole_source import num_readers
 from paceline.images.decode import BadImage, check_image_settings
-from paceline.images.reader_choice import choose_reader
+from paceline.images.readers import choose_reader
 
 GIGABYTE = 10**9
 MAX_SUFFIXES = 8  # maximum number of suffixes in a note

@@ -21,27 +21,37 @@ from torch import Tensor
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Batch, DataSpec
 from paceline.core.errors import UserError, too_few_classes
-from paceline.core.lock import Lock
+from paceline.core.files import Lock
 from paceline.data.file_lists import first_few
 from paceline.data.fingerprint import fingerprint, fingerprint_of_files
 from paceline.data.transforms import to_eight_bits
-from paceline.evaluation.class_sums import CLASS_FID, MIN_IMAGES, ClassStatistics, ClassSums, distances_by_class
-from paceline.evaluation.contract import Case, Evaluator
+from paceline.evaluation.contract import NUM_GENERATED, NUM_REAL, Case, Evaluator, Protocol
 from paceline.evaluation.features.choice import choose_features
 from paceline.evaluation.features.network import NAMES, FeatureNetwork
-from paceline.evaluation.protocol import NUM_GENERATED, NUM_REAL, Protocol
-from paceline.evaluation.row_order import random_positions
 from paceline.evaluation.statistics import (
+    CLASS_FID,
     KERNEL_SUBSET,
+    MIN_IMAGES,
     NEIGHBOURS,
+    NUM_SPLITS,
+    ClassStatistics,
+    ClassSums,
+    FeatureSums,
+    Layout,
+    Statistics,
     density_and_coverage,
+    distances_by_class,
+    find_statistics,
     frechet_distance,
     inception_score,
     kernel_distance,
+    lock_statistics,
     precision_and_recall,
+    random_positions,
+    statistics_from,
+    store_statistics,
+    unflatten,
 )
-from paceline.evaluation.statistics_cache import find_statistics, lock_statistics, store_statistics
-from paceline.evaluation.sums import NUM_SPLITS, FeatureSums, Layout, Statistics, statistics_from, unflatten
 
 NUM_ROWS = 10_000  # number of real (and of generated) images whose features are kept for KID, precision and recall
 MOST_PRINTED_CLASSES = 20  # with more classes, training prints only the mean FID over all classes

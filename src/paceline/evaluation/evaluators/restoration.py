@@ -21,23 +21,23 @@ from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Batch, DataSpec
 from paceline.core.errors import UserError
 from paceline.data.source import sizes_of
-from paceline.evaluation.contract import Case, Evaluator
+from paceline.evaluation.contract import Case, Evaluator, MeasuredByRegion, Protocol, Quality
 from paceline.evaluation.image_metrics import (
     PEAK,
+    PROTOCOL,
     SIGMA,
     WINDOW,
+    check_niqe_size,
     check_sizes,
     describe_rounding,
     luma,
+    niqe,
+    perceptual_distance,
     protocol_label,
     psnr,
     ssim,
     to_levels,
 )
-from paceline.evaluation.niqe import PROTOCOL, check_niqe_size, niqe
-from paceline.evaluation.perceptual import perceptual_distance
-from paceline.evaluation.protocol import Protocol
-from paceline.evaluation.regions import MeasuredByRegion, Quality
 
 MEASURED = ("image", "bicubic", "input")  # fields of a prediction that are compared with the target
 METRICS = ("psnr", "ssim", "lpips", "niqe")

@@ -17,11 +17,20 @@ from torch import Tensor
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Batch, DataSpec
 from paceline.core.errors import UserError
-from paceline.evaluation.contract import Case, Evaluator
-from paceline.evaluation.image_metrics import PEAK, check_sizes, describe_rounding, psnr, ssim, to_levels
-from paceline.evaluation.overlap import CLASSES, MIDDLE, mean_of, overlaps, pixel_counts
-from paceline.evaluation.protocol import Protocol
-from paceline.evaluation.regions import MeasuredByRegion, Quality
+from paceline.evaluation.contract import Case, Evaluator, MeasuredByRegion, Protocol, Quality
+from paceline.evaluation.image_metrics import (
+    CLASSES,
+    MIDDLE,
+    PEAK,
+    check_sizes,
+    describe_rounding,
+    mean_of,
+    overlaps,
+    pixel_counts,
+    psnr,
+    ssim,
+    to_levels,
+)
 
 SEGMENTATION = "segmentation"
 

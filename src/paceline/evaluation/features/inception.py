@@ -1,24 +1,141 @@
-"""Loads the 2015 Inception network, on which FID is based, from a TorchScript file or from torch-fidelity.
-
-A TorchScript file is a program. It is loaded only if its SHA-256 is listed here or given by the user.
-"""
+"""The 2015 Inception network, on which FID is based, loaded from a TorchScript file as a plain module."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from functools import lru_cache
 from importlib.util import find_spec
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.core.checksums import checksum_of_file
 from paceline.core.errors import UserError, missing
-from paceline.core.files import user_path
-from paceline.evaluation.features.inception_network import inception_network
+from paceline.core.files import checksum_of_file, user_path
 from paceline.evaluation.features.network import Arithmetic, FeatureNetwork, Features, computing_in, hash_of
+
+PREFIX = "net.layers."
+EPSILON = 0.001  # added to the variances in BatchNorm
+
+
+class ConvReLU(nn.Module):
+    """A convolution followed by ReLU, as one kernel if cuDNN uses tensor cores."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, weight: Tensor, bias: Tensor, stride: int, padding: tuple[int, int]) -> None:
+        super().__init__()
+        self.register_buffer("weight", weight)
+        self.register_buffer("bias", bias)
+        self.stride, self.padding = (stride, stride), padding
+        self.aligned = weight.shape[1] % 8 == 0  # false only for the first layer, which has 3 input channels
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.aligned and _may_fuse(x):
+            return torch.cudnn_convolution_relu(x, self.weight, self.bias, self.stride, self.padding, (1, 1), 1)
+        return F.conv2d(x, self.weight, self.bias, self.stride, self.padding).relu_()
+
+
+class AveragedConvReLU(ConvReLU):
+    """A 1×1 convolution, a 3×3 average that ignores padding, then ReLU.
+
+    In the original network, the average comes first. Both operations are linear and the weights of an average sum to
+    one, so their order can be swapped. The average is then computed over far fewer channels.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.conv2d(x, self.weight, self.bias)
+        return F.avg_pool2d(x, 3, stride=1, padding=1, count_include_pad=False).relu_()
+
+
+class Branches(nn.Module):
+    """The outputs of several modules for the same input, concatenated as channels."""
+
+    def __init__(self, *branches: nn.Module) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(branches)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([branch(x) for branch in self.branches], dim=1)
+
+
+class Mean(nn.Module):
+    """The mean of each channel, in float32 or higher precision."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(dim=(2, 3), dtype=torch.promote_types(x.dtype, torch.float32))
+
+
+def inception_network(weights: Mapping[str, Tensor]) -> nn.Sequential:
+    """Return the network (299-pixel images in [-1, 1] to 2048 features); raise KeyError if a weight is missing."""
+
+    def conv(name: str, stride: int = 1, *, padded: bool = True, kind: type[ConvReLU] = ConvReLU) -> ConvReLU:
+        weight, bias = _fold(weights, PREFIX + name)
+        height, width = weight.shape[2:]
+        inside = padded and stride == 1
+        return kind(weight, bias, stride, (height // 2, width // 2) if inside else (0, 0))
+
+    def tower(name: str, count: int, stride: int = 1) -> nn.Sequential:
+        """Return a sequence of convolutions; the stride applies to the last one."""
+        names = [f"{name}.conv"] + [f"{name}.conv_{number}" for number in range(1, count)]
+        return nn.Sequential(*map(conv, names[:-1]), conv(names[-1], stride))
+
+    def fork(name: str) -> Branches:
+        return Branches(conv(f"{name}_mixed_conv"), conv(f"{name}_mixed_conv_1"))
+
+    def mixed(name: str, *lengths: int) -> Branches:
+        """Return an Inception block: a convolution, stacks of convolutions, and average pooling in parallel."""
+        towers = [tower(f"{name}.tower{_suffix(number)}", length) for number, length in enumerate(lengths)]
+        average = conv(f"{name}.tower_{len(lengths)}.conv", kind=AveragedConvReLU)
+        return Branches(conv(f"{name}.conv"), *towers, average)
+
+    def forked(name: str, last: nn.Module) -> Branches:
+        return Branches(
+            conv(f"{name}.conv"),
+            nn.Sequential(conv(f"{name}.tower_conv"), fork(f"{name}.tower")),
+            nn.Sequential(conv(f"{name}.tower_1_conv"), conv(f"{name}.tower_1_conv_1"), fork(f"{name}.tower_1")),
+            last,
+        )
+
+    halving = nn.MaxPool2d(3, stride=2)
+    return nn.Sequential(
+        conv("conv", stride=2),
+        conv("conv_1", padded=False),
+        conv("conv_2"),
+        halving,
+        conv("conv_3"),
+        conv("conv_4", padded=False),
+        halving,
+        *(mixed(f"mixed{_suffix(number)}", 2, 3) for number in range(3)),
+        Branches(conv("mixed_3.conv", stride=2), tower("mixed_3.tower", 3, stride=2), halving),
+        *(mixed(f"mixed_{number}", 3, 5) for number in range(4, 8)),
+        Branches(tower("mixed_8.tower", 2, stride=2), tower("mixed_8.tower_1", 4, stride=2), halving),
+        forked("mixed_9", conv("mixed_9.tower_2_conv", kind=AveragedConvReLU)),
+        forked("mixed_10", nn.Sequential(nn.MaxPool2d(3, stride=1, padding=1), conv("mixed_10.tower_2_conv"))),
+        Mean(),
+    ).eval()
+
+
+def _may_fuse(x: Tensor) -> bool:
+    """Return whether to use cuDNN's fused convolution and ReLU: it is faster on tensor cores but not deterministic."""
+    on_tensor_cores = x.is_cuda and torch.version.hip is None and x.is_contiguous(memory_format=torch.channels_last)
+    return on_tensor_cores and not torch.are_deterministic_algorithms_enabled()
+
+
+def _suffix(number: int) -> str:
+    return f"_{number}" if number else ""
+
+
+def _fold(weights: Mapping[str, Tensor], name: str) -> tuple[Tensor, Tensor]:
+    """Return the weight and bias of a convolution, with the BatchNorm that follows it (without scale) folded in."""
+    weight, beta, mean, var = (weights[f"{name}.{part}"].double() for part in ("weight", "beta", "mean", "var"))
+    scale = (var + EPSILON).rsqrt()
+    dtype = weights[f"{name}.weight"].dtype
+    return (weight * scale[:, None, None, None]).to(dtype), (beta - mean * scale).to(dtype)
+
 
 SIDE_PX = 299
 NUM_FEATURES = 2048

@@ -10,15 +10,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.images.degradation.kernels import (
+from paceline.images.degradation.operations import (
     NUM_BLUR_NUMBERS,
+    NUM_FILTERS,
+    NUM_NOISE_NUMBERS,
     NUM_SINC_NUMBERS,
+    NoiseParameters,
+    Numbers,
+    between,
+    pick,
     random_blur_kernels,
+    random_noise,
     random_sinc_kernels,
 )
-from paceline.images.degradation.noise import NUM_NOISE_NUMBERS, NoiseParameters, random_noise
-from paceline.images.degradation.numbers import Numbers, between, pick
-from paceline.images.degradation.resizing import NUM_FILTERS
 
 NUM_RESIZE_NUMBERS = 3
 NUM_JPEG_NUMBERS = 1

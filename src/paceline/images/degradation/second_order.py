@@ -21,11 +21,10 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import describe_error
-from paceline.core.float32 import float32_products
-from paceline.core.printable import print_line
+from paceline.core.gpu import float32_products
+from paceline.core.text import print_line
 from paceline.images.degradation import torch_steps
-from paceline.images.degradation.canvas import Canvas, full_canvas
-from paceline.images.degradation.numbers import Numbers
+from paceline.images.degradation.operations import Canvas, Numbers, full_canvas
 from paceline.images.degradation.parameters import (
     FIRST,
     SECOND,

@@ -12,13 +12,20 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from paceline.images.degradation.canvas import Canvas, choose, larger_shape, with_shape
-from paceline.images.degradation.jpeg import jpeg
-from paceline.images.degradation.kernels import blur
-from paceline.images.degradation.noise import Noise, make_noise
-from paceline.images.degradation.numbers import constant
+from paceline.images.degradation.operations import (
+    Canvas,
+    Noise,
+    Resizing,
+    blur,
+    choose,
+    constant,
+    jpeg,
+    larger_shape,
+    make_noise,
+    make_resizing,
+    with_shape,
+)
 from paceline.images.degradation.parameters import FinalParameters, Resize, RoundParameters
-from paceline.images.degradation.resizing import Resizing, make_resizing
 
 # Which of the four resizes and of the two noises of the sequence each of ORDERS uses.
 RESIZE_USED, NOISE_USED = (0, 0, 1, 2, 2, 3), (0, 1, 0, 0, 1, 1)

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.errors import UserError
-from paceline.core.printable import printable
+from paceline.core.text import printable
 from paceline.core.types import JsonObject
 
 RECORD = struct.Struct("<IIB")

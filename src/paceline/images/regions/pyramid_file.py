@@ -1,18 +1,15 @@
-"""Writes a tiled, compressed, pyramidal BigTIFF or OME-TIFF by region; a killed command can resume.
-
-The tiles at full resolution are written block by block, in the order in which blocks are computed. Each further level
-has half the resolution. Its tiles are computed from those of the level before it, which are read back from the file as
-soon as they have been written.
-"""
+"""Writes a tiled, compressed, pyramidal BigTIFF or OME-TIFF by region; an interrupted file can be continued."""
 
 from __future__ import annotations
 
+import struct
 import zlib
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from xml.sax.saxutils import quoteattr
 
 import numpy as np
@@ -22,19 +19,108 @@ from paceline.core.ordered_map import num_cores, ordered_map
 from paceline.core.types import JsonObject
 from paceline.images.regions.journal import JournaledFile
 from paceline.images.regions.region_image import Box
-from paceline.images.regions.tiff_structure import (
-    ASCII,
-    BYTE,
-    HEADER_BYTES,
-    IFD8,
-    LONG,
-    LONG8,
-    RATIONAL,
-    SHORT,
-    Directory,
-    encode_header,
-)
-from paceline.images.regions.tile_order import Place, TileOrder
+
+HEADER_BYTES = 16
+BYTE, ASCII, SHORT, LONG, RATIONAL, LONG8, IFD8 = 1, 2, 3, 4, 5, 16, 18  # types of values
+FORMATS = {BYTE: "B", ASCII: "B", SHORT: "H", LONG: "I", LONG8: "Q", IFD8: "Q"}
+
+Value = bytes | Sequence[int]  # numbers, also as the bytes of the file
+
+
+@dataclass(frozen=True)
+class Directory:
+    """The tags of one image: for each tag, a type and its values; a rational number has two values."""
+
+    tags: Mapping[int, tuple[int, Value]]
+
+    def encode(self, offset: int, following: int = 0) -> bytes:
+        """Return the directory for a position in the file, with its values; `following` is the next one's position."""
+        tags = sorted(self.tags.items())
+        values_at = offset + 8 + 20 * len(tags) + 8
+        entries, values = [], b""
+        for tag, (kind, value) in tags:
+            content = value if isinstance(value, bytes) else struct.pack(f"<{len(value)}{_format(kind)}", *value)
+            count = len(content) // _num_bytes(kind)
+            if len(content) <= 8:
+                stored = content.ljust(8, b"\0")
+            else:
+                stored = struct.pack("<Q", values_at + len(values))
+                values += content + b"\0" * (-len(content) % 8)
+            entries.append(struct.pack("<HHQ", tag, kind, count) + stored)
+        return struct.pack("<Q", len(tags)) + b"".join(entries) + struct.pack("<Q", following) + values
+
+
+def encode_header(first: int) -> bytes:
+    """Return the header of a file whose first directory is at this position."""
+    return struct.pack("<2sHHHQ", b"II", 43, 8, 0, first)
+
+
+def _format(kind: int) -> str:
+    return "I" if kind == RATIONAL else FORMATS[kind]
+
+
+def _num_bytes(kind: int) -> int:
+    return 8 if kind == RATIONAL else struct.calcsize(f"<{FORMATS[kind]}")
+
+
+class Place(NamedTuple):
+    """The level, row and column of a tile in a pyramid."""
+
+    level: int
+    row: int
+    column: int
+
+
+class TileOrder:
+    """The position of each tile in the file, and the tiles that follow each block."""
+
+    def __init__(self, grids: Sequence[tuple[int, int]], blocks: Iterable[tuple[slice, slice]]) -> None:
+        """Order the tiles of levels with these numbers of rows and columns; blocks are rows and columns of tiles."""
+        self.numbers = [np.full(grid, -1, np.int64) for grid in grids]
+        self._missing = [np.zeros(grid, np.int8) for grid in grids]  # how many tiles each tile still needs
+        for above, missing in zip(grids, self._missing[1:], strict=False):
+            rows, columns = np.indices(above).reshape(2, -1)
+            np.add.at(missing, (rows // 2, columns // 2), 1)
+        self.num_tiles = 0
+        self.starts: list[int] = []  # the number of each block's first tile
+        self._ends: list[int] = []  # the number after each block's last tile
+        self._following: list[list[list[Place]]] = []
+        for rows_of_block, columns_of_block in blocks:
+            self.starts.append(self.num_tiles)
+            fresh = np.mgrid[rows_of_block, columns_of_block].reshape(2, -1)
+            self._append(0, fresh)
+            self._ends.append(self.num_tiles)
+            self._following.append(self._completed_by(fresh))
+
+    def num_blocks(self, num_tiles: int) -> int:
+        """Return the number of complete blocks in a file that has this number of tiles so far."""
+        return bisect_right(self._ends, num_tiles)
+
+    def following(self, block: int) -> list[list[Place]]:
+        """Return the lower-resolution tiles that are written after a block, one list per level."""
+        return self._following[block]
+
+    def number(self, place: Place) -> int:
+        """Return the position of a tile."""
+        return int(self.numbers[place.level][place.row, place.column])
+
+    def _completed_by(self, fresh: NDArray[np.int64]) -> list[list[Place]]:
+        """Return the tiles of the lower levels that new tiles complete."""
+        found = []
+        for level in range(1, len(self.numbers)):
+            needed_by = fresh // 2
+            np.subtract.at(self._missing[level], tuple(needed_by), 1)
+            needed_by = np.unique(needed_by, axis=1)
+            fresh = needed_by[:, self._missing[level][tuple(needed_by)] == 0]
+            self._append(level, fresh)
+            found.append([Place(level, int(row), int(column)) for row, column in fresh.T])
+        return found
+
+    def _append(self, level: int, places: NDArray[np.int64]) -> None:
+        count = places.shape[1]
+        self.numbers[level][tuple(places)] = np.arange(self.num_tiles, self.num_tiles + count)
+        self.num_tiles += count
+
 
 SMALLEST_LEVEL_PX = 1024  # levels are added until both sides are at most this long
 DEFLATE, HORIZONTAL, CENTIMETRE = 8, 2, 3  # values of TIFF tags

@@ -11,11 +11,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Batch, Loss, Phase, Recipe
-from paceline.parallel.ddp_options import NO_BUFFER_BROADCAST
-from paceline.parallel.memory_shares import MemoryShares, bytes_of
 from paceline.parallel.precision import Precision
-from paceline.parallel.strategy import NOTHING, Strategy
-from paceline.parallel.unused_parameters import check_gradients
+from paceline.parallel.strategy import NO_BUFFER_BROADCAST, NOTHING, MemoryShares, Strategy, bytes_of, check_gradients
 from paceline.parallel.world import World
 
 

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Batch, Loss, Phase, Recipe
-from paceline.parallel.memory_shares import MemoryShares
 from paceline.parallel.precision import Precision
-from paceline.parallel.strategy import PhaseCall, Strategy
+from paceline.parallel.strategy import MemoryShares, PhaseCall, Strategy
 from paceline.parallel.world import World, gpu_ids
 
 

@@ -20,13 +20,9 @@ from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Batch, Loss, Phase, Recipe
 from paceline.core.errors import UserError
 from paceline.parallel.blocks import blocks_of, shares_parameters
-from paceline.parallel.memory_shares import MemoryShares, bytes_of
-from paceline.parallel.penalty_check import RejectPenalty
 from paceline.parallel.precision import Precision
-from paceline.parallel.shards import is_sharded
-from paceline.parallel.staged_collectives import StagedAllGather, StagedReduceScatter
-from paceline.parallel.strategy import Strategy
-from paceline.parallel.trainable import Trainable
+from paceline.parallel.shards import RejectPenalty, StagedAllGather, StagedReduceScatter, is_sharded
+from paceline.parallel.strategy import MemoryShares, Strategy, Trainable, bytes_of
 from paceline.parallel.world import World
 
 # Copies of the largest block in a backward pass: its weights, those of the next block, its gradients, and the gradients

@@ -17,10 +17,8 @@ from torch import Tensor, nn
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Recipe
 from paceline.core.errors import UserError, missing
-from paceline.parallel.memory_shares import MemoryShares, bytes_of
 from paceline.parallel.precision import Precision
-from paceline.parallel.strategy import StepData, Strategy
-from paceline.parallel.unused_parameters import check_gradients
+from paceline.parallel.strategy import MemoryShares, StepData, Strategy, bytes_of, check_gradients
 from paceline.parallel.world import World
 
 if TYPE_CHECKING:

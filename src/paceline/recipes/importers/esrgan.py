@@ -12,7 +12,7 @@ from paceline.contracts.data_spec import DataSpec
 from paceline.contracts.importer import Importer
 from paceline.core.errors import UserError
 from paceline.core.types import SettingValue
-from paceline.models.known_architectures import check_architecture, first_keys
+from paceline.models.networks import check_architecture, first_keys
 from paceline.models.torch_file import read_state_dict
 
 SUPPORTED = "--recipe esrgan reads ESRGAN and Real-ESRGAN generators"

@@ -11,8 +11,7 @@ from paceline.contracts.data_spec import DataSpec
 from paceline.contracts.importer import Importer
 from paceline.core.errors import UserError
 from paceline.core.types import SettingValue
-from paceline.models.known_architectures import check_architecture, first_keys
-from paceline.models.networks import missing_recognisers, recognise
+from paceline.models.networks import check_architecture, first_keys, missing_recognisers, recognise
 from paceline.models.torch_file import read_state_dict
 
 CROP_PX = 64  # size of the network's input in the data spec; the network accepts images of any size

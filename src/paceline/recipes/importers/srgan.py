@@ -18,7 +18,7 @@ from paceline.contracts.data_spec import DataSpec
 from paceline.contracts.importer import Importer
 from paceline.core.errors import UserError
 from paceline.core.types import SettingValue
-from paceline.models.known_architectures import check_architecture, first_keys
+from paceline.models.networks import check_architecture, first_keys
 from paceline.models.torch_file import read_state_dict
 
 Layer = dict[str, Tensor]  # a layer's tensors: weight, bias, running_mean, …

@@ -11,8 +11,7 @@ from paceline.contracts.data_spec import DataSpec
 from paceline.contracts.importer import Importer
 from paceline.core.errors import UserError
 from paceline.core.types import SettingValue
-from paceline.models.network_choice import NetworkChoice
-from paceline.models.networks import describe_weights, make_pretrained
+from paceline.models.networks import NetworkChoice, describe_weights, make_pretrained
 from paceline.models.torch_file import read_state_dict
 
 ARGUMENTS = "network_args."

@@ -1,8 +1,8 @@
-"""Settings, defaults and loss terms shared by recipes that restore images."""
+"""Settings, defaults, networks and loss terms of recipes that restore images."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -10,15 +10,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from paceline.config.resolve import Arguments
 from paceline.config.settings import setting
 from paceline.contracts.recipe import Best, Recipe
-from paceline.core.errors import UserError
+from paceline.core.errors import UserError, unknown
 from paceline.core.types import SettingValues
-from paceline.models.features import Features
-from paceline.models.image_losses import fft_loss, ssim_loss
+from paceline.models.features import Features, check_lpips, lpips_loss
 from paceline.models.layers import in_full_precision
-from paceline.models.lpips_network import check_lpips, lpips_loss
-from paceline.recipes.parts.colours import check_colours
+from paceline.models.losses import fft_loss, ssim_loss
+from paceline.models.networks import NetworkChoice, NetworkTask, make_network
+
+
+def check_colours(setting_text: str, network: str, channels: int) -> None:
+    """Raise UserError if a network that was trained on photographs cannot process images with these channels."""
+    if channels not in (1, 3):
+        name = setting_text.partition("=")[0]
+        raise UserError(
+            f"{setting_text}: {network} takes images with 1 or 3 channels, not {channels}; use --set {name}=0"
+        )
+
 
 CHARBONNIER_EPSILON = 1e-3  # for differences well below this, the loss is quadratic
 
@@ -176,3 +186,17 @@ def check_weights(content: ContentLoss, adversarial: float, channels: int) -> No
         check_colours(f"lpips={content.others['lpips'][0]:g}", "LPIPS", channels)
     if not (content or adversarial):
         raise UserError("pixel=0: all loss weights are zero; make at least one of them positive, e.g. pixel=1")
+
+
+def make_image_network(
+    name: str, arguments: Arguments, task: NetworkTask, own: Mapping[str, Callable[[], nn.Module]]
+) -> nn.Module:
+    """Return the recipe's own network of this name, or else the network `PROVIDER:NAME` with these arguments."""
+    if ":" in name:
+        return make_network(NetworkChoice(name, arguments), task)
+    if name not in own:
+        raise UserError(f"network={name}: {unknown('network', name, own)} Networks from spandrel: spandrel:NAME")
+    if arguments:
+        given = next(iter(arguments))
+        raise UserError(f"network_args.{given}: only for networks from spandrel, not for network={name}; leave it out")
+    return own[name]()

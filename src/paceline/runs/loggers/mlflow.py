@@ -12,10 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from paceline.core.printable import print_line
-from paceline.core.secrets import redact
-from paceline.runs.logger import Logger, LogLine, Pixels
-from paceline.runs.logger_runs import describe_run, read_run_id, write_run_id
+from paceline.core.text import print_line, redact
+from paceline.runs.logger import Logger, LogLine, Pixels, describe_run, read_run_id, write_run_id
 
 NAME = "mlflow"
 FOLDER = "mlflow"  # in the run folder, used if no tracking server is set

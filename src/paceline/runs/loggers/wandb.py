@@ -14,10 +14,8 @@ from urllib.parse import urlsplit
 
 from PIL import Image
 
-from paceline.core.printable import print_line
-from paceline.core.secrets import one_line, redact
-from paceline.runs.logger import Logger, Pixels
-from paceline.runs.logger_runs import describe_run, read_run_id, write_run_id
+from paceline.core.text import one_line, print_line, redact
+from paceline.runs.logger import Logger, Pixels, describe_run, read_run_id, write_run_id
 from paceline.runs.metrics import SAMPLE_NAME, SAMPLES, read_metrics
 
 NAME = "wandb"

@@ -9,18 +9,15 @@ from pathlib import Path
 
 from paceline.config.files import identity
 from paceline.config.resolve import Config
-from paceline.core.activity import activity
 from paceline.core.errors import UserError
-from paceline.core.heartbeat import beat
-from paceline.core.printable import print_line
-from paceline.core.secrets import one_line
+from paceline.core.terminal import activity
+from paceline.core.text import one_line, print_line
+from paceline.core.watch import beat
 from paceline.data.fingerprint import without_sizes
-from paceline.runs.checkpoint_reader import is_whole
+from paceline.runs.checkpoint import is_whole
 from paceline.runs.folder import RunFolder
-from paceline.runs.mirror.destination import open_destination
-from paceline.runs.mirror.mirror import Mirror
-from paceline.runs.mirror.published import fetch_config, restore
-from paceline.runs.mirror.staging import Staging
+from paceline.runs.mirror.mirror import Mirror, Staging
+from paceline.runs.mirror.published import fetch_config, open_destination, restore
 from paceline.runs.record import RunRecord, read_record
 
 

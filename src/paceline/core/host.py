@@ -1,0 +1,101 @@
+"""The host: free memory for this process, and the load when a command started."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+# Names of files in a cgroup's folder. The last name in each tuple is the one used by cgroup v1.
+LIMITS = ("memory.max", "memory.high", "memory.limit_in_bytes")
+USED = ("memory.current", "memory.usage_in_bytes")
+RECLAIMABLE = ("inactive_file", "total_inactive_file")  # page cache in memory.stat; "total" includes child groups
+DEFAULT_FREE_BYTES = 4 * 2**30  # assumed if the system does not report free memory
+
+
+def free_host_bytes(root: Path = Path("/")) -> int:
+    """Return the machine's available memory, or what is left in this process's container or job, if that is less."""
+    available = _table(root / "proc/meminfo").get("MemAvailable:", DEFAULT_FREE_BYTES // 1024) * 1024
+    return max(0, min([available, *(left for group in _groups(root) for left in _free_bytes_in(group))]))
+
+
+def own_host_bytes(root: Path = Path("/")) -> int:
+    """Return the memory that this process uses; 0 if the system does not report it."""
+    return _table(root / "proc/self/status").get("VmRSS:", 0) * 1024
+
+
+def _groups(root: Path) -> Iterator[Path]:
+    """Yield the folders of the cgroups that account for this process's memory, and of their parents."""
+    own: dict[str, str] = {}
+    for line in _lines(root / "proc/self/cgroup"):
+        _, controllers, path = line.split(":", 2)
+        own |= dict.fromkeys(controllers.split(","), path)  # for cgroup v2, the list of controllers is empty
+    for line in _lines(root / "proc/self/mountinfo"):
+        place, _, system = line.partition(" - ")
+        shown, mounted = place.split()[3:5]  # the cgroup at the root of the mount, and the mount point
+        kind, *_, options = system.split()
+        controller = {"cgroup": "memory", "cgroup2": ""}.get(kind)
+        if controller in own and (not controller or controller in options.split(",")):
+            inside = _inside(PurePosixPath(own[controller]), PurePosixPath(shown))
+            yield from (root / mounted.lstrip("/") / group for group in (inside, *inside.parents))
+
+
+def _inside(path: PurePosixPath, shown: PurePosixPath) -> PurePosixPath:
+    """Return a cgroup's path relative to a mount, or the mount's root if the cgroup is not below the mount."""
+    return path.relative_to(shown) if path.is_relative_to(shown) and ".." not in path.parts else PurePosixPath()
+
+
+def _free_bytes_in(group: Path) -> Iterator[int]:
+    """Yield the bytes that a cgroup has left under each of its limits."""
+    cached = max(_table(group / "memory.stat").get(name, 0) for name in RECLAIMABLE)
+    used = sum(_numbers(group, USED)) - cached
+    yield from (limit - used for limit in _numbers(group, LIMITS))
+
+
+def _numbers(group: Path, names: tuple[str, ...]) -> Iterator[int]:
+    yield from (int(line) for name in names for line in _lines(group / name) if line.isdigit())
+
+
+def _table(file: Path) -> dict[str, int]:
+    """Parse a file whose lines contain a name and a number."""
+    rows = (line.split() for line in _lines(file))
+    return {row[0]: int(row[1]) for row in rows if len(row) > 1 and row[1].isdigit()}
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text().splitlines()
+    except OSError:
+        return []
+
+
+MARGIN = 1.0  # a load average above the number of cores by more than this means that tasks had to wait
+LOAD = "PACELINE_LOAD_AT_START"  # environment variable, so that all processes of a command report the same load
+
+
+def record_load() -> None:
+    """Remember the load average of the machine, before this command adds to it."""
+    os.environ.setdefault(LOAD, f"{_load_average():.1f}")
+
+
+def is_busy(load_average: float, cores: int) -> bool:
+    """Return whether clearly more tasks than cores were running or waiting."""
+    return load_average > cores + MARGIN
+
+
+def excess_load() -> str:
+    """Return the load average when the command started, as `5.3 on 2 cores`; empty if the machine was not busy.
+
+    In a program that imports Paceline, return the current load average.
+    """
+    text = os.environ.get(LOAD) or f"{_load_average():.1f}"
+    cores = os.cpu_count() or 1  # of the machine, because the load average is that of the machine
+    return f"{text} on {cores} core{'s' * (cores > 1)}" if is_busy(float(text), cores) else ""
+
+
+def _load_average() -> float:
+    """Return the number of tasks that were running or waiting for a core, averaged over the last minute."""
+    try:
+        return os.getloadavg()[0]
+    except (AttributeError, OSError):  # not available on this system
+        return 0.0

@@ -1,0 +1,386 @@
+"""The terminal: the console that commands print to, and the status of a command below the printed lines."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from importlib.machinery import ModuleSpec
+from types import ModuleType, TracebackType
+from typing import IO, Any, Self, TextIO, TypeVar, cast
+
+from rich.console import Console
+from rich.text import Text
+
+from paceline.core.text import columns_of, duration, print_line, printable, printable_lines
+
+
+class Screen(Console):
+    """A console that escapes control characters in the text it prints.
+
+    `soft_wrap` leaves long lines whole in files and pipes. On a terminal, long lines of text are always broken between
+    words, because the terminal itself would break them inside a word.
+    """
+
+    def print(self, *objects: Any, soft_wrap: bool | None = None, **options: Any) -> None:
+        if self.is_terminal and all(isinstance(one, str | Text) for one in objects):
+            soft_wrap = False
+        super().print(*objects, soft_wrap=soft_wrap, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(printable_lines(text), **options)
+
+
+def open_screen(*, file: IO[str] | None = None, soft_wrap: bool = False) -> Console:
+    """Return a console that prints text literally: [word] is not markup and :word: is not an emoji."""
+    return Screen(file=file, soft_wrap=soft_wrap, highlight=False, markup=False, emoji=False)
+
+
+def literal(text: str) -> Text:
+    """Return text as a `rich.text.Text`, for functions that would parse markup in a string."""
+    return Text(printable_lines(text))
+
+
+FIRST_SECONDS, MAX_SECONDS = 2.0, 10.0  # time until the first progress line, and the longest time between two lines
+
+
+class Ticker(threading.Thread):
+    """A daemon thread that calls a function at a fixed interval until it is stopped."""
+
+    def __init__(self, seconds: float, call: Callable[[], None]) -> None:
+        super().__init__(name="ticker", daemon=True)
+        self._seconds, self._call, self._ended = seconds, call, threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        while not self._ended.wait(self._seconds):
+            with suppress(OSError, ValueError):  # the terminal or the pipe is closed
+                self._call()
+
+    def stop(self) -> None:
+        """Make no further calls; a call that is in progress is not interrupted."""
+        self._ended.set()
+
+
+class Patience:
+    """Decides when a progress line is due: after two seconds without output, then less often, up to every 10 seconds.
+
+    Short activities therefore print nothing, and long activities do not flood a log file.
+    """
+
+    def __init__(self) -> None:
+        self._seconds, self._printed_at = FIRST_SECONDS, time.monotonic()
+
+    def is_over(self) -> bool:
+        """Return whether a line is due; if it is, the caller prints it and the next line is due later."""
+        now = time.monotonic()
+        if now - self._printed_at < self._seconds:
+            return False
+        self._seconds, self._printed_at = min(2 * self._seconds, MAX_SECONDS), now
+        return True
+
+    def note_output(self) -> None:
+        """Start waiting anew, because another line was printed."""
+        self._printed_at = time.monotonic()
+
+
+SECONDS_BETWEEN_TICKS = 0.25
+ERASE_LINE = "\r\x1b[2K"
+CONTROLS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # sequences that move the cursor, change colours or erase text
+
+
+class Status:
+    """What a process is doing, as text that changes with time."""
+
+    in_place: bool  # whether the status is rewritten in place
+    ends_with_output: bool  # whether the next line on stdout ends the status
+
+    def is_over(self) -> bool:
+        """Return whether the status no longer applies."""
+        return False
+
+    def frame(self) -> str:
+        """Return the text to show in place; empty to show nothing yet."""
+        raise NotImplementedError
+
+    def line(self) -> str:
+        """Return the line to print if the status is not shown in place; empty if no line is due."""
+        raise NotImplementedError
+
+
+class StatusLine:
+    """Shows the latest status on stderr, and erases it before other text is printed.
+
+    When a status ends, the one before it is shown again. A background thread refreshes the status, so that it
+    changes even while the main thread is busy.
+    """
+
+    def __init__(self) -> None:
+        self._stream: TextIO | None = None
+        self._reset()
+        # No status is being written during a fork, and a child process has no thread and shows no status.
+        os.register_at_fork(
+            before=lambda: self._lock.acquire(),
+            after_in_parent=lambda: self._lock.release(),
+            after_in_child=self._reset,
+        )
+
+    def _reset(self) -> None:
+        self._lock = threading.RLock()
+        self._statuses: list[Status] = []
+        self._ticker: Ticker | None = None
+        self._drawn = ""
+        self._is_within_line = False  # part of a line has been printed: a status would erase or interrupt it
+
+    def write_to(self, stream: TextIO) -> None:
+        """Write to this stream instead of `sys.stderr`, which may be redirected to a log file."""
+        self._stream = stream
+
+    def begin(self, status: Status) -> None:
+        """Show a status until it ends."""
+        with self._lock:
+            self._erase()
+            self._statuses.append(status)
+            self._ticker = self._ticker or Ticker(SECONDS_BETWEEN_TICKS, self.refresh)
+
+    def end(self, status: Status | None = None) -> None:
+        """Stop showing a status and those that began after it; without an argument, all of them."""
+        with self._lock:
+            if status is None or status in self._statuses:
+                self._erase()
+                del self._statuses[self._statuses.index(status) if status else 0 :]
+
+    def refresh(self, status: Status | None = None) -> None:
+        """Show the text of the current status if it has changed; with an argument, only if that status is current."""
+        with self._lock:
+            current = self._statuses[-1] if self._statuses else None
+            if current is None or (status is not None and status is not current):
+                return
+            if current.is_over():
+                self.end(current)
+            elif self._is_within_line:
+                return
+            elif current.in_place:
+                self._draw(current.frame())
+            elif line := current.line():
+                print_line(line, sys.stderr)
+
+    def give_way(self, ends: bool) -> None:
+        """Erase the status, because other text is about to be printed; text on stdout also ends an activity."""
+        with self._lock:
+            self._erase()
+            if ends:
+                self._statuses = [status for status in self._statuses if not status.ends_with_output]
+
+    def print(self, text: str, stream: TextIO, *, ends: bool) -> int:
+        """Write text to a stream in place of the status, which is shown again below the text."""
+        with self._lock:
+            if text:
+                self.give_way(ends)
+            visible = CONTROLS.sub("", text) if stream is self._target() or stream.isatty() else ""
+            if visible:
+                self._is_within_line = not visible.endswith(("\n", "\r"))
+            return stream.write(text)
+
+    def take_over(self) -> None:
+        """Erase the status of another process, which writes to the same terminal, before the next text is printed."""
+        self._drawn = ERASE_LINE if self._target().isatty() else ""
+
+    def _draw(self, text: str) -> None:
+        width = columns_of(self._target())
+        text = f"…{text[len(text) - width + 2 :]}" if 0 < width <= len(text) else text  # the count is at the end
+        if text != self._drawn:
+            self._write(f"{ERASE_LINE}{text}")
+            self._drawn = text
+
+    def _erase(self) -> None:
+        if self._drawn:
+            self._drawn = ""
+            self._write(ERASE_LINE)
+
+    def _write(self, text: str) -> None:
+        target = self._target()
+        target.write(text)
+        target.flush()
+
+    def _target(self) -> TextIO:
+        return self._stream or sys.stderr
+
+
+class WatchedStream:
+    """A text stream that erases the status before text is written; other attributes are those of the stream."""
+
+    def __init__(self, stream: TextIO, status_line: StatusLine, *, shows_results: bool) -> None:
+        self._stream, self._status_line, self._shows_results = stream, status_line, shows_results
+
+    def write(self, text: str) -> int:
+        return self._status_line.print(text, self._stream, ends=self._shows_results)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def watch_streams(status_line: StatusLine) -> None:
+    """Erase the status before this process writes to stdout or stderr."""
+    if isinstance(sys.stderr, WatchedStream):
+        return
+    status_line.write_to(sys.stderr)
+    sys.stdout = cast(TextIO, WatchedStream(sys.stdout, status_line, shows_results=True))
+    sys.stderr = cast(TextIO, WatchedStream(sys.stderr, status_line, shows_results=False))
+
+
+Item = TypeVar("Item")
+SHOWN = "PACELINE_ACTIVITY"  # environment variable, which worker processes inherit
+SECONDS_BETWEEN_FRAMES = 0.1  # time between two updates of a counter on a terminal
+SECONDS_UNTIL_COUNTED = 1  # on a terminal, the elapsed time is shown from this second on
+SHOW_CURSOR = "\x1b[?25h"
+_reported: set[str] = set()  # activities that this process has printed
+_status_line = StatusLine()
+
+
+def show_activities() -> None:
+    """Turn on the lines for this process and for the processes that it starts."""
+    os.environ[SHOWN] = "1"
+    watch_streams(_status_line)
+    if "torch" not in sys.modules:
+        sys.meta_path.insert(0, _TorchNotice())
+
+
+def show_activities_of_worker() -> None:
+    """Count the seconds of activities in a worker process, if its launcher shows activities."""
+    if _is_shown():
+        watch_streams(_status_line)
+        take_over_terminal()
+
+
+def take_over_terminal() -> None:
+    """Erase the count of another process, which writes to the same terminal, before this process prints again."""
+    if _is_shown():
+        _status_line.take_over()
+
+
+def restore_terminal() -> None:
+    """Show the cursor and begin a new line, after a process was killed while it drew a progress bar."""
+    if _is_shown() and is_terminal(sys.stderr):
+        print(SHOW_CURSOR, file=sys.stderr, flush=True)
+
+
+def activity(text: str, until: Callable[[], bool] = lambda: False) -> None:
+    """Report an activity that may take seconds, such as "loading PyTorch".
+
+    Only rank 0 prints the line, and a process prints the same line only once. The seconds are counted in place on a
+    terminal; elsewhere, a line is printed every 10 seconds. The activity ends with the next activity, with the next
+    line on stdout, or when `until` returns True.
+    """
+    if not _is_shown():
+        return
+    _status_line.give_way(ends=True)
+    if text not in _reported:
+        _reported.add(text)
+        print_line(f"{text} …", sys.stderr)
+    _status_line.begin(_Activity(printable(text), until))
+
+
+def end_activity() -> None:
+    """Stop counting the seconds of the current activity."""
+    _status_line.end()
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Return whether a stream is a terminal that can move its cursor."""
+    return stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+
+
+class _Activity(Status):
+    """The seconds since an activity began."""
+
+    def __init__(self, text: str, until: Callable[[], bool]) -> None:
+        self.ends_with_output, self.in_place = True, is_terminal(sys.stderr)
+        self._text, self._until = text, until
+        self._began = self._printed_at = time.monotonic()
+
+    def is_over(self) -> bool:
+        return self._until()
+
+    def frame(self) -> str:
+        seconds = int(time.monotonic() - self._began)
+        return f"  {duration(seconds)}" if seconds >= SECONDS_UNTIL_COUNTED else ""
+
+    def line(self) -> str:
+        now = time.monotonic()
+        if now - self._printed_at < MAX_SECONDS:
+            return ""
+        self._printed_at = now
+        return f"still {self._text} ({duration(now - self._began)}) …"
+
+
+class Counter(Status):
+    """Counts a slow activity inside a `with` block, for example "measuring: 3 of 21 (14%)".
+
+    On a terminal, the count is updated in place and erased at the end. Elsewhere, a line is printed after two seconds
+    and then at least every 10 seconds.
+    """
+
+    def __init__(self, text: str, total: int) -> None:
+        self.ends_with_output, self.in_place = False, is_terminal(sys.stderr)
+        self._text, self._total, self._done = printable(text), total, 0
+        self._began, self._patience, self._next = time.monotonic(), Patience(), 0.0
+
+    def __enter__(self) -> Self:
+        if _is_shown():
+            _status_line.begin(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _status_line.end(self)
+
+    def update(self, done: int) -> None:
+        """Show how much is done, unless it was shown a moment ago."""
+        self._done = done
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + SECONDS_BETWEEN_FRAMES
+            _status_line.refresh(self)
+
+    def frame(self) -> str:
+        seconds = int(time.monotonic() - self._began)
+        return f"{self._count()}{f'  {duration(seconds)}' if seconds >= SECONDS_UNTIL_COUNTED else ''}"
+
+    def line(self) -> str:
+        return f"{self._count()} …" if self._patience.is_over() else ""
+
+    def _count(self) -> str:
+        return f"{self._text}: {self._done:,} of {self._total:,} ({self._done / max(self._total, 1):.0%})"
+
+
+def counted(items: Iterable[Item], text: str, total: int) -> Iterator[Item]:
+    """Yield the items of a slow loop and show how many are done."""
+    with Counter(text, total) as counter:
+        for number, item in enumerate(items, start=1):
+            yield item
+            counter.update(number)
+
+
+def _is_shown() -> bool:
+    return SHOWN in os.environ and os.environ.get("RANK", "0") == "0"
+
+
+class _TorchNotice:
+    """An import finder that finds no modules. It reports the first import of torch, which takes seconds."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name == "torch":
+            activity("loading PyTorch")
+        return None

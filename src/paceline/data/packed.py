@@ -1,0 +1,536 @@
+"""Packed folders, in which images are stored decoded: their format, manifest, origin and writer."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from paceline.contracts.data_spec import INPUT, parse_spec, written_values
+from paceline.contracts.recipe import DataSpec
+from paceline.core.errors import UserError
+from paceline.core.files import (
+    MAX_BYTES,
+    checksum_of_content,
+    checksum_of_file,
+    parse_json,
+    read_bounded,
+    remove_leftovers,
+    replacing,
+    why,
+    write_json,
+)
+from paceline.data.fingerprint import IDENTITY_SAMPLES, fingerprint, sha256_of_stats
+from paceline.data.source import TARGET, Sample, Source, is_in_memory
+from paceline.data.whole_source import read_in_order
+
+FORMAT, VERSION = "paceline pack", 3
+MANIFEST, UNFINISHED = "pack.json", "packing.json"
+LOW = "low"  # field with the low-resolution version of the image
+PLACE = ("offset", "height", "width", "checksum")  # index columns for each image field
+
+
+class Layout(NamedTuple):
+    """The image fields and number fields of a sample."""
+
+    images: Mapping[str, int]  # number of channels by field
+    numbers: tuple[str, ...]
+
+    @classmethod
+    def of(cls, source: Source) -> Layout:
+        """Return the layout of a source's samples."""
+        sample = source.read(0)
+        images = {name: int(field.shape[-1]) for name, field in sample.items() if field.ndim == 3}
+        return cls(images, tuple(name for name in sample if name not in images))
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the index columns."""
+        return [f"{name}.{what}" for name in self.images for what in PLACE] + list(self.numbers)
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """Size and checksum of a file in a packed split, used to detect damage."""
+
+    bytes: int
+    sha256: str = ""  # empty for pixel files, which have a checksum per image in the index
+
+
+@dataclass(frozen=True)
+class SplitRecord:
+    """The properties that identify a split and, after packing, its files."""
+
+    count: int
+    spec: DataSpec
+    mixed: bool  # whether image sizes may differ
+    images: Mapping[str, int]  # number of channels by field
+    numbers: tuple[str, ...]
+    names_sha256: str
+    numbers_sha256: str
+    files_sha256: str  # hash of the names, sizes and modification times of the source's files, if any
+    fingerprint: str
+    groups_sha256: str = ""  # hash of the samples' group names; empty if there are no groups
+    files: Mapping[str, FileRecord] = field(default_factory=dict)
+
+    @property
+    def layout(self) -> Layout:
+        """The fields of a sample."""
+        return Layout(self.images, self.numbers)
+
+    @property
+    def aligned(self) -> set[str]:
+        """The image fields that have the channels of "image" and its size, which is divided by the scale for "low"."""
+        return {INPUT, *self.spec.panels} | self.images.keys() & {LOW, TARGET}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> SplitRecord:
+        """Parse a record from JSON; raise KeyError, TypeError, ValueError or AttributeError if it is malformed."""
+        files = {name: FileRecord(**listed) for name, listed in content["files"].items()}
+        read = {"spec": parse_spec(content["spec"]), "numbers": tuple(content["numbers"]), "files": files}
+        record = cls(**{**content, **read})
+        record._check()
+        return record
+
+    def _check(self) -> None:
+        """Raise ValueError if the record contradicts itself or has values that no pack contains."""
+        spec, fields = self.spec, [*self.images, *self.numbers]
+        right = {
+            "count": type(self.count) is int and 0 < self.count < 2**40,
+            "mixed": type(self.mixed) is bool,
+            "images": all(type(count) is int and count > 0 for count in self.images.values()),
+            "fields": len(set(fields)) == len(fields) and all(map(is_file_name, fields)),
+            "channels": all(self.images.get(name) == spec.channels for name in self.aligned),
+            "size": min(spec.height, spec.width) > 0,
+            "scale": spec.scale > 1 if LOW in self.images else spec.scale == 0,
+            "class names": len(spec.class_names) in (0, spec.num_classes),
+            "label": not spec.num_classes or "label" in self.numbers,
+            "files": all(type(file.bytes) is int and isinstance(file.sha256, str) for file in self.files.values()),
+        }
+        wrong = [what for what, is_right in right.items() if not is_right]
+        if wrong:
+            raise ValueError(f"invalid {wrong[0]}")
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The description of a packed folder, finished or in progress."""
+
+    made_from: Mapping[str, str]  # settings of the `paceline pack` command
+    splits: Mapping[str, SplitRecord]
+
+    def write(self, file: Path) -> None:
+        """Write the manifest with its checksum."""
+        splits = {
+            name: dataclasses.asdict(one) | {"spec": written_values(one.spec)} for name, one in self.splits.items()
+        }
+        content = {"format": FORMAT, "version": VERSION, "made_from": dict(self.made_from), "splits": splits}
+        write_json(file, content | {"sha256": checksum_of_content(content)})
+
+
+def read_manifest(root: Path) -> Manifest:
+    """Return the manifest of a packed folder; raise UserError if the folder is not a finished pack."""
+    file = root / MANIFEST
+    if not file.is_file():
+        if (root / UNFINISHED).is_file():
+            raise UserError(f"{root}: packing was not finished; run the same `paceline pack` command again to resume")
+        raise UserError(f"{root}: not a packed folder (it has no {MANIFEST}); create one with paceline pack SRC {root}")
+    return load_manifest(file, root)
+
+
+def load_manifest(file: Path, root: Path) -> Manifest:
+    """Read and check the manifest of a packed folder, finished or in progress."""
+    content = load_json(file, root)
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise UserError(f"{file}: not written by `paceline pack`; choose a different folder")
+    if content.get("version") != VERSION:
+        raise damaged(file, root, f"format version {content.get('version')}, expected {VERSION}")
+    if content.pop("sha256", None) != checksum_of_content(content):
+        raise damaged(file, root, "damaged (checksum mismatch)")
+    try:
+        splits = {split: SplitRecord.from_json(record) for split, record in content["splits"].items()}
+        if not splits or not all(map(is_file_name, splits)):
+            raise ValueError("invalid splits")
+        return Manifest(dict(content["made_from"]), splits)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise damaged(file, root, f"damaged (not a valid manifest: {why(error)})") from None
+
+
+def load_json(file: Path, root: Path, max_bytes: int = MAX_BYTES) -> Any:
+    """Return the content of a JSON file in a packed folder."""
+    try:
+        return parse_json(read_bounded(file, max_bytes))
+    except (OSError, ValueError) as error:
+        raise damaged(file, root, f"damaged ({why(error)})") from None
+
+
+def is_file_name(name: object) -> bool:
+    """Return whether a name from a file can be the name of a file or folder, so that it does not lead elsewhere."""
+    return isinstance(name, str) and name not in ("", ".", "..") and not set(name) & {"/", "\0"} and len(name) < 100
+
+
+def damaged(file: Path, root: Path, what: str) -> UserError:
+    """Return the error for a file in a packed folder that cannot be used."""
+    return UserError(f"{file}: {what}; delete {root} and pack again")
+
+
+INDEX, NAMES, GROUPS = "index.npy", "names.json", "groups.json"
+PIXELS = ".pixels"
+
+
+class PackedSplit:
+    """A split of a packed folder. Opening it runs only cheap checks; the pixels are memory-mapped."""
+
+    def __init__(self, root: Path, split: str) -> None:
+        splits = read_manifest(root).splits
+        if split not in splits:
+            raise UserError(f"{root}: has no split {split!r}; available: {', '.join(splits)}")
+        self.root, self.record, folder = root, splits[split], root / split
+        self.layout = self.record.layout
+        self.column = {name: number for number, name in enumerate(self.layout.columns)}
+        self.files = {name: pixels_file(folder, name) for name in self.layout.images}
+        expected = {*(file.name for file in self.files.values()), INDEX, NAMES}
+        if self.record.files.keys() - {GROUPS} != expected:
+            raise damaged(root / MANIFEST, root, f"damaged (wrong files for the split {split!r})")
+        for name, listed in self.record.files.items():
+            _check_file(folder / name, listed, root)
+        self.index = _read_index(folder / INDEX, self.record, root)
+        self.names = _read_strings(folder / NAMES, self.record, root)
+        self.groups = tuple(_read_strings(folder / GROUPS, self.record, root)) if GROUPS in self.record.files else ()
+        self.pixels = {
+            name: np.memmap(file, dtype=np.uint8, mode="r").view(np.ndarray) for name, file in self.files.items()
+        }
+        # Stored in shared memory, so that a sample checked by one worker is not checked again by another.
+        checked = torch.zeros(len(self.index), dtype=torch.bool)
+        self._checked = checked.share_memory_().numpy()  # type: ignore[no-untyped-call, unused-ignore]
+
+    def image(self, name: str, number: int) -> NDArray[Any]:
+        """Return one image as stored in the file, [height, width, channels]."""
+        first = self.column[f"{name}.offset"]
+        offset, height, width = self.index[number, first : first + 3].tolist()
+        channels, dtype = self.layout.images[name], np.dtype(self.record.spec.dtype)
+        stored = self.pixels[name][offset : offset + height * width * channels * dtype.itemsize]
+        return stored.view(dtype).reshape(height, width, channels)
+
+    def check(self, number: int) -> None:
+        """Raise UserError if a sample's pixels differ from what was packed; each sample is checked only once."""
+        if self._checked[number]:
+            return
+        for name, file in self.files.items():
+            if crc32(self.image(name, number).data) != self.index[number, self.column[f"{name}.checksum"]]:
+                raise damaged(file, self.root, f"{self.names[number]} is damaged (checksum mismatch)")
+        self._checked[number] = True
+
+
+def pixels_file(folder: Path, name: str) -> Path:
+    """Return the pixel file for a field in a split's folder."""
+    return folder / f"{name}{PIXELS}"
+
+
+def _read_index(file: Path, record: SplitRecord, root: Path) -> NDArray[np.int64]:
+    """Return the rows of an index; raise UserError unless they list each image in order and fit the manifest."""
+    try:
+        # A mapped file cannot be larger than it claims, and np.load would also read pickled objects and zip files.
+        stored = np.lib.format.open_memmap(file, mode="r")
+    except Exception as error:  # a damaged header can raise any exception
+        raise damaged(file, root, f"damaged ({why(error)})") from None
+    layout, spec = record.layout, record.spec
+    shape = (record.count, len(layout.columns))
+    if stored.shape != shape or stored.dtype != np.int64:
+        actual = f"{stored.dtype} of shape {list(stored.shape)}"
+        raise damaged(file, root, f"damaged ({actual} instead of int64 of shape {list(shape)})")
+    index: NDArray[np.int64] = np.array(stored, order="C")
+    sizes = {}
+    for number, (name, channels) in enumerate(layout.images.items()):
+        offset, height, width, checksum = index[:, number * len(PLACE) : (number + 1) * len(PLACE)].T
+        bytes_per_px, total = channels * np.dtype(spec.dtype).itemsize, record.files[f"{name}{PIXELS}"].bytes
+        sizes[name] = np.stack([height, width])
+        are_valid = (offset >= 0) & (offset < total) & (height > 0) & (width > 0) & (width <= total)
+        are_valid &= height <= total // bytes_per_px // np.maximum(width, 1)  # no product can overflow
+        ends = offset + height * width * bytes_per_px
+        are_valid &= checksum >> 32 == 0
+        if not are_valid.all() or offset[0] or (ends[:-1] != offset[1:]).any() or ends[-1] != total:
+            raise damaged(file, root, f"damaged (images of {name!r} that are not in {name}{PIXELS}, or not in order)")
+    whole = sizes[INPUT]
+    for name, size in sizes.items():
+        expected = whole if record.mixed or name in record.aligned - {LOW} else size[:, :1]
+        if (size * spec.scale != whole if name == LOW else size != expected).any():
+            raise damaged(file, root, f"damaged (images of {name!r} whose sizes do not fit together)")
+    if not record.mixed and whole[:, 0].tolist() != [spec.height, spec.width]:
+        raise damaged(file, root, "damaged (images whose size differs from the data spec)")
+    labels = index[:, layout.columns.index("label")] if spec.num_classes else index[:0, 0]
+    if (labels < 0).any() or (labels >= spec.num_classes).any():
+        raise damaged(file, root, f"damaged (labels that are not from 0 to {spec.num_classes - 1})")
+    return index
+
+
+def _read_strings(file: Path, record: SplitRecord, root: Path) -> list[str]:
+    """Return the texts in a JSON file, one for each sample."""
+    read = load_json(file, root, record.files[file.name].bytes)
+    if not isinstance(read, list) or len(read) != record.count or not all(isinstance(text, str) for text in read):
+        raise damaged(file, root, f"damaged (not a list of {record.count:,} names)")
+    return read
+
+
+def _check_file(file: Path, listed: FileRecord, root: Path) -> None:
+    found = file.stat().st_size if file.is_file() else -1
+    if found < 0:
+        raise damaged(file, root, "missing")
+    if found != listed.bytes:
+        raise damaged(file, root, f"has {found:,} bytes instead of {listed.bytes:,}")
+    if (listed.sha256 or not file.name.endswith(PIXELS)) and checksum_of_file(file) != listed.sha256:
+        raise damaged(file, root, "damaged (checksum mismatch)")
+
+
+def describe(source: Source) -> SplitRecord:
+    """Return the properties that identify a split, before it is packed."""
+    layout = Layout.of(source)
+    return SplitRecord(
+        count=len(source),
+        spec=source.spec,
+        mixed=source.sizes is not None,
+        images=layout.images,
+        numbers=layout.numbers,
+        names_sha256=_sha256_of_names(source),
+        numbers_sha256=_sha256_of_numbers(source, layout),
+        files_sha256=sha256_of_files(source),
+        fingerprint=fingerprint(source, IDENTITY_SAMPLES),
+        groups_sha256=sha256(json.dumps(source.groups).encode()).hexdigest() if source.groups else "",
+    )
+
+
+def difference(kept: Mapping[str, SplitRecord], found: Mapping[str, SplitRecord]) -> str:
+    """Describe how a source's splits differ from those that were packed; "" if they do not differ."""
+    if list(kept) != list(found):
+        return f"the splits are {', '.join(found)} instead of {', '.join(kept)}"
+    for split, before in kept.items():
+        now = found[split]
+        if before.count != now.count:
+            return f"{split} has {now.count:,} samples instead of {before.count:,}"
+        differences = {  # possible differences, checked in this order
+            "the samples have different image fields": before.images != now.images,
+            "the samples have different label fields": before.numbers != now.numbers,
+            "the images had one size and now have several, or vice versa": before.mixed != now.mixed,
+            "the data spec (size, channels, classes) differs": before.spec != now.spec,
+            "the samples are grouped differently (group_by)": before.groups_sha256 != now.groups_sha256,
+            "the samples have different names": before.names_sha256 != now.names_sha256,
+            "the labels differ": before.numbers_sha256 != now.numbers_sha256,
+            "the files have different names, sizes or modification times": before.files_sha256 != now.files_sha256,
+            "the images differ": before.fingerprint != now.fingerprint,
+        }
+        for what, differs in differences.items():
+            if differs:
+                return f"{split}: {what}"
+    return ""
+
+
+def must_be_read(source: Source) -> bool:
+    """Return whether changes in the source can only be detected by reading all of it."""
+    return not is_in_memory(source) and not _lists_its_files(source)
+
+
+def sha256_of_files(source: Source) -> str:
+    """Return a hash of the name, size and modification time of every sample's files; "" if there are no files."""
+    if not _lists_its_files(source):
+        return ""
+    try:
+        return sha256_of_stats(source)
+    except OSError as error:
+        raise UserError(
+            f"{error.filename}: {error.strerror}; the file was removed or changed during packing; pack again"
+        ) from error
+
+
+def _lists_its_files(source: Source) -> bool:
+    """Return whether `files_of` is reliable; it is not if a user's class overrides only `read`."""
+    lister, reader = (next(one for one in type(source).__mro__ if name in vars(one)) for name in ("files_of", "read"))
+    if not issubclass(lister, reader) and not reader.__module__.startswith("paceline."):
+        return False
+    first = source.files_of(0)
+    return first is not None and set(Layout.of(source).numbers) <= first.numbers.keys()
+
+
+def _sha256_of_names(source: Source) -> str:
+    digest = sha256()
+    for index in range(len(source)):
+        digest.update(f"{json.dumps(source.name_of(index))}\n".encode())
+    return digest.hexdigest()
+
+
+def _sha256_of_numbers(source: Source, layout: Layout) -> str:
+    if must_be_read(source) or not layout.numbers:
+        return ""
+    numbers = source.numbers_of(np.arange(len(source)))
+    assert numbers is not None
+    return sha256(np.stack([numbers[name] for name in layout.numbers], axis=1).astype(np.int64).tobytes()).hexdigest()
+
+
+BYTES_PER_READ = 8 * 2**20
+PARTIAL = "index.partial"  # index rows written so far
+Progress = Callable[[int], None]  # called with the number of finished samples
+
+
+def begin(folder: Path, splits: Mapping[str, SplitRecord], made_from: Mapping[str, str]) -> bool:
+    """Prepare the folder for packing; return whether it already contains part of the same pack."""
+    file = folder / UNFINISHED
+    if file.is_file():
+        kept = load_manifest(file, folder)
+        differs = difference(kept.splits, splits)
+        if not differs and kept.made_from != made_from:
+            differs = (
+                f"packing was started with {' '.join(f'{name}={value}' for name, value in kept.made_from.items())}"
+            )
+        if differs:
+            raise _another(folder, differs)
+        return True
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder}: already exists and is not an unfinished pack; choose a new or empty folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        Manifest(made_from, splits).write(file)
+    except OSError as error:
+        raise UserError(f"{folder}: {error.strerror}; choose a folder that can be created and written to") from error
+    return False
+
+
+def fill(source: Source, folder: Path, num_workers: int, done: Progress) -> None:
+    """Pack a split into its folder, resuming where an earlier attempt stopped."""
+    folder.mkdir(exist_ok=True)
+    layout = Layout.of(source)
+    partial = folder / PARTIAL
+    with ExitStack() as stack:
+        rows = stack.enter_context(open(partial, "ab", buffering=0))
+        files = [stack.enter_context(open(pixels_file(folder, name), "ab")) for name in layout.images]
+        index = _whole_rows(partial, layout)
+        itemsize = np.dtype(source.spec.dtype).itemsize
+        ends = [_ends(index, number, channels * itemsize) for number, channels in enumerate(layout.images.values())]
+        for end, file in zip(ends, files, strict=True):
+            index = index[: np.searchsorted(end, os.fstat(file.fileno()).st_size, side="right")]
+        os.truncate(partial, index.nbytes)
+        for end, file in zip(ends, files, strict=True):
+            os.truncate(file.fileno(), int(end[len(index) - 1]) if len(index) else 0)
+            file.seek(0, os.SEEK_END)
+        start = 0 if must_be_read(source) else len(index)
+        done(start)
+        for number, sample in enumerate(_samples(source, start, num_workers), start):
+            if number < len(index):
+                _compare(sample, index[number], layout, source.name_of(number), folder.parent)
+                done(number + 1)
+                continue
+            row = _row(sample, layout, [file.tell() for file in files])
+            for name, file in zip(layout.images, files, strict=True):
+                file.write(np.ascontiguousarray(sample[name]).data)
+                file.flush()
+            if rows.write(row.tobytes()) != row.nbytes:  # written last: a row marks a complete sample
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            done(number + 1)
+        for file in files:
+            os.fsync(file.fileno())
+
+
+def finish(folder: Path, sources: Mapping[str, Source]) -> None:
+    """Write the indexes and the manifest, which completes the pack, and remove temporary files."""
+    manifest = load_manifest(folder / UNFINISHED, folder)
+    splits = {}
+    for split, source in sources.items():
+        here, record = folder / split, manifest.splits[split]
+        if sha256_of_files(source) != record.files_sha256:
+            raise _another(folder, f"{split}: files changed during packing")
+        splits[split] = dataclasses.replace(record, files=_finish_split(here, source))
+    Manifest(manifest.made_from, splits).write(folder / MANIFEST)
+    (folder / UNFINISHED).unlink()
+    for split in sources:
+        (folder / split / PARTIAL).unlink(missing_ok=True)
+        remove_leftovers(folder / split)
+    remove_leftovers(folder)
+
+
+def _finish_split(folder: Path, source: Source) -> dict[str, FileRecord]:
+    """Write the index, names and groups for a split whose samples are all packed; return the records of its files."""
+    layout, index, names = Layout.of(source), folder / "index.npy", folder / "names.json"
+    if (folder / PARTIAL).is_file():
+        with replacing(index) as temporary, temporary.open("wb") as file:
+            np.save(file, _whole_rows(folder / PARTIAL, layout))
+    write_json(names, [source.name_of(number) for number in range(len(source))])
+    checked = [index, names]
+    if source.groups:
+        write_json(folder / GROUPS, source.groups)
+        checked.append(folder / GROUPS)
+    pixels = [pixels_file(folder, name) for name in layout.images]
+    files = {file.name: FileRecord(file.stat().st_size) for file in pixels}
+    return files | {file.name: FileRecord(file.stat().st_size, checksum_of_file(file)) for file in checked}
+
+
+def check_same(folder: Path, splits: Mapping[str, SplitRecord]) -> None:
+    """Raise UserError if a finished folder was packed from different data."""
+    differs = difference(read_manifest(folder).splits, splits)
+    if differs:
+        raise _another(folder, differs)
+
+
+def check_whole(source: Source, folder: Path, split: str, num_workers: int, done: Progress) -> None:
+    """Check every pixel of a packed split; if necessary, compare it with all samples of the source."""
+    packed = PackedSplit(folder, split)
+    samples = _samples(source, 0, num_workers) if must_be_read(source) else None
+    for number in range(len(packed.index)):
+        packed.check(number)
+        if samples is not None:
+            _compare(next(samples), packed.index[number], packed.layout, packed.names[number], folder)
+        done(number + 1)
+
+
+def _another(folder: Path, differs: str) -> UserError:
+    return UserError(
+        f"{folder}: was packed from a different source, or the source has changed since then ({differs}); "
+        f"delete {folder} and pack again, or choose a different folder"
+    )
+
+
+def _samples(source: Source, start: int, num_workers: int) -> Iterator[Sample]:
+    """Yield all samples from `start` on."""
+    with closing(read_in_order(source, num_workers, BYTES_PER_READ, start)) as pieces:
+        for piece in pieces:
+            fields = {name: field.numpy() for name, field in piece.items()}
+            for row in range(len(fields["index"])):
+                yield {name: field[row] for name, field in fields.items()}
+
+
+def _row(sample: Sample, layout: Layout, offsets: Sequence[int]) -> NDArray[np.int64]:
+    """Return a sample's index row, given the offsets of its images."""
+    row: list[int] = []
+    for name, offset in zip(layout.images, offsets, strict=True):
+        height, width, _ = sample[name].shape
+        row += [offset, height, width, crc32(np.ascontiguousarray(sample[name]).data)]
+    return np.array(row + [int(sample[name]) for name in layout.numbers], dtype=np.int64)
+
+
+def _compare(sample: Sample, kept: NDArray[np.int64], layout: Layout, name: str, folder: Path) -> None:
+    """Raise UserError if a sample differs from what was packed."""
+    offsets = kept[: len(layout.images) * len(PLACE) : len(PLACE)].tolist()
+    if not np.array_equal(_row(sample, layout, offsets), kept):
+        raise _another(folder, f"{name} differs")
+
+
+def _whole_rows(file: Path, layout: Layout) -> NDArray[np.int64]:
+    width = len(layout.columns)
+    rows = np.frombuffer(file.read_bytes()[: file.stat().st_size // (8 * width) * 8 * width], dtype=np.int64)
+    return rows.reshape(-1, width)
+
+
+def _ends(index: NDArray[np.int64], field: int, bytes_per_px: int) -> NDArray[np.int64]:
+    """Return the end offset of each image in a field."""
+    place = index[:, field * len(PLACE) : (field + 1) * len(PLACE)]
+    ends: NDArray[np.int64] = place[:, 0] + place[:, 1] * place[:, 2] * bytes_per_px
+    return ends

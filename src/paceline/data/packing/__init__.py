@@ -1,1 +1,0 @@
-"""Packed folders, in which images are stored decoded."""

@@ -1,0 +1,277 @@
+"""The data stream: tickets (a sample's index and every random number for it), crop windows, pixels and draws."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from functools import cache, lru_cache
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from paceline.contracts.data_spec import PixelFormat
+from paceline.contracts.recipe import Batch, DataSpec, Draw
+from paceline.core.errors import UserError
+
+NUM_UNIFORMS = 8  # random numbers in [0, 1) per sample
+# The column of `uniforms` that each augmentation reads.
+CROP_ROW, CROP_COLUMN, FLIP, CUTOUT_ROW, CUTOUT_COLUMN, ROT90, COLOURS = range(7)
+
+
+class Tickets(NamedTuple):
+    """The tickets (indices and random numbers) of several samples, one row per sample."""
+
+    index: NDArray[np.int64]  # type: ignore[assignment]  # [n]: sample indices in the source
+    uniforms: NDArray[np.float32]  # shape [n, NUM_UNIFORMS]
+
+    def rows(self, start: int, stop: int) -> Tickets:
+        """Return the tickets for rows [start, stop)."""
+        return Tickets(self.index[start:stop], self.uniforms[start:stop])
+
+
+class Shuffle(NamedTuple):
+    """How samples are shuffled: as a whole or, for sources with slow random access, in blocks.
+
+    Blocks of consecutive samples are put in random order. Then the samples of `mixed` blocks at a time are shuffled
+    together, so that reading an epoch touches only a few blocks at any time.
+    """
+
+    block: int = 0  # number of samples per block; 0 shuffles all samples together
+    mixed: int = 1  # number of blocks whose samples are shuffled together
+
+
+FULL = Shuffle()
+
+
+@lru_cache(maxsize=2)
+def tickets(seed: int, epoch: int, length: int, shuffle: Shuffle = FULL) -> Tickets:
+    """Return the tickets for an epoch: a permutation of the samples, with a row of random numbers per position."""
+    generator = np.random.Generator(np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64)))
+    order = _in_blocks(generator, length, shuffle) if shuffle.block else generator.permutation(length)
+    return Tickets(order, generator.random((length, NUM_UNIFORMS), dtype=np.float32))
+
+
+def _in_blocks(generator: np.random.Generator, length: int, shuffle: Shuffle) -> NDArray[np.int64]:
+    """Return a permutation that shuffles blocks, and then the samples within groups of blocks."""
+    starts = generator.permutation(np.arange(0, length, shuffle.block))
+    blocks = [np.arange(start, min(start + shuffle.block, length)) for start in starts]
+    groups = [np.concatenate(blocks[at : at + shuffle.mixed]) for at in range(0, len(blocks), shuffle.mixed)]
+    return np.concatenate([generator.permutation(group) for group in groups])
+
+
+class Stream:
+    """The endless sequence of training samples, epoch after epoch. A position is the number of samples before it."""
+
+    def __init__(self, seed: int, length: int, shuffle: Shuffle = FULL) -> None:
+        self.seed, self.length, self.shuffle = seed, length, shuffle
+
+    def take(self, start: int, stop: int) -> Tickets:
+        """Return the tickets at positions [start, stop), which may span epochs."""
+        pieces = []
+        while start < stop:
+            epoch, offset = divmod(start, self.length)
+            count = min(stop - start, self.length - offset)
+            pieces.append(tickets(self.seed, epoch, self.length, self.shuffle).rows(offset, offset + count))
+            start += count
+        return Tickets(np.concatenate([p.index for p in pieces]), np.concatenate([p.uniforms for p in pieces]))
+
+
+def part(start: int, stop: int, number: int, parts: int) -> tuple[int, int]:
+    """Split a range into `parts` contiguous parts, whose sizes differ by at most one; return part `number`."""
+    length = stop - start
+    return start + length * number // parts, start + length * (number + 1) // parts
+
+
+def in_order(start: int, stop: int) -> Tickets:
+    """Return tickets for evaluation: samples in source order, without randomness."""
+    return Tickets(np.arange(start, stop), np.zeros((stop - start, NUM_UNIFORMS), dtype=np.float32))
+
+
+def in_order_with_crops(start: int, stop: int, length: int) -> Tickets:
+    """Return tickets for the evaluation of crops: at random places, which are the same in every run."""
+    found = in_order(start, stop)
+    found.uniforms[:, CROP_ROW : CROP_COLUMN + 1] = _places(length)[start:stop]
+    return found
+
+
+@lru_cache(maxsize=2)
+def _places(length: int) -> NDArray[np.float32]:
+    generator = np.random.Generator(np.random.Philox(key=0))
+    return generator.random((length, CROP_COLUMN + 1 - CROP_ROW), dtype=np.float32)
+
+
+MAX_NAMED = 3  # maximum number of images listed in an error message
+
+
+class Window(NamedTuple):
+    """A region of a sample's "image", in pixels; the sample's other images are cropped to match."""
+
+    top: int
+    left: int
+    height: int
+    width: int
+
+
+def cut(sample: dict[str, NDArray[Any]], window: Window, scale: int) -> dict[str, NDArray[Any]]:
+    """Crop every image of a sample to the window, which is divided by the scale for the low-resolution image."""
+    parts = {}
+    for name, field in sample.items():
+        if field.ndim == 3:
+            top, left, height, width = (side // scale for side in window) if name == "low" and scale else window
+            field = field[top : top + height, left : left + width]
+        parts[name] = field
+    return parts
+
+
+def corners(uniforms: Tensor, sizes: Tensor, crop: int, scale: int) -> Tensor:
+    """Return the top-left corners of the samples' windows, int64 [n, 2]. If scale > 0, they are multiples of it."""
+    step = max(1, scale)
+    places = torch.div(sizes - crop, step, rounding_mode="floor") + 1
+    # The product is below `places`; float32 never rounds it up to `places`.
+    return (uniforms[:, CROP_ROW : CROP_COLUMN + 1] * places.to(torch.float32)).to(torch.int64) * step
+
+
+def windows(uniforms: NDArray[np.float32], sizes: NDArray[np.int64], crop: int, scale: int) -> list[Window]:
+    """Return each sample's window, computed on the host."""
+    found = corners(torch.from_numpy(uniforms), torch.from_numpy(sizes), crop, scale)
+    return [Window(top, left, crop, crop) for top, left in found.tolist()]
+
+
+def cropped(spec: DataSpec, crop: int) -> DataSpec:
+    """Return the data spec with the size of the crops, or unchanged if there is no crop."""
+    return dataclasses.replace(spec, height=crop, width=crop) if crop else spec
+
+
+def check_crop(sizes: NDArray[np.int64], crop: int, scale: int, name_of: Callable[[int], str]) -> None:
+    """Raise UserError if the crop is larger than an image, or if there is no crop and sizes differ."""
+    smallest = int(sizes.min())
+    if not crop:
+        other = np.flatnonzero((sizes != sizes[0]).any(axis=1))
+        if other.size:
+            first, second = (f"{name_of(i)} {_size(sizes[i])}" for i in (0, int(other[0])))
+            raise UserError(
+                f"--crop 0: images of different sizes ({first}, {second}) cannot share a batch; "
+                f"set --crop to a size that fits every image, at most {smallest}"
+            )
+        return
+    if scale and crop % scale:
+        raise UserError(f"--crop {crop}: must be a multiple of {scale}, the scale of the low-resolution files")
+    small = np.flatnonzero((sizes < crop).any(axis=1))
+    if small.size:
+        named = ", ".join(f"{name_of(int(i))} {_size(sizes[i])}" for i in small[:MAX_NAMED])
+        more = f" and {small.size - MAX_NAMED} more" if small.size > MAX_NAMED else ""
+        raise UserError(
+            f"--crop {crop}: larger than some images: {named}{more}; leave these out with --bad-images skip, "
+            f"or use a crop of at most {smallest - smallest % max(1, scale)}"
+        )
+
+
+def _size(size: NDArray[np.int64]) -> str:
+    return f"{size[1]}×{size[0]}"
+
+
+TORCH_TYPES = {"uint8": torch.uint8, "uint16": torch.uint16, "float32": torch.float32}  # by pixel type
+SHIFT = 32768  # subtracted from 16-bit pixels
+IMAGE_TYPES = (torch.uint8, torch.uint16, torch.int16, torch.float32)  # uint16 only until `stored` is called
+
+
+def stored(images: Tensor) -> Tensor:
+    """Return images with 16-bit pixels shifted to int16; other images are returned unchanged."""
+    return (images.to(torch.int32) - SHIFT).to(torch.int16) if images.dtype == torch.uint16 else images
+
+
+def to_unit_range(images: Tensor, pixels: PixelFormat, dtype: torch.dtype) -> Tensor:
+    """Return stored images with values in [-1, 1].
+
+    For integers, only the multiplication rounds, so the result is identical on all devices, fused or not.
+    """
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    if images.is_floating_point():
+        images = images.to(wide)
+    # The subtraction also converts from integers, which saves a separate pass.
+    return ((images - _middle(pixels, wide)) * (1 / pixels.half)).to(dtype)
+
+
+def to_pixels(images: Tensor, pixels: PixelFormat) -> Tensor:
+    """Convert images in [-1, 1] to pixels as in image files, rounded for integers."""
+    levels = (images.float() + 1) * pixels.half
+    levels = (levels.round_() if pixels.is_integer else levels).clamp_(0, pixels.span)
+    return (levels + pixels.low if pixels.low else levels).to(TORCH_TYPES[pixels.dtype])
+
+
+def lowest(pixels: PixelFormat) -> float:
+    """Return the stored value that becomes -1."""
+    return pixels.low - SHIFT if pixels.dtype == "uint16" else pixels.low
+
+
+@cache
+def _middle(pixels: PixelFormat, dtype: torch.dtype) -> Tensor:
+    """Return the stored value that becomes 0 as a tensor of the given dtype."""
+    return torch.tensor(pixels.middle - (SHIFT if pixels.dtype == "uint16" else 0), dtype=dtype)
+
+
+def are_images(tensor: torch.Tensor) -> bool:
+    """Return whether a field of a raw batch contains images rather than numbers."""
+    return tensor.dtype in IMAGE_TYPES and tensor.ndim == 4
+
+
+def upload(batch: Batch, device: torch.device) -> Batch:
+    """Copy a batch to the device; copies to CUDA devices are asynchronous."""
+    if device.type != "cuda":
+        return {name: tensor.to(device) for name, tensor in batch.items()}
+    return {name: tensor.pin_memory().to(device, non_blocking=True) for name, tensor in batch.items()}
+
+
+def channels_first(batch: Batch) -> Batch:
+    """View images [n, h, w, c] as [n, c, h, w] without copying; their memory format is torch's channels_last."""
+    return {name: field.permute(0, 3, 1, 2) if are_images(field) else field for name, field in batch.items()}
+
+
+BLOCK_ROWS = 500  # rows generated at a time outside training
+_MAKERS = {"normal": torch.randn, "uniform": torch.rand}
+
+
+def number_from(*words: object) -> int:
+    """Return a seed derived from the arguments. It is the same in every process."""
+    return int.from_bytes(blake2b(repr(words).encode(), digest_size=8).digest(), "big") >> 1
+
+
+class Drawer:
+    """Generates the random inputs that a recipe declares in `draws`."""
+
+    def __init__(self, draws: Mapping[str, Draw], seed: int, device: torch.device, dtype: torch.dtype) -> None:
+        self.draws, self.seed, self.dtype = draws, seed, dtype
+        self.generator = torch.Generator(device)
+
+    def table(self, images: int, rows: int) -> dict[str, Tensor]:
+        """Return all random inputs for a global batch of `rows` samples that starts after `images` images."""
+        return {name: self._fill(name, draw, images, rows) for name, draw in self.draws.items()}
+
+    def rows(self, purpose: str, start: int, stop: int) -> dict[str, Tensor]:
+        """Return rows [start, stop) of the random inputs for `purpose`. They are the same on every device."""
+        return {name: self._slice(name, draw, purpose, start, stop) for name, draw in self.draws.items()}
+
+    def _slice(self, name: str, draw: Draw, purpose: str, start: int, stop: int) -> Tensor:
+        if draw.common:
+            drawn = self._block(name, draw, purpose, "common", 1).expand(stop - start, *draw.shape)
+        else:
+            first = start // BLOCK_ROWS
+            blocks = range(first, -(-stop // BLOCK_ROWS))
+            table = torch.cat([self._block(name, draw, purpose, block, BLOCK_ROWS) for block in blocks])
+            drawn = table[start - first * BLOCK_ROWS : stop - first * BLOCK_ROWS]
+        return upload({name: drawn.to(self.dtype).contiguous()}, self.generator.device)[name]
+
+    def _block(self, name: str, draw: Draw, purpose: str, block: int | str, rows: int) -> Tensor:
+        generator = torch.Generator().manual_seed(number_from(self.seed, purpose, block, name))
+        return _MAKERS[draw.kind]((rows, *draw.shape), generator=generator)
+
+    def _fill(self, name: str, draw: Draw, images: int, rows: int) -> Tensor:
+        self.generator.manual_seed(number_from(self.seed, images, name))
+        make = _MAKERS[draw.kind]
+        # Always drawn in float32, so that the values do not depend on the run's precision.
+        drawn = make((1 if draw.common else rows, *draw.shape), generator=self.generator, device=self.generator.device)
+        return drawn.to(self.dtype).expand(rows, *draw.shape).contiguous()

@@ -1,0 +1,474 @@
+"""Applies networks to image files: reads them, computes the results on one or more devices, writes them."""
+
+from __future__ import annotations
+
+import copy
+import math
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from torch import Tensor, nn
+
+from paceline.contracts.data_spec import INPUT
+from paceline.core.errors import UserError
+from paceline.core.terminal import Patience, end_activity, is_terminal, open_screen
+from paceline.core.text import printable, printable_lines
+from paceline.data.source import TARGET, parse_panels
+from paceline.data.whole_source import free_bytes
+from paceline.evaluation.image_metrics import PEAK, PSNR_OF_IDENTICAL, WINDOW, luma, ssim
+from paceline.images.decode import BadImage
+from paceline.images.deep import GREY_AND_RGB
+from paceline.images.encode import (
+    DEFAULT_ENCODING,
+    Attachments,
+    Encoding,
+    ImageData,
+    lost_in,
+    read_image,
+    write_image,
+)
+from paceline.images.grids import captioned, side_by_side
+from paceline.inference.files import SkippedImage
+from paceline.inference.receptive_field import ReceptiveField, receptive_field, uncounted
+from paceline.inference.runner import Pixels, RunnerPool, TileRunner, in_levels
+from paceline.inference.tiles import (
+    Advance,
+    Composer,
+    Composition,
+    Demands,
+    Tiling,
+    largest_side,
+    plan_tiles,
+    usable_bytes,
+)
+from paceline.inference.trained import ImageModel
+
+ROWS_AT_ONCE = 256  # image rows compared at a time, in float64
+
+
+def shrink(image: ImageData, scale: int) -> tuple[Image.Image, Image.Image]:
+    """Return an 8-bit copy of the image, cropped to multiples of the scale, and a downsampled copy."""
+    pixels = (image.pixels >> 8).astype(np.uint8) if image.deep else image.pixels
+    least = math.ceil((WINDOW + 2 * scale) / scale) * scale
+    height, width = pixels.shape[:2]
+    if min(height, width) < least:
+        raise BadImage(f"{width}×{height} pixels; at least {least}×{least} are needed to downsample by {scale}")
+    height, width = height - height % scale, width - width % scale
+    cut = pixels[:height, :width]
+    original = Image.fromarray(cut[..., 0] if cut.shape[-1] == 1 else cut)
+    return original, original.resize((width // scale, height // scale), Image.Resampling.BICUBIC)
+
+
+def compare(
+    original: Image.Image, small: Image.Image, made: Image.Image, scale: int, protocol: str
+) -> tuple[dict[str, Image.Image], dict[str, float]]:
+    """Return the images to write (the first shows all side by side), and the PSNR and SSIM of each enlarged image."""
+    enlarged = {
+        "lr": small.resize(original.size, Image.Resampling.NEAREST),
+        "bicubic": small.resize(original.size, Image.Resampling.BICUBIC),
+        "sr": made,
+    }
+    metrics: dict[str, float] = {}
+    captions: dict[str, str] = {}
+    for name, image in enlarged.items():
+        psnr, likeness = measure(image, original, scale, protocol)
+        metrics |= {f"{name}_psnr[{protocol}]": psnr, f"{name}_ssim[{protocol}]": likeness}
+        captions[name] = f"{name}  {psnr:.2f} dB  {likeness:.4f}"
+    shown = [captioned(image.convert("RGB"), captions[name], room=True) for name, image in enlarged.items()]
+    shown.append(captioned(original.convert("RGB"), "original"))
+    return {"": side_by_side(shown), "lr": small, "bicubic": enlarged["bicubic"], "sr": made}, metrics
+
+
+def measure(made: Image.Image, original: Image.Image, border: int, protocol: str) -> tuple[float, float]:
+    """Return PSNR and SSIM, computed a few rows at a time; with protocol "y", only luma is compared."""
+    width, height = original.size
+    rows = height - 2 * border - WINDOW + 1  # number of rows whose SSIM window fits inside the image
+    squares = likeness = 0.0
+    count = 0
+    for first in range(0, rows, ROWS_AT_ONCE):
+        num = min(ROWS_AT_ONCE, rows - first)
+        box = (border, border + first, width - border, border + first + num + WINDOW - 1)
+        one, other = (_levels(image.crop(box), protocol) for image in (made, original))
+        likeness += ssim(one, other).item() * num
+        own = slice(None) if first + num == rows else slice(num)  # the next block covers the other rows
+        difference = (one - other)[..., own, :]
+        squares += difference.square().sum().item()
+        count += difference.numel()
+    psnr = 10 * math.log10(PEAK**2 * count / squares) if squares else PSNR_OF_IDENTICAL
+    return psnr, likeness / rows
+
+
+def _levels(image: Image.Image, protocol: str) -> Tensor:
+    array = np.asarray(image).astype(np.float64)
+    levels = torch.from_numpy(array[..., np.newaxis] if array.ndim == 2 else array).permute(2, 0, 1).unsqueeze(0)
+    return luma(levels) if protocol == "y" else levels
+
+
+LARGE_HALO_PX, SMALL_HALO_PX = 1024, 256
+LARGEST_PART_PX = 4096
+HALOS_PER_PART = 8  # smaller parts would mostly compute halos
+MEMORY_SHARE = 0.25  # of the memory that tiles may use
+
+
+class _InParts(nn.Module):
+    """Mixin for a network that computes parts of the images. The results are as large as the images."""
+
+    division: Tiling
+
+    def forward(self, images: Tensor) -> Tensor:
+        height, width = images.shape[-2:]
+        with uncounted():
+            if max(height, width) <= self.division.side_px:
+                at_once: Tensor = super().forward(images)
+                return at_once
+            whole: Tensor | None = None
+            for tile in plan_tiles(self.division, (height, width)):
+                made = super().forward(images[..., *tile.source])
+                whole = made.new_empty((*made.shape[:2], height, width)) if whole is None else whole
+                whole[..., *tile.target(1)] = made[..., *tile.inner(1)]
+            assert whole is not None
+            return whole
+
+
+@cache
+def _class_in_parts(network: type[nn.Module]) -> type[nn.Module]:
+    return type(network.__name__, (_InParts, network), {})
+
+
+def compute_in_parts(image_model: ImageModel, device: torch.device) -> ReceptiveField:
+    """Compute networks with a small halo in parts if the model's halo is large; return the model's receptive field.
+
+    The networks must still be on the CPU.
+    """
+    field, channels = image_model.receptive_field, image_model.spec.channels
+    if field.obstacles or field.halo_px < LARGE_HALO_PX:
+        return field
+    for network in _networks(image_model.recipe):
+        if any(id(weight) in field.used for weight in network.parameters()):
+            division = _parts_of(network, channels, device)
+            if division:
+                kind: Any = type(network)
+                network.__class__ = _class_in_parts(kind)
+                network.division = division  # type: ignore[assignment]
+    return receptive_field(image_model.recipe.image_to_image, channels, image_model.output_scale)
+
+
+def _networks(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the networks of a recipe, including those in a ModuleDict or ModuleList."""
+    for child in module.children():
+        if isinstance(child, nn.ModuleDict | nn.ModuleList):
+            yield from _networks(child)
+        else:
+            yield child
+
+
+def _parts_of(network: nn.Module, channels: int, device: torch.device) -> Tiling | None:
+    """Return how a network's images are divided; None if its halo is not small, or if parts would not fit in memory."""
+    own = receptive_field(lambda images: {"": network(images)}, channels)
+    side = min(LARGEST_PART_PX, largest_side(own, usable_bytes(device) * MEMORY_SHARE, own.tiled_halo_px))
+    if own.obstacles or own.halo_px > SMALL_HALO_PX or side < HALOS_PER_PART * own.tiled_halo_px:
+        return None
+    return Tiling(side // own.multiple_px * own.multiple_px, own.tiled_halo_px)
+
+
+BYTES_PER_PX = 4  # memory per pixel of an 8-bit grey or RGB result
+ALPHA_BYTES_PER_PX = {False: 2, True: 0}  # extra memory per pixel while an alpha channel is written; True: 16 bits
+COLOURS = 3
+
+
+@dataclass(frozen=True)
+class ApplierSettings:
+    """How to apply a model."""
+
+    tile: int = 0
+    downsample: str = ""
+    # Number of the square panel to process, counted from 1; 0 for the whole image; None if the user did not choose.
+    panel: int | None = 0
+    precision: str = "fp32"
+    compiled: bool = False
+    encoding: Encoding = DEFAULT_ENCODING
+
+
+@dataclass(frozen=True, eq=False)
+class ImageTask:
+    """An image to process, and its output files."""
+
+    path: str
+    targets: dict[str, str]  # by the name of the result
+    previews: dict[str, str] = field(default_factory=dict)  # by the name of the result; written with `--preview`
+    mask: str = ""  # written with `--skip-background`
+
+    @property
+    def files(self) -> list[str]:
+        """All output files."""
+        return [*self.targets.values(), *self.previews.values(), *([self.mask] if self.mask else [])]
+
+
+@dataclass(frozen=True)
+class AppliedImage:
+    """An image whose results were written."""
+
+    path: str
+    summary: str  # a line about the image, to be printed
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class OpenedImage:
+    """A decoded image, with the pixels that the networks will see."""
+
+    task: ImageTask
+    image: ImageData
+    pixels: Pixels
+    original: Image.Image | None = None  # what `--downsample` compares the result with
+
+
+@dataclass(frozen=True, eq=False)
+class ComputedImage:
+    """An image whose results are computed, or are being computed by a GPU."""
+
+    opened: OpenedImage
+    composition: Composition
+    result_bytes: int
+
+
+class Applier:
+    """Applies an image model. Its methods are the stages of a pipeline and may run in different threads."""
+
+    def __init__(self, settings: ApplierSettings, image_model: ImageModel, devices: list[torch.device]) -> None:
+        self.settings, self.image_model = settings, image_model
+        # The receptive field is traced on the CPU, before the weights move to a device. A compiler would unroll parts.
+        in_parts = devices[0].type == "cuda" and not settings.compiled
+        field = compute_in_parts(image_model, devices[0]) if in_parts else image_model.receptive_field
+        copies = [image_model, *(_copied(image_model) for _ in devices[1:])]
+        self.pool = RunnerPool(
+            [
+                TileRunner(model, device, settings.precision, compiled=settings.compiled)
+                for model, device in zip(copies, devices, strict=True)
+            ]
+        )
+        self.composer = Composer(self.pool, Demands(settings.tile, _num_sharing(devices)), field)
+        self._reported: set[str] = set()
+        self._is_difference_known = False  # of the precision from fp32, measured on the first image
+
+    def open(self, task: ImageTask) -> OpenedImage | SkippedImage:
+        """Read an image. A file that cannot be used is skipped."""
+        try:
+            spec = self.image_model.spec
+            image = self._panel_of(read_image(Path(task.path), spec.channels, spec.pixel_format))
+            self._check_memory(image)
+            if not self.settings.downsample:
+                return OpenedImage(task, image, image.pixels)
+            if image.pixels.shape[-1] not in GREY_AND_RGB or image.value_range:
+                raise BadImage("--downsample compares 8-bit and 16-bit images with 1 or 3 channels only")
+            original, small = shrink(image, self.image_model.output_scale)
+            pixels = np.asarray(small) if small.mode == "RGB" else np.asarray(small)[..., np.newaxis]
+            return OpenedImage(task, image, pixels, original)
+        except BadImage as problem:
+            return SkippedImage(task.path, str(problem))
+
+    def compute(self, images: list[OpenedImage], advance: Advance) -> list[ComputedImage]:
+        """Start computing the results of images of one shape."""
+        factor = self.image_model.output_scale**2 if self.settings.downsample else 1
+        made = self.composer.compose(
+            [one.pixels for one in images], self.result_bytes(images[0]), lambda pixels: advance(pixels * factor)
+        )
+        side = made[0].tiling.side_px
+        if self.measures_difference:
+            where = "this image" if made[0].num_tiles == 1 else "the first tile"
+            made[0].note = self.describe_difference(images[0].pixels[:side, :side], where)
+        return [
+            ComputedImage(image, composition, self.result_bytes(image))
+            for image, composition in zip(images, made, strict=True)
+        ]
+
+    def write(self, computed: ComputedImage) -> AppliedImage | SkippedImage:
+        """Write an image's results. If they are not finite, the image is skipped."""
+        task = computed.opened.task
+        try:
+            work = self._write_comparison if self.settings.downsample else self._write_results
+            return work(computed)
+        except BadImage as problem:
+            return SkippedImage(task.path, str(problem))
+        except OSError as error:
+            raise UserError(
+                f"--out: cannot write the results for {printable(task.path)}: {error.strerror or error}"
+            ) from error
+
+    def new_notes(self) -> list[str]:
+        """Return remarks about the devices' work that no earlier call returned."""
+        found = dict.fromkeys(note for runner in self.pool.runners for note in runner.notes)
+        new = [note for note in found if note not in self._reported]
+        self._reported.update(new)
+        return new
+
+    def result_bytes(self, opened: OpenedImage) -> int:
+        """Return the memory that an image's results need."""
+        return self._result_bytes(opened.pixels)
+
+    def _panel_of(self, image: ImageData) -> ImageData:
+        """Return the panel chosen with `--panel`; raise BadImage if the user must choose, or the image has none."""
+        (height, width), number = image.pixels.shape[:2], self.settings.panel
+        squares = width // height if width % height == 0 else 1
+        names = parse_panels(str(self.image_model.config.values().get("panels", ""))) or (INPUT, TARGET)
+        if number is None and self.image_model.spec.panels and (squares > 2 or squares == len(names)):
+            raise BadImage(
+                f"{width}×{height} pixels looks like a row of {squares} panels: use --panel {names.index(INPUT) + 1} "
+                "for the input alone, or --panel 0 for the whole image"
+            )
+        if not number:
+            return image
+        if number > squares or squares < 2:
+            raise BadImage(f"--panel {number}: {width}×{height} pixels is not a row of {max(number, 2)} square panels")
+        left, right = (number - 1) * height, number * height
+        # Pillow's `crop` rejects large panels.
+        alpha = None if image.alpha is None else Image.fromarray(np.asarray(image.alpha)[:, left:right])
+        return replace(image, pixels=image.pixels[:, left:right], alpha=alpha)
+
+    def _write_results(self, computed: ComputedImage) -> AppliedImage:
+        task, image, composition = computed.opened.task, computed.opened.image, computed.composition
+        attached = Attachments(image.alpha, image.profile, image.exif, image.ome)
+        lost = ""
+        for name, pixels in composition.results().items():
+            target = Path(task.targets[name if name in task.targets else ""])
+            target.parent.mkdir(parents=True, exist_ok=True)
+            write_image(target, pixels, self.settings.encoding, attached)
+            lost = lost_in(target.suffix, pixels, attached)
+        height, width = image.pixels.shape[:2]
+        scale, tiling = self.image_model.output_scale, composition.tiling
+        enlarged = f" → {width * scale}×{height * scale}" if scale > 1 else ""
+        num_tiles = composition.num_tiles
+        tiles = f", {num_tiles} tiles of {tiling.side_px} pixels, halo {tiling.halo_px}" if num_tiles > 1 else ""
+        notes = "".join(f"; {note}" for note in (tiling.note, image.note, composition.note, lost) if note)
+        first, *more = task.targets.values()
+        files = printable(first) + (f" and {len(more)} more" if more else "")
+        return AppliedImage(task.path, f"{printable(task.path)}: {width}×{height}{enlarged}{tiles} → {files}{notes}")
+
+    def _write_comparison(self, computed: ComputedImage) -> AppliedImage:
+        """Compare the result with the original image, and write both."""
+        task, original, composition = computed.opened.task, computed.opened.original, computed.composition
+        assert original is not None
+        scale, protocol = self.image_model.output_scale, self.image_model.config.run.protocol
+        small, made = (_pillow(pixels) for pixels in (computed.opened.pixels, composition.results()["image"]))
+        images, metrics = compare(original, small, made, scale, protocol)
+        for name, result in images.items():
+            target = Path(task.targets[name])
+            target.parent.mkdir(parents=True, exist_ok=True)
+            pixels = np.asarray(result)
+            write_image(target, pixels if pixels.ndim == 3 else pixels[..., np.newaxis], self.settings.encoding)
+        values = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+        notes = "".join(f"; {note}" for note in (composition.tiling.note, composition.note) if note)
+        summary = f"{printable(task.path)}: {values} → {printable(task.targets[''])}{notes}"
+        return AppliedImage(task.path, summary, metrics)
+
+    @property
+    def measures_difference(self) -> bool:
+        """Whether to measure the difference from fp32: once, for the first image, unless the precision is fp32."""
+        return self.settings.precision != "fp32" and not self._is_difference_known
+
+    def describe_difference(self, pixels: Pixels, where: str) -> str:
+        """Describe how much the precision changes the results for these pixels."""
+        self._is_difference_known = True
+        levels = self.pool.runners[0].difference_from_fp32(pixels)
+        return f"{self.settings.precision} changes {where} by at most {in_levels(levels)} of 255 levels"
+
+    def _check_memory(self, image: ImageData) -> None:
+        height, width = image.pixels.shape[:2]
+        needed = self._result_bytes(image.pixels)
+        if image.alpha is not None:
+            needed += height * width * self.image_model.output_scale**2 * ALPHA_BYTES_PER_PX[image.deep]
+        free = free_bytes(torch.device("cpu"))
+        if needed > free:
+            raise BadImage(f"the results need {needed / 1e9:.1f} GB of memory, but only {free / 1e9:.1f} GB is free")
+
+    def _result_bytes(self, pixels: Pixels) -> int:
+        height, width, channels = pixels.shape
+        is_plain = pixels.dtype == np.uint8 and channels <= COLOURS
+        bytes_per_px = BYTES_PER_PX if is_plain else max(channels, COLOURS) * pixels.itemsize
+        return int(height * width * self.image_model.output_scale**2 * bytes_per_px * len(self.image_model.results))
+
+
+def _pillow(pixels: Pixels) -> Image.Image:
+    return Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
+
+
+def _copied(image_model: ImageModel) -> ImageModel:
+    return replace(image_model, recipe=copy.deepcopy(image_model.recipe))
+
+
+def _num_sharing(devices: list[torch.device]) -> int:
+    """Return how many of the devices share one memory: all on the host, since each GPU has its own."""
+    return len(devices) if devices[0].type == "cpu" else 1
+
+
+PIXELS_IN_FULL = 10**6  # smaller totals are printed in pixels, larger ones in megapixels
+
+
+class ApplyProgress:
+    """Counts the pixels processed, and prints lines above the progress bar."""
+
+    def __init__(self, total: int, bar: Progress | None) -> None:
+        self._total, self._done, self._earlier, self._bar, self._patience = total, 0, 0, bar, Patience()
+        self._start, self._lock = time.monotonic(), threading.Lock()
+        self._task = bar.add_task("applying", total=total, speed="") if bar else None
+
+    def resume(self, pixels: int) -> None:
+        """Count pixels that an earlier command has processed, which do not count for the speed."""
+        with self._lock:
+            self._earlier += pixels
+            self._done += pixels
+            self._show("")
+
+    def advance(self, pixels: int) -> None:
+        """Count this many more pixels as processed. May be called by several threads."""
+        with self._lock:
+            self._done += pixels
+            seconds = max(time.monotonic() - self._start, 1e-9)
+            self._show(f"{(self._done - self._earlier) / 1e6 / seconds:.3g} megapixels/s")
+
+    def _show(self, speed: str) -> None:
+        if self._bar and self._task is not None:
+            self._bar.update(self._task, completed=self._done, speed=speed)
+        elif self._patience.is_over():
+            in_full = self._total < PIXELS_IN_FULL
+            total = f"{self._total:,} pixels" if in_full else f"{self._total / 1e6:,.1f} megapixels"
+            done = f"{self._done / max(self._total, 1):.0%} of {total}"
+            self.line(f"{done}, {speed}" if speed else done)
+
+    def complete(self) -> None:
+        """Fill the bar at the end, even if some images could not be used."""
+        self._done = self._total
+        if self._bar and self._task is not None:
+            self._bar.update(self._task, completed=self._done)
+
+    def line(self, text: str) -> None:
+        """Print a line above the bar."""
+        if self._bar:
+            self._bar.console.print(text, soft_wrap=True)
+        else:
+            print(printable_lines(text), flush=True)
+            self._patience.note_output()
+
+
+@contextmanager
+def show_progress(total: int) -> Iterator[ApplyProgress]:
+    """Show a progress bar that counts processed pixels while the context is active."""
+    end_activity()
+    if not is_terminal(sys.stdout):
+        yield ApplyProgress(total, None)
+        return
+    texts = TextColumn("{task.description}"), TextColumn("{task.fields[speed]}")
+    columns = (texts[0], BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), texts[1])
+    with Progress(*columns, console=open_screen()) as bar:
+        yield ApplyProgress(total, bar)

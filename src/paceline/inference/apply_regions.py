@@ -1,0 +1,369 @@
+"""Applies networks to an image by region: memory use is bounded for any size of image."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.core.errors import UserError
+from paceline.core.ordered_map import num_cores, ordered_map
+from paceline.core.text import printable
+from paceline.core.types import JsonObject
+from paceline.images.decode import BadImage
+from paceline.images.encode import Encoding, check_channels, write_image
+from paceline.images.regions.journal import purpose_of
+from paceline.images.regions.open_image import open_region_image
+from paceline.images.regions.pyramid_file import PyramidFile, PyramidFormat, partial_files
+from paceline.images.regions.region_image import Box, Pixels, RegionImage
+from paceline.inference.apply import AppliedImage, Applier, ApplierSettings, ApplyProgress, ImageTask
+from paceline.inference.files import SkippedImage
+from paceline.inference.region_plan import (
+    Block,
+    Blocks,
+    RegionOptions,
+    block_side,
+    block_unit,
+    centre_of,
+    choose_part,
+    note_on_part,
+    plan_blocks,
+    surroundings,
+    tiff_tile_px,
+)
+from paceline.inference.runner import Landing
+from paceline.inference.tiles import Tiling, inexact_halo, is_out_of_memory, tiles_of_training_size, tiling_warning
+from paceline.inference.trained import ImageModel
+
+
+@dataclass(frozen=True)
+class Division:
+    """How an image is divided. A resumed command keeps it, even if the amount of free memory differs."""
+
+    tiling: Tiling
+    channels: dict[str, int]  # of each result
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the division for a journal."""
+        return {"tiling": asdict(self.tiling), "channels": self.channels}
+
+
+def identity_of(
+    path: Path, level: int, box: Box, settings: ApplierSettings, options: RegionOptions, weights: str
+) -> dict[str, Any]:
+    """Return what must be equal: the image, the part of it, the weights, and what affects the results."""
+    status = path.stat()
+    return {
+        "image": [str(path), status.st_size, status.st_mtime_ns],
+        "part": [level, *box],
+        "weights": weights,
+        "tile": settings.tile,
+        "precision": settings.precision,
+        "compression": settings.encoding.compression,
+        "skip_background": options.skip_background,
+    }
+
+
+def division_in(purpose: JsonObject | None, identity: dict[str, Any]) -> Division | None:
+    """Return the division in a journal, if its file was for the same results."""
+    if purpose is None or any(purpose.get(key) != value for key, value in identity.items()):
+        return None
+    found: dict[str, Any] = {**purpose}
+    try:
+        tiling = Tiling(**found["tiling"])
+        window = (int(tiling.window_px[0]), int(tiling.window_px[1])) if tiling.window_px else None
+        whole = Tiling(tiling.side_px, tiling.halo_px, tiling.note, window, tiling.multiple_px)
+        channels = {str(name): int(count) for name, count in found["channels"].items()}
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError):
+        return None
+    return Division(whole, channels) if min(whole.side_px, whole.multiple_px) > 0 else None
+
+
+def weights_digest(image_model: ImageModel) -> str:
+    """Return a SHA-256 checksum of the checksums of a model's weights, which are computed on all cores."""
+
+    def checksum(item: tuple[str, Tensor]) -> bytes:
+        name, tensor = item
+        digest = hashlib.sha256(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+        return digest.digest()
+
+    tensors = image_model.recipe.state_dict().items()
+    return hashlib.sha256(b"".join(ordered_map(checksum, tensors, num_cores()))).hexdigest()
+
+
+DARKEST, MOST_COLOUR = 0.86, 0.06  # of white: the darkest background, and its largest difference between channels
+LARGEST_SHARE = 0.001  # of other pixels in a background region
+
+
+def is_background(pixels: Pixels) -> bool:
+    """Return whether a region contains only background."""
+    white = np.iinfo(pixels.dtype).max
+    darkest, brightest = pixels.min(axis=-1), pixels.max(axis=-1)
+    other = (darkest < DARKEST * white) | (brightest - darkest > MOST_COLOUR * white)
+    return bool(other.mean() <= LARGEST_SHARE)
+
+
+INPUT_BYTES, RESULT_BYTES = 300_000_000, 400_000_000  # of blocks that wait to be computed, or to be written
+LARGEST_BLOCK_PX = {"cuda": 2048, "cpu": 1024}  # side of a block, unless --tile or a large halo makes it larger
+HALOS_PER_BLOCK = 8  # a block is this many times as wide as its halo, if memory allows
+PROBE_PX, LARGEST_PROBE_HALO_PX = 64, 256
+MEASURED_PX = 1024  # largest side of the part on which the precision is compared with fp32
+WHOLE, SKIPPED = 0, 1  # flags of a block
+
+
+class _Read(NamedTuple):
+    block: Block
+    pixels: Pixels | None  # None for background
+
+
+class _Computed(NamedTuple):
+    block: Block
+    landing: Landing | None
+    num_bytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class _Job:
+    """An image, the part of it to process, and how it is divided."""
+
+    image: RegionImage
+    level: int
+    box: Box
+    tiling: Tiling
+    blocks: Blocks
+    files: dict[str, PyramidFile]
+
+
+class RegionApplier:
+    """Applies an image model to images that are read and written by region."""
+
+    def __init__(self, applier: Applier, options: RegionOptions) -> None:
+        self.applier, self.options = applier, options
+        self.image_model, self.composer, self.pool = applier.image_model, applier.composer, applier.pool
+        self.scale = self.image_model.output_scale
+        self._digest = ""
+
+    def process(self, task: ImageTask, progress: ApplyProgress) -> AppliedImage | SkippedImage:
+        """Compute and write all results for an image. A file that cannot be used is skipped."""
+        try:
+            with open_region_image(Path(task.path), self.image_model.spec.channels) as image:
+                return self._process(task, image, progress)
+        except BadImage as problem:
+            return SkippedImage(task.path, str(problem))
+        except OSError as error:
+            what = f"--out: cannot write the results for {printable(task.path)}: {error.strerror or error}"
+            hint = "run the same command again to resume, with --skip-existing if other images are complete"
+            raise UserError(f"{what}; {hint}") from error
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            advice = "a tile does not fit in memory; use --tile with a smaller size"
+            raise UserError(f"{printable(task.path)}: {advice}") from None
+
+    def _process(self, task: ImageTask, image: RegionImage, progress: ApplyProgress) -> AppliedImage:
+        with ExitStack() as stack:
+            job = self._start(task, image, stack)
+            done = min(file.num_blocks_done for file in job.files.values())
+            for file in job.files.values():
+                file.keep_blocks(done)
+            difference = self._describe_difference(job)
+            progress.resume(sum(block.tile.num_pixels for block in islice(job.blocks, done)))
+            for computed, tiles in self._computed(job, islice(job.blocks, done, None)):
+                flag = SKIPPED if computed.landing is None else WHOLE
+                _for_each(job.files, lambda name, file: file.append_block(tiles[name], flag))  # noqa: B023
+                progress.advance(computed.block.tile.num_pixels)
+            flags = next(iter(job.files.values())).flags()
+            resumed = f"resumed after {done:,} of {len(job.blocks):,} tiles" if done else ""
+            previews = {name: file.preview() for name, file in job.files.items()} if task.previews else {}
+            _for_each(job.files, lambda name, file: file.complete(Path(task.path).stem))
+            _for_each(job.files, lambda name, file: file.publish())  # after all are complete: this is not resumed
+        self._write_previews(task, previews)
+        notes = [self._write_mask(task, job, flags), difference, resumed]
+        return AppliedImage(task.path, self._summary(task, job, notes))
+
+    def _start(self, task: ImageTask, image: RegionImage, stack: ExitStack) -> _Job:
+        """Divide an image, and open its result files: new ones, or those of a command that was killed."""
+        settings = self.applier.settings
+        flag = "--downsample" if settings.downsample else "--panel" if settings.panel else ""
+        if flag:
+            raise BadImage(f"{flag}: not supported for images that are processed by region")
+        level, box = choose_part(image, self.options)
+        check_channels(image.format.channels, self.image_model.spec.channels)
+        if self.image_model.spec.value_range:
+            raise BadImage("networks that were trained with a value_range cannot be applied by region")
+        targets = {name: Path(_named(task.targets, name)) for name in self.image_model.results}
+        for target in targets.values():
+            if target.suffix != ".tif":
+                raise BadImage("images that are processed by region are written as TIFF; leave --format out")
+            target.parent.mkdir(parents=True, exist_ok=True)
+        self._digest = self._digest or weights_digest(self.image_model)
+        identity = identity_of(Path(task.path), level, box, settings, self.options, self._digest)
+        first = next(iter(targets.values()))
+        division = division_in(purpose_of(partial_files(first)[1]), identity)
+        division = division or Division(self._tiling(image, level, box), self._channels(image))
+        tiling, channels = division.tiling, division.channels
+        size = (image.levels[level].height, image.levels[level].width)
+        blocks = plan_blocks(tiling, box, size, self.scale)
+        purpose = {**identity, **division.as_json()}
+        files = {}
+        for name, target in targets.items():
+            form = self._form(image, level, box, tiling, channels[name], target)
+            files[name] = PyramidFile(target, form, (block.target for block in blocks), purpose)
+            stack.callback(files[name].close)
+        return _Job(image, level, box, tiling, blocks, files)
+
+    def _form(
+        self, image: RegionImage, level: int, box: Box, tiling: Tiling, channels: int, target: Path
+    ) -> PyramidFormat:
+        encoding = self.applier.settings.encoding
+        return PyramidFormat(
+            box.height * self.scale,
+            box.width * self.scale,
+            channels,
+            image.format.dtype.name,
+            tiff_tile_px(tiling.side_px, self.scale),
+            1 if encoding.compression is None else encoding.compression,
+            image.format.microns_per_px * image.levels[level].downsample / self.scale,
+            image.format.profile if channels == image.format.channels else b"",
+            target.name.lower().endswith(".ome.tif"),
+        )
+
+    def _computed(self, job: _Job, blocks: Iterable[Block]) -> Iterator[tuple[_Computed, dict[str, list[bytes]]]]:
+        """Yield the compressed tiles of each block, in order."""
+        fill = self._background_fill(job) if self.options.skip_background else {}
+        result_px = self.scale**2 * sum(file.form.channels for file in job.files.values())
+
+        def read(block: Block) -> _Read:
+            rows, columns = block.tile.source
+            height, width = block.tile.shape
+            pixels = job.image.read(job.level, Box(rows.start, columns.start, height, width))
+            inner = pixels[block.tile.inner(1)]
+            return _Read(block, None if self.options.skip_background and is_background(inner) else pixels)
+
+        def compute(opened: _Read) -> _Computed:
+            landing = (
+                None if opened.pixels is None else self.pool.run([opened.pixels], opened.block.tile.inner(self.scale))
+            )
+            return _Computed(opened.block, landing, opened.block.tile.num_pixels * result_px)
+
+        def encode(computed: _Computed) -> tuple[_Computed, dict[str, list[bytes]]]:
+            block, tiles = computed.block, {}
+            made = computed.landing.arrays() if computed.landing else {}
+            for name, file in job.files.items():
+                if name in made:
+                    pixels = made[name][0]
+                else:
+                    pixels = np.broadcast_to(fill[name], (block.target.height, block.target.width, len(fill[name])))
+                tiles[name] = file.encode_block(block.target, pixels)
+            return computed, tiles
+
+        side = job.tiling.side_px + 2 * job.tiling.halo_px
+        block_bytes = side**2 * job.image.format.channels * job.image.format.dtype.itemsize
+        opened = ordered_map(read, blocks, num_cores(), num_bytes=lambda _: block_bytes, max_bytes=INPUT_BYTES)
+        computed = ordered_map(compute, opened, len(self.pool.runners))
+        encoded = ordered_map(
+            encode, computed, num_cores(), num_bytes=lambda item: item.num_bytes, max_bytes=RESULT_BYTES
+        )
+        try:
+            yield from encoded
+        finally:
+            encoded.close()
+            computed.close()
+            opened.close()
+
+    def _tiling(self, image: RegionImage, level: int, box: Box) -> Tiling:
+        """Return tiles that fit in memory and are large enough to keep the overhead of the halo low."""
+        composer, recipe = self.composer, self.image_model.recipe
+        if composer.field.is_measurable:
+            composer.field = self.image_model.tiled_field
+        field, size = composer.field, (box.height, box.width)
+        unit = block_unit(field.multiple_px, self.scale)
+        if recipe.window_px and not composer.demands.tile_px:
+            whole = tiles_of_training_size(recipe.window_px, size)
+            unit = block_unit(1, self.scale)
+        else:
+            at_once = 3 if image.format.channels > self.image_model.spec.channels else 1
+            halo = inexact_halo(field) if field.obstacles else field.tiled_halo_px
+            seen = size if field.obstacles else surroundings(box, image.levels[level], halo)
+            whole = composer.choose_tiling(*seen, at_once, RESULT_BYTES)
+            whole = replace(whole, halo_px=whole.halo_px or (0 if field.obstacles else halo))  # also for one tile
+            usual = composer.demands.tile_px or LARGEST_BLOCK_PX[composer.device.type]
+            most = max(usual, HALOS_PER_BLOCK * field.tiled_halo_px)
+            if whole.side_px > most or (whole.halo_px == 0 and max(size) > most):
+                whole = replace(whole, side_px=most, halo_px=halo, note=whole.note or tiling_warning(field))
+        side = block_side(whole.side_px, size, unit, self.scale)
+        tiling = replace(whole, side_px=side, multiple_px=field.multiple_px)
+        if max(size) <= side or not tiling.note:
+            return replace(tiling, note=tiling.note or note_on_part(field, box, image.levels[level]))
+        error = composer.tile_error(image.read(level, centre_of(box, 3 * side)), tiling)
+        return replace(tiling, note=f"{tiling.note}; {error}")
+
+    def _channels(self, image: RegionImage) -> dict[str, int]:
+        """Return the number of channels of each result, by computing a small one."""
+        unit = self.composer.field.multiple_px
+        side = -(-PROBE_PX // unit) * unit
+        pixels = np.zeros((side, side, image.format.channels), image.format.dtype)
+        return {name: made.shape[-1] for name, made in self.pool.run([pixels]).arrays().items()}
+
+    def _background_fill(self, job: _Job) -> dict[str, Pixels]:
+        """Return the networks' output for white, which is the colour of skipped blocks, by result."""
+        multiple = job.tiling.multiple_px
+        side = -(-(2 * min(self.composer.field.tiled_halo_px, LARGEST_PROBE_HALO_PX) + 16) // multiple) * multiple
+        white = np.full((side, side, job.image.format.channels), np.iinfo(job.image.format.dtype).max)
+        made = self.pool.run([white.astype(job.image.format.dtype)]).arrays()
+        return {name: values[0, side * self.scale // 2, side * self.scale // 2] for name, values in made.items()}
+
+    def _describe_difference(self, job: _Job) -> str:
+        """Return how much the precision changes the results at the centre of the first image."""
+        if not self.applier.measures_difference:
+            return ""
+        part = centre_of(job.box, min(job.tiling.side_px, MEASURED_PX))
+        where = f"{part.width}×{part.height} pixels at the centre"
+        return self.applier.describe_difference(job.image.read(job.level, part), where)
+
+    def _write_previews(self, task: ImageTask, previews: dict[str, Pixels]) -> None:
+        for name, pixels in previews.items():
+            shown = pixels[..., :3] if pixels.shape[-1] >= 3 else pixels[..., :1]
+            write_image(Path(_named(task.previews, name)), shown, Encoding("jpg"))
+
+    def _write_mask(self, task: ImageTask, job: _Job, flags: list[int]) -> str:
+        """Write the mask of skipped blocks, if requested; return a remark about it."""
+        if not task.mask:
+            return ""
+        across = len(job.blocks.columns)
+        mask = np.array([255 if flag == WHOLE else 0 for flag in flags], np.uint8).reshape(-1, across, 1)
+        write_image(Path(task.mask), mask)
+        return f"{flags.count(SKIPPED):,} of {len(flags):,} tiles are background → {printable(task.mask)}"
+
+    def _summary(self, task: ImageTask, job: _Job, notes: list[str]) -> str:
+        height, width = job.box.height, job.box.width
+        enlarged = f" → {width * self.scale}×{height * self.scale}" if self.scale > 1 else ""
+        tiles = ""
+        if len(job.blocks) > 1:
+            cost = sum(block.tile.shape[0] * block.tile.shape[1] for block in job.blocks) / (height * width) - 1
+            halo = f"halo {job.tiling.halo_px} ({cost:.0%} more pixels)"
+            tiles = f", {len(job.blocks):,} tiles of {job.tiling.side_px} pixels, {halo}"
+        first, *more = (file.target for file in job.files.values())
+        files = printable(first) + (f" and {len(more)} more" if more else "")
+        remarks = "".join(f"; {note}" for note in (job.tiling.note, job.image.format.note, *notes) if note)
+        return f"{printable(task.path)}: {width}×{height}{enlarged}{tiles} → {files}{remarks}"
+
+
+def _for_each(files: dict[str, PyramidFile], work: Callable[[str, PyramidFile], None]) -> None:
+    """Call `work` for all files in parallel, and wait for all calls."""
+    for _ in ordered_map(lambda item: work(*item), files.items(), len(files)):
+        pass
+
+
+def _named(files: dict[str, str], name: str) -> str:
+    """Return the file for a result; the name is "" if there is only one result."""
+    return files[name if name in files else ""]

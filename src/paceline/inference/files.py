@@ -1,0 +1,213 @@
+"""The image files that a command reads: those its arguments name, their targets, and those it cannot use."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from paceline.core.errors import UserError
+from paceline.core.files import user_path
+from paceline.core.text import print_line, printable
+from paceline.data.file_lists import (
+    SUFFIXES,
+    Listing,
+    first_few,
+    is_image,
+    list_folder,
+    not_used_file,
+    write_not_used,
+)
+from paceline.images.decode import BadImage
+from paceline.images.regions.open_image import is_slide
+
+
+@dataclass(frozen=True)
+class SkippedImage:
+    """A file that cannot be used, or an argument that matches no file, with the reason."""
+
+    path: str
+    reason: str
+
+
+def report_skipped(skipped: Sequence[SkippedImage], num_done: int, ignored: Sequence[str], out: Path | None) -> int:
+    """Print the images that were skipped, and return the command's exit code.
+
+    A long list is also written to a file alongside `out`, together with ignored folder entries.
+    """
+    for image in skipped:
+        print_line(f"not used: {image.path}: {image.reason}", sys.stderr)
+    if skipped:
+        total = num_done + len(skipped)
+        print_line(f"{num_done} of {total} images were processed; {len(skipped)} could not be used", sys.stderr)
+    if out:
+        for note in write_not_used(
+            not_used_file(out), [*(f"{image.path}: {image.reason}" for image in skipped), *ignored]
+        ):
+            print_line(note)
+    return 1 if skipped else 0
+
+
+def count_images(count: int) -> str:
+    """Return an image count as text, such as "1 image"."""
+    return "1 image" if count == 1 else f"{count:,} images"
+
+
+@dataclass(frozen=True)
+class FoundImage:
+    """An image file given as an argument, or found in a folder given as an argument."""
+
+    path: Path
+    name: Path  # path relative to the folder that was searched
+    folder: str  # name of the folder that was searched
+
+
+@dataclass
+class FoundImages:
+    """The images found, the arguments that match no image, and remarks to print."""
+
+    images: list[FoundImage] = field(default_factory=list)
+    skipped: list[SkippedImage] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    ignored: list[str] = field(default_factory=list)  # ignored files and folders, each with the reason
+
+
+def find_images(arguments: Iterable[str], out: Path | None = None) -> FoundImages:
+    """Return the images without duplicates; raise UserError if there are none.
+
+    If `out`, the folder for results, is inside an image folder, the images in `out` are excluded.
+    """
+    found: dict[str, FoundImage] = {}
+    others: dict[Path, None] = {}
+    entry_notes: dict[str, None] = {}
+    unusable: dict[str, None] = {}
+    skipped: list[SkippedImage] = []
+    in_out = 0
+    for argument in arguments:
+        try:
+            images, listing = _expand(argument, out)
+        except BadImage as problem:
+            skipped.append(SkippedImage(argument, str(problem)))
+            continue
+        for image in images:
+            found.setdefault(os.path.abspath(image.path), image)
+        others.update(dict.fromkeys(file for file in listing.files if not _is_image(file)))
+        entry_notes.update(dict.fromkeys(listing.notes))
+        unusable.update(dict.fromkeys(f"{argument}/{entry}" for entry in listing.unusable))
+        if out and not user_path(argument).is_file():
+            in_out += sum(_is_under(image.path, out) for image in images)
+    if not found:
+        raise UserError(f"{printable(skipped[0].path)}: {skipped[0].reason}")
+    notes = list(entry_notes)
+    if others:
+        files = "1 other file" if len(others) == 1 else f"{len(others):,} other files"
+        notes.append(f"{files} ignored: {first_few([path.name for path in others])}")
+    if in_out:
+        notes.append(
+            f"--out {out}: is also an input folder, so running this command again would also process these results"
+        )
+    ignored = [*(f"{path}: not a supported image format" for path in others), *unusable]
+    return FoundImages(list(found.values()), skipped, notes, ignored)
+
+
+def _expand(argument: str, out: Path | None) -> tuple[list[FoundImage], Listing]:
+    """Return the images that a file, folder or pattern refers to and, for a folder, the list of its files."""
+    if not argument:  # as from a variable that is not set; a path would mean the current folder
+        raise BadImage("an empty argument is not the name of an image or folder")
+    path = user_path(argument)
+    if path.is_file():
+        return [_single(path)], Listing()
+    if path.is_dir():
+        apart = out if out and _is_under(out, path) and _real(out) != _real(path) else None
+        listing = list_folder(path)
+        listing.files = [file for file in listing.files if not (apart and _is_under(file, apart))]
+        images = [file for file in listing.files if _is_image(file)]
+        if not images:
+            raise BadImage("; ".join([f"has no images ({', '.join(sorted(SUFFIXES))})", *listing.notes]))
+        return [FoundImage(file, file.relative_to(path), _real(path).name) for file in images], listing
+    files = [_single(Path(match)) for match in sorted(glob.glob(str(path), recursive=True)) if Path(match).is_file()]
+    if not files:
+        exists = os.path.lexists(path)
+        raise BadImage("not a regular file" if exists else "no such image or folder")
+    return files, Listing()
+
+
+def _is_image(file: Path) -> bool:
+    return is_image(file) or is_slide(file)
+
+
+def _single(path: Path) -> FoundImage:
+    return FoundImage(path, Path(path.name), _real(path.parent).name)
+
+
+def _is_under(file: Path, folder: Path) -> bool:
+    return _real(file).is_relative_to(_real(folder))
+
+
+def _real(path: Path) -> Path:
+    return Path(os.path.realpath(path))  # Path.resolve raises an exception for a link that points to itself
+
+
+SEPARATORS = "-_. "
+SCALE = re.compile(r"(?i)x\d+")  # the result 0001x4 matches the target 0001
+
+
+def match_files(
+    results: Sequence[Path], targets: Sequence[Path], suffix: str = ""
+) -> tuple[list[tuple[Path, Path]], list[str]]:
+    """Return each result paired with its target, and messages about files without a match.
+
+    Names match if they are equal without file extensions, or if the result's name has one extra word at either end, as
+    in `22_2_segmentation` or `sr_castle`. With `suffix`, only results whose names end with it are used.
+    """
+    if len(results) == len(targets) == 1:
+        return [(results[0], targets[0])], []
+    results = with_suffix(results, suffix)
+    by_stem: dict[str, Path] = {}
+    for target in targets:
+        if target.stem in by_stem:
+            raise UserError(f"{target} and {by_stem[target.stem]}: two targets have the same name; rename one")
+        by_stem[target.stem] = target
+    pairs: list[tuple[Path, Path]] = []
+    problems: list[str] = []
+    taken: dict[str, Path] = {}
+    for result in results:
+        stem = _target_of(result.stem.removesuffix(suffix) if suffix else result.stem, by_stem)
+        if not stem:
+            problems.append(f"{result}: has no matching target")
+        elif stem in taken:
+            raise UserError(
+                f"{result} and {taken[stem]}: both match {by_stem[stem]}; choose results with --suffix, e.g. "
+                f"--suffix {result.stem.removeprefix(stem) or '-sr'}"
+            )
+        else:
+            taken[stem] = result
+            pairs.append((result, by_stem[stem]))
+    problems += [f"{target}: has no matching result" for stem, target in by_stem.items() if stem not in taken]
+    return pairs, problems
+
+
+def with_suffix(results: Sequence[Path], suffix: str) -> list[Path]:
+    """Return the results whose names without the extension end with `suffix`. Raise UserError if there are none."""
+    found = [file for file in results if file.stem.endswith(suffix)]
+    if not found:
+        raise UserError(f"--suffix {suffix}: none of the results has a name that ends with this suffix")
+    return found
+
+
+def _target_of(stem: str, targets: dict[str, Path]) -> str:
+    """Return the target name that equals a result's name or is its longest prefix or suffix; "" if there is none."""
+    if stem in targets:
+        return stem
+    found = [target for target in targets if _extends(stem, target)]
+    return max(found, key=len, default="")
+
+
+def _extends(stem: str, target: str) -> bool:
+    after, before = stem.removeprefix(target), stem.removesuffix(target)
+    starts = after != stem and (after[0] in SEPARATORS or SCALE.fullmatch(after) is not None)
+    return starts or (before != stem and before[-1] in SEPARATORS)

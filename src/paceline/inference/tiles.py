@@ -1,0 +1,415 @@
+"""Whole results from tiles: halos make them match the result of the whole image; where not, the error is measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.core.errors import CPU_ALLOCATOR, UserError
+from paceline.data.whole_source import free_bytes
+from paceline.inference.receptive_field import ReceptiveField
+from paceline.inference.runner import (
+    LEVELS,
+    Landing,
+    Pixels,
+    RunnerPool,
+    in_levels,
+    pixel_format,
+    tensor_of,
+    to_unit_range,
+    transform,
+)
+from paceline.inference.trained import ImageModel
+from paceline.models.windows import Window, fixed_halo, windows
+
+SHARE_OF_FREE = 0.5  # fraction of the free memory to use; other processes need some, too
+HOST_BYTES = 2.2e9  # memory budget for the result and one tile together, when computing on the host
+TILE_BYTES_ON_HOST = (0.5e9, 1.2e9)  # minimum and maximum memory for a tile; larger tiles are hardly faster
+WORKSPACE = 1.5  # multiplies the size of intermediate results, since convolutions need extra memory
+INEXACT_HALO_PX = 64  # used if no halo gives the exact result, or if the exact halo does not fit in memory
+SMALLEST_TILE_PX = 32
+LARGEST_TENSOR = 2**31 - 1  # elements; beyond this, indices need 64 bits, and convolutions on GPUs are much slower
+
+
+class Tile(NamedTuple):
+    """A rectangle of an image, with its halo."""
+
+    row: Window
+    column: Window
+
+    @property
+    def num_pixels(self) -> int:
+        """The number of pixels, excluding the halo."""
+        return (self.row.stop - self.row.start) * (self.column.stop - self.column.start)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Height and width, including the halo."""
+        return self.row.halo_stop - self.row.halo_start, self.column.halo_stop - self.column.halo_start
+
+    @property
+    def source(self) -> tuple[slice, slice]:
+        """The rows and columns of the image that the tile is computed from."""
+        row, column = self
+        return slice(row.halo_start, row.halo_stop), slice(column.halo_start, column.halo_stop)
+
+    def inner(self, scale: int) -> tuple[slice, slice]:
+        """Return the rows and columns of the tile's result that are not halo."""
+        row, column = (
+            slice((window.start - window.halo_start) * scale, (window.stop - window.halo_start) * scale)
+            for window in self
+        )
+        return row, column
+
+    def target(self, scale: int) -> tuple[slice, slice]:
+        """Return the rows and columns of the whole result that the tile fills."""
+        row, column = (slice(window.start * scale, window.stop * scale) for window in self)
+        return row, column
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How an image is split into tiles."""
+
+    side_px: int  # side of a tile in input pixels, excluding its halo
+    halo_px: int
+    note: str = ""  # a warning about the result, to be printed
+    window_px: tuple[int, int] | None = None  # height and width of every tile including its halo, even at the edges
+    multiple_px: int = 1  # tiles of one shape start at multiples of this
+    uniform: bool = False  # whether tiles at the edges have a wider halo inside the image, so that shapes repeat
+
+    def halved(self, multiple: int) -> Tiling | None:
+        """Return the same tiling with tiles half as large; None if they cannot be smaller."""
+        side = self.side_px // 2 // multiple * multiple
+        return replace(self, side_px=side) if side >= max(multiple, SMALLEST_TILE_PX // 2) else None
+
+    def windows(self, length: int, fixed: int = 0) -> list[Window]:
+        """Return the tiles along a side of this length; if `fixed` is given, each has that size, halo included."""
+        found = windows(length, self.side_px, self.halo_px, fixed)
+        full = self.side_px + 2 * self.halo_px
+        if fixed or not self.uniform or length <= full:
+            return found
+        return [self._full_size(window, length, full) for window in found]
+
+    def _full_size(self, window: Window, length: int, full: int) -> Window:
+        """Return a window at the image's edge with a wider halo; its end is the edge, or else its size is `full`."""
+        if window.halo_stop - window.halo_start == full:
+            return window
+        if window.halo_start == 0 and window.halo_stop < length:
+            return window._replace(halo_stop=full)
+        return window._replace(halo_start=(length - full) // self.multiple_px * self.multiple_px)
+
+
+def choose_tiling(
+    field: ReceptiveField,
+    size: tuple[int, int],
+    device: torch.device,
+    *,
+    share: int = 1,
+    side: int = 0,
+    result_bytes: int = 0,
+) -> Tiling:
+    """Return tiles with the given side length; if none is given, the largest tiles that fit in memory.
+
+    The memory is shared by `share` processes. `result_bytes` is the size of the result in the host's memory.
+    """
+    free = usable_bytes(device) / share
+    usual = free
+    if device.type == "cpu":
+        least, most = TILE_BYTES_ON_HOST
+        usual = min(free, max(least, min(most, HOST_BYTES - result_bytes)) / share)
+    exact, warning = not field.obstacles, tiling_warning(field)
+    if side:
+        tiling = Tiling(_rounded_up(side, field.multiple_px), field.tiled_halo_px if exact else inexact_halo(field))
+        return replace(tiling, note=warning if tiling.side_px < max(size) else "")
+    num_pixels, most_pixels = size[0] * size[1], LARGEST_TENSOR / share / field.elements_per_px
+    fits = needed_bytes(field, num_pixels) <= (usual if exact or field.is_measurable else free)
+    if fits and (num_pixels <= most_pixels or not exact):
+        return Tiling(_rounded_up(max(size), field.multiple_px), 0)
+    for budget in (usual, free) if exact else ():
+        fitting = largest_side(field, budget, field.tiled_halo_px, most_pixels)
+        if fitting >= max(field.multiple_px, SMALLEST_TILE_PX):
+            return Tiling(fitting, field.tiled_halo_px)
+    halo = inexact_halo(field)
+    fitting = max(largest_side(field, free, halo), _rounded_up(SMALLEST_TILE_PX, field.multiple_px))
+    note = warning or f"a tile with its halo of {field.halo_px} pixels does not fit in memory: seams may be visible"
+    return Tiling(fitting, halo, note)
+
+
+def tiles_of_training_size(window: tuple[int, int], size: tuple[int, int]) -> Tiling:
+    """Return tiles whose size including the halo is the training size; a single tile if the image is no larger."""
+    if size[0] <= window[0] and size[1] <= window[1]:
+        return Tiling(max(size), 0)
+    halo = fixed_halo(window)
+    size_px = f"{window[1]}×{window[0]}-pixel"
+    note = f"each {size_px} window (the training size) is normalised separately: seams may be visible"
+    return Tiling(min(window) - 2 * halo, halo, note, window)
+
+
+def tiling_warning(field: ReceptiveField) -> str:
+    """Return why tiles would change the result; empty if they would not."""
+    return f"{field.obstacles[0]}: seams may be visible" if field.obstacles else ""
+
+
+def plan_tiles(tiling: Tiling, size: tuple[int, int]) -> list[Tile]:
+    """Return the tiles of an image, row by row."""
+    fixed = tiling.window_px or (0, 0)
+    rows, columns = (tiling.windows(length, side) for length, side in zip(size, fixed, strict=True))
+    return [Tile(row, column) for row in rows for column in columns]
+
+
+def usable_bytes(device: torch.device) -> float:
+    """Return how much memory tiles may use. Memory that PyTorch keeps for reuse counts as free."""
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+    return (free_bytes(device) + kept) * SHARE_OF_FREE
+
+
+def needed_bytes(field: ReceptiveField, pixels: float) -> float:
+    """Return the memory that a network needs for an image with this number of pixels."""
+    return pixels * field.bytes_per_px * WORKSPACE
+
+
+def largest_side(field: ReceptiveField, budget: float, halo: int, most_pixels: float = math.inf) -> int:
+    """Return the side of the largest square tile, without its halo, that fits in a memory budget."""
+    side = math.isqrt(int(min(budget / max(needed_bytes(field, 1), 1), most_pixels))) - 2 * halo
+    return side // field.multiple_px * field.multiple_px
+
+
+def inexact_halo(field: ReceptiveField) -> int:
+    """Return the halo for networks whose tiles change the result, however wide the halo is."""
+    usual = _rounded_up(INEXACT_HALO_PX, field.multiple_px)
+    return min(usual, field.tiled_halo_px) if field.is_traced else usual
+
+
+def _rounded_up(side: int, multiple: int) -> int:
+    return math.ceil(side / multiple) * multiple
+
+
+class _Area(NamedTuple):
+    """A rectangle of pixels: the rows top … bottom and the columns left … right."""
+
+    top: int
+    bottom: int
+    left: int
+    right: int
+
+    def grown(self, margin: int, size: tuple[int, int]) -> _Area:
+        """Return the area with a margin, as far as the image reaches."""
+        height, width = size
+        return _Area(
+            max(0, self.top - margin),
+            min(height, self.bottom + margin),
+            max(0, self.left - margin),
+            min(width, self.right + margin),
+        )
+
+    @property
+    def num_pixels(self) -> int:
+        return (self.bottom - self.top) * (self.right - self.left)
+
+
+def describe_tile_error(
+    image_model: ImageModel, field: ReceptiveField, pixels: Pixels, tiling: Tiling, device: torch.device
+) -> str:
+    """Return a phrase with the largest and the mean change at the image's centre, in 8-bit levels.
+
+    A tile is compared with the same pixels computed from an area that extends half a tile further on each side. If
+    that area does not fit in memory, a tile half as large is compared with a full tile, which overestimates the change.
+    """
+    size, side = (pixels.shape[0], pixels.shape[1]), tiling.side_px
+    tile = _central(size, side, field.multiple_px)
+    larger = tile.grown(tiling.halo_px + max(side // 2, field.multiple_px), size)
+    what = "tiles change"
+    if needed_bytes(field, larger.num_pixels) > usable_bytes(device):
+        larger = tile.grown(tiling.halo_px, size)
+        side = max(field.multiple_px, side // 2 // field.multiple_px * field.multiple_px)
+        tile, what = _central(size, side, field.multiple_px), "tiles half as large change"
+    near = _result(image_model, pixels, tile.grown(tiling.halo_px, size), tile)
+    far = _result(image_model, pixels, larger, tile)
+    change = (near - far).abs() * LEVELS
+    largest, mean = in_levels(float(change.max())), in_levels(float(change.mean()))
+    return f"{what} the centre by at most {largest} of 255 levels (mean {mean})"
+
+
+def _central(size: tuple[int, int], side: int, multiple: int) -> _Area:
+    """Return a tile near the centre of the image, aligned to a multiple."""
+    starts = [max(0, (length - side) // 2 // multiple * multiple) for length in size]
+    (top, left), (height, width) = starts, size
+    return _Area(top, min(height, top + side), left, min(width, left + side))
+
+
+def _result(image_model: ImageModel, pixels: Pixels, context: _Area, tile: _Area) -> Tensor:
+    """Return the results for a tile, computed from a larger area."""
+    scale = image_model.output_scale
+    seen = pixels[context.top : context.bottom, context.left : context.right]
+    rows = slice((tile.top - context.top) * scale, (tile.bottom - context.top) * scale)
+    columns = slice((tile.left - context.left) * scale, (tile.right - context.left) * scale)
+    device = next(image_model.recipe.parameters()).device
+    values = transform(image_model, to_unit_range(tensor_of(seen).to(device), pixel_format(image_model, seen)))
+    return torch.stack([made[0, rows, columns] for made in values.by_name.values()])
+
+
+BATCH_PX = 1 << 20  # small tiles are computed together up to this number of pixels, which keeps a GPU busy
+
+Advance = Callable[[int], None]  # called with the number of input pixels just processed
+
+
+@dataclass(frozen=True)
+class Demands:
+    """The requested tile size, and the number of devices that share the memory."""
+
+    tile_px: int = 0  # side of a tile; 0 for the largest that fits in memory
+    share: int = 1  # number of devices that share the memory
+
+
+@dataclass(eq=False)
+class Composition:
+    """The results for one image. Parts still being copied from the device are added when they are used."""
+
+    size: tuple[int, int]  # height and width of the results
+    tiling: Tiling
+    num_tiles: int
+    note: str = ""
+    _results: dict[str, Pixels] = field(default_factory=dict)
+    _coming: list[tuple[Landing, int, Tile, int]] = field(default_factory=list)  # with index in the batch, and scale
+
+    def add(self, landing: Landing, index: int, tile: Tile, scale: int) -> None:
+        """Add a tile's results. Results of earlier tiles are first fetched from the device."""
+        self._take()
+        self._coming.append((landing, index, tile, scale))
+
+    def results(self) -> dict[str, Pixels]:
+        """Return the results by name, each [h, w, c]; wait for them if necessary."""
+        self._take()
+        return self._results
+
+    def _take(self) -> None:
+        while self._coming:
+            landing, index, tile, scale = self._coming.pop()
+            inner, target = tile.inner(scale), tile.target(scale)
+            for name, made in landing.arrays().items():
+                if self.num_tiles == 1:
+                    self._results[name] = made[index]
+                    continue
+                if name not in self._results:
+                    self._results[name] = np.empty((*self.size, made.shape[-1]), made.dtype)
+                self._results[name][target] = made[index][inner]
+
+
+class Composer:
+    """Applies an image model to images of any size."""
+
+    def __init__(self, pool: RunnerPool, demands: Demands, field: ReceptiveField) -> None:
+        self.pool, self.demands = pool, demands
+        self.image_model, self.device = pool.runners[0].image_model, pool.runners[0].device
+        self.field = field
+        self._measured_error = ""
+
+    @property
+    def batches_images(self) -> bool:
+        """Whether equal images are computed together. On the host, this would not be faster."""
+        return self.device.type == "cuda" and not self.field.obstacles and not self.image_model.recipe.window_px
+
+    def compose(self, images: Sequence[Pixels], result_bytes: int, advance: Advance) -> list[Composition]:
+        """Compute the results for images of one shape. If memory runs out, try again with smaller tiles."""
+        tiling = self._tiling(images[0], result_bytes)
+        while True:
+            try:
+                return self._computed(images, tiling, advance)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+            torch.cuda.empty_cache()
+            tiling = self._smaller(tiling, *images[0].shape[:2])
+
+    def _computed(self, images: Sequence[Pixels], tiling: Tiling, advance: Advance) -> list[Composition]:
+        height, width = images[0].shape[:2]
+        scale, tiles = self.image_model.output_scale, plan_tiles(tiling, (height, width))
+        made = [Composition((height * scale, width * scale), tiling, len(tiles)) for _ in images]
+        batches = list(self._batches(tiles, len(images)))
+        pixels = ([images[number][tile.source] for number, tile in batch] for batch in batches)
+        for batch, landing in zip(batches, self.pool.run_all(pixels), strict=True):
+            for index, (number, tile) in enumerate(batch):
+                made[number].add(landing, index, tile, scale)
+            advance(sum(tile.num_pixels for _, tile in batch))
+        return made
+
+    def _batches(self, tiles: Sequence[Tile], num_images: int) -> Iterator[list[tuple[int, Tile]]]:
+        """Yield the tiles of all images, each with its image's number, in batches of one shape."""
+        parts = sorted(((n, tile) for n in range(num_images) for tile in tiles), key=lambda part: part[1].shape)
+        if not self.batches_images:
+            parts = [(n, tile) for n in range(num_images) for tile in tiles]
+        for shape, some in groupby(parts, key=lambda part: part[1].shape):
+            group, count = list(some), self._tiles_at_once(*shape)
+            for start in range(0, len(group), count):
+                yield group[start : start + count]
+
+    def _tiles_at_once(self, height: int, width: int) -> int:
+        if not self.batches_images:
+            return 1
+        fitting = int(usable_bytes(self.device) / max(needed_bytes(self.field, height * width), 1))
+        return max(1, min(BATCH_PX // (height * width), fitting))
+
+    def _tiling(self, pixels: Pixels, result_bytes: int) -> Tiling:
+        """Return the tiles for an image, with a warning if they change the result."""
+        (height, width), window_px = pixels.shape[:2], self.image_model.recipe.window_px
+        if window_px and not self.demands.tile_px:
+            return tiles_of_training_size(window_px, (height, width))
+        at_once = 3 if pixels.shape[-1] > self.image_model.spec.channels else 1  # a grey network gets RGB as 3 images
+        tiling = self.choose_tiling(height, width, at_once, result_bytes)
+        if tiling.side_px < max(height, width) and self.field.obstacles:
+            tiling = replace(tiling, note=f"{tiling.note}; {self.tile_error(pixels, tiling)}")
+        return replace(tiling, uniform=self.batches_images, multiple_px=self.field.multiple_px)
+
+    def choose_tiling(self, height: int, width: int, at_once: int, result_bytes: int) -> Tiling:
+        """Return the tiles for an image. If it needs several and their halo is not known yet, measure the halo."""
+        while True:
+            tiling = choose_tiling(
+                self.field,
+                (height, width),
+                self.device,
+                share=self.demands.share * at_once,
+                side=self.demands.tile_px,
+                result_bytes=result_bytes,
+            )
+            if tiling.side_px >= max(height, width) or not self.field.is_measurable:
+                return tiling
+            self.field = self.image_model.tiled_field
+
+    def tile_error(self, pixels: Pixels, tiling: Tiling) -> str:
+        """Return how much tiles change the result, measured on the first image that needs them."""
+        try:
+            self._measured_error = self._measured_error or describe_tile_error(
+                self.image_model, self.field, pixels, tiling, self.device
+            )
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return "the effect of the tiles could not be measured, because memory ran out"
+        return self._measured_error
+
+    def _smaller(self, tiling: Tiling, height: int, width: int) -> Tiling:
+        """Return tiles half as large; raise UserError if they cannot be smaller."""
+        self.field = self.image_model.tiled_field
+        side = min(tiling.side_px, max(height, width))
+        exact = Tiling(side, self.field.tiled_halo_px, tiling_warning(self.field) or tiling.note)
+        halved = exact.halved(self.field.multiple_px)
+        if halved is None:
+            hint = ": use --accelerator cpu" if self.device.type == "cuda" else ""
+            raise UserError(f"{self.device}: not enough memory for the smallest tile{hint}")
+        return replace(halved, uniform=tiling.uniform, multiple_px=self.field.multiple_px)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Return whether an error means that a device or the host ran out of memory.
+
+    On the host, torch raises a plain RuntimeError, in which only the allocator's name is the same on every platform.
+    """
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or CPU_ALLOCATOR in str(error)
