@@ -17,7 +17,7 @@ from paceline.config.settings import RunSettings
 from paceline.config.spans import split_batch
 from paceline.contracts.recipe import Batch
 from paceline.core.errors import UserError
-from paceline.core.files import user_path, write_json
+from paceline.core.files import user_path
 from paceline.core.registry import load_class, load_classes
 from paceline.core.terminal import activity
 from paceline.data.feed import BatchPipeline
@@ -26,7 +26,7 @@ from paceline.data.source import Source, sizes_of
 from paceline.data.stream import Stream, Tickets, check_crop, cropped
 from paceline.data.transforms import Augment
 from paceline.parallel.world import join
-from paceline.runs.record import LOADERS, cache_file, identity, read_cached
+from paceline.runs.record import LOADERS, identity, read_cached, store_cached
 
 BLOCKS = 5
 BLOCK_SECONDS = 1.0
@@ -89,8 +89,8 @@ def measure_loaders(settings: RunSettings, console: Console) -> int:
     )
     _print_table(console, measured)
     others = [one for one in read_cached(LOADERS).get("measurements", []) if not measured.replaces(one)]
-    write_json(cache_file(LOADERS), {"measurements": [*others, dataclasses.asdict(measured)]})
-    console.print(f"saved to {cache_file(LOADERS)}", soft_wrap=True)
+    saved = store_cached(LOADERS, {"measurements": [*others, dataclasses.asdict(measured)]})
+    console.print(saved, soft_wrap=True)
     return int(not any(one.images_per_second for one in measured.loaders))
 
 

@@ -10,7 +10,7 @@ from paceline.commands.configure import checked, choose_device
 from paceline.config.flags import FOLDERS
 from paceline.config.resolve import Inherited
 from paceline.core.errors import NOT_FOUND, UserError
-from paceline.core.files import new_file, user_path
+from paceline.core.files import check_creatable, new_file, user_path
 from paceline.core.terminal import activity, counted
 from paceline.core.text import print_line
 from paceline.core.types import SettingValue
@@ -141,10 +141,7 @@ def _files(run: Path, out: str, options: Options) -> list[Path]:
     file = user_path(out)
     if file.suffix.lower() not in suffixes:
         raise UserError(f"--out {out}: expected a file name ending in {' or '.join(suffixes)}")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--out {out}: {error.strerror}") from None
+    check_creatable(file, "--out")
     return [file]
 
 

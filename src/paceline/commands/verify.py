@@ -21,7 +21,7 @@ from paceline.config.resolve import Config
 from paceline.config.spans import split_batch
 from paceline.contracts.recipe import Phase
 from paceline.core.errors import UserError, missing, unknown
-from paceline.core.files import SAFETENSORS, new_file, user_path, write_json
+from paceline.core.files import SAFETENSORS, check_creatable, new_file, user_path, write_json
 from paceline.core.registry import is_installed, load_class
 from paceline.core.terminal import activity, counted, open_screen
 from paceline.data.feed import StepData
@@ -122,6 +122,8 @@ def verify(config: Config, strategies: list[str], steps: int, tolerance: float, 
 
     If `result` is a path, the differences are also written there as JSON.
     """
+    if result:
+        check_creatable(user_path(result), "--json")
     found = differences(config, strategies, steps, tolerance, control)
     title = _title(config, steps, control)
     console = open_screen()

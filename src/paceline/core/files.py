@@ -32,8 +32,10 @@ def replacing(target: Path, *, durable: bool = True) -> Iterator[Path]:
 
     If `durable` is true, the new content survives a power failure. Otherwise, it only survives a crash of the process.
     """
-    temporary = _create_temporary(target)
+    temporary = target.with_name(f".{secrets.token_hex(8)}{WRITING}")
+    created = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
     try:
+        os.close(created)
         yield temporary
         if durable:
             sync(temporary)
@@ -145,32 +147,33 @@ def check_new_file(out: str, suffixes: tuple[str, ...], *, overwrite: bool, flag
     target = user_path(out)
     if target.suffix not in suffixes:
         raise UserError(f"{flag} {out}: expected a file name ending in {' or '.join(suffixes)}")
-    if target.is_dir():
-        raise UserError(f"{flag} {out}: is a folder; give a file name")
+    check_creatable(target, flag)
     if os.path.lexists(target) and not overwrite:
         raise UserError(f"{flag} {out}: the file exists; use --overwrite to replace it")
     return target
 
 
+def check_creatable(target: Path, flag: str) -> None:
+    """Raise UserError if no file can be written to a path; called before the work that ends with this file."""
+    if target.exists() and not target.is_file():
+        raise UserError(f"{flag} {target}: is {'a folder' if target.is_dir() else 'not a file'}; give a file name")
+    folder = next(parent for parent in target.absolute().parents if os.path.lexists(parent))
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise UserError(f"{flag} {target}: {error.strerror or error}") from None
+
+
 @contextmanager
 def new_file(target: Path, flag: str = "--out") -> Iterator[Path]:
     """Yield a temporary file that becomes `target`; report file system errors as a UserError about a flag."""
+    check_creatable(target, flag)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with replacing(target) as temporary:
             yield temporary
     except OSError as error:
         raise UserError(f"{flag} {target}: {error.strerror or error}") from None
-
-
-def _create_temporary(target: Path) -> Path:
-    while True:
-        temporary = target.with_name(f".{secrets.token_hex(8)}{WRITING}")
-        try:
-            os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666))
-        except FileExistsError:
-            continue
-        return temporary
 
 
 def checksum_of_file(file: Path) -> str:

@@ -23,6 +23,7 @@ from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
 from paceline.core.files import (
     MAX_BYTES,
+    WRITING,
     checksum_of_content,
     checksum_of_file,
     parse_json,
@@ -395,7 +396,7 @@ def begin(folder: Path, splits: Mapping[str, SplitRecord], made_from: Mapping[st
         if differs:
             raise _another(folder, differs)
         return True
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if folder.exists() and (not folder.is_dir() or any(path.suffix != WRITING for path in folder.iterdir())):
         raise UserError(f"{folder}: already exists and is not an unfinished pack; choose a new or empty folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -26,6 +26,7 @@ from paceline.images.decode import (
     BadImage,
     decode_full_depth,
     open_file,
+    reason_of,
 )
 from paceline.images.integrity import DEFLATE, check_directories, check_expansion, is_tiff
 
@@ -141,7 +142,7 @@ def _opened(path: Path | bytes) -> Iterator[tuple[IO[bytes], tifffile.TiffFile |
     except BadImage:
         raise
     except Exception as error:  # decoders raise many kinds of errors on damaged files
-        raise BadImage(" ".join(str(error).split()) or type(error).__name__) from error
+        raise BadImage(reason_of(error)) from error
 
 
 def first_series(tiff: tifffile.TiffFile) -> tifffile.TiffPageSeries:

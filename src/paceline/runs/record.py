@@ -31,6 +31,7 @@ from paceline.core.files import (
     user_cache,
     why,
     write_file,
+    write_json,
 )
 from paceline.core.host import excess_load
 from paceline.core.ordered_map import num_cores
@@ -197,10 +198,12 @@ def read_record(run: Path, where: str = "") -> RunRecord | None:
         return None
     except (OSError, ValueError) as error:
         raise UserError(f"{file}: cannot be read ({why(error)}): restore the file") from None
-    recipe, provenance = kept.pop("recipe", None), kept.pop(PROVENANCE, {})
+    recipe, provenance = kept.pop("recipe", None), kept.pop(PROVENANCE, None)
     if not isinstance(recipe, str):
         raise UserError(f"{file}: does not name a recipe, so {run} is not a run folder")
-    check_format(provenance.get(FORMAT) if isinstance(provenance, dict) else None, where or str(run))
+    if not isinstance(provenance, dict) or not provenance:
+        raise UserError(f"{file}: damaged: [{PROVENANCE}] is missing: restore the file")
+    check_format(provenance.get(FORMAT), where or str(run))
     try:
         return RunRecord(recipe, kept, Provenance.from_table(provenance))
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -285,6 +288,15 @@ def cache_file(name: str) -> Path:
 def read_cached(name: str) -> Mapping[str, Any]:
     """Return a saved result; empty if it is missing or damaged."""
     return read_json(cache_file(name))
+
+
+def store_cached(name: str, content: object) -> str:
+    """Save a result; return where, or why it could not be saved."""
+    try:
+        write_json(cache_file(name), content)
+    except OSError as error:
+        return f"not saved ({cache_file(name)}: {error.strerror}), so later runs cannot use it"
+    return f"saved to {cache_file(name)}"
 
 
 def identity() -> dict[str, str]:
