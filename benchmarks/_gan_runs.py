@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 from _timed_training import Deadline, Stopped, printed_metrics, read_numbers, run_paceline, summarise
 
 from paceline.core.files import write_json
-from paceline.runs.record import versions_and_hardware
+from paceline.runs.provenance import versions_and_hardware
 
 
 class Named(Protocol):

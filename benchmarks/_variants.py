@@ -17,7 +17,7 @@ import torch
 from paceline.commands.configure import configure
 from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import MetricsWriter
-from paceline.runs.record import versions_and_hardware
+from paceline.runs.provenance import versions_and_hardware
 from paceline.runs.terminal import Display
 from paceline.training.build import assemble
 from paceline.training.loop import Loop, Outputs

@@ -22,7 +22,7 @@ from typing import Any
 
 from _timed_training import read_numbers
 
-from paceline.runs.record import versions_and_hardware
+from paceline.runs.provenance import versions_and_hardware
 
 METRICS = ("test/top1", "test/top5", "test/loss", "seconds")
 

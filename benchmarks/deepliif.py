@@ -31,7 +31,7 @@ from paceline.commands.configure import configure
 from paceline.data.feed import BatchPipeline, StepData, evaluation_batches
 from paceline.data.transforms import to_eight_bits
 from paceline.images.grids import captioned, side_by_side, stack_vertically, to_image
-from paceline.runs.record import versions_and_hardware
+from paceline.runs.provenance import versions_and_hardware
 from paceline.training.build import Parts, assemble
 from paceline.training.loss_log import LossLog
 

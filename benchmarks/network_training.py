@@ -46,7 +46,7 @@ from torch import Tensor
 from paceline.evaluation.image_metrics import luma, psnr, to_levels
 from paceline.runs.finished_run import open_run
 from paceline.runs.metrics import read_metrics
-from paceline.runs.record import versions_and_hardware
+from paceline.runs.provenance import versions_and_hardware
 
 SHARE_FOR_TRAINING = 0.93  # fraction of --minutes; the remaining time is for evaluation and saving
 BORDER_PX = 4  # pixels at each edge that protocol y ignores at scale 4

@@ -26,7 +26,7 @@ import torch
 
 import paceline.cli.app
 import paceline.commands.train  # imported before the processes are forked
-from paceline.runs.record import versions_and_hardware
+from paceline.runs.provenance import versions_and_hardware
 
 GIB = 2**30
 PHASE = re.compile(r"out of memory in phase '([^']+)'.* needs about ([\d.,]+) of ([\d.,]+) GiB")

@@ -28,8 +28,8 @@ from torch import Tensor
 from paceline.models.resnet import ResNet
 from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import MetricsWriter
+from paceline.runs.provenance import versions_and_hardware
 from paceline.runs.recipe import resolve_config
-from paceline.runs.record import versions_and_hardware
 from paceline.runs.terminal import Display
 from paceline.training.build import assemble
 from paceline.training.evaluate import training_evaluator

@@ -44,7 +44,7 @@ from paceline.data.sources.packed import Packed
 from paceline.data.sources.photos import Photos
 from paceline.data.stream import Stream
 from paceline.data.transforms import Augment
-from paceline.runs.record import versions_and_hardware
+from paceline.runs.provenance import versions_and_hardware
 
 NOISE_LEVELS = 2.0
 SMALLEST_PX = 400  # minimum side length of the photographs to enlarge

@@ -18,7 +18,7 @@ from typing import Any
 
 from _timed_training import printed_metrics, read_numbers, run_paceline, sets
 
-from paceline.runs.record import versions_and_hardware
+from paceline.runs.provenance import versions_and_hardware
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 LARGEST_CROP = 128  # crop size of the preset train291

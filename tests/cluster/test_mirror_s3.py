@@ -15,8 +15,8 @@ from running import Running, metrics_without_times, run_fork, start_fork, wait_u
 from s3_server import BUCKET, S3Server
 
 from paceline.core.files import checksum_of_file
-from paceline.runs.folder import MirrorState, Status
 from paceline.runs.mirror.published import Destination, list_manifests, open_destination, read_manifest
+from paceline.runs.status import MirrorState, Status
 from paceline.training.stop import MIRROR_INCOMPLETE
 
 TINY = str(Path(__file__).resolve().parent.parent / "tiny.py")

@@ -20,8 +20,7 @@ from paceline.commands.measure import measure
 from paceline.core.errors import UserError
 from paceline.data.bundled import FOLDER
 from paceline.evaluation.image_metrics import psnr, ssim, to_levels
-from paceline.runs.record import read_data_spec
-from paceline.runs.weights import read_weights
+from paceline.runs.weights import read_data_spec, read_weights
 
 CHANNELS, SIDE = 5, 40
 TINY = {"width": 4, "depth": 2, "crop": 16, "images": 32, "batch_size": 8, "accelerator": "cpu", "workers": 0}

@@ -27,8 +27,8 @@ from paceline.data.stream import Tickets, in_order
 from paceline.parallel.place import Place
 from paceline.parallel.strategy import Strategy
 from paceline.parallel.world import World
-from paceline.runs import record
-from paceline.runs.record import LOADERS, SELF_TEST, cache_file, graph_obstacle, identity, read_cached
+from paceline.runs import provenance
+from paceline.runs.provenance import LOADERS, SELF_TEST, cache_file, graph_obstacle, identity, read_cached
 from paceline.training.graph import RunStep
 from paceline.training.loss_log import Entry
 from paceline.training.step import Step
@@ -47,7 +47,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def save_self_test(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
     """Save a self-test result and simulate a machine with two GPUs."""
-    monkeypatch.setattr(record, "identity", lambda: TWO_GPUS)
+    monkeypatch.setattr(provenance, "identity", lambda: TWO_GPUS)
 
     def save(result: Any) -> None:
         cache_file(SELF_TEST).parent.mkdir(parents=True, exist_ok=True)

@@ -81,10 +81,10 @@ def test_without_a_terminal_a_counter_prints_plain_lines_at_growing_intervals(
 READING = """
 import sys, time, types
 from paceline.core.terminal import activity, show_activities
-from paceline.core import activity as reports, status_line
-reports.SECONDS_UNTIL_COUNTED, status_line.SECONDS_BETWEEN_TICKS = 0, 0.01
-reports.time = types.SimpleNamespace(monotonic=lambda: 0.0)  # the seconds do not depend on the machine
-refresh, num_refreshes = status_line.StatusLine.refresh, 0
+from paceline.core import terminal
+terminal.SECONDS_UNTIL_COUNTED, terminal.SECONDS_BETWEEN_TICKS = 0, 0.01
+terminal.time = types.SimpleNamespace(monotonic=lambda: 0.0, sleep=time.sleep)  # on no machine
+refresh, num_refreshes = terminal.StatusLine.refresh, 0
 
 def counted(*arguments):
     global num_refreshes
@@ -96,7 +96,7 @@ def wait():
     while num_refreshes < until:
         time.sleep(0.01)
 
-status_line.StatusLine.refresh = counted
+terminal.StatusLine.refresh = counted
 show_activities()
 activity("reading")
 """

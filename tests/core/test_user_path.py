@@ -14,7 +14,7 @@ from paceline.contracts.data_spec import DataSpec
 from paceline.core.errors import UserError
 from paceline.core.files import user_cache, user_path, writable_cache
 from paceline.data.open_sources import open_sources
-from paceline.runs.record import read_data_spec, write_data_spec
+from paceline.runs.weights import read_data_spec, write_data_spec
 
 UNKNOWN = "~no-such-user/x"
 COMMANDS = {

@@ -22,7 +22,7 @@ from paceline.data.packed import MANIFEST
 from paceline.data.source import ArraySource, RegisteredSources, Source, check_sample
 from paceline.data.stream import Stream
 from paceline.data.transforms import Augment, transform
-from paceline.runs.record import from_json, to_json
+from paceline.runs.weights import from_json, to_json
 
 CPU = torch.device("cpu")
 CHANNELS = 5

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline.models.spandrel_networks import ChannelNorm, fuse_channel_norms
+from paceline.models.adapters import ChannelNorm, fuse_channel_norms
 
 
 class LayerNorm2d(nn.Module):

@@ -1,7 +1,7 @@
 import torch
 from torch import nn
 
-from paceline.core.gpu import apply_concurrently
+from paceline.models.concurrent import apply_concurrently
 
 
 def test_networks_that_run_concurrently_compute_the_same_results_as_one_after_another():

@@ -30,7 +30,7 @@ HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 TRAINING = """
 import sys, time
 from pathlib import Path
-from paceline.runs import display as module
+from paceline.runs import terminal as module
 from paceline.runs.terminal import log_output
 module._TICK_SECONDS = 1e6  # a slow machine must not print more lines
 module._MAX_LINE_SECONDS = 0  # print every line
@@ -270,8 +270,8 @@ class NoTicker:
 WAITING = """
 import sys, time
 from pathlib import Path
-from paceline.core import ticker
-from paceline.runs import display as module
+from paceline.core import terminal as ticker
+from paceline.runs import terminal as module
 from paceline.runs.terminal import log_output
 module._TICK_SECONDS, module._STILL_SECONDS, ticker.FIRST_SECONDS, ticker.MAX_SECONDS = 0.01, 0.02, 0.05, 0.05
 ticks = [0.0]  # the time at which the last complete call began

@@ -16,10 +16,12 @@ from paceline.config.files import read_file
 from paceline.core.errors import UserError
 from paceline.core.files import open_append, read_bounded, read_json
 from paceline.runs.checkpoint import Checkpoints, Damaged, load
-from paceline.runs.folder import RunFolder, Status
+from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import read_metrics
 from paceline.runs.mirror.published import Manifest, list_manifests, open_destination, restore
-from paceline.runs.record import from_json, read_data_spec, read_record
+from paceline.runs.record import read_record
+from paceline.runs.status import Status
+from paceline.runs.weights import from_json, read_data_spec
 
 FOLDERS = ("checkpoints", "logs", "samples", "tensorboard", ".mirror", ".restoring", "wandb")
 FILES = (".lock", "config.toml", "metrics.jsonl", "status.json", "mirror.json", "protocols.json", "data_spec.json")

@@ -21,7 +21,6 @@ from paceline.board.gallery import Gallery
 from paceline.core.errors import UserError
 from paceline.core.files import checksum_of_file
 from paceline.runs.checkpoint import CheckpointNumbers, Checkpoints, Snapshot, load
-from paceline.runs.folder import MirrorState, Status
 from paceline.runs.mirror import mirror as mirror_module
 from paceline.runs.mirror.mirror import Mirror
 from paceline.runs.mirror.published import (
@@ -34,6 +33,7 @@ from paceline.runs.mirror.published import (
     read_manifest,
     restore,
 )
+from paceline.runs.status import MirrorState, Status
 
 TINY = str(Path(__file__).resolve().parent.parent / "tiny.py")
 QUICK = ("--set", "mirror_every=0.1")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from paceline.runs.record import versions_and_hardware
+from paceline.runs.provenance import versions_and_hardware
 
 
 def test_versions_hardware_and_time_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,8 @@ from paceline.runs.compile_table import TABLE, CompileCost, compile_cost, record
 from paceline.runs.folder import RunFolder
 from paceline.runs.mirror.mirror import Mirror
 from paceline.runs.mirror.published import open_destination
-from paceline.runs.record import Choices, Provenance, RunRecord, cache_file, read_record
+from paceline.runs.provenance import cache_file
+from paceline.runs.record import Choices, Provenance, RunRecord, read_record
 from paceline.training import build
 from paceline.training import compile as compile_choice
 from paceline.training import compile as compiling

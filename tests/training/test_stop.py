@@ -33,7 +33,7 @@ from running import (
 from paceline.parallel.place import Place
 from paceline.parallel.world import World
 from paceline.runs.checkpoint import Checkpoints
-from paceline.runs.folder import Status
+from paceline.runs.status import Status
 from paceline.training import stop as stop_module
 from paceline.training.stop import StopRequest, StopVote
 

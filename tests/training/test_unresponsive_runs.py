@@ -20,8 +20,8 @@ from running import (
 )
 
 from paceline.runs.checkpoint import Checkpoints
-from paceline.runs.folder import Status
 from paceline.runs.metrics import read_metrics
+from paceline.runs.status import Status
 
 FAULTY = str(Path(__file__).parents[1] / "faulty.py")
 HANGS_IN_START_UP = ("train", FAULTY, "--accelerator", "cpu", "--set", "fault=hang", "--set", "faulty_rank=-2")

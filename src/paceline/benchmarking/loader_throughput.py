@@ -26,7 +26,7 @@ from paceline.data.source import Source, sizes_of
 from paceline.data.stream import Stream, Tickets, check_crop, cropped
 from paceline.data.transforms import Augment
 from paceline.parallel.world import join
-from paceline.runs.record import LOADERS, identity, read_cached, store_cached
+from paceline.runs.provenance import LOADERS, identity, read_cached, store_cached
 
 BLOCKS = 5
 BLOCK_SECONDS = 1.0

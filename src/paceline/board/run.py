@@ -18,9 +18,9 @@ from paceline.config.files import PROVENANCE
 from paceline.core.files import LOCK, parse_toml
 from paceline.core.text import HIDDEN, is_private_name, redact
 from paceline.core.types import SettingValue
-from paceline.runs.folder import MIRROR_STATE, STATES, STATUS, MirrorState, Status
 from paceline.runs.metrics import METRICS, REAL_IMAGES, SAMPLE_NAME, SAMPLES
 from paceline.runs.record import CONFIG
+from paceline.runs.status import MIRROR_STATE, STATES, STATUS, MirrorState, Status
 from paceline.runs.terminal import LOGS
 
 RUN_FILES = {CONFIG, METRICS, STATUS}  # a folder that contains one of these files is a run folder

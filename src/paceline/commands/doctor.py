@@ -32,8 +32,8 @@ from paceline.launch.tasks import Task, run_in_processes
 from paceline.parallel.strategy import AUTO, Strategy
 from paceline.parallel.world import check_devices
 from paceline.runs.compile_table import TABLE, record_gain
+from paceline.runs.provenance import SELF_TEST, cache_file, identity, read_cached, store_cached, versions_and_hardware
 from paceline.runs.recipe import resolve_settings
-from paceline.runs.record import SELF_TEST, cache_file, identity, read_cached, store_cached, versions_and_hardware
 from paceline.training.compile import describe_kernel_cache
 from paceline.training.stop import repeat_signal
 

@@ -21,7 +21,8 @@ from paceline.data.open_sources import open_sources, settings_and_splits
 from paceline.data.source import Source, sizes_of
 from paceline.data.stream import cropped
 from paceline.data.worker_pool import reporting_dead_workers
-from paceline.evaluation.contract import Protocol, is_classifier
+from paceline.evaluation.contract import is_classifier
+from paceline.evaluation.protocol import Protocol
 from paceline.inference.evaluate_regions import RegionEvaluation, SplitMetrics
 from paceline.inference.trained import NO_BLEND, Blend, ImageModel, StoredModel, load_usable, read_blended, uses_of
 from paceline.launch.tasks import Task, run_in_processes

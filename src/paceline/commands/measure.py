@@ -18,7 +18,6 @@ from paceline.core.files import check_new_file, json_text, new_file, user_path
 from paceline.core.terminal import activity, counted
 from paceline.core.text import print_line, printable
 from paceline.data.file_lists import images_under
-from paceline.evaluation.contract import Protocol
 from paceline.evaluation.features.inception import load_inception
 from paceline.evaluation.features.network import FeatureNetwork
 from paceline.evaluation.image_metrics import (
@@ -44,6 +43,7 @@ from paceline.evaluation.image_metrics import (
 from paceline.evaluation.image_metrics import (
     PROTOCOL as NIQE_PROTOCOL,
 )
+from paceline.evaluation.protocol import Protocol
 from paceline.evaluation.statistics import (
     FeatureSums,
     Layout,

@@ -20,8 +20,9 @@ from paceline.report.advice import is_share
 from paceline.report.build import write_report
 from paceline.report.model import Cell, Report
 from paceline.runs.finished_run import stages_of
-from paceline.runs.folder import RunFolder, Status
+from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import METRICS
+from paceline.runs.status import Status
 
 LAST_BYTES = 4096  # number of bytes to read from the end of the metrics file; enough for the last line
 

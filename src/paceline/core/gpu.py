@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import TypeVar
 
 import torch
-from torch import Tensor
 
 
 def allow_tf32(allowed: bool) -> None:
@@ -55,8 +53,3 @@ def run_concurrently(tasks: Sequence[Callable[[], Result]], device: torch.device
     for stream in streams[1:]:
         main.wait_stream(stream)
     return results
-
-
-def apply_concurrently(networks: Sequence[Callable[[Tensor], Tensor]], images: Tensor) -> list[Tensor]:
-    """Return each network's output for the same images."""
-    return run_concurrently([partial(network, images) for network in networks], images.device)

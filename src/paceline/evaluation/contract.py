@@ -1,11 +1,11 @@
-"""Evaluators reduce predictions to sums, and these to metrics; a protocol describes how a metric was measured."""
+"""Evaluators reduce predictions to sums, and these to metrics, for whole images or over their regions."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple, TypeAlias
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,35 +14,11 @@ from paceline.config.resolve import Config
 from paceline.config.settings import RunSettings
 from paceline.contracts.data_spec import PixelFormat
 from paceline.contracts.recipe import Batch, DataSpec, Recipe
-from paceline.core.errors import UserError
 from paceline.core.files import Lock
 from paceline.core.registry import load_class
 from paceline.core.text import four_digits
 from paceline.data.source import Source
-
-Protocol: TypeAlias = Mapping[str, str | int | float]
-NUM_GENERATED, NUM_REAL = "made", "real"  # numbers of images in a protocol for generated images
-WORDS = {NUM_GENERATED: "generated images", NUM_REAL: "real images"}  # what is printed instead of a key
-MAY_DIFFER = {"seed"}  # runs that differ only in their seed are averaged
-
-
-def differences(first: Protocol, second: Protocol) -> list[str]:
-    """Return the keys whose values differ, each as `name: one ≠ other`."""
-    names = [name for name in dict.fromkeys([*first, *second]) if name not in MAY_DIFFER]
-    return [
-        f"{WORDS.get(name, name)}: {first.get(name)} ≠ {second.get(name)}"
-        for name in names
-        if first.get(name) != second.get(name)
-    ]
-
-
-def require_same(protocols: Mapping[str, Protocol]) -> None:
-    """Raise UserError unless all protocols are the same; the keys are run names."""
-    (name, first), *others = protocols.items()
-    for other, protocol in others:
-        found = differences(first, protocol)
-        if found:
-            raise UserError(f"{name} and {other} were measured differently and cannot be compared ({'; '.join(found)})")
+from paceline.evaluation.protocol import Protocol
 
 
 @dataclass(frozen=True)

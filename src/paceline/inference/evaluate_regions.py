@@ -20,8 +20,9 @@ from paceline.core.watch import beat
 from paceline.data.image_files import ImageFiles, SampleRegions
 from paceline.data.source import Sample, sizes_of
 from paceline.data.stream import Window, stored, to_unit_range
-from paceline.evaluation.contract import Case, Evaluator, MeasuredByRegion, Protocol, Quality
+from paceline.evaluation.contract import Case, Evaluator, MeasuredByRegion, Quality
 from paceline.evaluation.image_metrics import PSNR_OF_IDENTICAL, WINDOW, ssim
+from paceline.evaluation.protocol import Protocol
 from paceline.images.regions.region_image import Box
 from paceline.inference.tiles import Tiling, choose_tiling, inexact_halo, tiling_warning
 from paceline.inference.trained import ImageModel

@@ -21,13 +21,13 @@ from paceline.inference.receptive_field import ReceptiveField, measured_field, r
 from paceline.runs.checkpoint import choose_checkpoint
 from paceline.runs.finished_run import check_not_file, config_of, last_finished
 from paceline.runs.folder import RunFolder
-from paceline.runs.record import read_data_spec
 from paceline.runs.weights import (
     check_checkpoint,
     check_values,
     evaluated_values,
     has_nan,
     is_weights_file,
+    read_data_spec,
     read_weights,
 )
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from paceline.config.settings import setting
 from paceline.contracts.recipe import Batch, DataSpec, Draw, Loss, Phase
 from paceline.core.errors import UserError
-from paceline.core.gpu import apply_concurrently
+from paceline.models.concurrent import apply_concurrently
 from paceline.models.dcgan import Discriminator
 from paceline.models.losses import OBJECTIVES, Objective, d2gan, r1_penalty, score_range
 from paceline.recipes.parts.generation import (

@@ -12,7 +12,7 @@ from paceline.core.errors import UserError
 from paceline.core.host import is_busy
 from paceline.core.registry import load_class, names
 from paceline.data.fingerprint import is_same_data
-from paceline.evaluation.contract import require_same
+from paceline.evaluation.protocol import require_same
 from paceline.parallel.strategy import Strategy
 from paceline.report.model import Cell, Group, Run, Scaling, SpeedSpread, Summary
 

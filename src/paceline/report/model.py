@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from paceline.contracts.step_ladder import StepLadder
 from paceline.core.types import Json, SettingValue
-from paceline.evaluation.contract import Protocol
+from paceline.evaluation.protocol import Protocol
 from paceline.runs.profile_summary import ProfileSummary
 
 OPTIONAL = {"optional": True}  # marks a dataclass field that is omitted from the JSON if it is None

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from paceline.config.resolve import flatten
 from paceline.contracts.recipe import Recipe
 from paceline.core.types import Scalar, SettingValue
-from paceline.evaluation.contract import NUM_GENERATED, NUM_REAL, Protocol
+from paceline.evaluation.protocol import NUM_GENERATED, NUM_REAL, Protocol
 from paceline.report.model import (
     Checkpoint,
     Point,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.files import writable_cache, write_json
-from paceline.runs.record import cache_file, identity, read_cached
+from paceline.runs.provenance import cache_file, identity, read_cached
 
 TABLE = "compile.json"
 GAINS = "gains"

@@ -1,22 +1,18 @@
-"""The run folder, which only one process at a time may write to, and the state of its run."""
+"""The run folder, which only one process at a time may write to."""
 
 from __future__ import annotations
 
 import dataclasses
 import errno
-import json
-import math
 import os
 import re
 import shlex
 import socket
-import time
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from paceline.config.files import changed_settings
 from paceline.config.resolve import Config
@@ -35,18 +31,11 @@ from paceline.core.files import (
 )
 from paceline.core.text import redact
 from paceline.data.fingerprint import is_same_data
-from paceline.evaluation.contract import Protocol, differences
+from paceline.evaluation.protocol import Protocol, differences
 from paceline.runs.checkpoint import Checkpoints
-from paceline.runs.record import (
-    CONFIG,
-    DATA_SPEC,
-    Provenance,
-    RunRecord,
-    earlier_segments,
-    read_data_spec,
-    read_record,
-)
-from paceline.runs.weights import weights_metadata
+from paceline.runs.record import CONFIG, Provenance, RunRecord, earlier_segments, read_record
+from paceline.runs.status import Status
+from paceline.runs.weights import DATA_SPEC_FILE, read_data_spec, weights_metadata
 
 DEFAULT_PARENT = Path("runs")  # the folder of runs that have no `--out`
 MAX_SETTINGS, MAX_LENGTH = 3, 60  # limits for the part that is added to the name
@@ -67,89 +56,6 @@ def suggest_other_folder(path: Path, config: Config, changed: Iterable[str] = ()
     if run.parent == DEFAULT_PARENT:
         return f"--name {shlex.quote(name)}"
     return f"--out {shlex.quote(str(run.parent / name))}"
-
-
-STATUS = "status.json"
-MIRROR_STATE = "mirror.json"
-STATES = ("running", "finished", "stopped", "failed")
-_UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
-
-
-def _finite(value: Any) -> float:
-    number = float(value)
-    if not math.isfinite(number):
-        raise ValueError(f"not a finite number: {value}")
-    return number
-
-
-@dataclass(frozen=True)
-class Status:
-    """The state of a run, written by its own process."""
-
-    state: str
-    since: float  # Unix time at which the state was recorded
-    total_images: int = 0  # length of training in images; 0 if unknown
-    reason: str = ""  # one-line reason for a failure
-    host: str = ""
-    pid: int = 0
-
-    @classmethod
-    def now(cls, state: str, total_images: int, reason: str = "") -> Status:
-        """Return a status for this process with the current time."""
-        assert state in STATES, state
-        return cls(state, round(time.time(), 3), total_images, reason, socket.gethostname(), os.getpid())
-
-    @classmethod
-    def parse(cls, content: bytes) -> Status | None:
-        """Parse a status file; return None if it cannot be read."""
-        try:
-            read: Any = json.loads(content)
-            return cls(
-                state=str(read["state"]),
-                since=_finite(read["since"]),
-                total_images=int(read.get("total_images", 0)),
-                reason=str(read.get("reason", "")),
-                host=str(read.get("host", "")),
-                pid=int(read.get("pid", 0)),
-            )
-        except _UNREADABLE:
-            return None
-
-    @classmethod
-    def of(cls, folder: Path) -> Status | None:
-        """Return the status of a run, or None if it has none."""
-        file = folder / STATUS
-        try:
-            return cls.parse(read_bounded(file))
-        except OSError:
-            return None
-
-    def write(self, folder: Path) -> None:
-        """Write the status to a run folder, replacing the old one."""
-        write_json(folder / STATUS, asdict(self), durable=False)
-
-
-@dataclass(frozen=True)
-class MirrorState:
-    """The progress of a run's mirror."""
-
-    url: str
-    images: int = 0  # images seen at the newest published checkpoint; 0 if there is none
-    since: float = 0.0  # Unix time when `images` was last set
-    error: str = ""  # one-line reason why uploads are failing
-
-    @classmethod
-    def parse(cls, content: bytes) -> MirrorState | None:
-        """Parse a mirror state file; return None if it cannot be read."""
-        try:
-            read: Any = json.loads(content)
-            return cls(str(read["url"]), int(read["images"]), _finite(read["since"]), str(read["error"]))
-        except _UNREADABLE:
-            return None
-
-    def write(self, folder: Path) -> None:
-        """Write the mirror's state to a run folder, replacing the old one."""
-        write_json(folder / MIRROR_STATE, asdict(self), durable=False)
 
 
 ALLOWED_BEFORE_START = ("launch", "cell.json")  # files that other commands write before the run starts
@@ -273,7 +179,7 @@ class RunFolder:
 
     def describe_weights(self) -> dict[str, str]:
         """Return the metadata that makes this run's weights self-contained; empty before the run has started."""
-        record = self.read_record() if (self.path / DATA_SPEC).exists() else None
+        record = self.read_record() if (self.path / DATA_SPEC_FILE).exists() else None
         if record is None:
             return {}
         return weights_metadata(record.recipe, record.settings, read_data_spec(self.path))

@@ -14,9 +14,19 @@ from paceline.config.files import RUN_FORMAT, check_format, check_named_code
 from paceline.config.flags import FOLDERS
 from paceline.config.resolve import Config, Inherited, flatten
 from paceline.config.settings import SHARED_SETTINGS
+from paceline.contracts.data_spec import parse_spec, written_values
 from paceline.contracts.recipe import DataSpec, Recipe
 from paceline.core.errors import UserError
-from paceline.core.files import SAFETENSORS, new_file, parse_json, user_path, why
+from paceline.core.files import (
+    SAFETENSORS,
+    json_text,
+    new_file,
+    parse_json,
+    read_bounded,
+    user_path,
+    why,
+    write_file,
+)
 from paceline.core.registry import is_path
 from paceline.core.trust import check_may_run
 from paceline.core.types import SettingValue, SettingValues
@@ -24,7 +34,6 @@ from paceline.data.open_sources import clean_name, data_name
 from paceline.models.torch_file import open_safetensors, read_safetensors
 from paceline.parallel.shards import fill_module
 from paceline.runs.recipe import Layers, load_recipe, resolve_config
-from paceline.runs.record import from_json, to_json
 from paceline.runs.tensor_files import add_aliases, pack
 
 EMA = "ema/"
@@ -84,6 +93,35 @@ def evaluated_values(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _without_ema(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: value for name, value in weights.items() if not name.startswith(EMA)}
+
+
+DATA_SPEC_FILE = "data_spec.json"
+
+
+def to_json(spec: DataSpec) -> str:
+    """Return a data spec as JSON."""
+    return json_text(written_values(spec))
+
+
+def from_json(text: str) -> DataSpec:
+    """Parse a data spec from JSON; raise ValueError, KeyError or TypeError if it is invalid."""
+    return parse_spec(parse_json(text))
+
+
+def write_data_spec(run: Path, spec: DataSpec) -> None:
+    """Write a data spec to a run folder."""
+    write_file(run / DATA_SPEC_FILE, to_json(spec), durable=False)
+
+
+def read_data_spec(run: Path) -> DataSpec:
+    """Return the data spec of a run; raise UserError if it cannot be read."""
+    file = run / DATA_SPEC_FILE
+    try:
+        return from_json(read_bounded(file).decode())
+    except FileNotFoundError:
+        raise UserError(f"{file}: the file is missing: restore it, or train the run again") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{file}: cannot be read ({why(error)}): restore the file, or train the run again") from None
 
 
 FORMAT = "paceline.format"

@@ -33,7 +33,7 @@ from paceline.runs.checkpoint import (
 )
 from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import METRICS
-from paceline.runs.record import DATA_SPEC
+from paceline.runs.weights import DATA_SPEC_FILE
 
 Held = TypeVar("Held")
 
@@ -181,7 +181,7 @@ def _catch_up(folder: RunFolder, world: World, snapshot: Snapshot, holder: int) 
     """Copy the checkpoint, the earlier best checkpoint, the metrics and the settings to hosts that lack them."""
     best_images = snapshot.best_images
     best = checkpoint_at(folder, world, best_images, state=True)[0] if best_images < snapshot.images else None
-    files = (folder.path / METRICS, folder.config_file, folder.path / DATA_SPEC, folder.protocols_file)
+    files = (folder.path / METRICS, folder.config_file, folder.path / DATA_SPEC_FILE, folder.protocols_file)
     held = [file.read_bytes() if file.exists() else b"" for file in files] if world.rank == holder else []
     history = world.broadcast(held, holder)
     if folder.is_mine and world.rank != holder:  # write settings before checkpoints, which need them

@@ -35,7 +35,7 @@ from paceline.parallel.world import World
 from paceline.runs.compile_table import CompileCost, compile_cache, compile_cost, record_seconds
 from paceline.runs.folder import RunFolder
 from paceline.runs.mirror.session import published_record
-from paceline.runs.record import identity
+from paceline.runs.provenance import identity
 from paceline.training.step import Step
 
 COMPILER_MODULE = "torch._dynamo"

@@ -23,7 +23,8 @@ from paceline.data.feed import BatchPipeline, TrainingFeed, drawn_batches, evalu
 from paceline.data.loader import Loader
 from paceline.data.source import LABEL, count_classes, in_proportion, selecting, sizes_of
 from paceline.data.stream import Drawer, cropped
-from paceline.evaluation.contract import Case, Evaluator, Protocol
+from paceline.evaluation.contract import Case, Evaluator
+from paceline.evaluation.protocol import Protocol
 from paceline.models.layers import NormByImage
 from paceline.parallel.graphed_function import LARGEST_PX, GraphedFunction
 from paceline.parallel.precision import Precision

@@ -20,7 +20,7 @@ from paceline.core.errors import UserError
 from paceline.core.text import print_line
 from paceline.data.feed import StepData
 from paceline.parallel.torch_internals import copy_all, end_broken_capture
-from paceline.runs.record import graph_obstacle
+from paceline.runs.provenance import graph_obstacle
 from paceline.training.loss_log import Entry
 from paceline.training.step import Step
 

@@ -24,9 +24,10 @@ from paceline.runs.checkpoint import WEIGHTS, Snapshot
 from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import MetricsWriter, read_metrics
 from paceline.runs.mirror.session import Mirroring
-from paceline.runs.record import Choices, Provenance, versions_and_hardware, write_data_spec
+from paceline.runs.provenance import versions_and_hardware
+from paceline.runs.record import Choices, Provenance
 from paceline.runs.terminal import Display, log_output
-from paceline.runs.weights import load_weights
+from paceline.runs.weights import load_weights, write_data_spec
 from paceline.training.agreement import checkpoint_at, claim_folder, newest_snapshot
 from paceline.training.build import Parts
 from paceline.training.evaluate import EvaluationStopped, SplitEvaluator, final_evaluator, training_evaluator

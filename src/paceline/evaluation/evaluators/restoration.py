@@ -21,7 +21,7 @@ from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Batch, DataSpec
 from paceline.core.errors import UserError
 from paceline.data.source import sizes_of
-from paceline.evaluation.contract import Case, Evaluator, MeasuredByRegion, Protocol, Quality
+from paceline.evaluation.contract import Case, Evaluator, MeasuredByRegion, Quality
 from paceline.evaluation.image_metrics import (
     PEAK,
     PROTOCOL,
@@ -38,6 +38,7 @@ from paceline.evaluation.image_metrics import (
     ssim,
     to_levels,
 )
+from paceline.evaluation.protocol import Protocol
 
 MEASURED = ("image", "bicubic", "input")  # fields of a prediction that are compared with the target
 METRICS = ("psnr", "ssim", "lpips", "niqe")

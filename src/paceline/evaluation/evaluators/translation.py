@@ -17,7 +17,7 @@ from torch import Tensor
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Batch, DataSpec
 from paceline.core.errors import UserError
-from paceline.evaluation.contract import Case, Evaluator, MeasuredByRegion, Protocol, Quality
+from paceline.evaluation.contract import Case, Evaluator, MeasuredByRegion, Quality
 from paceline.evaluation.image_metrics import (
     CLASSES,
     MIDDLE,
@@ -31,6 +31,7 @@ from paceline.evaluation.image_metrics import (
     ssim,
     to_levels,
 )
+from paceline.evaluation.protocol import Protocol
 
 SEGMENTATION = "segmentation"
 

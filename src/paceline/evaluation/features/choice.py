@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
-from paceline.evaluation.contract import OpenedRun, OpenRun, Protocol, is_classifier
+from paceline.evaluation.contract import OpenedRun, OpenRun, is_classifier
 from paceline.evaluation.features.inception import load_inception
 from paceline.evaluation.features.network import Arithmetic, FeatureNetwork, Features, hash_of
+from paceline.evaluation.protocol import Protocol
 
 
 class Pixels(FeatureNetwork):

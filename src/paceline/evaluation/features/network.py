@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from paceline.core.errors import UserError
 from paceline.core.gpu import float32_products
-from paceline.evaluation.contract import Protocol
+from paceline.evaluation.protocol import Protocol
 
 IMAGES_AT_ONCE = 100
 MANY_AT_ONCE = 500  # batch size that makes better use of a large GPU, if it has enough free memory

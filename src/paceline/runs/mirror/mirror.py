@@ -16,7 +16,6 @@ from paceline.core.files import checksum_of_file
 from paceline.core.text import one_line, print_line, redact
 from paceline.core.watch import beat
 from paceline.runs.checkpoint import NAME
-from paceline.runs.folder import STATUS, MirrorState
 from paceline.runs.metrics import SAMPLE_NAME, SAMPLES
 from paceline.runs.mirror.published import (
     CHANGING,
@@ -30,6 +29,7 @@ from paceline.runs.mirror.published import (
     order_of,
     read_manifest,
 )
+from paceline.runs.status import STATUS, MirrorState
 from paceline.runs.terminal import LOGS
 
 STAGING = ".mirror"
