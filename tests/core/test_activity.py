@@ -83,7 +83,7 @@ import sys, time, types
 from paceline.core.terminal import activity, show_activities
 from paceline.core import terminal
 terminal.SECONDS_UNTIL_COUNTED, terminal.SECONDS_BETWEEN_TICKS = 0, 0.01
-terminal.time = types.SimpleNamespace(monotonic=lambda: 0.0, sleep=time.sleep)  # on no machine
+terminal.time = types.SimpleNamespace(monotonic=lambda: 0.0, sleep=time.sleep)  # on any machine
 refresh, num_refreshes = terminal.StatusLine.refresh, 0
 
 def counted(*arguments):
@@ -127,7 +127,7 @@ def test_on_a_terminal_the_seconds_of_an_activity_are_counted_until_a_result_is_
 
 
 def test_without_a_terminal_a_long_activity_is_reported_again() -> None:
-    code = COUNTING.replace("\nshow_activities()", "\nreports.MAX_SECONDS = 0; show_activities()")
+    code = COUNTING.replace("\nshow_activities()", "\nterminal.MAX_SECONDS = 0; show_activities()")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     lines = done.stderr.splitlines()
     assert done.stdout == "a result\n" and {"reading …", "a warning", "still reading (0:00) …"} == set(lines)
