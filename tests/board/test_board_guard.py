@@ -193,6 +193,7 @@ def test_listening_on_a_public_address_prints_a_warning_and_rejects_unknown_host
         (["simplecache::file:///etc"], "use a single URL"),
         ([".", "--port", "70000"], "--port 70000: must be"),
         ([".", "--port", "80000000000"], "--port 80000000000: must be"),
+        ([".", "--host", "a..b"], "--host a..b: not a host name"),
         ([".", "--host", "no.such.host.invalid"], "--host no.such.host.invalid: "),
         ([".", "--port", "ninety"], "'--port'"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 
 import pytest
@@ -57,14 +58,23 @@ def test_empty_tensors_are_not_compared():
     assert difference.value == 0 and difference.ok
 
 
-def test_the_differences_are_written_to_a_json_file_or_the_error_names_the_flag(tmp_path, monkeypatch):
+def test_the_differences_are_written_to_a_json_file(tmp_path, monkeypatch):
     config = configure("classification", {"data": "digits", "accelerator": "cpu"})
     monkeypatch.setattr(verify_command, "differences", lambda *_: [found("weights", 1e-15)])
     file = tmp_path / "new folder" / "differences.json"
     assert verify(config, ["single", "ddp"], 2, 1e-9, "", str(file)) == 0
     assert json.loads(file.read_text())["differences"][0]["value"] == 1e-15
-    with pytest.raises(UserError, match=f"--json {tmp_path}: "):
-        verify(config, ["single", "ddp"], 2, 1e-9, "", str(tmp_path))
+
+
+@pytest.mark.parametrize("name", [".", "text/below/it.json", "fifo", "/proc/new/it.json"])
+def test_a_json_file_that_cannot_be_created_is_reported_before_any_training(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(verify_command, "differences", pytest.fail)
+    (tmp_path / "text").touch()
+    os.mkfifo(tmp_path / "fifo")
+    config = configure("classification", {"data": "digits", "accelerator": "cpu"})
+    with pytest.raises(UserError, match=f"--json {tmp_path / name}: "):
+        verify(config, ["single", "ddp"], 2, 1e-9, "", str(tmp_path / name))
+    assert sorted(os.listdir(tmp_path)) == ["fifo", "text"]
 
 
 def test_a_strategy_that_is_not_installed_is_reported_before_any_training(monkeypatch):

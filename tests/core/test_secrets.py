@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from fsspec.exceptions import FSTimeoutError
 
 from paceline.cli.app import run
-from paceline.core.secrets import is_private_name, redact
+from paceline.core.secrets import is_private_name, one_line, redact
 from paceline.runs.mirror.staging import Staging
 
 
@@ -29,6 +30,18 @@ from paceline.runs.mirror.staging import Staging
 def test_credentials_are_hidden(text: str, shown: str) -> None:
     assert redact(text) == shown
     assert redact(shown) == shown
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        (ValueError("first\n second"), "ValueError: first second"),
+        (ValueError(" "), "ValueError"),
+        (FSTimeoutError(), "FSTimeoutError: no answer in time"),
+    ],
+)
+def test_an_error_is_shown_on_one_line_with_a_reason(error: Exception, shown: str) -> None:
+    assert one_line(error) == shown
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import os
+import resource
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,12 @@ import pytest
 from PIL import Image
 from running import Running, start_function_in_ranks
 
+from paceline.config.source_flags import PhotoSettings
+from paceline.core.errors import UserError
+from paceline.data.sources.photos import Photos
+from paceline.data.whole_source import read_in_order
+
+FILES = resource.RLIMIT_NOFILE
 CLONE_NEWNS, MS_REC, MS_PRIVATE = 0x20000, 0x4000, 1 << 18  # from <linux/sched.h> and <linux/mount.h>
 
 
@@ -91,6 +98,22 @@ def test_packing_reports_that_its_loader_processes_cannot_share_memory(tmp_path:
         Image.fromarray(pixels).save(tmp_path / "images" / "a" / f"{number}.png")
     pack = ("pack", "folder", "packed", "--data-root", "images", "--set", "size=300", "--set", "workers=1")
     check_error(run_limited(tmp_path, small_shared_memory, *pack), "/dev/shm: ", "--shm-size")
+
+
+def read_with_few_files(folder: str) -> None:
+    source, (_, most) = Photos("test", PhotoSettings(test_root=folder, workers=1)), resource.getrlimit(FILES)
+    for spare in range(0, 32, 2):
+        resource.setrlimit(FILES, (len(os.listdir("/proc/self/fd")) + spare, most))
+        with pytest.raises(UserError, match=r"Too many open files.*`ulimit -n`.*--workers 0"):
+            list(read_in_order(source, 2, 2**20))
+
+
+def test_too_few_open_files_for_loader_processes_are_reported_before_any_process_starts(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    for number in range(4):
+        Image.new("RGB", (64, 64 + number)).save(tmp_path / "images" / f"{number}.png")
+    (running,) = start_function_in_ranks(tmp_path, 1, read_with_few_files, "images")
+    assert running.wait() == 0 and not running.stderr, running.stderr
 
 
 def check_error(running: Running, place: str, remedy: str) -> None:

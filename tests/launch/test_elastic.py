@@ -78,6 +78,7 @@ def test_training_with_torchrun_works(tmp_path: Path) -> None:
         ({"nnodes": "2"}, "set --rdzv HOST:PORT"),
         ({"nnodes": "2", "rdzv": "127.0.0.1"}, "--rdzv 127.0.0.1"),
         ({"nnodes": "2", "rdzv": "127.0.0.1:80"}, "--rdzv 127.0.0.1:80"),
+        ({"nnodes": "2", "rdzv": "a..b:29400"}, "--rdzv a..b:29400: not a host name"),
         ({"nnodes": "2", "rdzv": "no.such.host.invalid:29400"}, "--rdzv no.such.host.invalid:29400"),
         ({"nnodes": "1:2", "rdzv": "127.0.0.1:29400", "batch_size": "4/device"}, "--batch-size 4/device"),
     ],

@@ -281,7 +281,8 @@ def test_a_run_without_provenance_is_rejected(
     text = Path("unknown/config.toml").read_text()
     Path("unknown/config.toml").write_text(text.partition("[provenance]")[0])
     assert run(["compare", "unknown", "--out", "of-unknown"]) == 2
-    assert capsys.readouterr().err.startswith("paceline: unknown: run format 1, but this version of Paceline reads ")
+    message = "paceline: unknown/config.toml: damaged: [provenance] is missing: restore the file\n"
+    assert capsys.readouterr().err == message
 
 
 def test_a_run_from_another_machine_has_a_separate_row(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

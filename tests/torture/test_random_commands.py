@@ -354,7 +354,7 @@ def _listed(folder: str) -> list[str]:
 def _faults(line: Line, outcome: Outcome, codes: set[int]) -> list[str]:
     faults = []
     code = 128 - outcome.code if outcome.code < 0 else outcome.code
-    expected = {0, 1, 2} | (STOPPED[signal.Signals(outcome.sent)] if outcome.sent else set())
+    expected = {0, 1, 2, 74} | (STOPPED[signal.Signals(outcome.sent)] if outcome.sent else set())
     if not outcome.faults and (code not in codes & expected or (outcome.code < 0 and not outcome.sent)):
         faults.append(f"exit code {outcome.code}")
     if code == 1 and not outcome.text:

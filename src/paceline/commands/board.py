@@ -76,8 +76,8 @@ def _listen(host: str, port: int | None) -> socket.socket:
                 listener.close()
                 raise
             return listener
-        except socket.gaierror as error:
-            raise UserError(f"--host {host}: {error.strerror}") from None
+        except (socket.gaierror, UnicodeError) as error:
+            raise UserError(f"--host {host}: {getattr(error, 'strerror', 'not a host name')}") from None
         except OSError as error:
             problem = error
     flag = f"--port {port}" if port is not None else f"--host {host}"

@@ -10,7 +10,7 @@ from paceline.config.resolve import Config
 from paceline.contracts.importer import Importer
 from paceline.contracts.recipe import Recipe
 from paceline.core.errors import UserError
-from paceline.core.files import SAFETENSORS, user_path
+from paceline.core.files import SAFETENSORS, check_creatable, user_path
 from paceline.core.printable import print_line
 from paceline.core.registry import load_class, load_classes
 from paceline.inference.image_model import open_recipe
@@ -28,6 +28,7 @@ def import_weights(files: list[str], recipe: str, out: str, preset: str, assignm
     target = user_path(out)
     if target.suffix != SAFETENSORS:
         raise UserError(f"--out {out}: expected a file name ending in {SAFETENSORS}")
+    check_creatable(target, "--out")
     _check_not_ours(files)
     importer, recipe = _open(files, recipe)
     if importer.recipe not in ("", recipe):

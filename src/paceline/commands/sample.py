@@ -12,7 +12,7 @@ from paceline.config.resolve import Inherited
 from paceline.config.source_flags import FOLDERS
 from paceline.core.activity import activity, counted
 from paceline.core.errors import NOT_FOUND, UserError
-from paceline.core.files import new_file, user_path
+from paceline.core.files import check_creatable, new_file, user_path
 from paceline.core.printable import print_line
 from paceline.core.types import SettingValue
 from paceline.images.encode import DEFAULT_ENCODING
@@ -147,10 +147,7 @@ def _files(run: Path, out: str, options: Options) -> list[Path]:
     file = user_path(out)
     if file.suffix.lower() not in suffixes:
         raise UserError(f"--out {out}: expected a file name ending in {' or '.join(suffixes)}")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--out {out}: {error.strerror}") from None
+    check_creatable(file, "--out")
     return [file]
 
 

@@ -23,7 +23,7 @@ from paceline.config.spans import split_batch
 from paceline.contracts.recipe import Phase
 from paceline.core.activity import activity, counted
 from paceline.core.errors import UserError, missing, unknown
-from paceline.core.files import SAFETENSORS, new_file, user_path, write_json
+from paceline.core.files import SAFETENSORS, check_creatable, new_file, user_path, write_json
 from paceline.core.installed import is_installed
 from paceline.core.registry import load_class
 from paceline.core.screen import open_screen
@@ -49,6 +49,8 @@ def verify(config: Config, strategies: list[str], steps: int, tolerance: float, 
 
     If `result` is a path, the differences are also written there as JSON.
     """
+    if result:
+        check_creatable(user_path(result), "--json")
     found = differences(config, strategies, steps, tolerance, control)
     title = _title(config, steps, control)
     console = open_screen()

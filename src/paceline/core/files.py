@@ -11,6 +11,7 @@ import json
 import os
 import secrets
 import stat
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -141,16 +142,27 @@ def check_new_file(out: str, suffixes: tuple[str, ...], *, overwrite: bool, flag
     target = user_path(out)
     if target.suffix not in suffixes:
         raise UserError(f"{flag} {out}: expected a file name ending in {' or '.join(suffixes)}")
-    if target.is_dir():
-        raise UserError(f"{flag} {out}: is a folder; give a file name")
+    check_creatable(target, flag)
     if os.path.lexists(target) and not overwrite:
         raise UserError(f"{flag} {out}: the file exists; use --overwrite to replace it")
     return target
 
 
+def check_creatable(target: Path, flag: str) -> None:
+    """Raise UserError if no file can be written to a path; called before the work that ends with this file."""
+    if target.exists() and not target.is_file():
+        raise UserError(f"{flag} {target}: is {'a folder' if target.is_dir() else 'not a file'}; give a file name")
+    folder = next(parent for parent in target.absolute().parents if os.path.lexists(parent))
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise UserError(f"{flag} {target}: {error.strerror or error}") from None
+
+
 @contextmanager
 def new_file(target: Path, flag: str = "--out") -> Iterator[Path]:
     """Yield a temporary file that becomes `target`; report file system errors as a UserError about a flag."""
+    check_creatable(target, flag)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with replacing(target) as temporary:

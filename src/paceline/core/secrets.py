@@ -36,7 +36,8 @@ def has_credentials(text: str) -> bool:
 
 def one_line(error: BaseException) -> str:
     """Return the type and message of an error on one line, without credentials."""
-    return redact(f"{type(error).__name__}: {' '.join(str(error).split())}"[:MAX_LINE_LENGTH])
+    message = " ".join(str(error).split()) or ("no answer in time" if isinstance(error, TimeoutError) else "")
+    return redact(f"{type(error).__name__}: {message}".removesuffix(": ")[:MAX_LINE_LENGTH])
 
 
 def is_private_name(name: str) -> bool:

@@ -36,6 +36,7 @@ from paceline.data.tickets import Tickets
 SHARED_MEMORY = "/dev/shm"  # where torch and multiprocessing keep the memory that processes share
 LONGEST_SOCKET_FOLDER = 75  # bytes; the kernel limits a socket's path to 107, and multiprocessing adds up to 32
 SECONDS_UNTIL_NOTICED = 0.2  # time within which torch notices a dead child process
+SPARE_QUEUES = 16  # each opens two files; fewer files cannot hold the first batches
 BATCHES_PER_WORKER = 2  # number of batches that each worker prefetches
 
 # Hide torch's warning about more workers than cores: with the default of two workers, one core is enough to cause it.
@@ -76,11 +77,12 @@ class WorkerPool:
     def _results(self) -> Iterator[Batch | UserError]:
         """Return torch's iterator; raise UserError if the workers, or what they share with this process, cannot start.
 
-        torch's iterator would print tracebacks about its missing parts. Therefore, the same queues are created first.
+        torch's iterator would print tracebacks about its missing parts. Therefore, its queues are created first, with
+        further ones in place of the files that processes and batches will need.
         """
         try:
-            if self._loader.num_workers:
-                shared = [_Context().Queue() for _ in range(self._loader.num_workers + 1)], _Context().Event()
+            if num_workers := self._loader.num_workers:
+                shared = [_Context().Queue() for _ in range(2 * num_workers + SPARE_QUEUES)], _Context().Event()
                 del shared
             return iter(self._loader)
         except OSError as error:

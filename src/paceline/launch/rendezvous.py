@@ -50,8 +50,8 @@ class Rendezvous:
             )
         try:
             own_address(host)
-        except OSError as error:
-            raise UserError(f"--rdzv {run.rdzv}: {error.strerror or error}") from None
+        except (OSError, UnicodeError) as error:
+            raise UserError(f"--rdzv {run.rdzv}: {getattr(error, 'strerror', 'not a host name') or error}") from None
         return cls(host, port, min_hosts, max_hosts, run.max_restarts, run.timeout, run.join_timeout)
 
     @property

@@ -88,10 +88,12 @@ def read_record(run: Path, where: str = "") -> RunRecord | None:
         return None
     except (OSError, ValueError) as error:
         raise UserError(f"{file}: cannot be read ({why(error)}): restore the file") from None
-    recipe, provenance = kept.pop("recipe", None), kept.pop(PROVENANCE, {})
+    recipe, provenance = kept.pop("recipe", None), kept.pop(PROVENANCE, None)
     if not isinstance(recipe, str):
         raise UserError(f"{file}: does not name a recipe, so {run} is not a run folder")
-    check_format(provenance.get(FORMAT) if isinstance(provenance, dict) else None, where or str(run))
+    if not isinstance(provenance, dict) or not provenance:
+        raise UserError(f"{file}: damaged: [{PROVENANCE}] is missing: restore the file")
+    check_format(provenance.get(FORMAT), where or str(run))
     try:
         return RunRecord(recipe, kept, Provenance.from_table(provenance))
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
