@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -170,6 +171,16 @@ def test_loader_speeds_are_measured_and_saved(
         assert by_name[name]["n"] == loader_throughput.BLOCKS
     assert by_name["dali"]["images_per_second"] is None
     assert "not measured: --loader dali" in capsys.readouterr().out
+
+
+def test_loader_speeds_are_printed_if_they_cannot_be_saved(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(loader_throughput, "BLOCK_SECONDS", 0.02)
+    monkeypatch.setenv("XDG_CACHE_HOME", os.devnull)
+    words = ["doctor", "--loaders", "--data", "digits", "--batch-size", "16", "--workers", "0", "--accelerator", "cpu"]
+    assert run(words) == 0
+    assert "not saved (/dev/null/paceline/loaders.json: Not a directory)" in capsys.readouterr().out
 
 
 def test_doctor_does_not_load_data_that_a_run_would_not_keep_in_memory(

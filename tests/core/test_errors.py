@@ -30,6 +30,11 @@ def fail_in(module: str, error: Exception) -> Exception:
         (BlockingIOError(errno.EAGAIN, "fork"), "ulimit -u"),
         (fail_in("threading", RuntimeError("no thread")), "ulimit -u"),
         (OSError(errno.ENAMETOOLONG, "limit", "x" * 300), "use a shorter one"),
+        (
+            OSError(errno.ENOSPC, "No space left", "a.png"),
+            "a.png: No space left: check the permissions",
+        ),
+        (PermissionError(errno.EACCES, "Permission denied"), "Permission denied: check the permissions"),
     ],
 )
 def test_an_error_caused_by_a_limit_is_described_with_a_remedy(error: Exception, remedy: str) -> None:

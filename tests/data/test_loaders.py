@@ -185,6 +185,27 @@ def test_the_next_evaluation_reuses_the_workers(digits: Source) -> None:
     wait_until_gone(seen[0])
 
 
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1])
+def test_a_signal_to_a_worker_does_not_run_the_handler_that_it_inherited(
+    number: signal.Signals, digits: Source
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise AssertionError("the handler of the training process")
+
+    before, handler = set(children(os.getpid())), signal.signal(number, fail)
+    try:
+        loader = Workers(digits, CPU, RunSettings(workers=2))
+        batches = raw_batches(loader, endless(digits, BATCH, seed=0))
+        for _ in range(2):  # one from each worker: both have begun
+            next(batches)
+        for pid in set(children(os.getpid())) - before:
+            os.kill(pid, number)
+        assert len([next(batches) for _ in range(50)]) == 50
+        loader.close()
+    finally:
+        signal.signal(number, handler)
+
+
 def test_two_concurrent_request_streams_do_not_interfere(digits: Source) -> None:
     loader = Workers(digits, CPU, RunSettings(workers=1))
     first, second = (raw_batches(loader, [in_order(start, start + 9) for start in (at, at + 9)]) for at in (0, 100))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from paceline.commands.configure import configure
 from paceline.commands.pack import pack
 from paceline.config.settings import RunSettings
 from paceline.core.errors import UserError
+from paceline.core.files import WRITING, write_file
 from paceline.core.lock import LOCK, Lock
 from paceline.data.open_sources import open_sources
 from paceline.data.packing import writer as packing
@@ -279,6 +283,49 @@ def test_two_processes_cannot_pack_into_the_same_folder(photos: Path, tmp_path: 
     other.release(remove=True)
     assert pack(str(photos), str(packed), NO_FLAGS, {}) == 0
     assert not (packed / LOCK).exists()
+
+
+def test_a_folder_on_a_file_system_without_locks_is_reported_in_one_line(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: Any) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    with pytest.raises(UserError, match=r"packed: cannot be locked \(No locks available\); choose a folder on another"):
+        pack(str(photos), str(tmp_path / "packed"), NO_FLAGS, {})
+
+
+def test_a_folder_that_is_removed_during_packing_is_reported_in_one_line(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill(source: Photos, folder: Path, *arguments: Any) -> None:
+        shutil.rmtree(folder.parent)
+        packing.fill(source, folder, *arguments)
+
+    monkeypatch.setattr("paceline.commands.pack.fill", fill)
+    with pytest.raises(UserError, match=r"packed: was removed during packing; run the same command again"):
+        pack(str(photos), str(tmp_path / "packed"), NO_FLAGS, {})
+
+
+def test_packing_resumes_if_it_was_killed_while_it_wrote_its_first_file(photos: Path, tmp_path: Path) -> None:
+    leftover = tmp_path / "packed" / f".0123456789abcdef{WRITING}"
+    leftover.parent.mkdir()
+    leftover.touch()
+    assert pack(str(photos), str(tmp_path / "packed"), NO_FLAGS, {}) == 0
+    assert not leftover.exists()
+
+
+def test_a_temporary_file_that_cannot_be_closed_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(descriptor: int) -> None:  # as on NFS, where closing a file reports errors of the server
+        close(descriptor)
+        raise OSError(errno.EIO, "Input/output error")
+
+    close = os.close
+    monkeypatch.setattr(os, "close", fail)
+    with pytest.raises(OSError, match="Input/output error"):
+        write_file(tmp_path / "file", b"content")
+    assert not os.listdir(tmp_path)
 
 
 def test_a_pack_that_another_process_has_just_finished_is_not_changed(

@@ -16,6 +16,7 @@ from PIL import Image, ImageFile
 from paceline.core.errors import UserError
 from paceline.images.decode import BadImage, decode
 from paceline.images.image_file import read_image
+from paceline.images.planes import read_planes_header
 from paceline.images.regions.open_image import open_region_image
 from paceline.images.regions.region_image import Box
 from paceline.inference.animation import animation_frames
@@ -163,6 +164,17 @@ def test_a_tiff_with_an_unsupported_compression_is_reported_with_a_remedy(tmp_pa
         file.pages[0].tags["Compression"].overwrite(50001)  # WebP, which the content is not
     with pytest.raises(BadImage, match=r"compression is not supported .*; save the image"):
         decode(path)
+
+
+def test_a_tiff_without_a_width_is_reported_as_damaged_instead_of_as_a_failed_division(tmp_path: Path) -> None:
+    path = tmp_path / "a.tif"
+    tifffile.imwrite(path, np.asarray(PHOTO), tile=(32, 32), compression="deflate", photometric="rgb")
+    with tifffile.TiffFile(path, mode="r+") as file:
+        file.pages[0].tags["ImageWidth"].overwrite(0)
+    with pytest.raises(BadImage, match="damaged, or of a kind that is not supported; save the image again"):
+        open_region_image(path)
+    with pytest.raises(BadImage, match="damaged, or of a kind that is not supported; save the image again"):
+        read_planes_header(path)
 
 
 @pytest.mark.extras

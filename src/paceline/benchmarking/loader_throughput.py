@@ -18,7 +18,7 @@ from paceline.config.spans import split_batch
 from paceline.contracts.recipe import Batch
 from paceline.core.activity import activity
 from paceline.core.errors import UserError
-from paceline.core.files import user_path, write_json
+from paceline.core.files import user_path
 from paceline.core.registry import load_class, load_classes
 from paceline.data.crop import check_crop, cropped
 from paceline.data.loader import Loader
@@ -28,7 +28,7 @@ from paceline.data.source import Source, sizes_of
 from paceline.data.tickets import Stream, Tickets
 from paceline.data.transforms import Augment
 from paceline.parallel.world import join
-from paceline.runs.machine_record import LOADERS, cache_file, identity, read_cached
+from paceline.runs.machine_record import LOADERS, identity, read_cached, store_cached
 
 BLOCKS = 5
 BLOCK_SECONDS = 1.0
@@ -91,8 +91,8 @@ def measure_loaders(settings: RunSettings, console: Console) -> int:
     )
     _print_table(console, measured)
     others = [one for one in read_cached(LOADERS).get("measurements", []) if not measured.replaces(one)]
-    write_json(cache_file(LOADERS), {"measurements": [*others, dataclasses.asdict(measured)]})
-    console.print(f"saved to {cache_file(LOADERS)}", soft_wrap=True)
+    saved = store_cached(LOADERS, {"measurements": [*others, dataclasses.asdict(measured)]})
+    console.print(saved, soft_wrap=True)
     return int(not any(one.images_per_second for one in measured.loaders))
 
 

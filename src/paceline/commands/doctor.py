@@ -24,7 +24,6 @@ from paceline.config.files import parse_assignments
 from paceline.config.resolve import Config
 from paceline.core.activity import activity
 from paceline.core.errors import UserError, missing
-from paceline.core.files import write_json
 from paceline.core.installed import is_installed
 from paceline.core.registry import load_class, load_classes
 from paceline.core.screen import open_screen
@@ -36,7 +35,7 @@ from paceline.parallel.strategy import AUTO, Strategy
 from paceline.parallel.world import check_devices
 from paceline.runs.compile_table import TABLE, record_gain
 from paceline.runs.config import resolve_settings
-from paceline.runs.machine_record import SELF_TEST, cache_file, identity, read_cached
+from paceline.runs.machine_record import SELF_TEST, cache_file, identity, read_cached, store_cached
 from paceline.runs.provenance import versions_and_hardware
 from paceline.training.compile import describe_kernel_cache
 from paceline.training.stop import repeat_signal
@@ -165,20 +164,11 @@ def _run_self_test(console: Console) -> int:
         machine=identity(),
         provenance=versions_and_hardware(),
     )
-    kept = _keep(result)
+    kept = store_cached(SELF_TEST, asdict(result))
     if gpus:
         console.print(_measure_compile_gain(), soft_wrap=True)
     console.print(f"self-test: {summary}; {kept}", soft_wrap=True)
     return int(not result.passed)
-
-
-def _keep(result: SelfTest) -> str:
-    """Save the result for later runs; return where, or why it could not be saved."""
-    try:
-        write_json(cache_file(SELF_TEST), asdict(result))
-    except OSError as error:
-        return f"not saved ({cache_file(SELF_TEST)}: {error.strerror}), so later runs cannot use it"
-    return f"saved to {cache_file(SELF_TEST)}"
 
 
 def _measure_compile_gain() -> str:

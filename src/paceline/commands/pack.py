@@ -131,6 +131,8 @@ def can_resume(folder: Path) -> Iterator[None]:
     except KeyboardInterrupt:
         raise KeyboardInterrupt("run the same command again to resume") from None
     except OSError as error:
+        if not folder.is_dir():
+            raise UserError(f"{folder}: was removed during packing; run the same command again") from error
         if error.errno in DISK_FAILED:
             what = (error.strerror or "no space left").lower()
             raise UserError(f"{folder}: {what}; free up space, then run the same command again to resume") from error
@@ -145,6 +147,10 @@ def only_writer(folder: Path) -> Iterator[None]:
     except InUse as owner:
         raise UserError(
             f"{folder}: another process ({owner}) is writing to this folder; wait for it to finish"
+        ) from None
+    except OSError as error:
+        raise UserError(
+            f"{folder}: cannot be locked ({error.strerror}); choose a folder on another file system"
         ) from None
     try:
         if not (folder / UNFINISHED).is_file():

@@ -107,6 +107,9 @@ def describe_limit(error: BaseException) -> str:
     no_thread = isinstance(error, RuntimeError) and frames and frames[-1].f_globals.get("__name__") == "threading"
     if no_thread or number == errno.EAGAIN:
         return "no further process or thread can start: raise the limits (`ulimit -u`, `ulimit -v`), or use fewer"
+    if isinstance(error, OSError) and number in (*DISK_FAILED, *NOT_WRITABLE):
+        place = f"{error.filename}: " if error.filename else ""
+        return f"{place}{error.strerror}: check the permissions, the free space and the quota of the disk"
     return ""
 
 

@@ -29,8 +29,10 @@ def replacing(target: Path, *, durable: bool = True) -> Iterator[Path]:
 
     If `durable` is true, the new content survives a power failure. Otherwise, it only survives a crash of the process.
     """
-    temporary = _create_temporary(target)
+    temporary = target.with_name(f".{secrets.token_hex(8)}{WRITING}")
+    created = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
     try:
+        os.close(created)
         yield temporary
         if durable:
             sync(temporary)
@@ -169,13 +171,3 @@ def new_file(target: Path, flag: str = "--out") -> Iterator[Path]:
             yield temporary
     except OSError as error:
         raise UserError(f"{flag} {target}: {error.strerror or error}") from None
-
-
-def _create_temporary(target: Path) -> Path:
-    while True:
-        temporary = target.with_name(f".{secrets.token_hex(8)}{WRITING}")
-        try:
-            os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666))
-        except FileExistsError:
-            continue
-        return temporary

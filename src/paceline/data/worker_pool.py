@@ -234,7 +234,8 @@ def _begin_worker(parent: int, worker: int) -> None:
     torch.set_num_threads(1)
     # A signal to the entire job must not stop the workers, because training needs them until it has stopped.
     os.setpgid(0, 0)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
     sys.excepthook = _print_unless_orphaned
 
 

@@ -230,7 +230,7 @@ def _reported(path: Path | bytes) -> Iterator[None]:
     except UnidentifiedImageError as error:
         raise BadImage(unknown_kind(BytesIO(path) if isinstance(path, bytes) else path)) from error
     except Exception as error:  # decoders raise many kinds of errors on damaged files
-        raise BadImage(_reason(error)) from error
+        raise BadImage(reason_of(error)) from error
 
 
 def open_file(path: Path | bytes) -> IO[bytes]:
@@ -284,9 +284,12 @@ def to_eight_bits(image: Image.Image) -> Image.Image:
     return image.convert("L" if image.mode in ("1", "L") else "RGB")
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
+    """Return in one line why a decoder failed on a file."""
     if isinstance(error, UnidentifiedImageError):
         return "not an image in a supported format"
     if str(error).startswith("decoder error"):  # Pillow gives only a number, e.g. if libtiff lacks a compression
         return f"damaged, or its compression is not supported ({error}); save the image with another compression"
+    if isinstance(error, ArithmeticError | LookupError | TypeError | AttributeError):  # the message is about the code
+        return "damaged, or of a kind that is not supported; save the image again with another program"
     return " ".join(str(error).split()) or type(error).__name__

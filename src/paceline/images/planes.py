@@ -20,7 +20,7 @@ from PIL import Image, ImageSequence, UnidentifiedImageError
 
 from paceline.contracts.pixel_format import MAX_CHANNELS
 from paceline.core.installed import is_installed
-from paceline.images.decode import BadImage, open_file
+from paceline.images.decode import BadImage, open_file, reason_of
 from paceline.images.integrity import DEFLATE
 from paceline.images.orientation import turn
 from paceline.images.size_limit import PIXEL_LIMIT
@@ -130,7 +130,7 @@ def _opened(path: Path | bytes) -> Iterator[tuple[IO[bytes], tifffile.TiffFile |
     except BadImage:
         raise
     except Exception as error:  # decoders raise many kinds of errors on damaged files
-        raise BadImage(" ".join(str(error).split()) or type(error).__name__) from error
+        raise BadImage(reason_of(error)) from error
 
 
 def first_series(tiff: tifffile.TiffFile) -> tifffile.TiffPageSeries:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from paceline.core.files import write_json
 from paceline.core.small_files import read_json
 from paceline.core.user_cache import user_cache
 from paceline.runs.provenance import describe_gpus
@@ -26,6 +27,15 @@ def cache_file(name: str) -> Path:
 def read_cached(name: str) -> Mapping[str, Any]:
     """Return a saved result; empty if it is missing or damaged."""
     return read_json(cache_file(name))
+
+
+def store_cached(name: str, content: object) -> str:
+    """Save a result; return where, or why it could not be saved."""
+    try:
+        write_json(cache_file(name), content)
+    except OSError as error:
+        return f"not saved ({cache_file(name)}: {error.strerror}), so later runs cannot use it"
+    return f"saved to {cache_file(name)}"
 
 
 def identity() -> dict[str, str]:

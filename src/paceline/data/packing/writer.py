@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from paceline.core.checksums import checksum_of_file
 from paceline.core.errors import UserError
-from paceline.core.files import remove_leftovers, replacing, write_json
+from paceline.core.files import WRITING, remove_leftovers, replacing, write_json
 from paceline.data.packing.format import GROUPS, PackedSplit, pixels_file
 from paceline.data.packing.manifest import (
     MANIFEST,
@@ -50,7 +50,7 @@ def begin(folder: Path, splits: Mapping[str, SplitRecord], made_from: Mapping[st
         if differs:
             raise _another(folder, differs)
         return True
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if folder.exists() and (not folder.is_dir() or any(path.suffix != WRITING for path in folder.iterdir())):
         raise UserError(f"{folder}: already exists and is not an unfinished pack; choose a new or empty folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)

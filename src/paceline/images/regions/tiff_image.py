@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import tifffile
 
-from paceline.images.decode import BadImage
+from paceline.images.decode import BadImage, reason_of
 from paceline.images.integrity import DEFLATE, END_OF_JPEG, JPEG, TIFF_HEADER_BYTES
 from paceline.images.planes import first_series
 from paceline.images.regions.region_image import Box, Level, Pixels, RegionFormat, RegionImage
@@ -51,7 +51,7 @@ class TiffImage(RegionImage):
         try:
             self._file = _opened(path)
         except Exception as error:
-            raise BadImage(f"cannot be read as a TIFF file: {_one_line(error)}") from error
+            raise BadImage(f"cannot be read as a TIFF file: {reason_of(error)}") from error
         try:
             series = first_series(self._file)
             self._pages = [planes_of(level) for level in series.levels]
@@ -80,7 +80,7 @@ class TiffImage(RegionImage):
             raise
         except Exception as error:
             self._file.close()
-            raise BadImage(f"this TIFF cannot be read by region: {_one_line(error)}") from error
+            raise BadImage(f"this TIFF cannot be read by region: {reason_of(error)}") from error
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._num_bytes = os.fstat(self._descriptor).st_size
         self._cache: OrderedDict[tuple[int, int, int], Pixels] = OrderedDict()
@@ -216,7 +216,7 @@ class TiffImage(RegionImage):
                 raise ValueError("is incomplete")
             return np.ascontiguousarray(decoded[0, :height, :width])
         except Exception as error:
-            raise BadImage(f"damaged: tile {index} cannot be decoded: {_one_line(error)}") from error
+            raise BadImage(f"damaged: tile {index} cannot be decoded: {reason_of(error)}") from error
 
 
 def _opened(path: Path) -> tifffile.TiffFile:
@@ -255,7 +255,3 @@ def _unpack(page: Any, stored: bytes, shape: tuple[int, int, int]) -> Pixels:
     if page.predictor == HORIZONTAL:
         np.cumsum(pixels, axis=1, dtype=pixels.dtype, out=pixels)
     return pixels
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
