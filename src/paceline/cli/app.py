@@ -41,7 +41,6 @@ from paceline.cli.launch import launch
 from paceline.cli.tools import board, doctor, new, pack, settings
 from paceline.config import flags as command_settings
 from paceline.core.errors import describe_limit
-from paceline.core.host import record_load
 from paceline.core.output import is_lost, outlive_stdout
 from paceline.core.registry import fault_of_plugin
 from paceline.core.startup import collecting_rarely, keep_bytecode
@@ -296,7 +295,6 @@ def run(arguments: list[str] | None = None) -> int:
 def main() -> None:
     """Run the command in the arguments of this process, and exit."""
     keep_bytecode()
-    record_load()
     print_any_text()
     show_activities()
     code = run()
