@@ -25,10 +25,9 @@ import typer
 
 from paceline.config.flags import COMMON, COMMON_ALIASES, SourceFlags
 from paceline.config.settings import LearnerSettings
-from paceline.core.declared import preset_names
 from paceline.core.errors import UserError
 from paceline.core.files import SAFETENSORS
-from paceline.core.registry import PluginKind, check_name, names
+from paceline.core.registry import PluginKind, check_name, names, preset_names
 from paceline.core.trust import set_trust
 from paceline.core.types import SettingValue
 
