@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as ProgressBar
 
 from paceline.config.settings import RunSettings
 from paceline.core.errors import DISK_FAILED, UserError
 from paceline.core.files import InUse, Lock, remove_leftovers, user_path, write_file
 from paceline.core.registry import is_path, load_class, names
-from paceline.core.terminal import Patience, activity, end_activity, is_terminal
+from paceline.core.terminal import Counter, activity
 from paceline.core.text import print_line
 from paceline.core.types import SettingValues
 from paceline.data.file_lists import not_used_file, write_not_used
@@ -24,7 +20,6 @@ from paceline.data.packed import (
     MANIFEST,
     UNFINISHED,
     Manifest,
-    Progress,
     SplitRecord,
     begin,
     check_same,
@@ -55,11 +50,12 @@ def pack(
     if (folder / MANIFEST).is_file():
         return _check(folder, sources, splits, settings)
     _check_space(folder, sources)
-    resumed = begin(folder, splits, made_from)
+    if begin(folder, splits, made_from):
+        print_line(f"resuming {folder}")
     with can_resume(folder), only_writer(folder), reporting_dead_workers():
         for split, source in sources.items():
-            with progress(f"{'resuming' if resumed else 'packing'}: {split}", len(source)) as shown:
-                fill(source, folder / split, settings.workers, shown)
+            with Counter(f"packing: {split}", len(source)) as counter:
+                fill(source, folder / split, settings.workers, counter.update)
         finish(folder, sources)
     counts = ", ".join(f"{len(source):,} {split}" for split, source in sources.items())
     print_line(
@@ -119,8 +115,8 @@ def _check(
     """Check that the packed files are intact and were packed from this source."""
     check_same(folder, splits)
     for split, source in sources.items():
-        with progress(f"checking: {split}", len(source)) as shown:
-            check_whole(source, folder, split, settings.workers, shown)
+        with Counter(f"checking: {split}", len(source)) as counter:
+            check_whole(source, folder, split, settings.workers, counter.update)
     print_line(f"{folder} is already complete; all checksums match")
     return 0
 
@@ -168,25 +164,6 @@ def only_writer(folder: Path) -> Iterator[None]:
         lock.release(remove=True)
 
 
-@contextmanager
-def progress(title: str, total: int) -> Iterator[Progress]:
-    """Show a progress bar on a terminal; otherwise print a line at least every 10 seconds."""
-    end_activity()
-    if is_terminal(sys.stdout):
-        named = TextColumn("{task.description}", markup=False)
-        with ProgressBar(named, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()) as bar:
-            task = bar.add_task(title, total=total)
-            yield lambda count: bar.update(task, completed=count)
-        return
-    patience = Patience()
-
-    def line(count: int) -> None:
-        if patience.is_over() or count == total:
-            print_line(f"{title}: {count:,} of {total:,}")
-
-    yield line
-
-
 ORIGIN = "shards_origin.json"  # describes the source, to detect changes
 MEGABYTE = 10**6
 
@@ -211,12 +188,13 @@ def pack_to_shards(
     if (folder / SHARDS_MANIFEST).is_file():
         return _check_shards(folder, sources, splits)
     decoded = bool(settings.size or settings.channels)
-    resumed = begin(folder, splits, made_from)
+    if begin(folder, splits, made_from):
+        print_line(f"resuming {folder}")
     names: dict[str, list[str]] = {}
     with can_resume(folder), only_writer(folder):
         for split, source in sources.items():
-            with progress(f"{'resuming' if resumed else 'writing'}: {split}", len(source)) as shown:
-                names[split] = list(write_shards(source, folder, split, shard_mb * MEGABYTE, decoded, shown))
+            with Counter(f"writing: {split}", len(source)) as counter:
+                names[split] = list(write_shards(source, folder, split, shard_mb * MEGABYTE, decoded, counter.update))
         Manifest(made_from, splits).write(folder / ORIGIN)
         spec = sources["train"].spec
         write_file(folder / SHARDS_MANIFEST, encode_manifest(names, spec.class_names, spec.flip_allowed))
@@ -243,8 +221,8 @@ def _check_shards(folder: Path, sources: Mapping[str, Source], splits: Mapping[s
         )
     names = parse_manifest((folder / SHARDS_MANIFEST).read_bytes(), str(folder)).splits
     for split, source in sources.items():
-        with progress(f"checking: {split}", len(source)) as shown:
+        with Counter(f"checking: {split}", len(source)) as counter:
             for name in names.get(split, ()):
-                shown(check_shard(folder, name))
+                counter.update(check_shard(folder, name))
     print_line(f"{folder} is already complete; all checksums match")
     return 0
