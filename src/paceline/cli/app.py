@@ -11,16 +11,11 @@ import typer
 
 from paceline import __version__
 from paceline.cli.flags import (
-    Accelerator,
     Assignments,
     BadImages,
-    Checkpoint,
     ConfigFile,
     Flags,
-    Interpolate,
-    InterpolateWith,
     LowRoot,
-    ParserError,
     RecipeName,
     RunName,
     TestLowRoot,
@@ -31,6 +26,7 @@ from paceline.cli.flags import (
     in_one_line,
     with_name,
     with_optional_values,
+    with_options,
     with_settings,
     with_vgg,
 )
@@ -39,6 +35,7 @@ from paceline.cli.images import apply, export, import_weights, measure, predict,
 from paceline.cli.interrupt import Interrupted, exit_code, message
 from paceline.cli.launch import launch
 from paceline.cli.tools import board, doctor, new, pack, settings
+from paceline.commands.options import Accelerator, Checkpoint, Interpolate, InterpolateWith, PlanOptions
 from paceline.config import flags as command_settings
 from paceline.core.errors import describe_limit
 from paceline.core.output import is_lost, outlive_stdout
@@ -206,25 +203,11 @@ def compare(
 
 @app.command(cls=Command, epilog=EXAMPLES["plan"])
 @with_settings(but=command_settings.SETTINGS_NOT_IN_PLAN, defaults={"devices": command_settings.PLAN_DEVICES})
+@with_options
 def plan(
     recipe: RecipeName,
     flags: Flags,
-    nodes: Annotated[int, typer.Option(help="number of hosts that the devices are spread across", min=1)] = 1,
-    bandwidth: Annotated[
-        str, typer.Option(help="bandwidth between devices, e.g. 25GB/s or 200Gbit/s (default: measured)")
-    ] = "",
-    latency: Annotated[
-        str, typer.Option(help="latency of one exchange between devices (default: measured, or 20us with --bandwidth)")
-    ] = "",
-    check: Annotated[
-        bool, typer.Option("--check", help="also measure the actual speed and print the prediction error")
-    ] = False,
-    memory: Annotated[
-        bool, typer.Option("--memory", help="print the memory that each strategy needs per GPU instead of the speed")
-    ] = False,
-    device_memory: Annotated[
-        str, typer.Option(help="memory of one GPU, e.g. 24GiB, to find the largest batch (default: this machine's GPU)")
-    ] = "",
+    options: PlanOptions,
     config: ConfigFile = "",
     vgg: Vgg = "",
     set_: Assignments = [],  # noqa: B006
@@ -233,10 +216,8 @@ def plan(
 
     The speed is predicted from a short measurement on this machine. The memory is computed and needs no GPU.
     """
-    from paceline.commands.plan import Options
     from paceline.commands.plan import plan as job
 
-    options = Options(nodes, bandwidth, latency, check, memory, device_memory)
     raise typer.Exit(job(recipe, flags, options, config_file=config, assignments=with_vgg(set_, vgg)))
 
 
@@ -278,7 +259,7 @@ def run(arguments: list[str] | None = None) -> int:
         return exit_code()
     except (Exception, SystemExit) as error:
         known = str(fault_of_plugin(error) or "") or describe_limit(error)
-        line = in_one_line(error, words) if isinstance(error, ParserError) else known
+        line = in_one_line(error, words) if hasattr(error, "format_message") else known
         if not line:
             if not isinstance(error, (BrokenPipeError, SystemExit)):  # as after `| head`, which needs no message
                 traceback.print_exc()

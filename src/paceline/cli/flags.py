@@ -9,17 +9,7 @@ from dataclasses import Field, fields
 from difflib import get_close_matches
 from itertools import pairwise, zip_longest
 from types import MappingProxyType
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    Protocol,
-    TypeAlias,
-    get_args,
-    get_origin,
-    get_type_hints,
-    runtime_checkable,
-)
+from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -97,10 +87,6 @@ RunName = Annotated[
     ),
 ]
 Weights = Annotated[str, typer.Argument(metavar="RUN|WEIGHTS", help=f"a run folder or a {SAFETENSORS} file")]
-Checkpoint = Annotated[
-    str, typer.Option(help="checkpoint to load: best, last, or the number of images seen at the checkpoint")
-]
-Accelerator = Annotated[str, typer.Option(help="type of device to run on: auto, cpu or cuda")]
 ConfigFile = Annotated[
     str,
     typer.Option("--config", help="read settings from a TOML or INI file", metavar="FILE", rich_help_panel="Common"),
@@ -112,19 +98,6 @@ Vgg = Annotated[
         help="file with VGG19 weights, for recipes with a perceptual loss",
         metavar="FILE",
         rich_help_panel="Evaluation and logging",
-    ),
-]
-Interpolate = Annotated[
-    float,
-    typer.Option(
-        help="fraction of this model, from 0 to 1, when it is interpolated with the model in --interpolate-with"
-    ),
-]
-InterpolateWith = Annotated[
-    str,
-    typer.Option(
-        help=f"second model for --interpolate: a run or a {SAFETENSORS} file (default: the run's --init-from)",
-        metavar="RUN|WEIGHTS",
     ),
 ]
 Trust = Annotated[
@@ -170,16 +143,40 @@ def with_settings(
         options = {f.name: _option(f, hint, defaults) for f, hint in _fields_with_flags() if f.name not in but}
         options = dict(sorted(options.items(), key=lambda item: _order_in_help(item[0])))
         own = [p for name, p in inspect.signature(command, eval_str=True).parameters.items() if name != "flags"]
-        trust = inspect.Parameter("trust", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Trust)
+        trust = _parameter("trust", Trust, False)
         own = [*(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own), trust]
         arguments = [p for p in own if p.default is inspect.Parameter.empty]
-        parameters = [*arguments, *options.values(), *(p for p in own if p not in arguments)]
-        wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
-        wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
+        _declare(wrapped, command, [*arguments, *options.values(), *(p for p in own if p not in arguments)])
         return wrapped
 
     return with_flags
+
+
+def with_options(command: Command) -> Command:
+    """Return a command with one option for each field of its parameter `options`, which is a dataclass."""
+    own = inspect.signature(command, eval_str=True).parameters
+    group = own["options"].annotation
+    hints = get_type_hints(group, include_extras=True)
+    options = {f.name: _parameter(f.name, hints[f.name], f.default) for f in fields(group)}
+
+    def wrapped(**arguments: Any) -> None:
+        command(**arguments, options=group(**{name: arguments.pop(name) for name in options}))
+
+    others = [_parameter(p.name, p.annotation, p.default) for p in own.values() if p.name != "options"]
+    arguments = [p for p in others if p.default is inspect.Parameter.empty]
+    _declare(wrapped, command, [*arguments, *options.values(), *(p for p in others if p not in arguments)])
+    return wrapped
+
+
+def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _declare(wrapped: Command, command: Command, parameters: list[inspect.Parameter]) -> None:
+    """Give a function these parameters, and the name and docstring of a command."""
+    wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
+    wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
 
 
 def check_names(recipe: str | None, data: str | None) -> None:
@@ -214,8 +211,7 @@ def _option(f: Field[Any], hint: Any, defaults: Mapping[str, Any]) -> inspect.Pa
         autocompletion=completion_of(f.name, hint),
         rich_help_panel=next((group for group, members in GROUPS.items() if f.name in members), None),
     )
-    annotation = Annotated[kind | None, flag]  # type: ignore[valid-type]
-    return inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+    return _parameter(f.name, Annotated[kind | None, flag], None)
 
 
 def _with_default(f: Field[Any], hint: Any, default: SettingValue) -> str:
@@ -258,51 +254,20 @@ def with_optional_values(words: Sequence[str]) -> list[str]:
     return spelled
 
 
-class ParserOption(Protocol):
-    """An option or argument of a command.
+def in_one_line(error: Any, words: Sequence[str] = ()) -> str:
+    """Return an error of the parser and a hint for the user, on one line; `words` are the user's arguments.
 
-    This is a protocol because some versions of typer contain their own copy of click's classes.
+    The type of the error is not named because some versions of typer contain their own copy of click's classes.
     """
-
-    opts: list[str]
-
-
-class ParserCommand(Protocol):
-    """A command, as the parser represents it."""
-
-    name: str
-    params: list[ParserOption]
-
-
-@runtime_checkable
-class ParserError(Protocol):
-    """An error raised by the parser."""
-
-    def format_message(self) -> str:
-        """Return the error message."""
-
-
-@runtime_checkable
-class UnknownOption(ParserError, Protocol):
-    """The parser's error for an option that the command does not have."""
-
-    message: str
-    option_name: str
-    possibilities: list[str] | None
-    cmd: ParserCommand
-
-
-def in_one_line(error: ParserError, words: Sequence[str] = ()) -> str:
-    """Return the parser's error message and a hint for the user, on one line; `words` are the user's arguments."""
-    if isinstance(error, UnknownOption):
-        return f"{error.message} ({_instead_of(error.option_name, error.cmd)})"
+    if hasattr(error, "option_name") and hasattr(error, "possibilities"):  # click.NoSuchOption
+        return f"{error.message} ({_instead_of(error.option_name, error.ctx.command)})"
     follow = [value for word, value in pairwise(words) if word == "--compile" and not value.startswith("-")]
     is_value = type(error).__name__ == EXTRA_ARGUMENT and any(value not in COMPILE_VALUES for value in follow)
     hint = f"the values of --compile are {', '.join(COMPILE_VALUES)}" if is_value else "--help lists all options"
     return f"{error.format_message()} ({hint})"
 
 
-def _instead_of(option: str, command: ParserCommand) -> str:
+def _instead_of(option: str, command: Any) -> str:
     """Return a hint on what to use instead of a flag that the command does not have."""
     name = option.lstrip("-").replace("-", "_")
     name = COMMON_ALIASES.get(name, name)

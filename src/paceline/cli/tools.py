@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.flags import Accelerator, Assignments, check_names
+from paceline.cli.flags import Assignments, check_names
+from paceline.commands.options import Accelerator
 from paceline.core.errors import UserError
 
 
@@ -48,7 +49,9 @@ def board(
     runs: Annotated[
         str, typer.Argument(metavar="RUNS", help="a folder that contains runs, or a URL like s3://…")
     ] = "runs",
-    port: Annotated[int | None, typer.Option(help="port to listen on; 0 picks a free port (default: 6116)")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="port to listen on; 0 picks a free port (default: 6116)")
+    ] = None,
     host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
     edit: Annotated[
         bool | None,
@@ -117,7 +120,7 @@ def pack(
     to_shards: Annotated[
         bool, typer.Option("--to-shards", help="write tar files in the WebDataset layout instead, without decoding")
     ] = False,
-    shard_mb: Annotated[int, typer.Option(help="approximate size of a tar file in MB, for --to-shards")] = 256,
+    shard_mb: Annotated[int, typer.Option(min=1, help="approximate size of a tar file in MB, for --to-shards")] = 256,
     train_only: Annotated[
         bool, typer.Option("--train-only", help="hold out no images for testing: write a training split only")
     ] = False,

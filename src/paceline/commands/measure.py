@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from paceline.commands.evaluate import print_metrics
+from paceline.commands.options import MeasureOptions
 from paceline.contracts.data_spec import PixelFormat
 from paceline.core.errors import NOT_FOUND, UserError
 from paceline.core.files import check_new_file, json_text, new_file, user_path
@@ -180,37 +181,15 @@ def means_of(rows: Sequence[Row]) -> tuple[Row, list[str]]:
     return means, list(by_protocol)
 
 
-PROTOCOLS = ("rgb", "y")
 TABLE, REPORT = "--per-image", "--json"
 MAX_LISTED = 5  # maximum number of problems to print
 
 
-@dataclass(frozen=True)
-class Options:
-    """Command-line options."""
-
-    protocol: str = "rgb"
-    border: int = 0
-    masks: bool = False
-    suffix: str = ""
-    json_file: str = ""
-    per_image: str = ""
-    inception: str = ""
-    inception_sha256: str = ""
-    overwrite: bool = False
-    niqe: bool = False
-    value_range: str = ""
-
-
-def measure(results: str, targets: str, options: Options) -> int:
+def measure(results: str, targets: str, options: MeasureOptions) -> int:
     """Compare images with their targets and print the metrics; return 1 if any file was left out.
 
     If `targets` is empty, measure NIQE alone.
     """
-    if options.protocol not in PROTOCOLS:
-        raise UserError(f"--protocol {options.protocol}: expected {' or '.join(PROTOCOLS)}")
-    if options.border < 0:
-        raise UserError(f"--border {options.border}: expected a number of pixels, at least 0")
     table, report = (
         check_new_file(out, (suffix,), overwrite=options.overwrite, flag=flag) if out else None
         for flag, out, suffix in ((TABLE, options.per_image, ".csv"), (REPORT, options.json_file, ".json"))
@@ -260,7 +239,7 @@ def measure(results: str, targets: str, options: Options) -> int:
     return _write(content, rows, problems, table, report, fid.problems if fid else None)
 
 
-def _measure_alone(results: str, options: Options, table: Path | None, report: Path | None) -> int:
+def _measure_alone(results: str, options: MeasureOptions, table: Path | None, report: Path | None) -> int:
     """Measure images that have no targets."""
     if not options.niqe:
         raise UserError(f"{results}: no TARGETS to compare with; add them, or use --niqe, which needs no reference")
@@ -312,12 +291,14 @@ def _write(
     return 1 if everything else 0
 
 
-def _fid_images(results: list[Path], targets: list[Path], options: Options) -> FidImages:
+def _fid_images(results: list[Path], targets: list[Path], options: MeasureOptions) -> FidImages:
     results = with_suffix(results, options.suffix)
     return choose_fid_images(results, targets, options.inception, options.inception_sha256)
 
 
-def _match(results: list[Path], targets: list[Path], options: Options) -> tuple[list[tuple[Path, Path]], list[str]]:
+def _match(
+    results: list[Path], targets: list[Path], options: MeasureOptions
+) -> tuple[list[tuple[Path, Path]], list[str]]:
     """Match files by name; if that fails, return no pairs if FID is measured, which needs none."""
     try:
         return match_files(results, targets, options.suffix)
@@ -342,7 +323,7 @@ def _images(path: str) -> list[Path]:
 
 
 def _compare(
-    result: Path, target: Path, options: Options, distance: Distance | None, limits: tuple[float, float] | None
+    result: Path, target: Path, options: MeasureOptions, distance: Distance | None, limits: tuple[float, float] | None
 ) -> tuple[Row, PixelFormat, Tensor]:
     """Return an image's metrics, its pixel format, and the pixel counts of masks. Huge files are read by region."""
     if is_huge(result):
@@ -355,7 +336,7 @@ def _compare(
     return row, pair.pixels, pixel_counts(shown[0], shown[1]) if shown else torch.zeros(0)
 
 
-def _measured(pair: Pair, options: Options, distance: Distance | None) -> Row:
+def _measured(pair: Pair, options: MeasureOptions, distance: Distance | None) -> Row:
     made, real, pixels, are_colours = pair
     border, (height, width) = options.border, made.shape[-2:]
     if min(height, width) - 2 * border < WINDOW:
@@ -375,7 +356,7 @@ def _measured(pair: Pair, options: Options, distance: Distance | None) -> Row:
     return {f"{name}[{label}]": value for name, value in row.items()}
 
 
-def _notes_on_missing_means(rows: Mapping[str, Row], options: Options, distance: Distance | None) -> list[str]:
+def _notes_on_missing_means(rows: Mapping[str, Row], options: MeasureOptions, distance: Distance | None) -> list[str]:
     """Return why there is no mean of a metric that was not measured for all images."""
     found = []
     for name, is_wanted in (("lpips", distance is not None), ("niqe", options.niqe)):
@@ -387,7 +368,7 @@ def _notes_on_missing_means(rows: Mapping[str, Row], options: Options, distance:
     return found
 
 
-def _protocol(options: Options, metrics: Mapping[str, float], formats: set[PixelFormat]) -> Protocol:
+def _protocol(options: MeasureOptions, metrics: Mapping[str, float], formats: set[PixelFormat]) -> Protocol:
     found: dict[str, str | int | float] = {"border": options.border}
     found |= describe_rounding(*formats) if len(formats) == 1 else {"rounded": "differs between images"}
     found |= {"ssim": f"gaussian window {WINDOW}, sigma {SIGMA}"}

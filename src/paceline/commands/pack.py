@@ -178,8 +178,6 @@ def pack_to_shards(
     train_only: bool = False,
 ) -> int:
     """Write a source into shards; if the destination is already complete, check it instead."""
-    if shard_mb < 1:
-        raise UserError(f"--shard-mb {shard_mb}: must be at least 1")
     folder = user_path(destination)
     settings, sources = open_origin(origin, folder, flags, assignments, train_only=train_only)
     made_from = {"data": settings.data, "shard_mb": str(shard_mb)}
