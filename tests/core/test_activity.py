@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.core import terminal as reports
-from paceline.core import terminal as status_line
+from paceline.core import terminal
 from paceline.core.terminal import SHOWN, Counter, activity, counted
 from paceline.core.text import wrapped
 
@@ -28,12 +27,12 @@ class Terminal(io.StringIO):
 @pytest.fixture
 def shown(monkeypatch: pytest.MonkeyPatch) -> None:
     """Show activities on a status line that no thread refreshes, neither during the test nor after it."""
-    monkeypatch.setattr(status_line, "Ticker", lambda seconds, call: None)
-    monkeypatch.setattr(reports, "_status_line", status_line.StatusLine())
+    monkeypatch.setattr(terminal, "Ticker", lambda seconds, call: None)
+    monkeypatch.setattr(terminal, "_status_line", terminal.StatusLine())
     monkeypatch.setenv(SHOWN, "1")
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(reports, "_reported", set())
+    monkeypatch.setattr(terminal, "_reported", set())
 
 
 def test_the_import_of_torch_is_reported_before_it_begins(tmp_path: Path) -> None:
@@ -81,10 +80,10 @@ def test_without_a_terminal_a_counter_prints_plain_lines_at_growing_intervals(
 READING = """
 import sys, time, types
 from paceline.core.terminal import activity, show_activities
-from paceline.core import activity as reports, status_line
-reports.SECONDS_UNTIL_COUNTED, status_line.SECONDS_BETWEEN_TICKS = 0, 0.01
-reports.time = types.SimpleNamespace(monotonic=lambda: 0.0)  # the seconds do not depend on the machine
-refresh, num_refreshes = status_line.StatusLine.refresh, 0
+from paceline.core import terminal
+terminal.SECONDS_UNTIL_COUNTED, terminal.SECONDS_BETWEEN_TICKS = 0, 0.01
+terminal.time = types.SimpleNamespace(monotonic=lambda: 0.0)  # the seconds do not depend on the machine
+refresh, num_refreshes = terminal.StatusLine.refresh, 0
 
 def counted(*arguments):
     global num_refreshes
@@ -96,7 +95,7 @@ def wait():
     while num_refreshes < until:
         time.sleep(0.01)
 
-status_line.StatusLine.refresh = counted
+terminal.StatusLine.refresh = counted
 show_activities()
 activity("reading")
 """
@@ -127,7 +126,7 @@ def test_on_a_terminal_the_seconds_of_an_activity_are_counted_until_a_result_is_
 
 
 def test_without_a_terminal_a_long_activity_is_reported_again() -> None:
-    code = COUNTING.replace("\nshow_activities()", "\nreports.MAX_SECONDS = 0; show_activities()")
+    code = COUNTING.replace("\nshow_activities()", "\nterminal.MAX_SECONDS = 0; show_activities()")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     lines = done.stderr.splitlines()
     assert done.stdout == "a result\n" and {"reading …", "a warning", "still reading (0:00) …"} == set(lines)
