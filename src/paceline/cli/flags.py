@@ -160,7 +160,8 @@ def with_options(command: Command) -> Command:
     options = {f.name: _parameter(f.name, hints[f.name], f.default) for f in fields(group)}
 
     def wrapped(**arguments: Any) -> None:
-        command(**arguments, options=group(**{name: arguments.pop(name) for name in options}))
+        chosen = {name: arguments.pop(name) for name in options}
+        command(**arguments, options=group(**chosen))
 
     others = [_parameter(p.name, p.annotation, p.default) for p in own.values() if p.name != "options"]
     arguments = [p for p in others if p.default is inspect.Parameter.empty]
