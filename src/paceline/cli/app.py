@@ -12,14 +12,10 @@ import typer
 from paceline import __version__
 from paceline.cli.flags import (
     Assignments,
-    BadImages,
     ConfigFile,
     Flags,
-    LowRoot,
     RecipeName,
     RunName,
-    TestLowRoot,
-    TestRoot,
     Trust,
     Vgg,
     Weights,
@@ -35,7 +31,7 @@ from paceline.cli.images import apply, export, import_weights, measure, predict,
 from paceline.cli.interrupt import Interrupted, exit_code, message
 from paceline.cli.launch import launch
 from paceline.cli.tools import board, doctor, new, pack, settings
-from paceline.commands.options import Accelerator, Checkpoint, Interpolate, InterpolateWith, PlanOptions
+from paceline.commands.options import Checkpoint, Interpolate, InterpolateWith, PlanOptions
 from paceline.config import flags as command_settings
 from paceline.core.errors import describe_limit
 from paceline.core.output import is_lost, outlive_stdout
@@ -44,7 +40,6 @@ from paceline.core.startup import collecting_rarely, keep_bytecode
 from paceline.core.terminal import end_activity, show_activities
 from paceline.core.text import print_any_text, print_line
 from paceline.core.trust import set_trust, trusts_files
-from paceline.core.types import SettingValue
 
 app = typer.Typer(
     cls=Commands,
@@ -80,8 +75,10 @@ def train(
 
 
 @app.command(cls=Command, epilog=EXAMPLES["evaluate"])
+@with_settings(command_settings.SETTINGS_OF_EVALUATE, defaults=command_settings.DEFAULTS_OF_EVALUATE)
 def evaluate(
     run: Weights,
+    flags: Flags,
     split: Annotated[
         str,
         typer.Option(
@@ -89,19 +86,7 @@ def evaluate(
             "split; train for generators)"
         ),
     ] = "",
-    data: Annotated[str, typer.Option(help="data source to evaluate on (default: that of the run)")] = "",
-    data_root: Annotated[str, typer.Option(help="folder with the source's files")] = "",
-    low_root: LowRoot = "",
-    test_root: TestRoot = "",
-    test_low_root: TestLowRoot = "",
-    bad_images: BadImages = "",
     checkpoint: Checkpoint = "best",
-    devices: Annotated[int, typer.Option(help="number of devices to evaluate on")] = 1,
-    accelerator: Accelerator = "",
-    inception: Annotated[
-        str, typer.Option(help="file with the 2015 Inception network for FID, or torch-fidelity")
-    ] = "",
-    inception_sha256: Annotated[str, typer.Option(help="SHA-256 of an --inception file that you trust")] = "",
     interpolate: Interpolate = 1.0,
     interpolate_with: InterpolateWith = "",
     trust: Trust = False,
@@ -112,9 +97,6 @@ def evaluate(
     from paceline.config.files import parse_assignments
     from paceline.inference.trained import Blend
 
-    flags: dict[str, SettingValue] = {"data": data, "data_root": data_root, "devices": devices}
-    flags |= {"accelerator": accelerator, "low_root": low_root, "test_root": test_root, "test_low_root": test_low_root}
-    flags |= {"inception": inception, "inception_sha256": inception_sha256, "bad_images": bad_images}
     raise typer.Exit(job(run, split, flags, parse_assignments(set_), checkpoint, Blend(interpolate, interpolate_with)))
 
 

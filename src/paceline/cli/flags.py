@@ -115,36 +115,32 @@ Assignments = Annotated[
 ]
 
 
-def _meaning(name: str) -> str:
-    return str(SourceFlags.__dataclass_fields__[name].metadata["meaning"])
-
-
-LowRoot = Annotated[str, typer.Option("--low-root", help=_meaning("low_root"))]
-TestRoot = Annotated[str, typer.Option("--test-root", help=_meaning("test_root"))]
-TestLowRoot = Annotated[str, typer.Option("--test-low-root", help=_meaning("test_low_root"))]
-BadImages = Annotated[str, typer.Option("--bad-images", help=_meaning("bad_images"))]
-
-
 def with_settings(
-    *, but: Collection[str] = (), defaults: Mapping[str, SettingValue] = MappingProxyType({})
+    only: Collection[str] = (),
+    *,
+    but: Collection[str] = (),
+    defaults: Mapping[str, SettingValue] = MappingProxyType({}),
 ) -> Callable[[Command], Command]:
     """Return a decorator that adds flags to a command: one for each setting that has a flag, except those in `but`.
 
-    The command receives the user's flags in its parameter `flags`. `defaults` replaces the defaults shown in its help.
+    With `only`, add the flags of these settings. The command receives the user's flags in its parameter `flags`.
+    `defaults` replaces the defaults shown in its help.
     """
 
     def with_flags(command: Command) -> Command:
         def wrapped(**arguments: Any) -> None:
-            arguments.pop(trust.name)  # the option's callback has already recorded --trust
+            if "trust" not in declared:
+                arguments.pop("trust", None)  # the option's callback has already recorded --trust
             flags = {name: arguments.pop(name) for name in options}
             check_names(arguments.get("recipe"), flags.get("data"))
             command(**arguments, flags={name: value for name, value in flags.items() if value is not None})
 
-        options = {f.name: _option(f, hint, defaults) for f, hint in _fields_with_flags() if f.name not in but}
+        names = {f.name for f, _ in _fields_with_flags() if f.name not in but and (f.name in only or not only)}
+        options = {f.name: _option(f, hint, defaults) for f, hint in _fields_with_flags() if f.name in names}
         options = dict(sorted(options.items(), key=lambda item: _order_in_help(item[0])))
-        own = [p for name, p in inspect.signature(command, eval_str=True).parameters.items() if name != "flags"]
-        trust = _parameter("trust", Trust, False)
-        own = [*(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own), trust]
+        declared = inspect.signature(command, eval_str=True).parameters
+        own = [_parameter(name, p.annotation, p.default) for name, p in declared.items() if name != "flags"]
+        own += [_parameter("trust", Trust, False)] if "config" in declared else []
         arguments = [p for p in own if p.default is inspect.Parameter.empty]
         _declare(wrapped, command, [*arguments, *options.values(), *(p for p in own if p not in arguments)])
         return wrapped

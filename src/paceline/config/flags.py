@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from paceline.config.settings import RunSettings, setting
+from paceline.core.types import SettingValue
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,17 @@ _WHOLE_RUN_SETTINGS = (
 SETTINGS_NOT_IN_VERIFY = (*_WHOLE_RUN_SETTINGS, "precision", "graph")
 # `plan` prints the learning rates for linear and for square-root scaling.
 SETTINGS_NOT_IN_PLAN = (*_WHOLE_RUN_SETTINGS, "init_from", "scale_lr")
+
+SETTINGS_OF_EVALUATE = (
+    *("data", "data_root", "low_root", "test_root", "test_low_root", "bad_images"),
+    *("devices", "accelerator", "inception", "inception_sha256"),
+)
+DEFAULTS_OF_EVALUATE: dict[str, SettingValue] = {
+    **dict.fromkeys(SETTINGS_OF_EVALUATE, "that of the run"),
+    "devices": 1,
+}
+SETTINGS_OF_DOCTOR = ("data", "data_root", "crop", "batch_size", "workers", "accelerator")
+SETTINGS_OF_PACK = ("data", "data_root", "bad_images", "workers")
 
 STRATEGIES = "single,ddp"  # for `compare` and `verify`
 # The default of `--devices` for commands that use several devices.
