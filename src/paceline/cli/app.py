@@ -28,8 +28,8 @@ from paceline.cli.flags import (
 )
 from paceline.cli.help import CONTEXT, EXAMPLES, Command, Commands
 from paceline.cli.images import apply, export, import_weights, measure, predict, sample
-from paceline.cli.interrupt import Interrupted, exit_code, message
 from paceline.cli.launch import launch
+from paceline.cli.start import Interrupted, exit_code, message
 from paceline.cli.tools import board, doctor, new, pack, settings
 from paceline.commands.options import Checkpoint, Interpolate, InterpolateWith, PlanOptions
 from paceline.config import flags as command_settings

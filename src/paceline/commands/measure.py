@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -66,33 +65,32 @@ FEWEST = 2  # a covariance needs two images
 MEGAPIXELS = PIXEL_LIMIT // 10**6
 
 
-@dataclass(frozen=True)
-class FidImages:
-    """The images of both folders that FID compares, and the network that computes their features."""
+class Fid:
+    """The FID between all results and all targets, computed as in `evaluate`."""
 
-    network: FeatureNetwork
-    results: tuple[Path, ...]
-    targets: tuple[Path, ...]
-    num_huge: int  # images that are left out because of their size
+    def __init__(self, results: Sequence[Path], targets: Sequence[Path], inception: str, sha256: str) -> None:
+        """Load the network; raise UserError if there are too few images."""
+        activity("loading the Inception network")
+        self.network = load_inception(inception, sha256, CPU)
+        self.results, self.targets = _usable("result", results), _usable("target", targets)
+        self.problems: list[str] = []  # files that cannot be decoded
+        self.notes: list[str] = []
+        self.protocol: Protocol = self.network.protocol()
+        total = len(results) + len(targets)
+        if num_huge := total - len(self.results) - len(self.targets):
+            self.notes = [f"FID: left out {num_huge} of {total} images, which have more than {MEGAPIXELS} megapixels"]
 
-
-@dataclass(frozen=True)
-class MeasuredFid:
-    """The FID, how it was measured, notes about it, and the files that could not be read."""
-
-    metrics: dict[str, float]
-    protocol: Protocol
-    notes: tuple[str, ...]
-    problems: tuple[str, ...]
-
-
-def choose_fid_images(results: Sequence[Path], targets: Sequence[Path], inception: str, sha256: str) -> FidImages:
-    """Load the network and return it with the images to compare; raise UserError if there are too few images."""
-    activity("loading the Inception network")
-    network = load_inception(inception, sha256, CPU)
-    made, real = _usable("result", results), _usable("target", targets)
-    num_huge = len(results) + len(targets) - len(made) - len(real)
-    return FidImages(network, made, real, num_huge)
+    def measure(self) -> float:
+        """Return the FID, and complete its protocol, the notes and the problems."""
+        made = _statistics("result", self.results, self.network, self.problems)
+        real = _statistics("target", self.targets, self.network, self.problems)
+        counts = [int(one.count.item()) for one in (made, real)]
+        shown = f"{counts[0]:,} results, {counts[1]:,} targets"
+        self.protocol = {**self.protocol, "FID images": shown}
+        if note := self.network.few_images_note(min(counts), f"{min(counts):,} images ({shown})"):
+            self.notes.insert(0, note)
+        activity("computing FID from the features")
+        return frechet_distance(real.mean, real.covariance, made.mean, made.covariance)
 
 
 def _usable(kind: str, files: Sequence[Path]) -> tuple[Path, ...]:
@@ -102,27 +100,6 @@ def _usable(kind: str, files: Sequence[Path]) -> tuple[Path, ...]:
     for file in small:
         _check_channels(file)
     return small
-
-
-def measure_fid(images: FidImages) -> MeasuredFid:
-    """Return the FID between all results and all targets, computed as in `evaluate`."""
-    problems: list[str] = []
-    network = images.network
-    made = _statistics("result", images.results, network, problems)
-    real = _statistics("target", images.targets, network, problems)
-    counts = [int(one.count.item()) for one in (made, real)]
-    shown = f"{counts[0]:,} results, {counts[1]:,} targets"
-    notes = [note] if (note := network.few_images_note(min(counts), f"{min(counts):,} images ({shown})")) else []
-    if images.num_huge:
-        total = images.num_huge + len(images.results) + len(images.targets)
-        notes.append(f"FID: left out {images.num_huge} of {total} images, which have more than {MEGAPIXELS} megapixels")
-    activity("computing FID from the features")
-    return MeasuredFid(
-        {"FID": frechet_distance(real.mean, real.covariance, made.mean, made.covariance)},
-        {**network.protocol(), "FID images": shown},
-        tuple(notes),
-        tuple(problems),
-    )
 
 
 def _statistics(kind: str, files: Sequence[Path], network: FeatureNetwork, problems: list[str]) -> Statistics:
@@ -198,7 +175,8 @@ def measure(results: str, targets: str, options: MeasureOptions) -> int:
         return _measure_alone(results, options, table, report)
     made, real = _images(results), _images(targets)
     # Loaded first, so that a wrong file is reported before anything is measured.
-    images = _fid_images(made, real, options) if options.inception else None
+    chosen = with_suffix(made, options.suffix) if options.inception else []
+    fid = Fid(chosen, real, options.inception, options.inception_sha256) if options.inception else None
     pairs, problems = _match(made, real, options)
     distance, notes = perceptual_distance(CPU) if pairs else (None, ())
     rows: dict[str, Row] = {}
@@ -216,12 +194,11 @@ def measure(results: str, targets: str, options: MeasureOptions) -> int:
         if options.masks:
             counts += own
             row |= overlaps(own)
-    if not rows and (images is None or options.masks or table):
+    if not rows and (fid is None or options.masks or table):
         raise UserError(f"{results}: no images could be compared with {targets}: {_listed(problems)}")
-    fid = measure_fid(images) if images else None
     metrics, labels = means_of(list(rows.values()))
     metrics |= overlaps(counts) if options.masks else {}
-    metrics |= fid.metrics if fid else {}
+    metrics |= {"FID": fid.measure()} if fid else {}
     metrics |= {"count": float(len(rows))} if rows else {}
     protocol = {"protocol": " and ".join(labels), **_protocol(options, metrics, formats)} if rows else {}
     protocol |= fid.protocol if fid else {}
@@ -289,11 +266,6 @@ def _write(
     if fid_problems:
         print_line(f"files left out of FID ({len(fid_problems)}): {_listed(fid_problems)}")
     return 1 if everything else 0
-
-
-def _fid_images(results: list[Path], targets: list[Path], options: MeasureOptions) -> FidImages:
-    results = with_suffix(results, options.suffix)
-    return choose_fid_images(results, targets, options.inception, options.inception_sha256)
 
 
 def _match(
