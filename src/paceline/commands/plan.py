@@ -50,19 +50,15 @@ def print_table(
         table.add_column(heading, justify="left" if number < num_texts else "right")
     for row in rows:
         table.add_row(*row)
-    table.width = full_width(console, table)
+    # The width at which no cell of the table is cut off or wrapped.
+    table.width = console.measure(table, options=console.options.update_width(WIDEST)).maximum
     if not console.is_terminal or table.width <= console.width:
-        console.print(table)
+        console.print(table, soft_wrap=not console.is_terminal)
         return
     console.print(f"{title}:")
     for row in rows:
         cells = (cell.replace("\n", " and ") for cell in row)
         console.print("  " + "; ".join(f"{heading}: {cell}" for heading, cell in zip(headings, cells, strict=True)))
-
-
-def full_width(console: Console, table: Table) -> int:
-    """Return the width at which no cell of a table is cut off or wrapped."""
-    return console.measure(table, options=console.options.update_width(WIDEST)).maximum
 
 
 UNITS = {"B": 1, "MB": 10**6, "GB": 10**9, "TB": 10**12, "MIB": 2**20, "GIB": GIB, "TIB": 2**40}
