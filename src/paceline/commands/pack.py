@@ -50,9 +50,7 @@ def pack(
     if (folder / MANIFEST).is_file():
         return _check(folder, sources, splits, settings)
     _check_space(folder, sources)
-    if begin(folder, splits, made_from):
-        print_line(f"resuming {folder}")
-    with can_resume(folder), only_writer(folder), reporting_dead_workers():
+    with writing(folder, splits, made_from):
         for split, source in sources.items():
             with Counter(f"packing: {split}", len(source)) as counter:
                 fill(source, folder / split, settings.workers, counter.update)
@@ -132,22 +130,10 @@ def _check_space(folder: Path, sources: Mapping[str, Source]) -> None:
 
 
 @contextmanager
-def can_resume(folder: Path) -> Iterator[None]:
-    """If the disk is full or the user presses Ctrl-C, raise an error that explains how to resume."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt("run the same command again to resume") from None
-    except OSError as error:
-        if error.errno in DISK_FAILED:
-            what = (error.strerror or "no space left").lower()
-            raise UserError(f"{folder}: {what}; free up space, then run the same command again to resume") from error
-        raise
-
-
-@contextmanager
-def only_writer(folder: Path) -> Iterator[None]:
-    """Lock a folder while it is written; raise UserError if another process is writing to it or has finished it."""
+def writing(folder: Path, splits: Mapping[str, SplitRecord], made_from: Mapping[str, str]) -> Iterator[None]:
+    """Begin or resume writing a folder, which no other process may write; explain how to resume after an error."""
+    if begin(folder, splits, made_from):
+        print_line(f"resuming {folder}")
     try:
         lock = Lock(folder)
     except InUse as owner:
@@ -159,7 +145,15 @@ def only_writer(folder: Path) -> Iterator[None]:
             raise UserError(
                 f"{folder}: another process has just finished packing; run the same command again to check the result"
             )
-        yield
+        with reporting_dead_workers():
+            yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("run the same command again to resume") from None
+    except OSError as error:
+        if error.errno in DISK_FAILED:
+            what = (error.strerror or "no space left").lower()
+            raise UserError(f"{folder}: {what}; free up space, then run the same command again to resume") from error
+        raise
     finally:
         lock.release(remove=True)
 
@@ -186,10 +180,8 @@ def pack_to_shards(
     if (folder / SHARDS_MANIFEST).is_file():
         return _check_shards(folder, sources, splits)
     decoded = bool(settings.size or settings.channels)
-    if begin(folder, splits, made_from):
-        print_line(f"resuming {folder}")
     names: dict[str, list[str]] = {}
-    with can_resume(folder), only_writer(folder):
+    with writing(folder, splits, made_from):
         for split, source in sources.items():
             with Counter(f"writing: {split}", len(source)) as counter:
                 names[split] = list(write_shards(source, folder, split, shard_mb * MEGABYTE, decoded, counter.update))

@@ -102,12 +102,10 @@ def describe_limit(error: BaseException) -> str:
     no_thread = isinstance(error, RuntimeError) and frames and frames[-1].f_globals.get("__name__") == "threading"
     is_limit = number in LIMITS or isinstance(error, MemoryError) or no_thread
     is_limit = is_limit or any(text in str(error) for text in (os.strerror(errno.EMFILE), CPU_ALLOCATOR))  # from torch
-    if is_limit or (isinstance(error, ImportError) and ".so" in str(error)):  # a library may need too much memory
-        remedy = (
-            "raise the limit (`ulimit -n` files, `-u` processes, `-v` memory), or use fewer processes or less memory"
-        )
-        return f"{describe_error(error)}: {remedy}"
-    return ""
+    remedy = "raise the limit (`ulimit -n` files, `-u` processes, `-v` memory), or use fewer processes or less memory"
+    if isinstance(error, ImportError) and ".so" in str(error):
+        return f"{describe_error(error)}: repair the installation, or {remedy}"
+    return f"{describe_error(error)}: {remedy}" if is_limit else ""
 
 
 def place_outside(error: BaseException, paths: tuple[str, ...]) -> str:
