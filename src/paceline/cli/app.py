@@ -203,17 +203,9 @@ def plan(
     raise typer.Exit(job(recipe, flags, options, config_file=config, assignments=with_vgg(set_, vgg)))
 
 
-app.command(cls=Command, epilog=EXAMPLES["pack"])(pack)
-app.command(cls=Command, epilog=EXAMPLES["doctor"])(doctor)
-app.command(cls=Command, epilog=EXAMPLES["board"])(board)
-app.command(cls=Command, epilog=EXAMPLES["settings"])(settings)
-app.command(cls=Command, epilog=EXAMPLES["new"])(new)
-app.command(cls=Command, epilog=EXAMPLES["sample"])(sample)
-app.command(cls=Command, epilog=EXAMPLES["apply"])(apply)
-app.command(cls=Command, epilog=EXAMPLES["predict"])(predict)
-app.command(cls=Command, epilog=EXAMPLES["measure"])(measure)
-app.command("import", cls=Command, epilog=EXAMPLES["import"])(import_weights)
-app.command(cls=Command, epilog=EXAMPLES["export"])(export)
+for command in (pack, doctor, board, settings, new, sample, apply, predict, measure, import_weights, export):
+    name = command.__name__.removesuffix("_weights")
+    app.command(name, cls=Command, epilog=EXAMPLES[name])(command)
 
 
 @app.callback(invoke_without_command=True)

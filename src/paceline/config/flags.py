@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -144,13 +143,7 @@ _GROUPS = {
 }
 
 
-def _by_name() -> Iterator[tuple[str, str]]:
-    for advice, names in _GROUPS.items():
-        for name in names:
-            yield name, advice
-
-
-COMMON: dict[str, str] = dict(_by_name())
+COMMON: dict[str, str] = {name: advice for advice, names in _GROUPS.items() for name in names}
 """What to use instead of each setting, by the setting's name."""
 
 # Setting names from other programs that are too different from ours to be found as a close match.

@@ -159,9 +159,7 @@ def resolve(
             converted = convert(value, namespace.hints[name], shown)
             if not network:
                 chosen[name] = converted
-                for (
-                    single
-                ) in networks.values():  # a value for all networks overrides earlier values for single networks
+                for single in networks.values():  # which the value for all networks overrides
                     single.pop(name, None)
             elif namespace.owner[name] is not LearnerSettings:
                 raise UserError(
