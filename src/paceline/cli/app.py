@@ -87,6 +87,7 @@ def evaluate(
         ),
     ] = "",
     checkpoint: Checkpoint = "best",
+    devices: Annotated[int, typer.Option(min=1, help="number of devices to evaluate on")] = 1,
     interpolate: Interpolate = 1.0,
     interpolate_with: InterpolateWith = "",
     trust: Trust = False,
@@ -97,7 +98,8 @@ def evaluate(
     from paceline.config.files import parse_assignments
     from paceline.inference.trained import Blend
 
-    raise typer.Exit(job(run, split, flags, parse_assignments(set_), checkpoint, Blend(interpolate, interpolate_with)))
+    blend = Blend(interpolate, interpolate_with)
+    raise typer.Exit(job(run, split, {**flags, "devices": devices}, parse_assignments(set_), checkpoint, blend))
 
 
 @app.command(cls=Command, epilog=EXAMPLES["verify"])

@@ -66,7 +66,7 @@ def evaluate(
 ) -> int:
     """Print the metrics of a checkpoint or a weights file, on the run's data or on a different source."""
     run = last_finished(run)
-    layers: Layers = [("flag", {"gpus": "", "devices": 1, **flags}), ("--set", assignments)]
+    layers: Layers = [("flag", {"gpus": "", **flags}), ("--set", assignments)]
     not_inherited = ("test_low_root",) if "test_root" in flags else ()
     config = checked(config_of(run, [("flag", Inherited(dict.fromkeys(not_inherited, ""))), *layers]))
     elsewhere = "data_root" in {**flags, **assignments}

@@ -80,12 +80,9 @@ SETTINGS_NOT_IN_PLAN = (*_WHOLE_RUN_SETTINGS, "init_from", "scale_lr")
 
 SETTINGS_OF_EVALUATE = (
     *("data", "data_root", "low_root", "test_root", "test_low_root", "bad_images"),
-    *("devices", "accelerator", "inception", "inception_sha256"),
+    *("accelerator", "inception", "inception_sha256"),
 )
-DEFAULTS_OF_EVALUATE: dict[str, SettingValue] = {
-    **dict.fromkeys(SETTINGS_OF_EVALUATE, "that of the run"),
-    "devices": 1,
-}
+DEFAULTS_OF_EVALUATE: dict[str, SettingValue] = dict.fromkeys(SETTINGS_OF_EVALUATE, "that of the run")
 SETTINGS_OF_DOCTOR = ("data", "data_root", "crop", "batch_size", "workers", "accelerator")
 SETTINGS_OF_PACK = ("data", "data_root", "bad_images", "workers")
 

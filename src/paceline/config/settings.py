@@ -127,7 +127,7 @@ class RunSettings:
     accelerator: Literal["auto", "cpu", "cuda"] = setting(
         "auto", "type of device to run on; auto: cuda if there is a GPU, else cpu", flag=True, mutable_on_resume=True
     )
-    devices: int = setting(1, "number of devices", flag=True, mutable_on_resume=True, at_least=1)
+    devices: int = setting(1, "number of devices to train on", flag=True, mutable_on_resume=True, at_least=1)
     gpus: str = setting(
         "",
         "comma-separated IDs of the GPUs to use, in local-rank order, e.g. 2,3",
