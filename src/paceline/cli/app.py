@@ -235,7 +235,7 @@ def run(arguments: list[str] | None = None) -> int:
         return exit_code()
     except (Exception, SystemExit) as error:
         known = str(fault_of_plugin(error) or "") or describe_limit(error)
-        line = in_one_line(error, words) if hasattr(error, "format_message") else known
+        line = in_one_line(error) if hasattr(error, "format_message") else known
         if not line:
             if not isinstance(error, (BrokenPipeError, SystemExit)):  # as after `| head`, which needs no message
                 traceback.print_exc()

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field, fields
 from difflib import get_close_matches
-from itertools import pairwise, zip_longest
+from itertools import zip_longest
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
@@ -57,7 +57,6 @@ Command = Callable[..., None]
 Flags: TypeAlias = dict[str, str | bool]
 
 COMPILE_VALUES = ("auto", "on", "off")
-EXTRA_ARGUMENT = "UsageError"  # class of the parser's error for an extra argument; other errors have subclasses
 # The groups of flags in `--help`. A setting that has a flag is in exactly one group; a test checks this.
 GROUPS = {
     "Common": ("data", "preset", "epochs", "images", "batch_size", "lr", "seed", "out", "init_from"),
@@ -251,17 +250,14 @@ def with_optional_values(words: Sequence[str]) -> list[str]:
     return spelled
 
 
-def in_one_line(error: Any, words: Sequence[str] = ()) -> str:
-    """Return an error of the parser and a hint for the user, on one line; `words` are the user's arguments.
+def in_one_line(error: Any) -> str:
+    """Return an error of the parser and a hint for the user, on one line.
 
     The type of the error is not named because some versions of typer contain their own copy of click's classes.
     """
     if hasattr(error, "option_name") and hasattr(error, "possibilities"):  # click.NoSuchOption
         return f"{error.message} ({_instead_of(error.option_name, error.ctx.command)})"
-    follow = [value for word, value in pairwise(words) if word == "--compile" and not value.startswith("-")]
-    is_value = type(error).__name__ == EXTRA_ARGUMENT and any(value not in COMPILE_VALUES for value in follow)
-    hint = f"the values of --compile are {', '.join(COMPILE_VALUES)}" if is_value else "--help lists all options"
-    return f"{error.format_message()} ({hint})"
+    return f"{error.format_message()} (--help lists all options)"
 
 
 def _instead_of(option: str, command: Any) -> str:
