@@ -24,7 +24,7 @@ install: $(INSTALLED)  ## create the virtual environment (other targets do this 
 
 # One thread per process: on networks this small, more threads only wait for each other.
 demo: $(INSTALLED)  ## compare strategies and two GANs on the CPU and write reports
-	@OMP_NUM_THREADS=1 $(BIN)/python -m paceline.commands.demo
+	@OMP_NUM_THREADS=1 PATH="$(abspath $(BIN)):$$PATH" examples/demo.sh
 
 test: lint  ## check style and types and run the tests (about eleven minutes on two cores)
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)

@@ -61,7 +61,7 @@ def test_no_package_imports_from_a_higher_layer() -> None:
         ("data/a.py", "load(f'paceline.runs.folder.{name}')", "1: data → paceline.runs.folder points up"),
         ("runs/a.py", "WORKER = 'paceline.launch.worker'", "1: runs → paceline.launch.worker points up"),
         ("runs/a.py", "start('python -m paceline.launch.worker x')", "1: runs → paceline.launch.worker points up"),
-        ("runs/a.py", "run([python, '-m', 'paceline.commands.demo'])", "1: runs → paceline.commands.demo points up"),
+        ("runs/a.py", "run([python, '-m', 'paceline.commands.train'])", "1: runs → paceline.commands.train points up"),
         ("helpers.py", "import os", " 'helpers' is in no layer"),
     ],
 )

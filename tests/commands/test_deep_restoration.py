@@ -14,9 +14,9 @@ from running import run_fork
 from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 
 import paceline
-from paceline.commands.apply import Options, apply
-from paceline.commands.measure import Options as MeasureOptions
+from paceline.commands.apply import apply
 from paceline.commands.measure import measure
+from paceline.commands.options import ApplyOptions, MeasureOptions
 from paceline.core.errors import UserError
 from paceline.data.bundled import FOLDER
 from paceline.evaluation.image_metrics import psnr, ssim, to_levels
@@ -96,7 +96,10 @@ def test_psnr_and_ssim_with_a_data_range_of_65535_equal_scikit_image() -> None:
 
 
 def test_apply_writes_every_channel_and_measure_compares_them(place: Path, tmp_path: Path) -> None:
-    assert apply(str(place / "run"), [str(place / "data/test")], str(tmp_path / "out"), Options(accelerator="cpu")) == 0
+    assert (
+        apply(str(place / "run"), [str(place / "data/test")], str(tmp_path / "out"), ApplyOptions(accelerator="cpu"))
+        == 0
+    )
     made, real = (tifffile.imread(folder / "0.ome.tif") for folder in (tmp_path / "out", place / "data/test"))
     assert made.dtype == np.uint16 and made.shape == real.shape == (CHANNELS, SIDE, SIDE)
     assert len(np.unique(made)) > 1000, "more levels than 8 bits have"
@@ -124,7 +127,7 @@ def test_images_that_do_not_fit_the_model_are_skipped_with_the_reason(place: Pat
     tifffile.imwrite(folder / "floats.tif", good.astype(np.float32), photometric="minisblack")
     Image.new("RGB", (20, 20)).save(folder / "rgb.png")
     (folder / "cut.tif").write_bytes((folder / "good.tif").read_bytes()[:9000])
-    assert apply(str(place / "run"), [str(folder)], str(tmp_path / "out"), Options(accelerator="cpu")) == 1
+    assert apply(str(place / "run"), [str(folder)], str(tmp_path / "out"), ApplyOptions(accelerator="cpu")) == 1
     listed = (tmp_path / "out.not_used.txt").read_text()
     assert "few.tif: it has 4 channels, but the networks take 5" in listed
     assert "rgb.png: it has 3 channels, but the networks take 5" in listed
@@ -151,7 +154,7 @@ def test_floating_point_images_are_trained_evaluated_and_restored_in_their_range
     protocol = json.loads((tmp_path / "run/protocols.json").read_text())["validation"]["all"]
     assert (protocol["data_range"], protocol["rounded"]) == (3.0, "no")
     file = tmp_path / "data/test/0.tif"
-    assert apply(str(tmp_path / "run"), [str(file)], str(tmp_path / "out"), Options(accelerator="cpu")) == 0
+    assert apply(str(tmp_path / "run"), [str(file)], str(tmp_path / "out"), ApplyOptions(accelerator="cpu")) == 0
     made, real = tifffile.imread(tmp_path / "out/0.tif"), tifffile.imread(file)
     assert made.dtype == np.float32 and made.shape == real.shape
     assert made.min() >= -1 and made.max() <= 2 and np.abs(made - real).mean() < 0.5

@@ -19,8 +19,7 @@ from paceline.cli.help import EXAMPLES
 from paceline.config.flags import SourceFlags
 from paceline.config.settings import LearnerSettings
 from paceline.contracts.recipe import Recipe
-from paceline.core.declared import preset_names
-from paceline.core.registry import load_class, names
+from paceline.core.registry import load_class, names, preset_names
 
 
 def commands() -> dict[str, TyperCommand | TyperGroup]:

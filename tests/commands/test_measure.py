@@ -139,7 +139,7 @@ def test_results_that_match_the_same_target_require_the_suffix_option() -> None:
     ("words", "line"),
     [
         (["nowhere", "made"], "nowhere: no such file or folder"),
-        (["made", "made", "--protocol", "lab"], "--protocol lab: expected rgb or y"),
+        (["made", "made", "--protocol", "lab"], "'lab' is not one of 'rgb', 'y'"),
         (["made", "made", "--json", "all.txt"], "--json all.txt: expected a file name ending in .json"),
         (["made", "made", "--per-image", "folder.csv"], "--per-image folder.csv: is a folder; give a file name"),
         (["made", "made", "--per-image", "made/0.png/each.csv"], "--per-image made/0.png/each.csv: "),

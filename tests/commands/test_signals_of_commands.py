@@ -15,7 +15,7 @@ import pytest
 from holds import Holds
 from running import Running, has_ended, start_function_in_ranks, wait_until, workers_of
 
-from paceline.cli import interrupt
+from paceline.cli import start
 from paceline.cli.start import main
 
 SIGNALS = {signal.SIGINT: "interrupted", signal.SIGTERM: "stopped by SIGTERM", signal.SIGUSR1: "stopped by SIGUSR1"}
@@ -67,8 +67,8 @@ def test_a_signal_that_stops_the_workers_of_a_command_is_not_reported_as_a_user_
 
 def wait_outside_python() -> None:
     """Wait in C code without returning to Python when a signal arrives."""
-    interrupt.PATIENCE_SECONDS = 0.1
-    interrupt.handle_interrupts()
+    start.PATIENCE_SECONDS = 0.1
+    start.handle_interrupts()
     library, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
     library.pthread_mutex_lock(mutex)
     Path("waits").touch()
@@ -84,13 +84,13 @@ def test_a_command_that_hangs_outside_python_ends_some_seconds_after_sigterm(tmp
 
 def wait_in_a_child() -> int:
     """Return the exit code of a forked process that receives SIGTERM."""
-    interrupt.handle_interrupts()
+    start.handle_interrupts()
     child = get_context("fork").Process(target=time.sleep, args=(600,))
     child.start()
     assert child.pid
     os.kill(child.pid, signal.SIGTERM)
     child.join()
-    time.sleep(interrupt.PATIENCE_SECONDS / 10)  # the signal of the child does not end this process
+    time.sleep(start.PATIENCE_SECONDS / 10)  # the signal of the child does not end this process
     return -(child.exitcode or 0)
 
 

@@ -188,7 +188,7 @@ def test_existing_results_are_replaced_only_with_overwrite(capsys):
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--top", "0"], "--top 0: must be at least 1"),
+        (["--top", "0"], "Invalid value for '--top'"),
         (["--out", "table.txt"], "--out table.txt: expected a file name ending in .csv or .jsonl"),
         (["--checkpoint", "7"], "--checkpoint 7: no checkpoint was kept at this number of images"),
     ],

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.core import terminal as reports
-from paceline.core import terminal as status_line
+from paceline.core import terminal
 from paceline.core.terminal import SHOWN, Counter, activity, counted
 from paceline.core.text import wrapped
 
@@ -28,12 +27,12 @@ class Terminal(io.StringIO):
 @pytest.fixture
 def shown(monkeypatch: pytest.MonkeyPatch) -> None:
     """Show activities on a status line that no thread refreshes, neither during the test nor after it."""
-    monkeypatch.setattr(status_line, "Ticker", lambda seconds, call: None)
-    monkeypatch.setattr(reports, "_status_line", status_line.StatusLine())
+    monkeypatch.setattr(terminal, "Ticker", lambda seconds, call: None)
+    monkeypatch.setattr(terminal, "_status_line", terminal.StatusLine())
     monkeypatch.setenv(SHOWN, "1")
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(reports, "_reported", set())
+    monkeypatch.setattr(terminal, "_reported", set())
 
 
 def test_the_import_of_torch_is_reported_before_it_begins(tmp_path: Path) -> None:

@@ -241,7 +241,7 @@ def test_a_full_disk_is_reported_in_one_line_and_the_same_command_resumes(photos
         stopped.stderr == "paceline: packed: file too large; free up space, then run the same command again to resume\n"
     )
     again = run_fork(tmp_path, *words)
-    assert again.wait() == 0 and "resuming: train" in again.stdout
+    assert again.wait() == 0 and "resuming packed" in again.stdout
     packed = Packed("train", RunSettings(data_root=str(tmp_path / "packed")))
     source = Photos("train", Photos.Settings(data_root=str(photos)))
     assert all(np.array_equal(packed.read(index)["image"], source.read(index)["image"]) for index in range(COUNT))

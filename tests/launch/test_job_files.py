@@ -118,7 +118,7 @@ def test_a_job_with_no_requeue_is_not_requeued(here: Path) -> None:
         (("--time", "soon"), "--time soon"),
         (("--partition", "a; touch pwned"), "--partition 'a; touch pwned'"),
         (("--account", "a b"), "--account 'a b'"),
-        (("--nodes", "0"), "--nodes 0"),
+        (("--nodes", "0"), "'--nodes'"),
         (("--cpus-per-node", "-2"), "--cpus-per-node -2: must be at least 0"),
         (("--gpus-per-node", "2"), "--devices 3: differs from --gpus-per-node 2; use only --gpus-per-node"),
         (("--nnodes", "3"), "--nnodes 3: differs from --nodes 2; use only --nodes"),

@@ -30,8 +30,7 @@ from paceline.cli.app import app
 from paceline.config.flags import SourceFlags
 from paceline.config.settings import LearnerSettings, RunSettings
 from paceline.contracts.recipe import Recipe
-from paceline.core.declared import preset_names
-from paceline.core.registry import KINDS, load_class
+from paceline.core.registry import KINDS, load_class, preset_names
 
 SHORT = {"images": 64, "batch_size": "16", "accelerator": "cpu", "loggers": ""}  # of every run that trains
 WEIGHTY = ("train", "train", "compare", "evaluate", "apply", "pack", "import")  # drawn more often than the others

@@ -11,44 +11,35 @@ import typer
 
 from paceline import __version__
 from paceline.cli.flags import (
-    Accelerator,
     Assignments,
-    BadImages,
-    Checkpoint,
     ConfigFile,
     Flags,
-    Interpolate,
-    InterpolateWith,
-    LowRoot,
-    ParserError,
     RecipeName,
     RunName,
-    TestLowRoot,
-    TestRoot,
     Trust,
     Vgg,
     Weights,
     in_one_line,
     with_name,
     with_optional_values,
+    with_options,
     with_settings,
     with_vgg,
 )
 from paceline.cli.help import CONTEXT, EXAMPLES, Command, Commands
 from paceline.cli.images import apply, export, import_weights, measure, predict, sample
-from paceline.cli.interrupt import Interrupted, exit_code, message
 from paceline.cli.launch import launch
+from paceline.cli.start import Interrupted, exit_code, message
 from paceline.cli.tools import board, doctor, new, pack, settings
+from paceline.commands.options import Checkpoint, Interpolate, InterpolateWith, PlanOptions
 from paceline.config import flags as command_settings
 from paceline.core.errors import describe_limit
-from paceline.core.host import record_load
 from paceline.core.output import is_lost, outlive_stdout
 from paceline.core.registry import fault_of_plugin
 from paceline.core.startup import collecting_rarely, keep_bytecode
 from paceline.core.terminal import end_activity, show_activities
 from paceline.core.text import print_any_text, print_line
 from paceline.core.trust import set_trust, trusts_files
-from paceline.core.types import SettingValue
 
 app = typer.Typer(
     cls=Commands,
@@ -84,8 +75,10 @@ def train(
 
 
 @app.command(cls=Command, epilog=EXAMPLES["evaluate"])
+@with_settings(command_settings.SETTINGS_OF_EVALUATE, defaults=command_settings.DEFAULTS_OF_EVALUATE)
 def evaluate(
     run: Weights,
+    flags: Flags,
     split: Annotated[
         str,
         typer.Option(
@@ -93,19 +86,8 @@ def evaluate(
             "split; train for generators)"
         ),
     ] = "",
-    data: Annotated[str, typer.Option(help="data source to evaluate on (default: that of the run)")] = "",
-    data_root: Annotated[str, typer.Option(help="folder with the source's files")] = "",
-    low_root: LowRoot = "",
-    test_root: TestRoot = "",
-    test_low_root: TestLowRoot = "",
-    bad_images: BadImages = "",
     checkpoint: Checkpoint = "best",
-    devices: Annotated[int, typer.Option(help="number of devices to evaluate on")] = 1,
-    accelerator: Accelerator = "",
-    inception: Annotated[
-        str, typer.Option(help="file with the 2015 Inception network for FID, or torch-fidelity")
-    ] = "",
-    inception_sha256: Annotated[str, typer.Option(help="SHA-256 of an --inception file that you trust")] = "",
+    devices: Annotated[int, typer.Option(min=1, help="number of devices to evaluate on")] = 1,
     interpolate: Interpolate = 1.0,
     interpolate_with: InterpolateWith = "",
     trust: Trust = False,
@@ -116,10 +98,8 @@ def evaluate(
     from paceline.config.files import parse_assignments
     from paceline.inference.trained import Blend
 
-    flags: dict[str, SettingValue] = {"data": data, "data_root": data_root, "devices": devices}
-    flags |= {"accelerator": accelerator, "low_root": low_root, "test_root": test_root, "test_low_root": test_low_root}
-    flags |= {"inception": inception, "inception_sha256": inception_sha256, "bad_images": bad_images}
-    raise typer.Exit(job(run, split, flags, parse_assignments(set_), checkpoint, Blend(interpolate, interpolate_with)))
+    blend = Blend(interpolate, interpolate_with)
+    raise typer.Exit(job(run, split, {**flags, "devices": devices}, parse_assignments(set_), checkpoint, blend))
 
 
 @app.command(cls=Command, epilog=EXAMPLES["verify"])
@@ -207,25 +187,11 @@ def compare(
 
 @app.command(cls=Command, epilog=EXAMPLES["plan"])
 @with_settings(but=command_settings.SETTINGS_NOT_IN_PLAN, defaults={"devices": command_settings.PLAN_DEVICES})
+@with_options
 def plan(
     recipe: RecipeName,
     flags: Flags,
-    nodes: Annotated[int, typer.Option(help="number of hosts that the devices are spread across", min=1)] = 1,
-    bandwidth: Annotated[
-        str, typer.Option(help="bandwidth between devices, e.g. 25GB/s or 200Gbit/s (default: measured)")
-    ] = "",
-    latency: Annotated[
-        str, typer.Option(help="latency of one exchange between devices (default: measured, or 20us with --bandwidth)")
-    ] = "",
-    check: Annotated[
-        bool, typer.Option("--check", help="also measure the actual speed and print the prediction error")
-    ] = False,
-    memory: Annotated[
-        bool, typer.Option("--memory", help="print the memory that each strategy needs per GPU instead of the speed")
-    ] = False,
-    device_memory: Annotated[
-        str, typer.Option(help="memory of one GPU, e.g. 24GiB, to find the largest batch (default: this machine's GPU)")
-    ] = "",
+    options: PlanOptions,
     config: ConfigFile = "",
     vgg: Vgg = "",
     set_: Assignments = [],  # noqa: B006
@@ -234,24 +200,14 @@ def plan(
 
     The speed is predicted from a short measurement on this machine. The memory is computed and needs no GPU.
     """
-    from paceline.commands.plan import Options
     from paceline.commands.plan import plan as job
 
-    options = Options(nodes, bandwidth, latency, check, memory, device_memory)
     raise typer.Exit(job(recipe, flags, options, config_file=config, assignments=with_vgg(set_, vgg)))
 
 
-app.command(cls=Command, epilog=EXAMPLES["pack"])(pack)
-app.command(cls=Command, epilog=EXAMPLES["doctor"])(doctor)
-app.command(cls=Command, epilog=EXAMPLES["board"])(board)
-app.command(cls=Command, epilog=EXAMPLES["settings"])(settings)
-app.command(cls=Command, epilog=EXAMPLES["new"])(new)
-app.command(cls=Command, epilog=EXAMPLES["sample"])(sample)
-app.command(cls=Command, epilog=EXAMPLES["apply"])(apply)
-app.command(cls=Command, epilog=EXAMPLES["predict"])(predict)
-app.command(cls=Command, epilog=EXAMPLES["measure"])(measure)
-app.command("import", cls=Command, epilog=EXAMPLES["import"])(import_weights)
-app.command(cls=Command, epilog=EXAMPLES["export"])(export)
+for command in (pack, doctor, board, settings, new, sample, apply, predict, measure, import_weights, export):
+    name = command.__name__.removesuffix("_weights")
+    app.command(name, cls=Command, epilog=EXAMPLES[name])(command)
 
 
 @app.callback(invoke_without_command=True)
@@ -279,7 +235,7 @@ def run(arguments: list[str] | None = None) -> int:
         return exit_code()
     except (Exception, SystemExit) as error:
         known = str(fault_of_plugin(error) or "") or describe_limit(error)
-        line = in_one_line(error, words) if isinstance(error, ParserError) else known
+        line = in_one_line(error) if hasattr(error, "format_message") else known
         if not line:
             if not isinstance(error, (BrokenPipeError, SystemExit)):  # as after `| head`, which needs no message
                 traceback.print_exc()
@@ -296,7 +252,6 @@ def run(arguments: list[str] | None = None) -> int:
 def main() -> None:
     """Run the command in the arguments of this process, and exit."""
     keep_bytecode()
-    record_load()
     print_any_text()
     show_activities()
     code = run()

@@ -7,28 +7,17 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field, fields
 from difflib import get_close_matches
-from itertools import pairwise, zip_longest
+from itertools import zip_longest
 from types import MappingProxyType
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    Protocol,
-    TypeAlias,
-    get_args,
-    get_origin,
-    get_type_hints,
-    runtime_checkable,
-)
+from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
 import typer
 
 from paceline.config.flags import COMMON, COMMON_ALIASES, SourceFlags
 from paceline.config.settings import LearnerSettings
-from paceline.core.declared import preset_names
 from paceline.core.errors import UserError
 from paceline.core.files import SAFETENSORS
-from paceline.core.registry import PluginKind, check_name, names
+from paceline.core.registry import PluginKind, check_name, names, preset_names
 from paceline.core.trust import set_trust
 from paceline.core.types import SettingValue
 
@@ -68,7 +57,6 @@ Command = Callable[..., None]
 Flags: TypeAlias = dict[str, str | bool]
 
 COMPILE_VALUES = ("auto", "on", "off")
-EXTRA_ARGUMENT = "UsageError"  # class of the parser's error for an extra argument; other errors have subclasses
 # The groups of flags in `--help`. A setting that has a flag is in exactly one group; a test checks this.
 GROUPS = {
     "Common": ("data", "preset", "epochs", "images", "batch_size", "lr", "seed", "out", "init_from"),
@@ -98,10 +86,6 @@ RunName = Annotated[
     ),
 ]
 Weights = Annotated[str, typer.Argument(metavar="RUN|WEIGHTS", help=f"a run folder or a {SAFETENSORS} file")]
-Checkpoint = Annotated[
-    str, typer.Option(help="checkpoint to load: best, last, or the number of images seen at the checkpoint")
-]
-Accelerator = Annotated[str, typer.Option(help="type of device to run on: auto, cpu or cuda")]
 ConfigFile = Annotated[
     str,
     typer.Option("--config", help="read settings from a TOML or INI file", metavar="FILE", rich_help_panel="Common"),
@@ -113,19 +97,6 @@ Vgg = Annotated[
         help="file with VGG19 weights, for recipes with a perceptual loss",
         metavar="FILE",
         rich_help_panel="Evaluation and logging",
-    ),
-]
-Interpolate = Annotated[
-    float,
-    typer.Option(
-        help="fraction of this model, from 0 to 1, when it is interpolated with the model in --interpolate-with"
-    ),
-]
-InterpolateWith = Annotated[
-    str,
-    typer.Option(
-        help=f"second model for --interpolate: a run or a {SAFETENSORS} file (default: the run's --init-from)",
-        metavar="RUN|WEIGHTS",
     ),
 ]
 Trust = Annotated[
@@ -143,44 +114,65 @@ Assignments = Annotated[
 ]
 
 
-def _meaning(name: str) -> str:
-    return str(SourceFlags.__dataclass_fields__[name].metadata["meaning"])
-
-
-LowRoot = Annotated[str, typer.Option("--low-root", help=_meaning("low_root"))]
-TestRoot = Annotated[str, typer.Option("--test-root", help=_meaning("test_root"))]
-TestLowRoot = Annotated[str, typer.Option("--test-low-root", help=_meaning("test_low_root"))]
-BadImages = Annotated[str, typer.Option("--bad-images", help=_meaning("bad_images"))]
-
-
 def with_settings(
-    *, but: Collection[str] = (), defaults: Mapping[str, SettingValue] = MappingProxyType({})
+    only: Collection[str] = (),
+    *,
+    but: Collection[str] = (),
+    defaults: Mapping[str, SettingValue] = MappingProxyType({}),
 ) -> Callable[[Command], Command]:
     """Return a decorator that adds flags to a command: one for each setting that has a flag, except those in `but`.
 
-    The command receives the user's flags in its parameter `flags`. `defaults` replaces the defaults shown in its help.
+    With `only`, add the flags of these settings. The command receives the user's flags in its parameter `flags`.
+    `defaults` replaces the defaults shown in its help.
     """
 
     def with_flags(command: Command) -> Command:
         def wrapped(**arguments: Any) -> None:
-            arguments.pop(trust.name)  # the option's callback has already recorded --trust
+            if "trust" not in declared:
+                arguments.pop("trust", None)  # the option's callback has already recorded --trust
             flags = {name: arguments.pop(name) for name in options}
             check_names(arguments.get("recipe"), flags.get("data"))
             command(**arguments, flags={name: value for name, value in flags.items() if value is not None})
 
-        options = {f.name: _option(f, hint, defaults) for f, hint in _fields_with_flags() if f.name not in but}
+        names = {f.name for f, _ in _fields_with_flags() if f.name not in but and (f.name in only or not only)}
+        options = {f.name: _option(f, hint, defaults) for f, hint in _fields_with_flags() if f.name in names}
         options = dict(sorted(options.items(), key=lambda item: _order_in_help(item[0])))
-        own = [p for name, p in inspect.signature(command, eval_str=True).parameters.items() if name != "flags"]
-        trust = inspect.Parameter("trust", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Trust)
-        own = [*(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own), trust]
+        declared = inspect.signature(command, eval_str=True).parameters
+        own = [_parameter(name, p.annotation, p.default) for name, p in declared.items() if name != "flags"]
+        own += [_parameter("trust", Trust, False)] if "config" in declared else []
         arguments = [p for p in own if p.default is inspect.Parameter.empty]
-        parameters = [*arguments, *options.values(), *(p for p in own if p not in arguments)]
-        wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
-        wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
+        _declare(wrapped, command, [*arguments, *options.values(), *(p for p in own if p not in arguments)])
         return wrapped
 
     return with_flags
+
+
+def with_options(command: Command) -> Command:
+    """Return a command with one option for each field of its parameter `options`, which is a dataclass."""
+    own = inspect.signature(command, eval_str=True).parameters
+    group = own["options"].annotation
+    hints = get_type_hints(group, include_extras=True)
+    options = {f.name: _parameter(f.name, hints[f.name], f.default) for f in fields(group)}
+
+    def wrapped(**arguments: Any) -> None:
+        chosen = {name: arguments.pop(name) for name in options}
+        command(**arguments, options=group(**chosen))
+
+    others = [_parameter(p.name, p.annotation, p.default) for p in own.values() if p.name != "options"]
+    arguments = [p for p in others if p.default is inspect.Parameter.empty]
+    _declare(wrapped, command, [*arguments, *options.values(), *(p for p in others if p not in arguments)])
+    return wrapped
+
+
+def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _declare(wrapped: Command, command: Command, parameters: list[inspect.Parameter]) -> None:
+    """Give a function these parameters, and the name and docstring of a command."""
+    wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
+    wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
 
 
 def check_names(recipe: str | None, data: str | None) -> None:
@@ -215,8 +207,7 @@ def _option(f: Field[Any], hint: Any, defaults: Mapping[str, Any]) -> inspect.Pa
         autocompletion=completion_of(f.name, hint),
         rich_help_panel=next((group for group, members in GROUPS.items() if f.name in members), None),
     )
-    annotation = Annotated[kind | None, flag]  # type: ignore[valid-type]
-    return inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+    return _parameter(f.name, Annotated[kind | None, flag], None)
 
 
 def _with_default(f: Field[Any], hint: Any, default: SettingValue) -> str:
@@ -259,51 +250,17 @@ def with_optional_values(words: Sequence[str]) -> list[str]:
     return spelled
 
 
-class ParserOption(Protocol):
-    """An option or argument of a command.
+def in_one_line(error: Any) -> str:
+    """Return an error of the parser and a hint for the user, on one line.
 
-    This is a protocol because some versions of typer contain their own copy of click's classes.
+    The type of the error is not named because some versions of typer contain their own copy of click's classes.
     """
-
-    opts: list[str]
-
-
-class ParserCommand(Protocol):
-    """A command, as the parser represents it."""
-
-    name: str
-    params: list[ParserOption]
+    if hasattr(error, "option_name") and hasattr(error, "possibilities"):  # click.NoSuchOption
+        return f"{error.message} ({_instead_of(error.option_name, error.ctx.command)})"
+    return f"{error.format_message()} (--help lists all options)"
 
 
-@runtime_checkable
-class ParserError(Protocol):
-    """An error raised by the parser."""
-
-    def format_message(self) -> str:
-        """Return the error message."""
-
-
-@runtime_checkable
-class UnknownOption(ParserError, Protocol):
-    """The parser's error for an option that the command does not have."""
-
-    message: str
-    option_name: str
-    possibilities: list[str] | None
-    cmd: ParserCommand
-
-
-def in_one_line(error: ParserError, words: Sequence[str] = ()) -> str:
-    """Return the parser's error message and a hint for the user, on one line; `words` are the user's arguments."""
-    if isinstance(error, UnknownOption):
-        return f"{error.message} ({_instead_of(error.option_name, error.cmd)})"
-    follow = [value for word, value in pairwise(words) if word == "--compile" and not value.startswith("-")]
-    is_value = type(error).__name__ == EXTRA_ARGUMENT and any(value not in COMPILE_VALUES for value in follow)
-    hint = f"the values of --compile are {', '.join(COMPILE_VALUES)}" if is_value else "--help lists all options"
-    return f"{error.format_message()} ({hint})"
-
-
-def _instead_of(option: str, command: ParserCommand) -> str:
+def _instead_of(option: str, command: Any) -> str:
     """Return a hint on what to use instead of a flag that the command does not have."""
     name = option.lstrip("-").replace("-", "_")
     name = COMMON_ALIASES.get(name, name)

@@ -12,9 +12,8 @@ from typing import Any
 from typer.core import TyperCommand, TyperGroup
 
 from paceline.cli.flags import GROUPS
-from paceline.cli.interrupt import Interrupted
-from paceline.core.declared import preset_names
-from paceline.core.registry import about, names
+from paceline.cli.start import Interrupted
+from paceline.core.registry import about, names, preset_names
 
 WIDEST, NARROWEST = 100, 30  # columns; limits on the width of the help, whatever the width of the terminal
 NARROW = 70  # columns; on a narrower terminal, the description of an option starts on a line of its own

@@ -15,11 +15,13 @@ launch = typer.Typer(
     context_settings=CONTEXT,
     rich_markup_mode=None,
 )
-Nodes = Annotated[int, typer.Option("--nodes", help="number of hosts")]
+Nodes = Annotated[int, typer.Option("--nodes", min=1, help="number of hosts")]
 GpusPerNode = Annotated[
     int,
     typer.Option(
-        "--gpus-per-node", help="GPUs per host; 0 trains on the CPU with --devices processes per host (default: 0)"
+        "--gpus-per-node",
+        min=0,
+        help="GPUs per host; 0 trains on the CPU with --devices processes per host (default: 0)",
     ),
 ]
 Submit = Annotated[bool, typer.Option("--submit", help="also submit the job to the cluster")]
@@ -113,7 +115,7 @@ def torchrun(
     flags: Flags,
     hosts: Annotated[str, typer.Option(help="comma-separated host names; the rendezvous runs on the first host")],
     name: RunName = "",
-    port: Annotated[int, typer.Option(help="rendezvous port on the first host")] = 29400,
+    port: Annotated[int, typer.Option(min=1024, max=65535, help="rendezvous port on the first host")] = 29400,
     config: ConfigFile = "",
     set_: Assignments = [],  # noqa: B006
 ) -> None:

@@ -6,11 +6,14 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.flags import Accelerator, Assignments, check_names
+from paceline.cli.flags import Assignments, Flags, check_names, with_settings
+from paceline.config.flags import SETTINGS_OF_DOCTOR, SETTINGS_OF_PACK
 from paceline.core.errors import UserError
 
 
+@with_settings(SETTINGS_OF_DOCTOR)
 def doctor(
+    flags: Flags,
     self_test: Annotated[
         bool,
         typer.Option(
@@ -20,26 +23,18 @@ def doctor(
         ),
     ] = False,
     loaders: Annotated[bool, typer.Option("--loaders", help="measure the throughput of each loader on --data")] = False,
-    data: Annotated[str, typer.Option(help="data source for --loaders (default: digits)")] = "",
-    data_root: Annotated[str, typer.Option(help="folder with the source's files")] = "",
-    crop: Annotated[str, typer.Option(help="size of the random crop in pixels; 0 uses whole images")] = "",
-    batch_size: Annotated[str, typer.Option(help="images per batch (default: 128)")] = "",
-    workers: Annotated[str, typer.Option(help="number of worker processes or DALI threads (default: 2)")] = "",
-    accelerator: Accelerator = "",
     set_: Assignments = [],  # noqa: B006
 ) -> None:
     """Show this machine's hardware and software, and which strategies and loaders can run on it."""
     from paceline.commands.doctor import doctor as job
     from paceline.commands.doctor import measure_loaders_here
 
-    flags = {"data": data, "data_root": data_root, "crop": crop, "batch_size": batch_size, "workers": workers}
-    given = {name: value for name, value in (flags | {"accelerator": accelerator}).items() if value}
     if loaders and self_test:
         raise UserError("--self-test: cannot be combined with --loaders; run them separately")
     if loaders:
-        raise typer.Exit(measure_loaders_here(given, set_))
-    if given or set_:
-        first = next((f"--{name.replace('_', '-')}" for name in given), "--set")
+        raise typer.Exit(measure_loaders_here(flags, set_))
+    if flags or set_:
+        first = next((f"--{name.replace('_', '-')}" for name in flags), "--set")
         raise UserError(f"{first}: only used with --loaders; add --loaders")
     raise typer.Exit(job(self_test))
 
@@ -48,7 +43,9 @@ def board(
     runs: Annotated[
         str, typer.Argument(metavar="RUNS", help="a folder that contains runs, or a URL like s3://…")
     ] = "runs",
-    port: Annotated[int | None, typer.Option(help="port to listen on; 0 picks a free port (default: 6116)")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="port to listen on; 0 picks a free port (default: 6116)")
+    ] = None,
     host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
     edit: Annotated[
         bool | None,
@@ -103,21 +100,17 @@ def new(
     )
 
 
+@with_settings(SETTINGS_OF_PACK, defaults={"data": "photos"})
 def pack(
     origin: Annotated[
         str, typer.Argument(metavar="SRC", help="a folder of images, an .npz file, or the name of a data source")
     ],
     destination: Annotated[str, typer.Argument(metavar="DST", help="the folder to create for the packed files")],
-    data: Annotated[str, typer.Option(help="the source that reads the folder (default: photos)")] = "",
-    data_root: Annotated[str, typer.Option(help="folder with the source's files, if SRC is a source name")] = "",
-    bad_images: Annotated[
-        str, typer.Option(help="what to do with unreadable images: fail or skip (default: fail)")
-    ] = "",
-    workers: Annotated[str, typer.Option(help="number of decoding processes (default: 2)")] = "",
+    flags: Flags,
     to_shards: Annotated[
         bool, typer.Option("--to-shards", help="write tar files in the WebDataset layout instead, without decoding")
     ] = False,
-    shard_mb: Annotated[int, typer.Option(help="approximate size of a tar file in MB, for --to-shards")] = 256,
+    shard_mb: Annotated[int, typer.Option(min=1, help="approximate size of a tar file in MB, for --to-shards")] = 256,
     train_only: Annotated[
         bool, typer.Option("--train-only", help="hold out no images for testing: write a training split only")
     ] = False,
@@ -126,13 +119,11 @@ def pack(
     """Decode all images in a source once, into memory-mapped files; run the same command again to resume."""
     from paceline.config.files import parse_assignments
 
-    flags = {"data": data, "data_root": data_root, "bad_images": bad_images, "workers": workers}
-    given = {name: value for name, value in flags.items() if value}
+    chosen = parse_assignments(set_)
     if to_shards:
         from paceline.commands.pack import pack_to_shards
 
-        chosen = parse_assignments(set_)
-        raise typer.Exit(pack_to_shards(origin, destination, given, chosen, shard_mb, train_only=train_only))
+        raise typer.Exit(pack_to_shards(origin, destination, flags, chosen, shard_mb, train_only=train_only))
     from paceline.commands.pack import pack as job
 
-    raise typer.Exit(job(origin, destination, given, parse_assignments(set_), train_only=train_only))
+    raise typer.Exit(job(origin, destination, flags, chosen, train_only=train_only))

@@ -11,18 +11,18 @@ from pathlib import Path
 
 import torch
 
+from paceline.commands.options import ApplyOptions
 from paceline.config.settings import RunSettings
 from paceline.core.errors import UserError
 from paceline.core.files import user_path
 from paceline.core.text import print_line
 from paceline.core.types import SettingValue
-from paceline.images.encode import DEFAULT_ENCODING, Encoding, check_encoding
+from paceline.images.encode import Encoding, check_encoding
 from paceline.inference.apply import AppliedImage, Applier, ApplierSettings, show_progress
 from paceline.inference.apply_files import apply_all, plan_results, read_headers
 from paceline.inference.files import count_images, report_skipped
-from paceline.inference.region_plan import WHOLE_IMAGE, RegionOptions, check_region_options
-from paceline.inference.runner import PRECISIONS
-from paceline.inference.trained import NO_BLEND, Blend, ImageModel, open_image_model
+from paceline.inference.region_plan import RegionOptions, check_region_options
+from paceline.inference.trained import Blend, ImageModel, open_image_model
 from paceline.parallel.world import check_devices, gpu_ids, uses_cuda
 from paceline.runs.finished_run import last_finished
 from paceline.runs.recipe import resolve_settings
@@ -30,58 +30,46 @@ from paceline.runs.recipe import resolve_settings
 DOWNSAMPLED = ("", "lr", "bicubic", "sr")  # result names with `--downsample`
 
 
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """Command-line options."""
-
-    checkpoint: str = "best"
-    accelerator: str = ""
-    devices: int = 1
-    gpus: str = ""
-    tile: int = 0
-    downsample: str = ""
-    overwrite: bool = False
-    skip_existing: bool = False
-    panel: int | None = None
-    blend: Blend = NO_BLEND
-    precision: str = "fp32"
-    compiled: bool = False
-    encoding: Encoding = DEFAULT_ENCODING
-    regions: RegionOptions = WHOLE_IMAGE
-
-
-def apply(path: str, arguments: list[str], out: str, options: Options) -> int:
+def apply(path: str, arguments: list[str], out: str, options: ApplyOptions) -> int:
     """Apply a run or a weights file to images and write the results; return 1 if images were skipped."""
     if not out:
         raise UserError("--out: the name of the folder is empty; choose a folder")
-    _check_options(options)
+    if options.overwrite and options.skip_existing:
+        raise UserError("--overwrite --skip-existing: cannot be combined; choose one")
+    encoding = Encoding(options.format, options.quality, options.compression)
+    check_encoding(encoding)
+    regions = RegionOptions(
+        options.level, options.magnification, options.region, options.skip_background, options.preview
+    )
+    check_region_options(regions)
     devices = _devices(options)
     path, folder = last_finished(path), user_path(out)
-    image_model = open_image_model(path, options.checkpoint, options.blend)
+    blend = Blend(options.interpolate, options.interpolate_with)
+    image_model = open_image_model(path, options.checkpoint, blend)
     results = _result_names(image_model, path, options)
     plan = plan_results(
         arguments,
         folder,
         results,
-        options.encoding,
-        options.regions,
+        encoding,
+        regions,
         overwrite=options.overwrite,
         skip_existing=options.skip_existing,
     )
     lines = [_describe(image_model, len(plan.tasks), devices), *plan.notes]
     for line in lines:
         print_line(line)
-    num_images, sizes = plan.num_images, read_headers(plan, options.regions, options.encoding.format)
+    num_images, sizes = plan.num_images, read_headers(plan, regions, encoding.format)
     if sizes:
         _make_folder(folder)
     settings = ApplierSettings(
-        options.tile, options.downsample, options.panel, options.precision, options.compiled, options.encoding
+        options.tile, options.downsample, options.panel, options.precision, options.compile == "on", encoding
     )
     applied: list[AppliedImage] = []
     try:
         with show_progress(sum(size.num_pixels for size in sizes.values())) as progress:
             applier = Applier(settings, image_model, devices)
-            for outcome in apply_all(applier, sizes, options.regions, progress):
+            for outcome in apply_all(applier, sizes, regions, progress):
                 for note in applier.new_notes():
                     progress.line(note)
                 if isinstance(outcome, AppliedImage):
@@ -99,24 +87,7 @@ def apply(path: str, arguments: list[str], out: str, options: Options) -> int:
     return report_skipped(plan.skipped, len(applied), plan.ignored, folder)
 
 
-def _check_options(options: Options) -> None:
-    if options.tile < 0:
-        raise UserError(
-            f"--tile {options.tile}: expected a tile size in pixels, or 0 for the largest that fits in memory"
-        )
-    if options.panel is not None and options.panel < 0:
-        raise UserError(f"--panel {options.panel}: expected a panel number (1 or greater), or 0 for whole images")
-    if options.downsample not in ("", "bicubic"):
-        raise UserError(f"--downsample {options.downsample}: the only supported value is bicubic")
-    if options.precision not in PRECISIONS:
-        raise UserError(f"--precision {options.precision}: expected {', '.join(PRECISIONS)}")
-    check_encoding(options.encoding)
-    check_region_options(options.regions)
-    if options.overwrite and options.skip_existing:
-        raise UserError("--overwrite --skip-existing: cannot be combined; choose one")
-
-
-def _devices(options: Options) -> list[torch.device]:
+def _devices(options: ApplyOptions) -> list[torch.device]:
     """Return the devices to use; raise UserError for devices that this machine does not have."""
     flags: dict[str, SettingValue] = {"accelerator": options.accelerator or "auto"}
     flags |= {"devices": options.devices, "gpus": options.gpus}
@@ -138,7 +109,7 @@ def _devices(options: Options) -> list[torch.device]:
     return [torch.device("cuda", number) for number in gpu_ids(settings)]
 
 
-def _result_names(image_model: ImageModel, path: str, options: Options) -> Sequence[str]:
+def _result_names(image_model: ImageModel, path: str, options: ApplyOptions) -> Sequence[str]:
     """Return the names of the results computed for each image; the name is "" if there is only one result."""
     if not options.downsample:
         return image_model.results if len(image_model.results) > 1 else ("",)

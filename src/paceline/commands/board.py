@@ -62,8 +62,6 @@ def _listen(host: str, port: int | None) -> socket.socket:
 
     If `port` is None, use the default port, or any free port if the default port is in use.
     """
-    if port is not None and not 0 <= port < 2**16:
-        raise UserError(f"--port {port}: must be between 0 and 65535")
     for candidate in (DEFAULT_PORT, 0) if port is None else (port,):
         try:
             family, kind, _, _, address = socket.getaddrinfo(host, candidate, type=socket.SOCK_STREAM)[0]

@@ -66,11 +66,11 @@ def evaluate(
     blend: Blend = NO_BLEND,
 ) -> int:
     """Print the metrics of a checkpoint or a weights file, on the run's data or on a different source."""
-    given, run = {name: value for name, value in flags.items() if value}, last_finished(run)
-    layers: Layers = [("flag", {"gpus": "", **given}), ("--set", assignments)]
-    not_inherited = ("test_low_root",) if "test_root" in given else ()
+    run = last_finished(run)
+    layers: Layers = [("flag", {"gpus": "", **flags}), ("--set", assignments)]
+    not_inherited = ("test_low_root",) if "test_root" in flags else ()
     config = checked(config_of(run, [("flag", Inherited(dict.fromkeys(not_inherited, ""))), *layers]))
-    elsewhere = "data_root" in {**given, **assignments}
+    elsewhere = "data_root" in {**flags, **assignments}
     if elsewhere:
         # The folders in the run's settings belong to the run's data, so they do not apply to other data.
         other = checked(config_of(run, [("flag", Inherited(dict.fromkeys(FOLDERS, ""))), *layers]))

@@ -37,10 +37,6 @@ def prepare(
     nodes_flag: str = "--nodes",
 ) -> tuple[Config, TrainCommand]:
     """Return a run's settings and the command for its hosts, without checking this machine's devices."""
-    if nodes < 1:
-        raise UserError(f"--nodes {nodes}: must be at least 1")
-    if gpus < 0:
-        raise UserError(f"--gpus-per-node {gpus}: must be at least 0")
     config = configure(recipe, flags, config_file=config_file, assignments=assignments, elsewhere=True)
     given = {*flags, *settings_in(assignments)}
     for name, flag, number in (("devices", "--gpus-per-node", gpus), ("nnodes", nodes_flag, nodes)):
@@ -99,8 +95,6 @@ def launch_torchrun(command: TrainCommand, hosts: Sequence[str], port: int) -> i
             raise UserError(f"--hosts: {host!r} is not a host name; use comma-separated names or addresses")
     if len(set(hosts)) < len(hosts):
         raise UserError("--hosts: a host is listed twice; use --devices to set the number of processes per host")
-    if not 1024 <= port < 65536:
-        raise UserError(f"--port {port}: must be between 1024 and 65535")
     first = f"[{hosts[0]}]" if ":" in hosts[0] else hosts[0]
     words = ["paceline", *command.words(f"{first}:{port}")]
     check_words(words)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from paceline.commands.evaluate import print_metrics
+from paceline.commands.options import MeasureOptions
 from paceline.contracts.data_spec import PixelFormat
 from paceline.core.errors import NOT_FOUND, UserError
 from paceline.core.files import check_new_file, json_text, new_file, user_path
@@ -65,33 +65,32 @@ FEWEST = 2  # a covariance needs two images
 MEGAPIXELS = PIXEL_LIMIT // 10**6
 
 
-@dataclass(frozen=True)
-class FidImages:
-    """The images of both folders that FID compares, and the network that computes their features."""
+class Fid:
+    """The FID between all results and all targets, computed as in `evaluate`."""
 
-    network: FeatureNetwork
-    results: tuple[Path, ...]
-    targets: tuple[Path, ...]
-    num_huge: int  # images that are left out because of their size
+    def __init__(self, results: Sequence[Path], targets: Sequence[Path], inception: str, sha256: str) -> None:
+        """Load the network; raise UserError if there are too few images."""
+        activity("loading the Inception network")
+        self.network = load_inception(inception, sha256, CPU)
+        self.results, self.targets = _usable("result", results), _usable("target", targets)
+        self.problems: list[str] = []  # files that cannot be decoded
+        self.notes: list[str] = []
+        self.protocol: Protocol = self.network.protocol()
+        total = len(results) + len(targets)
+        if num_huge := total - len(self.results) - len(self.targets):
+            self.notes = [f"FID: left out {num_huge} of {total} images, which have more than {MEGAPIXELS} megapixels"]
 
-
-@dataclass(frozen=True)
-class MeasuredFid:
-    """The FID, how it was measured, notes about it, and the files that could not be read."""
-
-    metrics: dict[str, float]
-    protocol: Protocol
-    notes: tuple[str, ...]
-    problems: tuple[str, ...]
-
-
-def choose_fid_images(results: Sequence[Path], targets: Sequence[Path], inception: str, sha256: str) -> FidImages:
-    """Load the network and return it with the images to compare; raise UserError if there are too few images."""
-    activity("loading the Inception network")
-    network = load_inception(inception, sha256, CPU)
-    made, real = _usable("result", results), _usable("target", targets)
-    num_huge = len(results) + len(targets) - len(made) - len(real)
-    return FidImages(network, made, real, num_huge)
+    def measure(self) -> float:
+        """Return the FID, and complete its protocol, the notes and the problems."""
+        made = _statistics("result", self.results, self.network, self.problems)
+        real = _statistics("target", self.targets, self.network, self.problems)
+        counts = [int(one.count.item()) for one in (made, real)]
+        shown = f"{counts[0]:,} results, {counts[1]:,} targets"
+        self.protocol = {**self.protocol, "FID images": shown}
+        if note := self.network.few_images_note(min(counts), f"{min(counts):,} images ({shown})"):
+            self.notes.insert(0, note)
+        activity("computing FID from the features")
+        return frechet_distance(real.mean, real.covariance, made.mean, made.covariance)
 
 
 def _usable(kind: str, files: Sequence[Path]) -> tuple[Path, ...]:
@@ -101,27 +100,6 @@ def _usable(kind: str, files: Sequence[Path]) -> tuple[Path, ...]:
     for file in small:
         _check_channels(file)
     return small
-
-
-def measure_fid(images: FidImages) -> MeasuredFid:
-    """Return the FID between all results and all targets, computed as in `evaluate`."""
-    problems: list[str] = []
-    network = images.network
-    made = _statistics("result", images.results, network, problems)
-    real = _statistics("target", images.targets, network, problems)
-    counts = [int(one.count.item()) for one in (made, real)]
-    shown = f"{counts[0]:,} results, {counts[1]:,} targets"
-    notes = [note] if (note := network.few_images_note(min(counts), f"{min(counts):,} images ({shown})")) else []
-    if images.num_huge:
-        total = images.num_huge + len(images.results) + len(images.targets)
-        notes.append(f"FID: left out {images.num_huge} of {total} images, which have more than {MEGAPIXELS} megapixels")
-    activity("computing FID from the features")
-    return MeasuredFid(
-        {"FID": frechet_distance(real.mean, real.covariance, made.mean, made.covariance)},
-        {**network.protocol(), "FID images": shown},
-        tuple(notes),
-        tuple(problems),
-    )
 
 
 def _statistics(kind: str, files: Sequence[Path], network: FeatureNetwork, problems: list[str]) -> Statistics:
@@ -180,37 +158,15 @@ def means_of(rows: Sequence[Row]) -> tuple[Row, list[str]]:
     return means, list(by_protocol)
 
 
-PROTOCOLS = ("rgb", "y")
 TABLE, REPORT = "--per-image", "--json"
 MAX_LISTED = 5  # maximum number of problems to print
 
 
-@dataclass(frozen=True)
-class Options:
-    """Command-line options."""
-
-    protocol: str = "rgb"
-    border: int = 0
-    masks: bool = False
-    suffix: str = ""
-    json_file: str = ""
-    per_image: str = ""
-    inception: str = ""
-    inception_sha256: str = ""
-    overwrite: bool = False
-    niqe: bool = False
-    value_range: str = ""
-
-
-def measure(results: str, targets: str, options: Options) -> int:
+def measure(results: str, targets: str, options: MeasureOptions) -> int:
     """Compare images with their targets and print the metrics; return 1 if any file was left out.
 
     If `targets` is empty, measure NIQE alone.
     """
-    if options.protocol not in PROTOCOLS:
-        raise UserError(f"--protocol {options.protocol}: expected {' or '.join(PROTOCOLS)}")
-    if options.border < 0:
-        raise UserError(f"--border {options.border}: expected a number of pixels, at least 0")
     table, report = (
         check_new_file(out, (suffix,), overwrite=options.overwrite, flag=flag) if out else None
         for flag, out, suffix in ((TABLE, options.per_image, ".csv"), (REPORT, options.json_file, ".json"))
@@ -219,7 +175,8 @@ def measure(results: str, targets: str, options: Options) -> int:
         return _measure_alone(results, options, table, report)
     made, real = _images(results), _images(targets)
     # Loaded first, so that a wrong file is reported before anything is measured.
-    images = _fid_images(made, real, options) if options.inception else None
+    chosen = with_suffix(made, options.suffix) if options.inception else []
+    fid = Fid(chosen, real, options.inception, options.inception_sha256) if options.inception else None
     pairs, problems = _match(made, real, options)
     distance, notes = perceptual_distance(CPU) if pairs else (None, ())
     rows: dict[str, Row] = {}
@@ -237,12 +194,11 @@ def measure(results: str, targets: str, options: Options) -> int:
         if options.masks:
             counts += own
             row |= overlaps(own)
-    if not rows and (images is None or options.masks or table):
+    if not rows and (fid is None or options.masks or table):
         raise UserError(f"{results}: no images could be compared with {targets}: {_listed(problems)}")
-    fid = measure_fid(images) if images else None
     metrics, labels = means_of(list(rows.values()))
     metrics |= overlaps(counts) if options.masks else {}
-    metrics |= fid.metrics if fid else {}
+    metrics |= {"FID": fid.measure()} if fid else {}
     metrics |= {"count": float(len(rows))} if rows else {}
     protocol = {"protocol": " and ".join(labels), **_protocol(options, metrics, formats)} if rows else {}
     protocol |= fid.protocol if fid else {}
@@ -260,7 +216,7 @@ def measure(results: str, targets: str, options: Options) -> int:
     return _write(content, rows, problems, table, report, fid.problems if fid else None)
 
 
-def _measure_alone(results: str, options: Options, table: Path | None, report: Path | None) -> int:
+def _measure_alone(results: str, options: MeasureOptions, table: Path | None, report: Path | None) -> int:
     """Measure images that have no targets."""
     if not options.niqe:
         raise UserError(f"{results}: no TARGETS to compare with; add them, or use --niqe, which needs no reference")
@@ -312,12 +268,9 @@ def _write(
     return 1 if everything else 0
 
 
-def _fid_images(results: list[Path], targets: list[Path], options: Options) -> FidImages:
-    results = with_suffix(results, options.suffix)
-    return choose_fid_images(results, targets, options.inception, options.inception_sha256)
-
-
-def _match(results: list[Path], targets: list[Path], options: Options) -> tuple[list[tuple[Path, Path]], list[str]]:
+def _match(
+    results: list[Path], targets: list[Path], options: MeasureOptions
+) -> tuple[list[tuple[Path, Path]], list[str]]:
     """Match files by name; if that fails, return no pairs if FID is measured, which needs none."""
     try:
         return match_files(results, targets, options.suffix)
@@ -342,7 +295,7 @@ def _images(path: str) -> list[Path]:
 
 
 def _compare(
-    result: Path, target: Path, options: Options, distance: Distance | None, limits: tuple[float, float] | None
+    result: Path, target: Path, options: MeasureOptions, distance: Distance | None, limits: tuple[float, float] | None
 ) -> tuple[Row, PixelFormat, Tensor]:
     """Return an image's metrics, its pixel format, and the pixel counts of masks. Huge files are read by region."""
     if is_huge(result):
@@ -355,7 +308,7 @@ def _compare(
     return row, pair.pixels, pixel_counts(shown[0], shown[1]) if shown else torch.zeros(0)
 
 
-def _measured(pair: Pair, options: Options, distance: Distance | None) -> Row:
+def _measured(pair: Pair, options: MeasureOptions, distance: Distance | None) -> Row:
     made, real, pixels, are_colours = pair
     border, (height, width) = options.border, made.shape[-2:]
     if min(height, width) - 2 * border < WINDOW:
@@ -375,7 +328,7 @@ def _measured(pair: Pair, options: Options, distance: Distance | None) -> Row:
     return {f"{name}[{label}]": value for name, value in row.items()}
 
 
-def _notes_on_missing_means(rows: Mapping[str, Row], options: Options, distance: Distance | None) -> list[str]:
+def _notes_on_missing_means(rows: Mapping[str, Row], options: MeasureOptions, distance: Distance | None) -> list[str]:
     """Return why there is no mean of a metric that was not measured for all images."""
     found = []
     for name, is_wanted in (("lpips", distance is not None), ("niqe", options.niqe)):
@@ -387,7 +340,7 @@ def _notes_on_missing_means(rows: Mapping[str, Row], options: Options, distance:
     return found
 
 
-def _protocol(options: Options, metrics: Mapping[str, float], formats: set[PixelFormat]) -> Protocol:
+def _protocol(options: MeasureOptions, metrics: Mapping[str, float], formats: set[PixelFormat]) -> Protocol:
     found: dict[str, str | int | float] = {"border": options.border}
     found |= describe_rounding(*formats) if len(formats) == 1 else {"rounded": "differs between images"}
     found |= {"ssim": f"gaussian window {WINDOW}, sigma {SIGMA}"}

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as ProgressBar
 
 from paceline.config.settings import RunSettings
 from paceline.core.errors import DISK_FAILED, UserError
 from paceline.core.files import InUse, Lock, remove_leftovers, user_path, write_file
 from paceline.core.registry import is_path, load_class, names
-from paceline.core.terminal import Patience, activity, end_activity, is_terminal
+from paceline.core.terminal import Counter, activity
 from paceline.core.text import print_line
 from paceline.core.types import SettingValues
 from paceline.data.file_lists import not_used_file, write_not_used
@@ -24,7 +20,6 @@ from paceline.data.packed import (
     MANIFEST,
     UNFINISHED,
     Manifest,
-    Progress,
     SplitRecord,
     begin,
     check_same,
@@ -55,11 +50,10 @@ def pack(
     if (folder / MANIFEST).is_file():
         return _check(folder, sources, splits, settings)
     _check_space(folder, sources)
-    resumed = begin(folder, splits, made_from)
-    with can_resume(folder), only_writer(folder), reporting_dead_workers():
+    with writing(folder, splits, made_from):
         for split, source in sources.items():
-            with progress(f"{'resuming' if resumed else 'packing'}: {split}", len(source)) as shown:
-                fill(source, folder / split, settings.workers, shown)
+            with Counter(f"packing: {split}", len(source)) as counter:
+                fill(source, folder / split, settings.workers, counter.update)
         finish(folder, sources)
     counts = ", ".join(f"{len(source):,} {split}" for split, source in sources.items())
     print_line(
@@ -119,8 +113,8 @@ def _check(
     """Check that the packed files are intact and were packed from this source."""
     check_same(folder, splits)
     for split, source in sources.items():
-        with progress(f"checking: {split}", len(source)) as shown:
-            check_whole(source, folder, split, settings.workers, shown)
+        with Counter(f"checking: {split}", len(source)) as counter:
+            check_whole(source, folder, split, settings.workers, counter.update)
     print_line(f"{folder} is already complete; all checksums match")
     return 0
 
@@ -136,24 +130,10 @@ def _check_space(folder: Path, sources: Mapping[str, Source]) -> None:
 
 
 @contextmanager
-def can_resume(folder: Path) -> Iterator[None]:
-    """If the disk is full or the user presses Ctrl-C, raise an error that explains how to resume."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt("run the same command again to resume") from None
-    except OSError as error:
-        if not folder.is_dir():
-            raise UserError(f"{folder}: was removed during packing; run the same command again") from error
-        if error.errno in DISK_FAILED:
-            what = (error.strerror or "no space left").lower()
-            raise UserError(f"{folder}: {what}; free up space, then run the same command again to resume") from error
-        raise
-
-
-@contextmanager
-def only_writer(folder: Path) -> Iterator[None]:
-    """Lock a folder while it is written; raise UserError if another process is writing to it or has finished it."""
+def writing(folder: Path, splits: Mapping[str, SplitRecord], made_from: Mapping[str, str]) -> Iterator[None]:
+    """Begin or resume writing a folder, which no other process may write; explain how to resume after an error."""
+    if begin(folder, splits, made_from):
+        print_line(f"resuming {folder}")
     try:
         lock = Lock(folder)
     except InUse as owner:
@@ -169,28 +149,19 @@ def only_writer(folder: Path) -> Iterator[None]:
             raise UserError(
                 f"{folder}: another process has just finished packing; run the same command again to check the result"
             )
-        yield
+        with reporting_dead_workers():
+            yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("run the same command again to resume") from None
+    except OSError as error:
+        if not folder.is_dir():
+            raise UserError(f"{folder}: was removed during packing; run the same command again") from error
+        if error.errno in DISK_FAILED:
+            what = (error.strerror or "no space left").lower()
+            raise UserError(f"{folder}: {what}; free up space, then run the same command again to resume") from error
+        raise
     finally:
         lock.release(remove=True)
-
-
-@contextmanager
-def progress(title: str, total: int) -> Iterator[Progress]:
-    """Show a progress bar on a terminal; otherwise print a line at least every 10 seconds."""
-    end_activity()
-    if is_terminal(sys.stdout):
-        named = TextColumn("{task.description}", markup=False)
-        with ProgressBar(named, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()) as bar:
-            task = bar.add_task(title, total=total)
-            yield lambda count: bar.update(task, completed=count)
-        return
-    patience = Patience()
-
-    def line(count: int) -> None:
-        if patience.is_over() or count == total:
-            print_line(f"{title}: {count:,} of {total:,}")
-
-    yield line
 
 
 ORIGIN = "shards_origin.json"  # describes the source, to detect changes
@@ -207,8 +178,6 @@ def pack_to_shards(
     train_only: bool = False,
 ) -> int:
     """Write a source into shards; if the destination is already complete, check it instead."""
-    if shard_mb < 1:
-        raise UserError(f"--shard-mb {shard_mb}: must be at least 1")
     folder = user_path(destination)
     settings, sources = open_origin(origin, folder, flags, assignments, train_only=train_only)
     made_from = {"data": settings.data, "shard_mb": str(shard_mb)}
@@ -217,12 +186,11 @@ def pack_to_shards(
     if (folder / SHARDS_MANIFEST).is_file():
         return _check_shards(folder, sources, splits)
     decoded = bool(settings.size or settings.channels)
-    resumed = begin(folder, splits, made_from)
     names: dict[str, list[str]] = {}
-    with can_resume(folder), only_writer(folder):
+    with writing(folder, splits, made_from):
         for split, source in sources.items():
-            with progress(f"{'resuming' if resumed else 'writing'}: {split}", len(source)) as shown:
-                names[split] = list(write_shards(source, folder, split, shard_mb * MEGABYTE, decoded, shown))
+            with Counter(f"writing: {split}", len(source)) as counter:
+                names[split] = list(write_shards(source, folder, split, shard_mb * MEGABYTE, decoded, counter.update))
         Manifest(made_from, splits).write(folder / ORIGIN)
         spec = sources["train"].spec
         write_file(folder / SHARDS_MANIFEST, encode_manifest(names, spec.class_names, spec.flip_allowed))
@@ -249,8 +217,8 @@ def _check_shards(folder: Path, sources: Mapping[str, Source], splits: Mapping[s
         )
     names = parse_manifest((folder / SHARDS_MANIFEST).read_bytes(), str(folder)).splits
     for split, source in sources.items():
-        with progress(f"checking: {split}", len(source)) as shown:
+        with Counter(f"checking: {split}", len(source)) as counter:
             for name in names.get(split, ()):
-                shown(check_shard(folder, name))
+                counter.update(check_shard(folder, name))
     print_line(f"{folder} is already complete; all checksums match")
     return 0

@@ -6,7 +6,6 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +18,7 @@ from rich.table import Table
 from paceline.benchmarking.scaling_forecast import Link, LinkOverride, Measurement, max_useful_devices, predict
 from paceline.benchmarking.scaling_probe import measure_scaling
 from paceline.commands.configure import configure
+from paceline.commands.options import PlanOptions
 from paceline.config.flags import PLAN_DEVICES
 from paceline.config.resolve import Config
 from paceline.config.spans import split_batch
@@ -50,19 +50,15 @@ def print_table(
         table.add_column(heading, justify="left" if number < num_texts else "right")
     for row in rows:
         table.add_row(*row)
-    table.width = full_width(console, table)
+    # The width at which no cell of the table is cut off or wrapped.
+    table.width = console.measure(table, options=console.options.update_width(WIDEST)).maximum
     if not console.is_terminal or table.width <= console.width:
-        console.print(table)
+        console.print(table, soft_wrap=not console.is_terminal)
         return
     console.print(f"{title}:")
     for row in rows:
         cells = (cell.replace("\n", " and ") for cell in row)
         console.print("  " + "; ".join(f"{heading}: {cell}" for heading, cell in zip(headings, cells, strict=True)))
-
-
-def full_width(console: Console, table: Table) -> int:
-    """Return the width at which no cell of a table is cut off or wrapped."""
-    return console.measure(table, options=console.options.update_width(WIDEST)).maximum
 
 
 UNITS = {"B": 1, "MB": 10**6, "GB": 10**9, "TB": 10**12, "MIB": 2**20, "GIB": GIB, "TIB": 2**40}
@@ -205,22 +201,10 @@ def _check_fits(found: Forecast, rows: Sequence[Row], device_bytes: int, given: 
 SECONDS_PER_DAY = 86_400
 
 
-@dataclass(frozen=True)
-class Options:
-    """Command-line options, apart from run settings."""
-
-    nodes: int = 1
-    bandwidth: str = ""
-    latency: str = ""
-    check: bool = False
-    memory: bool = False
-    device_memory: str = ""
-
-
 def plan(
     recipe: str,
     flags: Mapping[str, SettingValue],
-    options: Options,
+    options: PlanOptions,
     *,
     config_file: str = "",
     assignments: Sequence[str] = (),
@@ -269,7 +253,7 @@ def plan(
     return 0
 
 
-def _check_memory_options(options: Options) -> None:
+def _check_memory_options(options: PlanOptions) -> None:
     """Raise UserError for options of the speed prediction, which the memory forecast does not use."""
     for flag, value in (("--bandwidth", options.bandwidth), ("--latency", options.latency), ("--check", options.check)):
         if value:
@@ -308,7 +292,7 @@ def _threads_per_process() -> int:
     return int(first)
 
 
-def _check_link(options: Options, devices: int, processes: int) -> None:
+def _check_link(options: PlanOptions, devices: int, processes: int) -> None:
     """Raise UserError if the link between devices must be specified, or if `--check` is not possible."""
     if not options.bandwidth and (processes == 1 or options.nodes > 1) and devices > 1:
         what = f"--nodes {options.nodes}" if options.nodes > 1 else f"--devices {devices}"

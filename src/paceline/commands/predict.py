@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 from paceline.commands.configure import choose_device
-from paceline.core.errors import UserError
 from paceline.core.files import check_new_file, new_file
 from paceline.core.terminal import counted
 from paceline.core.text import print_line
@@ -23,8 +22,6 @@ def predict(
 
     Return 1 if images were skipped.
     """
-    if top < 1:
-        raise UserError(f"--top {top}: must be at least 1")
     target = check_new_file(out, SUFFIXES, overwrite=overwrite) if out else None
     device = choose_device("predict", accelerator)
     path = last_finished(path)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.commands.configure import checked, choose_device
+from paceline.commands.options import SampleOptions
 from paceline.config.flags import FOLDERS
 from paceline.config.resolve import Inherited
 from paceline.core.errors import NOT_FOUND, UserError
@@ -26,43 +26,7 @@ DEFAULT_GRID = "8x8"
 LARGEST_GRID = 4096  # maximum number of images
 
 
-@dataclass(frozen=True)
-class Options:
-    """Command-line options."""
-
-    grid: str = ""  # rows and columns, such as "8x8"
-    interpolate: bool = False
-    animate: bool = False
-    checkpoint: str = "best"
-    accelerator: str = ""
-    count: int = 0  # number of single images to write to the folder `to`
-    to: str = ""
-    label: str | None = None  # class of the images, or "all" for one class per row
-    truncation: float = 1.0
-    nearest: bool = False
-    inception: str = ""  # file with the Inception network, used by `nearest`
-    data_root: str = ""  # where the run's data is now, for `nearest` and strips
-
-    @property
-    def kind(self) -> str:
-        """The default name of the output file, without its suffix."""
-        kinds = {"animation": self.animate, "interpolation": self.interpolate, "nearest": self.nearest}
-        return next((name for name, is_chosen in kinds.items() if is_chosen), "grid")
-
-    @property
-    def flag(self) -> str:
-        """The first flag that only generators have; empty if there is none."""
-        flags = {
-            f"--grid {self.grid}": self.grid,
-            "--interpolate": self.interpolate,
-            "--nearest": self.nearest,
-            f"--class {self.label}": self.label,
-            f"--truncation {self.truncation:g}": self.truncation != 1,
-        }
-        return next((flag for flag, is_given in flags.items() if is_given), "")
-
-
-def sample(runs: list[str], out: str, options: Options) -> int:
+def sample(runs: list[str], out: str, options: SampleOptions) -> int:
     """Write an image or an animation that shows one run, or several runs side by side."""
     _check_options(options)
     if options.count and (out or len(runs) > 1):
@@ -75,8 +39,8 @@ def sample(runs: list[str], out: str, options: Options) -> int:
     return _animate(runs, files) if options.animate else _show(runs, files[0], options)
 
 
-def _check_options(options: Options) -> None:
-    if bool(options.count) != bool(options.to) or options.count < 0:
+def _check_options(options: SampleOptions) -> None:
+    if bool(options.count) != bool(options.to):
         raise UserError("--count --to: use both: a number of images (at least 1) and a folder")
     if options.count and (options.grid or options.interpolate or options.animate or options.nearest):
         raise UserError("--count: writes one file per image; leave out --grid, --interpolate, --nearest and --animate")
@@ -102,7 +66,7 @@ def _check_options(options: Options) -> None:
         )
 
 
-def _write_images(run: str, folder: Path, options: Options) -> int:
+def _write_images(run: str, folder: Path, options: SampleOptions) -> int:
     """Write generated images to a folder, one file each."""
     device = choose_device("sample", options.accelerator)
     stored = read_stored(run, options.checkpoint)
@@ -126,7 +90,7 @@ def _write_images(run: str, folder: Path, options: Options) -> int:
     return 0
 
 
-def _files(run: Path, out: str, options: Options) -> list[Path]:
+def _files(run: Path, out: str, options: SampleOptions) -> list[Path]:
     """Return the files to write: the file given by `--out`, or the default files in the run folder."""
     suffixes = ANIMATED_SUFFIXES if options.animate else (".png",)
     is_file = is_weights_file(str(run))
@@ -154,7 +118,7 @@ def _animate(runs: list[str], files: list[Path]) -> int:
     return 0
 
 
-def _show(runs: list[str], file: Path, options: Options) -> int:
+def _show(runs: list[str], file: Path, options: SampleOptions) -> int:
     rows, columns = _parse_grid(options.grid or DEFAULT_GRID)
     if options.nearest and columns < 2:
         raise UserError(f"--grid {options.grid}: --nearest needs at least 2 columns")

@@ -11,12 +11,10 @@ from pathlib import Path
 
 import safetensors.torch
 import torch
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
-from paceline.commands.plan import full_width
+from paceline.commands.plan import print_table
 from paceline.config.resolve import Config
 from paceline.config.spans import split_batch
 from paceline.contracts.recipe import Phase
@@ -294,18 +292,16 @@ def explain(config: Config, differences: list[Difference]) -> str:
 
 
 def _print_table(console: Console, differences: list[Difference], title: str) -> None:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for heading in ("strategy", "network", "tensors", "difference", "tolerance"):
-        table.add_column(heading, no_wrap=True)
-    if any(d.worst for d in differences):
-        table.add_column("first tensor above tolerance", overflow="fold")
-    for d in differences:
-        worst = [d.worst or "–"] * (len(table.columns) - 5)
-        table.add_row(d.strategy, d.network, d.kind, f"{d.value:.1e}", f"{d.tolerance:.0e}", *worst)
-    if not console.is_terminal:  # the table keeps its full width, so that the names of tensors stay whole
-        table.width = full_width(console, table)
-    console.print(table, soft_wrap=not console.is_terminal)
+    has_failed = any(one.worst for one in differences)
+    headings = ["strategy", "network", "tensors", "difference", "tolerance"]
+    headings += ["first tensor above tolerance"] if has_failed else []
+    rows = []
+    for one in differences:
+        row = [one.strategy, one.network, one.kind, f"{one.value:.1e}", f"{one.tolerance:.0e}"]
+        rows.append([*row, *[one.worst or "–"] * has_failed])
+    print_table(console, title, headings, rows, num_texts=3)
     console.print(
         "difference = max |a − b| ÷ max |b| within a network, where a is this strategy's value and "
-        "b the first strategy's; dropout is disabled"
+        "b the first strategy's; dropout is disabled",
+        soft_wrap=True,
     )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from paceline.config.settings import RunSettings, setting
+from paceline.core.types import SettingValue
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,14 @@ SETTINGS_NOT_IN_VERIFY = (*_WHOLE_RUN_SETTINGS, "precision", "graph")
 # `plan` prints the learning rates for linear and for square-root scaling.
 SETTINGS_NOT_IN_PLAN = (*_WHOLE_RUN_SETTINGS, "init_from", "scale_lr")
 
+SETTINGS_OF_EVALUATE = (
+    *("data", "data_root", "low_root", "test_root", "test_low_root", "bad_images"),
+    *("accelerator", "inception", "inception_sha256"),
+)
+DEFAULTS_OF_EVALUATE: dict[str, SettingValue] = dict.fromkeys(SETTINGS_OF_EVALUATE, "that of the run")
+SETTINGS_OF_DOCTOR = ("data", "data_root", "crop", "batch_size", "workers", "accelerator")
+SETTINGS_OF_PACK = ("data", "data_root", "bad_images", "workers")
+
 STRATEGIES = "single,ddp"  # for `compare` and `verify`
 # The default of `--devices` for commands that use several devices.
 VERIFY_DEVICES = 2
@@ -132,13 +140,7 @@ _GROUPS = {
 }
 
 
-def _by_name() -> Iterator[tuple[str, str]]:
-    for advice, names in _GROUPS.items():
-        for name in names:
-            yield name, advice
-
-
-COMMON: dict[str, str] = dict(_by_name())
+COMMON: dict[str, str] = {name: advice for advice, names in _GROUPS.items() for name in names}
 """What to use instead of each setting, by the setting's name."""
 
 # Setting names from other programs that are too different from ours to be found as a close match.

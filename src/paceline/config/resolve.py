@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
@@ -26,29 +26,14 @@ class Text(str):
     """Text from the command line or an INI file. In a table setting, it is converted to the type it looks like."""
 
 
-class Arguments(Mapping[str, SettingValue]):
-    """The value of a table setting: an immutable mapping of names to numbers, booleans, strings and lists.
+class Arguments(dict[str, SettingValue]):
+    """The value of a table setting: names with numbers, booleans, strings and lists. It must not be changed.
 
     `--set TABLE.NAME=VALUE` and the TOML table `[TABLE]` set single entries.
     """
 
-    def __init__(self, values: Mapping[str, SettingValue] | None = None) -> None:
-        self._values = dict(values or {})
-
-    def __getitem__(self, name: str) -> SettingValue:
-        return self._values[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __hash__(self) -> int:
-        return hash(json.dumps(self._values, sort_keys=True))
-
-    def __repr__(self) -> str:
-        return repr(self._values)
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(json.dumps(self, sort_keys=True))
 
 
 def argument_value(value: object, where: str) -> SettingValue:
@@ -174,9 +159,7 @@ def resolve(
             converted = convert(value, namespace.hints[name], shown)
             if not network:
                 chosen[name] = converted
-                for (
-                    single
-                ) in networks.values():  # a value for all networks overrides earlier values for single networks
+                for single in networks.values():  # which the value for all networks overrides
                     single.pop(name, None)
             elif namespace.owner[name] is not LearnerSettings:
                 raise UserError(

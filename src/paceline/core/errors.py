@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from difflib import SequenceMatcher, get_close_matches
 
 CPU_ALLOCATOR = "DefaultCPUAllocator"  # part of the message if torch cannot allocate host memory
+LIMITS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)  # of open files, memory, processes and threads
 LONGEST_SHOWN = 100  # characters of a path that is too long
 # Error codes for a full disk, an exceeded quota, a file above the size limit, and a failed disk or file server.
 DISK_FAILED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ESTALE)
@@ -97,20 +98,17 @@ def describe_limit(error: BaseException) -> str:
     number = error.errno if isinstance(error, OSError) else None
     if isinstance(error, OSError) and number == errno.ENAMETOOLONG:
         return f"{str(error.filename)[:LONGEST_SHOWN]}…: the path or one of its names is too long: use a shorter one"
-    if number in (errno.EMFILE, errno.ENFILE) or os.strerror(errno.EMFILE) in str(error):  # the latter: from torch
-        return "too many open files: raise the limit with `ulimit -n`, or use fewer processes"
-    if isinstance(error, MemoryError) or number == errno.ENOMEM or CPU_ALLOCATOR in str(error):
-        return f"out of memory: {describe_error(error)}: raise the limit (`ulimit -v`), or use smaller settings"
-    if isinstance(error, ImportError) and ".so" in str(error):
-        return f"{describe_error(error)}: repair the installation, or raise the limit of memory (`ulimit -v`)"
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     no_thread = isinstance(error, RuntimeError) and frames and frames[-1].f_globals.get("__name__") == "threading"
-    if no_thread or number == errno.EAGAIN:
-        return "no further process or thread can start: raise the limits (`ulimit -u`, `ulimit -v`), or use fewer"
+    is_limit = number in LIMITS or isinstance(error, MemoryError) or no_thread
+    is_limit = is_limit or any(text in str(error) for text in (os.strerror(errno.EMFILE), CPU_ALLOCATOR))  # from torch
+    remedy = "raise the limit (`ulimit -n` files, `-u` processes, `-v` memory), or use fewer processes or less memory"
+    if isinstance(error, ImportError) and ".so" in str(error):
+        return f"{describe_error(error)}: repair the installation, or {remedy}"
     if isinstance(error, OSError) and number in (*DISK_FAILED, *NOT_WRITABLE):
         place = f"{error.filename}: " if error.filename else ""
         return f"{place}{error.strerror}: check the permissions, the free space and the quota of the disk"
-    return ""
+    return f"{describe_error(error)}: {remedy}" if is_limit else ""
 
 
 def place_outside(error: BaseException, paths: tuple[str, ...]) -> str:

@@ -9,11 +9,10 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, reduce
-from importlib.machinery import ModuleSpec
-from importlib.metadata import distributions
+from functools import cache
+from importlib.metadata import EntryPoint, distributions
 from pathlib import Path
 from types import ModuleType
 from typing import Literal, TextIO, TypeVar
@@ -24,52 +23,6 @@ from paceline.core.text import print_line
 GROUPS = "paceline."  # prefix of Paceline's entry point groups
 
 
-@dataclass(frozen=True)
-class InstalledPlugin:
-    """A plugin that an installed package registers as an entry point."""
-
-    name: str
-    package: str  # name and version of the package
-    module: str
-    attribute: str  # name of the class; empty if the entry point names only a module
-
-    def __str__(self) -> str:
-        return f"plugin {self.name!r} from package {self.package}"
-
-    def load(self) -> ModuleType:
-        """Import the module; raise UserError with the name of the package if this fails."""
-        try:
-            return importlib.import_module(self.module)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            raise self._broken(error) from error
-
-    def load_object(self) -> object:
-        """Import the module and return the attribute that the entry point refers to."""
-        module = self.load()
-        try:
-            return reduce(getattr, self.attribute.split("."), module)
-        except AttributeError as error:
-            raise self._broken(error) from error
-
-    def about(self) -> str:
-        """Return the first line of the plugin's docstring without importing the plugin, or an empty string."""
-        try:
-            spec = _find_spec(self.module)
-            if spec is None or not spec.origin or not spec.origin.endswith(".py"):
-                return ""
-            tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
-        except (Exception, SystemExit):  # third-party finders can raise any exception; `load` reports the problem
-            return ""
-        classes = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == self.attribute)
-        docstring = ast.get_docstring(next(classes, tree)) or ast.get_docstring(tree) or ""
-        return docstring.partition("\n")[0]
-
-    def _broken(self, error: BaseException) -> UserError:
-        return UserError(f"{self}: cannot be imported: {type(error).__name__}: {error}; uninstall or repair it")
-
-
 def is_installed(module: str) -> bool:
     """Return whether a module can be imported; return True for an empty name, which means that no module is needed."""
     try:
@@ -78,67 +31,59 @@ def is_installed(module: str) -> bool:
         return False
 
 
-@dataclass
-class _Found:
-    plugins: dict[str, dict[str, list[InstalledPlugin]]]  # plugins by entry point group and name
-    damaged: list[str]  # one line per package whose entry points cannot be read
-
-
-def installed_plugins(group: str) -> dict[str, list[InstalledPlugin]]:
-    """Return the plugins in an entry point group by name; several packages can use the same name."""
-    return _scan(tuple(sys.path)).plugins.get(group, {})
-
-
-def damaged_packages() -> list[str]:
-    """Return one line per package whose entry points for Paceline cannot be read."""
-    return _scan(tuple(sys.path)).damaged
-
-
 @cache
-def _scan(path: tuple[str, ...]) -> _Found:
-    """Find all plugins; if a package is on the import path twice, use the first copy, as `import` does."""
-    found, packages = _Found({}, []), set()
+def _scan(path: tuple[str, ...]) -> dict[str, dict[str, list[EntryPoint]]]:
+    """Return all plugins of installed packages by entry point group and name; several packages can use the same name.
+
+    If a package is on the import path twice, only the first copy counts, as for `import`. A package whose metadata is
+    damaged has no plugins.
+    """
+    found: dict[str, dict[str, list[EntryPoint]]] = {}
+    packages = set()
     for distribution in distributions(path=list(path)):
-        try:
+        with suppress(Exception):
             if f"[{GROUPS}" not in (distribution.read_text("entry_points.txt") or ""):
                 continue  # without parsing its metadata, which would take most of the time
-            package, version = distribution.metadata["Name"], distribution.version
-        except Exception:  # damaged metadata of unrelated packages is not reported
-            continue
-        if package in packages:
-            continue
-        packages.add(package)
-        labelled = f"{package} {version}"
-        try:
-            plugins = [
-                (entry.group, InstalledPlugin(entry.name, labelled, entry.module, entry.attr or ""))
-                for entry in distribution.entry_points
-            ]
-        except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
-            found.damaged.append(
-                f"package {labelled}: its entry points cannot be read: {reason}; uninstall or repair it"
-            )
-            continue
-        for group, plugin in plugins:
-            found.plugins.setdefault(group, {}).setdefault(plugin.name, []).append(plugin)
+            entries, package = list(distribution.entry_points), distribution.metadata["Name"]
+            if package in packages:
+                continue
+            packages.add(package)
+            for entry in entries:
+                found.setdefault(entry.group, {}).setdefault(entry.name, []).append(entry)
     return found
 
 
-def _find_spec(module: str) -> ModuleSpec | None:
-    """Find a module like importlib.util.find_spec, but without importing its parent packages."""
-    spec, path = None, None
-    for name in _prefixes(module):
-        spec = next(filter(None, (finder.find_spec(name, path) for finder in sys.meta_path)), None)
-        if spec is None:
-            return None
-        path = spec.submodule_search_locations
-    return spec
+def _package(plugin: EntryPoint) -> str:
+    """Return the name and version of the package that installs a plugin."""
+    return f"{plugin.dist.metadata['Name']} {plugin.dist.version}" if plugin.dist else "?"
 
 
-def _prefixes(module: str) -> Iterator[str]:
-    parts = module.split(".")
-    return (".".join(parts[: number + 1]) for number in range(len(parts)))
+def _described(plugin: EntryPoint) -> str:
+    return f"plugin {plugin.name!r} from package {_package(plugin)}"
+
+
+def _load_installed(plugin: EntryPoint) -> object:
+    """Import an installed plugin's class or module; raise UserError with the name of the package if this fails."""
+    try:
+        return plugin.load()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise UserError(
+            f"{_described(plugin)}: cannot be imported: {_in_words(error)}; uninstall or repair it"
+        ) from error
+
+
+def _source_of(module: str) -> Path | None:
+    """Return the file of a module without importing it or its parent packages; None if there is no such file."""
+    top, *parts = module.split(".")
+    spec = importlib.util.find_spec(top)
+    if spec is None or spec.origin is None:
+        return None
+    if not parts:
+        return Path(spec.origin)
+    place = Path(spec.origin).parent.joinpath(*parts)
+    return place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
 
 
 ANNOUNCED = "PACELINE_ANNOUNCED"  # environment variable: topics that this process or an ancestor has already announced
@@ -189,21 +134,6 @@ def load_user_file(kind: str, path: Path) -> ModuleType:
     return module
 
 
-__all__ = [
-    "KINDS",
-    "Kind",
-    "PluginKind",
-    "about",
-    "check_name",
-    "fault_of_plugin",
-    "is_path",
-    "load",
-    "load_class",
-    "load_classes",
-    "names",
-    "plugin_problems",
-]
-
 Base = TypeVar("Base")
 PluginKind = Literal["recipe", "source", "loader", "strategy", "evaluator", "logger", "importer"]
 
@@ -225,14 +155,18 @@ class Kind:
         """Return the names of the built-in plugins."""
         return {file.stem for file in self.folder.glob("*.py") if not file.stem.startswith("_")}
 
-    def installed(self) -> dict[str, list[InstalledPlugin]]:
+    def installed(self) -> dict[str, list[EntryPoint]]:
         """Return the plugins that installed packages add, by name."""
-        return installed_plugins(self.group)
+        return _scan(tuple(sys.path)).get(self.group, {})
 
     def clash(self, name: str) -> str:
         """Return a message if an installed plugin has the name of a built-in plugin, or an empty string."""
         hidden = self.installed().get(name, []) if name in self.built_in() else []
-        return f"{hidden[0]}: hidden by the built-in {self.name} {name!r}; rename or uninstall it" if hidden else ""
+        return (
+            f"{_described(hidden[0])}: hidden by the built-in {self.name} {name!r}; rename or uninstall it"
+            if hidden
+            else ""
+        )
 
 
 KINDS = {
@@ -256,13 +190,45 @@ def names(kind: PluginKind) -> list[str]:
 
 def about(kind: PluginKind, name: str) -> str:
     """Return the first line of a plugin's docstring without importing the plugin."""
-    if name not in KINDS[kind].built_in():
-        return _installed(kind, name).about()
+    if name in KINDS[kind].built_in():
+        file: Path | None = KINDS[kind].folder / f"{name}.py"
+        attribute = ""
+    else:
+        plugin = _installed(kind, name)
+        file, attribute = _source_of(plugin.module), plugin.attr or ""
     try:
-        docstring = ast.get_docstring(ast.parse((KINDS[kind].folder / f"{name}.py").read_text(encoding="utf-8")))
+        tree = ast.parse(file.read_text(encoding="utf-8")) if file else ast.Module([], [])
     except SyntaxError as error:
         return f"cannot be imported: {_in_words(error)}"
-    return (docstring or "").partition("\n")[0]
+    except OSError:  # the module does not exist, which `load_class` reports
+        return ""
+    classes = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == attribute)
+    docstring = ast.get_docstring(next(classes, tree)) or ast.get_docstring(tree) or ""
+    return docstring.partition("\n")[0]
+
+
+def preset_names(recipe: str) -> list[str]:
+    """Return the presets of a built-in recipe from its source code, because importing it would load PyTorch."""
+    kind = KINDS["recipe"]
+    return sorted(_presets(kind.folder / f"{recipe}.py")) if recipe in kind.built_in() else []
+
+
+def _presets(file: Path) -> set[str]:
+    """Return the keys of `presets` in a module and, if they come from elsewhere, in the recipe code that it imports."""
+    nodes = list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
+    keys: list[ast.expr | None] = []
+    for node in nodes:
+        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Dict):
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            keys += node.value.keys if isinstance(target, ast.Name) and target.id.lower() == "presets" else []
+    found = {str(key.value) for key in keys if isinstance(key, ast.Constant)}
+    if keys and None not in keys:  # None stands for another dictionary
+        return found
+    modules = [str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)]
+    parts = [module for module in modules if module.startswith(KINDS["recipe"].package)]
+    return found.union(
+        *(_presets(Path(__file__).parents[2].joinpath(*part.split(".")).with_suffix(".py")) for part in parts)
+    )
 
 
 def check_name(kind: PluginKind, name: str) -> None:
@@ -275,13 +241,10 @@ def check_name(kind: PluginKind, name: str) -> None:
         _installed(kind, name)
 
 
-def load(kind: PluginKind, name: str) -> ModuleType:
-    """Import and return a plugin's module, given its name or the path to its file."""
-    check_name(kind, name)
+def _load(kind: PluginKind, name: str) -> ModuleType:
+    """Import and return the module of a built-in plugin or of a user's own file."""
     if is_path(name):
         return load_user_file(kind, Path(name))
-    if name not in KINDS[kind].built_in():
-        return _installed(kind, name).load()
     if clash := KINDS[kind].clash(name):
         announce(f"{kind} {name}", clash, sys.stderr)
     try:
@@ -295,16 +258,18 @@ def load(kind: PluginKind, name: str) -> ModuleType:
 
 def load_class(kind: PluginKind, name: str, base: type[Base]) -> type[Base]:
     """Return a plugin's class: the last subclass of `base` in its module, or the class in its entry point."""
-    module = load(kind, name)
-    named = None if is_path(name) or name in KINDS[kind].built_in() else _installed(kind, name)
-    if named is not None and named.attribute:
-        classes = [value for value in [named.load_object()] if inspect.isclass(value)]
+    check_name(kind, name)
+    shown = f"{kind} {name!r}"
+    if is_path(name) or name in KINDS[kind].built_in():
+        loaded: object = _load(kind, name)
     else:
-        defined = filter(inspect.isclass, vars(module).values())
-        classes = [value for value in defined if value.__module__ == module.__name__]
-    found = [value for value in classes if issubclass(value, base)]
+        plugin = _installed(kind, name)
+        loaded, shown = _load_installed(plugin), _described(plugin)
+    module = loaded.__name__ if isinstance(loaded, ModuleType) else ""
+    classes = filter(inspect.isclass, vars(loaded).values() if module else [loaded])
+    found = [value for value in classes if issubclass(value, base) and module in ("", value.__module__)]
     if not found:
-        raise UserError(f"{named or f'{kind} {name!r}'}: defines no subclass of {base.__name__}; add one")
+        raise UserError(f"{shown}: defines no subclass of {base.__name__}; add one")
     return found[-1]
 
 
@@ -340,26 +305,25 @@ def _in_words(error: BaseException) -> str:
 
 def plugin_problems() -> list[str]:
     """Import all installed plugins; return a line for each plugin that is hidden, ambiguous or cannot be imported."""
-    found = list(damaged_packages())
+    found = []
     for kind in KINDS.values():
         for name in kind.installed():
             if clash := kind.clash(name):
                 found.append(clash)
                 continue
             try:
-                plugin = _installed(kind.name, name)
-                plugin.load_object() if plugin.attribute else plugin.load()
+                _load_installed(_installed(kind.name, name))
             except UserError as error:
                 found.append(str(error))
     return found
 
 
-def _installed(kind: PluginKind, name: str) -> InstalledPlugin:
+def _installed(kind: PluginKind, name: str) -> EntryPoint:
     """Return the installed plugin with this name; raise UserError if there is none, or if several packages have one."""
     found = KINDS[kind].installed().get(name, [])
     if not found:
         raise unknown(kind, name, names(kind))
     if len(found) > 1:
-        packages = " and ".join(plugin.package for plugin in found)
+        packages = " and ".join(map(_package, found))
         raise UserError(f"{kind} {name!r}: provided by more than one package: {packages}; uninstall all but one")
     return found[0]

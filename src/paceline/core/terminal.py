@@ -72,8 +72,8 @@ class Patience:
     Short activities therefore print nothing, and long activities do not flood a log file.
     """
 
-    def __init__(self) -> None:
-        self._seconds, self._printed_at = FIRST_SECONDS, time.monotonic()
+    def __init__(self, first_seconds: float = FIRST_SECONDS) -> None:
+        self._seconds, self._printed_at = first_seconds, time.monotonic()
 
     def is_over(self) -> bool:
         """Return whether a line is due; if it is, the caller prints it and the next line is due later."""
@@ -94,22 +94,32 @@ CONTROLS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # sequences that move the curs
 
 
 class Status:
-    """What a process is doing, as text that changes with time."""
+    """A slow activity: the seconds since it began and, if `total` is given, how much of it is done.
 
-    in_place: bool  # whether the status is rewritten in place
-    ends_with_output: bool  # whether the next line on stdout ends the status
+    An activity without a total ends with the next line on stdout, or when `until` returns True.
+    """
 
-    def is_over(self) -> bool:
-        """Return whether the status no longer applies."""
-        return False
+    def __init__(self, text: str, total: int | None = None, until: Callable[[], bool] = lambda: False) -> None:
+        self.in_place, self.ends_with_output, self.is_over = is_terminal(sys.stderr), total is None, until
+        self.done, self._total, self._text = 0, total, printable(text)
+        self._began, self._patience = time.monotonic(), Patience(MAX_SECONDS if total is None else FIRST_SECONDS)
 
     def frame(self) -> str:
         """Return the text to show in place; empty to show nothing yet."""
-        raise NotImplementedError
+        seconds = int(time.monotonic() - self._began)
+        return self._count() + (f"  {duration(seconds)}" if seconds >= SECONDS_UNTIL_COUNTED else "")
 
     def line(self) -> str:
         """Return the line to print if the status is not shown in place; empty if no line is due."""
-        raise NotImplementedError
+        if not self._patience.is_over():
+            return ""
+        elapsed = duration(time.monotonic() - self._began)
+        return f"{self._count() or f'still {self._text} ({elapsed})'} …"
+
+    def _count(self) -> str:
+        if self._total is None:
+            return ""
+        return f"{self._text}: {self.done:,} of {self._total:,} ({self.done / max(self._total, 1):.0%})"
 
 
 class StatusLine:
@@ -286,7 +296,7 @@ def activity(text: str, until: Callable[[], bool] = lambda: False) -> None:
     if text not in _reported:
         _reported.add(text)
         print_line(f"{text} …", sys.stderr)
-    _status_line.begin(_Activity(printable(text), until))
+    _status_line.begin(Status(text, until=until))
 
 
 def end_activity() -> None:
@@ -299,29 +309,6 @@ def is_terminal(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
 
 
-class _Activity(Status):
-    """The seconds since an activity began."""
-
-    def __init__(self, text: str, until: Callable[[], bool]) -> None:
-        self.ends_with_output, self.in_place = True, is_terminal(sys.stderr)
-        self._text, self._until = text, until
-        self._began = self._printed_at = time.monotonic()
-
-    def is_over(self) -> bool:
-        return self._until()
-
-    def frame(self) -> str:
-        seconds = int(time.monotonic() - self._began)
-        return f"  {duration(seconds)}" if seconds >= SECONDS_UNTIL_COUNTED else ""
-
-    def line(self) -> str:
-        now = time.monotonic()
-        if now - self._printed_at < MAX_SECONDS:
-            return ""
-        self._printed_at = now
-        return f"still {self._text} ({duration(now - self._began)}) …"
-
-
 class Counter(Status):
     """Counts a slow activity inside a `with` block, for example "measuring: 3 of 21 (14%)".
 
@@ -330,9 +317,8 @@ class Counter(Status):
     """
 
     def __init__(self, text: str, total: int) -> None:
-        self.ends_with_output, self.in_place = False, is_terminal(sys.stderr)
-        self._text, self._total, self._done = printable(text), total, 0
-        self._began, self._patience, self._next = time.monotonic(), Patience(), 0.0
+        super().__init__(text, total)
+        self._next = 0.0
 
     def __enter__(self) -> Self:
         if _is_shown():
@@ -346,21 +332,11 @@ class Counter(Status):
 
     def update(self, done: int) -> None:
         """Show how much is done, unless it was shown a moment ago."""
-        self._done = done
+        self.done = done
         now = time.monotonic()
         if now >= self._next:
             self._next = now + SECONDS_BETWEEN_FRAMES
             _status_line.refresh(self)
-
-    def frame(self) -> str:
-        seconds = int(time.monotonic() - self._began)
-        return f"{self._count()}{f'  {duration(seconds)}' if seconds >= SECONDS_UNTIL_COUNTED else ''}"
-
-    def line(self) -> str:
-        return f"{self._count()} …" if self._patience.is_over() else ""
-
-    def _count(self) -> str:
-        return f"{self._text}: {self._done:,} of {self._total:,} ({self._done / max(self._total, 1):.0%})"
 
 
 def counted(items: Iterable[Item], text: str, total: int) -> Iterator[Item]:

@@ -258,15 +258,10 @@ def check_encoding(encoding: Encoding) -> None:
     """Raise UserError for options that do not exist or do not apply to the format."""
     if encoding.format and encoding.format not in SUFFIXES:
         raise UserError(f"--format {encoding.format}: expected {', '.join(SUFFIXES)}")
-    if not 1 <= encoding.quality <= 100:
-        raise UserError(f"--quality {encoding.quality}: expected a number from 1 to 100")
     if encoding.quality != Encoding.quality and encoding.format not in LOSSY:
         raise UserError(f"--quality {encoding.quality}: only for --format {' or '.join(LOSSY)}; leave it out")
-    if encoding.compression is not None:
-        if not 0 <= encoding.compression <= 9:
-            raise UserError(f"--compression {encoding.compression}: expected a number from 0 to 9")
-        if encoding.format in LOSSY:
-            raise UserError(f"--compression: not for --format {encoding.format}; use --quality")
+    if encoding.compression is not None and encoding.format in LOSSY:
+        raise UserError(f"--compression: not for --format {encoding.format}; use --quality")
 
 
 @dataclass(frozen=True)

@@ -63,10 +63,6 @@ WHOLE_IMAGE = RegionOptions()
 
 def check_region_options(options: RegionOptions) -> None:
     """Raise UserError for invalid options."""
-    if options.level < 0:
-        raise UserError(f"--level {options.level}: expected a number of at least 0; 0 is the full resolution")
-    if options.magnification < 0:
-        raise UserError(f"--magnification {options.magnification:g}: expected a positive number, such as 20")
     if options.level and options.magnification:
         raise UserError("--level --magnification: cannot be combined; choose one")
     _ = options.box

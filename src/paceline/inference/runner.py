@@ -124,7 +124,6 @@ def in_levels(difference: float) -> str:
     return f"{float(f'{difference:.2g}'):g}"
 
 
-PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 WHOLE = (slice(None), slice(None))
 
 Inner = tuple[slice, slice]  # rows and columns of a tile's result

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from paceline.core.errors import UserError
-from paceline.core.host import is_busy
 from paceline.core.registry import load_class, names
 from paceline.data.fingerprint import is_same_data
 from paceline.evaluation.protocol import require_same
 from paceline.parallel.strategy import Strategy
 from paceline.report.model import Cell, Group, Run, Scaling, SpeedSpread, Summary
+
+LOAD_MARGIN = 1.0  # a load average above the number of cores by more than this means that tasks had to wait
 
 
 def known_strategy(name: str) -> type[Strategy] | None:
@@ -310,7 +311,7 @@ def _is_crowded(run: Run) -> bool:
 
 def _was_busy(run: Run) -> bool:
     cores = run.hardware["cores"]
-    return run.load_average is not None and cores.isdecimal() and is_busy(run.load_average, int(cores))
+    return run.load_average is not None and cores.isdecimal() and run.load_average > int(cores) + LOAD_MARGIN
 
 
 def _scaling(

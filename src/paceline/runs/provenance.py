@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from paceline.core.files import read_json, user_cache, write_json
-from paceline.core.host import excess_load
 from paceline.core.ordered_map import num_cores
 
 
@@ -31,7 +30,6 @@ def versions_and_hardware() -> dict[str, str]:
         "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB",
         **describe_gpus(),
         "git_commit": _git_commit(),
-        "load_average_at_start": excess_load(),  # only if the machine was busy
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     return {name: value for name, value in found.items() if value}

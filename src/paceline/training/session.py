@@ -13,7 +13,6 @@ import torch
 
 from paceline.config.spans import is_never
 from paceline.core.errors import DISK_FAILED, NOT_WRITABLE, UserError
-from paceline.core.host import excess_load
 from paceline.core.terminal import Counter, activity
 from paceline.core.text import duration, epoch, four_digits, print_line
 from paceline.data.file_lists import NOT_USED, write_not_used
@@ -174,8 +173,6 @@ class Session:
         if loop.stopped:
             print_line(f"stopped at {loop.images:,} images and saved; run the same command again to resume")
         else:
-            if loop.saver.num_saves and self.parts.world.is_first and (load := excess_load()):
-                print_line(f"the machine was busy (load average {load}): the speed of this run is not representative")
             print_line(f"run: {self.folder.path}")
         is_mirrored = self.mirroring.finish(is_stopping=loop.stop.has_arrived)
         self.output.close()  # left open after an error, so that the log includes the traceback

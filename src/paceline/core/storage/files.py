@@ -50,7 +50,7 @@ def unreadable(shown: str, error: Exception) -> UserError:
 
 
 ANSWER_SECONDS = 30.0  # how long an HTTP server may send nothing; s3fs has limits of its own
-REQUEST_SECONDS = 3600.0  # for a whole file from a server without range requests
+REQUEST_SECONDS = 3600.0
 EXTRAS = {"s3": "s3", "s3a": "s3", "http": "http", "https": "http"}  # extra to install for each URL scheme
 
 
@@ -164,21 +164,6 @@ class Storage:
             raise UserError(f"{self.shown}: {printable(name)} has more than {max_bytes:,} bytes; check the file")
         return content
 
-    def supports_ranges(self, file: StoredFile) -> bool:
-        """Return whether the server sends parts of files; a few HTTP servers send only whole files."""
-        if self.is_local or not self.url.startswith(("http://", "https://")) or file.size < 2:
-            return True
-
-        def probe(files: Any) -> bool:
-            with files.open(file.place, "rb", size=file.size, block_size=1, cache_type="none") as opened:
-                try:
-                    opened.seek(1)
-                    return len(opened.read(1)) == 1
-                except ValueError:  # raised by fsspec if the answer starts at byte 0
-                    return False
-
-        return self._at_start(probe)
-
     def read(self, spans: Sequence[Span], wait_seconds: float) -> list[bytes]:
         """Return the bytes of each span. Retry for up to `wait_seconds` if the server does not answer."""
         groups = _groups(spans)
@@ -216,32 +201,6 @@ class Storage:
         except Exception as error:
             raise unreadable(redact(spans[0].place), error) from None
         return [content for content in found if content is not None]
-
-    def stream(
-        self, file: StoredFile, bytes_per_piece: int, store: Callable[[int, bytes], None], wait_seconds: float
-    ) -> None:
-        """Read a whole file, and pass its pieces, which have equal sizes, to `store`, with their numbers.
-
-        If the connection is lost, start again from the first piece.
-        """
-
-        def read_all(files: Any) -> None:
-            waiting, number = b"", 0
-            with files.open(file.place, "rb", block_size=0, size=file.size) as opened:
-                while piece := opened.read(bytes_per_piece):
-                    waiting += piece
-                    while len(waiting) >= bytes_per_piece:
-                        store(number, waiting[:bytes_per_piece])
-                        waiting, number = waiting[bytes_per_piece:], number + 1
-            if number * bytes_per_piece + len(waiting) != file.size:
-                raise ConnectionError(f"the server sent only part of {file.size:,} bytes")
-            if waiting:
-                store(number, waiting)
-
-        try:
-            self._retry(read_all, wait_seconds, min(wait_seconds, GONE_SECONDS))
-        except Exception as error:
-            raise unreadable(redact(file.place), error) from None
 
     def _place(self, name: str) -> str:
         return f"{self._root.rstrip('/')}/{name}"

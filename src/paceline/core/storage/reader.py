@@ -199,9 +199,6 @@ class Reader:
         self.storage, self.cache, self.wait_seconds = storage, None if storage.is_local else cache, wait_seconds
         self._keys = {file.place: key_of(storage, file) for file in files}
         self._files = {key_of(storage, file): file for file in files}
-        self._whole_files = bool(files) and not storage.supports_ranges(files[0])
-        if self._whole_files:
-            self._check_cache(max(files, key=lambda file: file.size))
         self._process = _Process()
 
     def read(self, spans: Sequence[Span]) -> list[bytes]:
@@ -271,14 +268,7 @@ class Reader:
         """Read part of a block that another process has just removed from the cache, or that is truncated."""
         cache.drop(block)
         file = self._files[block.key]
-        if not self._whole_files:
-            return self.storage.read([Span(file.place, start, stop)], self.wait_seconds)[0]
-        self._download_whole(cache, file, [block], self.wait_seconds)
-        begin = block.number * BLOCK_BYTES
-        piece = cache.read(block, start - begin, stop - begin)
-        if piece is None:
-            raise UserError(f"cache folder {cache.folder}: too small for the files in use; increase shard_cache_gb")
-        return piece
+        return self.storage.read([Span(file.place, start, stop)], self.wait_seconds)[0]
 
     def _fetch(self, cache: BlockCache, blocks: Sequence[Block], wait: bool) -> dict[Block, bytes]:
         """Download blocks into the cache, and return those that this call downloaded.
@@ -311,11 +301,6 @@ class Reader:
         return found
 
     def _download(self, cache: BlockCache, blocks: Sequence[Block], wait_seconds: float) -> dict[Block, bytes]:
-        if self._whole_files:
-            for key in dict.fromkeys(block.key for block in blocks):
-                wanted = [block for block in blocks if block.key == key]
-                self._download_whole(cache, self._files[key], wanted, wait_seconds)
-            return {}
         found: dict[Block, bytes] = {}
         runs = list(_runs(blocks))
         spans = [self._span(run) for run in runs]
@@ -325,35 +310,10 @@ class Reader:
                 self._store(cache, block, found[block])
         return found
 
-    def _download_whole(
-        self, cache: BlockCache, file: StoredFile, wanted: Sequence[Block], wait_seconds: float
-    ) -> None:
-        """Download a file from a server without range requests, unless another process has just done so."""
-        here, whole = self._here(), Block(self._keys[file.place], -1)
-        while not here.begin([whole]):
-            here.wait_for([whole])
-        try:
-            while not cache.claim(whole):
-                time.sleep(POLL_SECONDS)
-            try:
-                if not all(map(cache.has, wanted)):
-                    self.storage.stream(
-                        file,
-                        BLOCK_BYTES,
-                        lambda number, content: self._store(cache, Block(whole.key, number), content),
-                        wait_seconds,
-                    )
-            finally:
-                cache.release(whole)
-        finally:
-            here.end([whole])
-
     def _store(self, cache: BlockCache, block: Block, content: bytes) -> None:
         try:
             cache.write(block, content)
         except OSError as error:
-            if self._whole_files:
-                raise UserError(f"cache folder {cache.folder}: {error.strerror}; free up space") from None
             if not self._here().reported:
                 self._here().reported = True
                 print_line(f"cache folder {cache.folder}: {error.strerror}; data is not cached; free up space")
@@ -361,15 +321,6 @@ class Reader:
     def _span(self, run: Sequence[Block]) -> Span:
         file = self._files[run[0].key]
         return Span(file.place, run[0].number * BLOCK_BYTES, min((run[-1].number + 1) * BLOCK_BYTES, file.size))
-
-    def _check_cache(self, largest: StoredFile) -> None:
-        limit = self.cache.limit if self.cache else 0
-        if limit < 2 * largest.size:
-            raise UserError(
-                f"{self.storage.shown}: the server does not support range requests, so whole files must fit in the "
-                f"cache of {limit / 1e9:.2g} GB; increase shard_cache_gb "
-                f"(at least {2 * largest.size / 1e9:.2g} GB are needed)"
-            )
 
     def _here(self) -> _Process:
         if self._process.pid != os.getpid():
