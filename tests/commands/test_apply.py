@@ -114,7 +114,7 @@ def test_tiled_results_equal_those_for_the_whole_image(name):
 
 def test_uniform_tiles_repeat_few_shapes_and_keep_their_halo():
     for length, side, halo, multiple in ((1000, 64, 24, 8), (1003, 64, 24, 8), (517, 32, 40, 4), (120, 64, 16, 1)):
-        found = Tiling(side, halo, uniform=True, multiple_px=multiple).windows(length)
+        found = Tiling(side, halo, uniform=True, multiple_px=multiple).spans(length)
         assert [window.start for window in found] == list(range(0, length, side)) and found[-1].stop == length
         assert len({window.halo_stop - window.halo_start for window in found}) <= 2
         for window in found:
@@ -362,8 +362,8 @@ def test_tiles_become_smaller_when_a_device_runs_out_of_memory(fail, tmp_path, m
 
 
 def test_tile_windows_cover_the_image_and_stay_inside_it():
-    windows = Tiling(32, 8).windows(70)
-    assert windows == [(0, 32, 0, 40), (32, 64, 24, 70), (64, 70, 56, 70)]
+    spans = Tiling(32, 8).spans(70)
+    assert spans == [(0, 32, 0, 40), (32, 64, 24, 70), (64, 70, 56, 70)]
 
 
 def test_a_downsampled_image_is_compared_with_its_original(tmp_path, capsys):

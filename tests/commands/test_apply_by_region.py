@@ -20,10 +20,10 @@ from running import start_function_in_ranks, wait_until
 from test_apply import write_random_weights
 
 from paceline.cli.app import run
+from paceline.images.rectangles import Box
 from paceline.images.regions import journal, pyramid_file
 from paceline.images.regions.open_image import open_region_image
 from paceline.images.regions.pyramid_file import PyramidFile
-from paceline.images.regions.region_image import Box
 from paceline.images.regions.tiff_image import TiffImage
 from paceline.inference import apply_regions
 from paceline.inference.runner import TileRunner

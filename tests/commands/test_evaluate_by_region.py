@@ -17,9 +17,8 @@ from paceline.cli.app import run
 from paceline.core.errors import UserError
 from paceline.data.image_files import accepting_huge_images
 from paceline.data.sources.pairs import Pairs
-from paceline.data.stream import Window
+from paceline.images.rectangles import Box
 from paceline.images.regions.open_image import open_any_image
-from paceline.images.regions.region_image import Box
 
 PHOTO = np.tile(photograph("astronaut")[:110, :150], (2, 1, 1))  # 220 rows, 150 columns
 MODULES = ("size_limit", "regions.open_image", "planes")
@@ -153,7 +152,7 @@ def test_only_evaluate_accepts_huge_test_images(tmp_path, monkeypatch) -> None:
         source = Pairs("test", settings)
     assert len(source) == 2 and source.has_huge_images, "samples do not depend on the free memory"
     with source.regions(0) as regions:
-        assert regions.read(Window(3, 4, 5, 6))["image"].shape == (5, 6, 3)
+        assert regions.read(Box(3, 4, 5, 6))["image"].shape == (5, 6, 3)
     with pytest.raises(UserError, match=r"huge\.png.*free for each of 2 processes"):
         source.regions(0, num_sharing=2)
 

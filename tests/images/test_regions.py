@@ -13,11 +13,11 @@ from PIL import Image
 from paceline.core.errors import UserError
 from paceline.images.decode import BadImage
 from paceline.images.encode import read_image
+from paceline.images.rectangles import Box
 from paceline.images.regions import tiff_image
 from paceline.images.regions import tiff_image as tiff_page
 from paceline.images.regions.open_image import open_region_image
 from paceline.images.regions.pyramid_file import PyramidFile, PyramidFormat, halved
-from paceline.images.regions.region_image import Box
 
 HEIGHT, WIDTH = 303, 401
 RNG = np.random.default_rng(0)

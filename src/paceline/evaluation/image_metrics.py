@@ -69,7 +69,11 @@ def luma(levels: Tensor, peak: float = PEAK) -> Tensor:
 
 def psnr(made: Tensor, target: Tensor, peak: float = PEAK) -> Tensor:
     """Return the peak signal-to-noise ratio of each image, in dB."""
-    squares = (made - target).square().mean((1, 2, 3))
+    return decibels((made - target).square().mean((1, 2, 3)), peak)
+
+
+def decibels(squares: Tensor, peak: float) -> Tensor:
+    """Return the peak signal-to-noise ratio in dB for mean squared differences."""
     return torch.where(squares > 0, 10 * (peak**2 / squares).log10(), PSNR_OF_IDENTICAL)
 
 

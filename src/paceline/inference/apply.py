@@ -26,7 +26,7 @@ from paceline.core.terminal import Patience, end_activity, is_terminal, open_scr
 from paceline.core.text import printable, printable_lines
 from paceline.data.source import TARGET, parse_panels
 from paceline.data.whole_source import free_bytes
-from paceline.evaluation.image_metrics import PEAK, PSNR_OF_IDENTICAL, WINDOW, luma, ssim
+from paceline.evaluation.image_metrics import PEAK, WINDOW, luma
 from paceline.images.decode import BadImage
 from paceline.images.deep import GREY_AND_RGB
 from paceline.images.encode import (
@@ -39,6 +39,7 @@ from paceline.images.encode import (
     write_image,
 )
 from paceline.images.grids import captioned, side_by_side
+from paceline.inference.compare_images import Sums, blocks_of
 from paceline.inference.files import SkippedImage
 from paceline.inference.receptive_field import ReceptiveField, receptive_field, uncounted
 from paceline.inference.runner import Pixels, RunnerPool, TileRunner, in_levels
@@ -53,8 +54,6 @@ from paceline.inference.tiles import (
     usable_bytes,
 )
 from paceline.inference.trained import ImageModel
-
-ROWS_AT_ONCE = 256  # image rows compared at a time, in float64
 
 
 def shrink(image: ImageData, scale: int) -> tuple[Image.Image, Image.Image]:
@@ -91,22 +90,15 @@ def compare(
 
 
 def measure(made: Image.Image, original: Image.Image, border: int, protocol: str) -> tuple[float, float]:
-    """Return PSNR and SSIM, computed a few rows at a time; with protocol "y", only luma is compared."""
-    width, height = original.size
-    rows = height - 2 * border - WINDOW + 1  # number of rows whose SSIM window fits inside the image
-    squares = likeness = 0.0
-    count = 0
-    for first in range(0, rows, ROWS_AT_ONCE):
-        num = min(ROWS_AT_ONCE, rows - first)
-        box = (border, border + first, width - border, border + first + num + WINDOW - 1)
+    """Return PSNR and SSIM, computed in blocks; with protocol "y", only luma is compared."""
+    sums = []
+    for block in blocks_of(original.height, original.width, border):
+        area = block.tile.area
+        box = (area.left, area.top, area.right, area.bottom)
         one, other = (_levels(image.crop(box), protocol) for image in (made, original))
-        likeness += ssim(one, other).item() * num
-        own = slice(None) if first + num == rows else slice(num)  # the next block covers the other rows
-        difference = (one - other)[..., own, :]
-        squares += difference.square().sum().item()
-        count += difference.numel()
-    psnr = 10 * math.log10(PEAK**2 * count / squares) if squares else PSNR_OF_IDENTICAL
-    return psnr, likeness / rows
+        sums.append(block.sums(one, other, PEAK))
+    total = Sums.total(sums)
+    return total.psnr(PEAK), total.ssim()
 
 
 def _levels(image: Image.Image, protocol: str) -> Tensor:

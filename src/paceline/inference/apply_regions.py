@@ -20,27 +20,30 @@ from paceline.core.text import printable
 from paceline.core.types import JsonObject
 from paceline.images.decode import BadImage
 from paceline.images.encode import Encoding, check_channels, write_image
+from paceline.images.rectangles import Box, Tile
 from paceline.images.regions.journal import purpose_of
 from paceline.images.regions.open_image import open_region_image
 from paceline.images.regions.pyramid_file import PyramidFile, PyramidFormat, partial_files
-from paceline.images.regions.region_image import Box, Pixels, RegionImage
+from paceline.images.regions.region_image import Pixels, RegionImage
 from paceline.inference.apply import AppliedImage, Applier, ApplierSettings, ApplyProgress, ImageTask
 from paceline.inference.files import SkippedImage
 from paceline.inference.region_plan import (
-    Block,
-    Blocks,
     RegionOptions,
     block_side,
     block_unit,
-    centre_of,
     choose_part,
     note_on_part,
-    plan_blocks,
-    surroundings,
     tiff_tile_px,
 )
 from paceline.inference.runner import Landing
-from paceline.inference.tiles import Tiling, inexact_halo, is_out_of_memory, tiles_of_training_size, tiling_warning
+from paceline.inference.tiles import (
+    Tiling,
+    inexact_halo,
+    is_out_of_memory,
+    plan_tiles,
+    tiles_of_training_size,
+    tiling_warning,
+)
 from paceline.inference.trained import ImageModel
 
 
@@ -121,12 +124,12 @@ WHOLE, SKIPPED = 0, 1  # flags of a block
 
 
 class _Read(NamedTuple):
-    block: Block
+    block: Tile
     pixels: Pixels | None  # None for background
 
 
 class _Computed(NamedTuple):
-    block: Block
+    block: Tile
     landing: Landing | None
     num_bytes: int
 
@@ -139,7 +142,7 @@ class _Job:
     level: int
     box: Box
     tiling: Tiling
-    blocks: Blocks
+    blocks: list[Tile]
     files: dict[str, PyramidFile]
 
 
@@ -176,11 +179,11 @@ class RegionApplier:
             for file in job.files.values():
                 file.keep_blocks(done)
             difference = self._describe_difference(job)
-            progress.resume(sum(block.tile.num_pixels for block in islice(job.blocks, done)))
+            progress.resume(sum(block.num_pixels for block in islice(job.blocks, done)))
             for computed, tiles in self._computed(job, islice(job.blocks, done, None)):
                 flag = SKIPPED if computed.landing is None else WHOLE
                 _for_each(job.files, lambda name, file: file.append_block(tiles[name], flag))  # noqa: B023
-                progress.advance(computed.block.tile.num_pixels)
+                progress.advance(computed.block.num_pixels)
             flags = next(iter(job.files.values())).flags()
             resumed = f"resumed after {done:,} of {len(job.blocks):,} tiles" if done else ""
             previews = {name: file.preview() for name, file in job.files.items()} if task.previews else {}
@@ -212,12 +215,13 @@ class RegionApplier:
         division = division or Division(self._tiling(image, level, box), self._channels(image))
         tiling, channels = division.tiling, division.channels
         size = (image.levels[level].height, image.levels[level].width)
-        blocks = plan_blocks(tiling, box, size, self.scale)
+        blocks = plan_tiles(tiling, size, box)
         purpose = {**identity, **division.as_json()}
         files = {}
         for name, target in targets.items():
             form = self._form(image, level, box, tiling, channels[name], target)
-            files[name] = PyramidFile(target, form, (block.target for block in blocks), purpose)
+            targets_of_blocks = (_target(block, box, self.scale) for block in blocks)
+            files[name] = PyramidFile(target, form, targets_of_blocks, purpose)
             stack.callback(files[name].close)
         return _Job(image, level, box, tiling, blocks, files)
 
@@ -237,33 +241,29 @@ class RegionApplier:
             target.name.lower().endswith(".ome.tif"),
         )
 
-    def _computed(self, job: _Job, blocks: Iterable[Block]) -> Iterator[tuple[_Computed, dict[str, list[bytes]]]]:
+    def _computed(self, job: _Job, blocks: Iterable[Tile]) -> Iterator[tuple[_Computed, dict[str, list[bytes]]]]:
         """Yield the compressed tiles of each block, in order."""
         fill = self._background_fill(job) if self.options.skip_background else {}
         result_px = self.scale**2 * sum(file.form.channels for file in job.files.values())
 
-        def read(block: Block) -> _Read:
-            rows, columns = block.tile.source
-            height, width = block.tile.shape
-            pixels = job.image.read(job.level, Box(rows.start, columns.start, height, width))
-            inner = pixels[block.tile.inner(1)]
+        def read(block: Tile) -> _Read:
+            pixels = job.image.read(job.level, block.area)
+            inner = pixels[block.inner(1)]
             return _Read(block, None if self.options.skip_background and is_background(inner) else pixels)
 
         def compute(opened: _Read) -> _Computed:
-            landing = (
-                None if opened.pixels is None else self.pool.run([opened.pixels], opened.block.tile.inner(self.scale))
-            )
-            return _Computed(opened.block, landing, opened.block.tile.num_pixels * result_px)
+            landing = None if opened.pixels is None else self.pool.run([opened.pixels], opened.block.inner(self.scale))
+            return _Computed(opened.block, landing, opened.block.num_pixels * result_px)
 
         def encode(computed: _Computed) -> tuple[_Computed, dict[str, list[bytes]]]:
-            block, tiles = computed.block, {}
+            target, tiles = _target(computed.block, job.box, self.scale), {}
             made = computed.landing.arrays() if computed.landing else {}
             for name, file in job.files.items():
                 if name in made:
                     pixels = made[name][0]
                 else:
-                    pixels = np.broadcast_to(fill[name], (block.target.height, block.target.width, len(fill[name])))
-                tiles[name] = file.encode_block(block.target, pixels)
+                    pixels = np.broadcast_to(fill[name], (target.height, target.width, len(fill[name])))
+                tiles[name] = file.encode_block(target, pixels)
             return computed, tiles
 
         side = job.tiling.side_px + 2 * job.tiling.halo_px
@@ -293,7 +293,8 @@ class RegionApplier:
         else:
             at_once = 3 if image.format.channels > self.image_model.spec.channels else 1
             halo = inexact_halo(field) if field.obstacles else field.tiled_halo_px
-            seen = size if field.obstacles else surroundings(box, image.levels[level], halo)
+            whole_size = (image.levels[level].height, image.levels[level].width)
+            seen = size if field.obstacles else box.grown(halo, whole_size)[2:]
             whole = composer.choose_tiling(*seen, at_once, RESULT_BYTES)
             whole = replace(whole, halo_px=whole.halo_px or (0 if field.obstacles else halo))  # also for one tile
             usual = composer.demands.tile_px or LARGEST_BLOCK_PX[composer.device.type]
@@ -304,7 +305,7 @@ class RegionApplier:
         tiling = replace(whole, side_px=side, multiple_px=field.multiple_px)
         if max(size) <= side or not tiling.note:
             return replace(tiling, note=tiling.note or note_on_part(field, box, image.levels[level]))
-        error = composer.tile_error(image.read(level, centre_of(box, 3 * side)), tiling)
+        error = composer.tile_error(image.read(level, box.centre(3 * side)), tiling)
         return replace(tiling, note=f"{tiling.note}; {error}")
 
     def _channels(self, image: RegionImage) -> dict[str, int]:
@@ -326,7 +327,7 @@ class RegionApplier:
         """Return how much the precision changes the results at the centre of the first image."""
         if not self.applier.measures_difference:
             return ""
-        part = centre_of(job.box, min(job.tiling.side_px, MEASURED_PX))
+        part = job.box.centre(min(job.tiling.side_px, MEASURED_PX))
         where = f"{part.width}×{part.height} pixels at the centre"
         return self.applier.describe_difference(job.image.read(job.level, part), where)
 
@@ -339,7 +340,7 @@ class RegionApplier:
         """Write the mask of skipped blocks, if requested; return a remark about it."""
         if not task.mask:
             return ""
-        across = len(job.blocks.columns)
+        across = sum(block.row == job.blocks[0].row for block in job.blocks)
         mask = np.array([255 if flag == WHOLE else 0 for flag in flags], np.uint8).reshape(-1, across, 1)
         write_image(Path(task.mask), mask)
         return f"{flags.count(SKIPPED):,} of {len(flags):,} tiles are background → {printable(task.mask)}"
@@ -349,13 +350,18 @@ class RegionApplier:
         enlarged = f" → {width * self.scale}×{height * self.scale}" if self.scale > 1 else ""
         tiles = ""
         if len(job.blocks) > 1:
-            cost = sum(block.tile.shape[0] * block.tile.shape[1] for block in job.blocks) / (height * width) - 1
+            cost = sum(block.area.num_pixels for block in job.blocks) / (height * width) - 1
             halo = f"halo {job.tiling.halo_px} ({cost:.0%} more pixels)"
             tiles = f", {len(job.blocks):,} tiles of {job.tiling.side_px} pixels, {halo}"
         first, *more = (file.target for file in job.files.values())
         files = printable(first) + (f" and {len(more)} more" if more else "")
         remarks = "".join(f"; {note}" for note in (job.tiling.note, job.image.format.note, *notes) if note)
         return f"{printable(task.path)}: {width}×{height}{enlarged}{tiles} → {files}{remarks}"
+
+
+def _target(block: Tile, part: Box, scale: int) -> Box:
+    """Return the place of a block in the result for a part of an image."""
+    return block.own.moved_from(part).scaled(scale)
 
 
 def _for_each(files: dict[str, PyramidFile], work: Callable[[str, PyramidFile], None]) -> None:

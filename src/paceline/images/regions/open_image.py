@@ -22,7 +22,8 @@ from paceline.images.decode import (
 )
 from paceline.images.integrity import TIFF_SUFFIXES, load_undamaged
 from paceline.images.readers import image_size
-from paceline.images.regions.region_image import Box, Level, Pixels, RegionFormat, RegionImage
+from paceline.images.rectangles import Box
+from paceline.images.regions.region_image import Level, Pixels, RegionFormat, RegionImage
 from paceline.images.regions.tiff_image import TiffImage, is_small_tiff
 
 
@@ -44,7 +45,7 @@ class WholeImage(RegionImage):
 
     def read(self, level: int, box: Box) -> Pixels:
         """Return a region, [h, w, c]."""
-        return self._pixels[box.top : box.top + box.height, box.left : box.left + box.width]
+        return self._pixels[box.slices]
 
     def close(self) -> None:
         """Do nothing, since the file is closed after decoding."""

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from paceline.core.ordered_map import num_cores, ordered_map
 from paceline.core.types import JsonObject
+from paceline.images.rectangles import Box
 from paceline.images.regions.journal import JournaledFile
-from paceline.images.regions.region_image import Box
 
 HEADER_BYTES = 16
 BYTE, ASCII, SHORT, LONG, RATIONAL, LONG8, IFD8 = 1, 2, 3, 4, 5, 16, 18  # types of values
@@ -302,8 +302,8 @@ class PyramidFile:
 
     def _tiles_in(self, block: Box) -> tuple[slice, slice]:
         side = self.form.tile_px
-        rows = slice(block.top // side, -(-(block.top + block.height) // side))
-        return rows, slice(block.left // side, -(-(block.left + block.width) // side))
+        rows = slice(block.top // side, -(-block.bottom // side))
+        return rows, slice(block.left // side, -(-block.right // side))
 
     def tile(self, place: Place) -> Pixels:
         """Return a finished tile at its full size."""

@@ -17,7 +17,8 @@ import tifffile
 from paceline.images.decode import ORIENTATION, PILLOW_COMPRESSIONS, PIXEL_LIMIT, PREMULTIPLIED, BadImage
 from paceline.images.deep import EXTRA_CHANNELS_IGNORED, GREY_AND_RGB, PLANES_ELSEWHERE, check_colours, first_series
 from paceline.images.integrity import DEFLATE, END_OF_JPEG, JPEG, TIFF_HEADER_BYTES, check_directories, is_tiff
-from paceline.images.regions.region_image import Box, Level, Pixels, RegionFormat, RegionImage
+from paceline.images.rectangles import Box
+from paceline.images.regions.region_image import Level, Pixels, RegionFormat, RegionImage
 
 LARGEST_SEGMENT_BYTES = 256 << 20  # of a decoded tile or strip
 LARGEST_WHOLE_STRIP_BYTES = 16 << 20  # of an uncompressed strip; from larger ones, only the requested rows are read
@@ -259,8 +260,8 @@ class TiffImage(RegionImage):
         """Raise BadImage if a JPEG tile of a region has no end, without decoding it; other decoders may accept it."""
         for page in self._pages[level]:
             height, width, across, _ = grid_of(page)
-            for row in range(box.top // height, (box.top + box.height - 1) // height + 1):
-                for column in range(box.left // width, (box.left + box.width - 1) // width + 1):
+            for row in range(box.top // height, (box.bottom - 1) // height + 1):
+                for column in range(box.left // width, (box.right - 1) // width + 1):
                     self._check_end(page, row * across + column)
 
     def close(self) -> None:
@@ -271,11 +272,11 @@ class TiffImage(RegionImage):
     def _read_page(self, level: int, number: int, page: Any, box: Box, region: Pixels) -> None:
         height, width, across, down = grid_of(page)
         separate = page.planarconfig == 2 and page.samplesperpixel > 1
-        for row in range(box.top // height, (box.top + box.height - 1) // height + 1):
-            for column in range(box.left // width, (box.left + box.width - 1) // width + 1):
+        for row in range(box.top // height, (box.bottom - 1) // height + 1):
+            for column in range(box.left // width, (box.right - 1) // width + 1):
                 top, left = row * height, column * width
-                rows = slice(max(box.top, top), min(box.top + box.height, top + height))
-                columns = slice(max(box.left, left), min(box.left + box.width, left + width))
+                rows = slice(max(box.top, top), min(box.bottom, top + height))
+                columns = slice(max(box.left, left), min(box.right, left + width))
                 inside = slice(rows.start - top, rows.stop - top), slice(columns.start - left, columns.stop - left)
                 for plane in range(self._kept if separate else 1):
                     index = plane * across * down + row * across + column
