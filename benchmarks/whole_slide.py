@@ -80,9 +80,8 @@ class Watch:
 def open_result(work: Path, out: str, side: int) -> Iterator[tuple[Callable[[int, int, int], Any] | None, int]]:
     """Yield a function that reads a square of the result, and the number of rows that are finished."""
     from paceline.images.rectangles import Box
-    from paceline.images.regions.journal import purpose_of
     from paceline.images.regions.open_image import open_region_image
-    from paceline.images.regions.pyramid_file import Place, PyramidFile, PyramidFormat, partial_files
+    from paceline.images.regions.pyramid_file import Place, PyramidFile, PyramidFormat, partial_files, purpose_of
     from paceline.inference.region_plan import tiff_tile_px
     from paceline.inference.tiles import Tiling, plan_tiles
 

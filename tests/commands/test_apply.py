@@ -379,8 +379,8 @@ def test_a_downsampled_image_is_compared_with_its_original(tmp_path, capsys):
     assert pixels(tmp_path / "inner/two-sr.png").shape == (40, 32, 3)  # cropped to an even size
 
 
-def test_metrics_computed_in_strips_of_rows_equal_those_from_scikit_image(monkeypatch):
-    monkeypatch.setattr("paceline.inference.apply.ROWS_AT_ONCE", 7)
+def test_metrics_computed_in_blocks_equal_those_from_scikit_image(monkeypatch):
+    monkeypatch.setattr("paceline.inference.compare_images.BLOCK_PX", 20)
     noisy = np.clip(PHOTO.astype(int) + np.random.default_rng(0).integers(-9, 10, PHOTO.shape), 0, 255).astype(np.uint8)
     psnr, ssim = measure(Image.fromarray(noisy), Image.fromarray(PHOTO), 2, "rgb")
     one, other = noisy[2:-2, 2:-2], PHOTO[2:-2, 2:-2]

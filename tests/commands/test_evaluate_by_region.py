@@ -21,7 +21,7 @@ from paceline.images.rectangles import Box
 from paceline.images.regions.open_image import open_any_image
 
 PHOTO = np.tile(photograph("astronaut")[:110, :150], (2, 1, 1))  # 220 rows, 150 columns
-MODULES = ("size_limit", "regions.open_image", "planes")
+MODULES = ("decode", "regions.open_image", "deep")
 WEIGHTS = {
     "twice": ("super_resolution", ["scale=2", "num_blocks=1", "width=2"]),
     "clean": ("restoration", ["width=2", "depth=2"]),

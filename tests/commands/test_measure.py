@@ -283,7 +283,7 @@ def test_fid_leaves_out_huge_images(
         for number in range(2):
             save(f"{folder}/{number}.png", noise(number))
         save(f"{folder}/huge.png", np.tile(noise(2), (2, 2, 1)))
-    for module in ("size_limit", "regions.open_image"):
+    for module in ("decode", "regions.open_image"):
         monkeypatch.setattr(f"paceline.images.{module}.PIXEL_LIMIT", noise(0)[..., 0].size)
     assert run(["measure", "made", "targets", *inception]) == 0
     printed = capsys.readouterr().out

@@ -315,9 +315,7 @@ def lost_in(suffix: str, pixels: Pixels, attached: Attachments) -> str:
 
 
 def _write_png(path: Path, pixels: Pixels, encoding: Encoding, attached: Attachments) -> None:
-    alpha: Pixels | None = None if attached.alpha is None else _sized_alpha(attached.alpha, pixels)
-    if alpha is not None and pixels.dtype == np.uint16:
-        alpha = alpha.astype(np.uint16) * 257
+    alpha = None if attached.alpha is None else _sized_alpha(attached.alpha, pixels)
     level = FAST if encoding.compression is None else encoding.compression
     write_png(path, pixels, alpha, compression=level, profile=attached.profile, exif=attached.exif)
 
@@ -328,7 +326,8 @@ def _write_tiff(path: Path, pixels: Pixels, encoding: Encoding, attached: Attach
         write_planes(path, pixels, attached.ome, attached.profile, encoding.compression or 0)
         return
     if pixels.dtype == np.uint16 and pixels.shape[-1] == 3:
-        write_deep_colours(path, pixels, attached.alpha, attached.profile, encoding.compression or 0)
+        alpha = None if attached.alpha is None else _sized_alpha(attached.alpha, pixels)
+        write_deep_colours(path, pixels, alpha, attached.profile, encoding.compression or 0)
         return
     image = _pillow_image(pixels, attached)
     compression = "tiff_lzw" if pixels.dtype == np.uint8 else None
@@ -364,9 +363,11 @@ def _pillow_image(pixels: Pixels, attached: Attachments) -> Image.Image:
     return image
 
 
-def _sized_alpha(alpha: Image.Image, pixels: Pixels) -> NDArray[np.uint8]:
+def _sized_alpha(alpha: Image.Image, pixels: Pixels) -> Pixels:
+    """Return alpha with the size and the data type of pixels."""
     size = (pixels.shape[1], pixels.shape[0])
-    return np.asarray(alpha if alpha.size == size else alpha.resize(size, Image.Resampling.BICUBIC))
+    sized = np.asarray(alpha if alpha.size == size else alpha.resize(size, Image.Resampling.BICUBIC))
+    return sized.astype(np.uint16) * 257 if pixels.dtype == np.uint16 else sized
 
 
 def _eight_bits(pixels: Pixels) -> NDArray[np.uint8]:

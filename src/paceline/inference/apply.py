@@ -47,7 +47,6 @@ from paceline.inference.tiles import (
     Advance,
     Composer,
     Composition,
-    Demands,
     Tiling,
     largest_side,
     plan_tiles,
@@ -175,7 +174,7 @@ def _parts_of(network: nn.Module, channels: int, device: torch.device) -> Tiling
 
 
 BYTES_PER_PX = 4  # memory per pixel of an 8-bit grey or RGB result
-ALPHA_BYTES_PER_PX = {False: 2, True: 0}  # extra memory per pixel while an alpha channel is written; True: 16 bits
+ALPHA_BYTES_PER_PX = {False: 2, True: 11}  # extra memory per pixel while an alpha channel is written; True: 16 bits
 COLOURS = 3
 
 
@@ -250,7 +249,7 @@ class Applier:
                 for model, device in zip(copies, devices, strict=True)
             ]
         )
-        self.composer = Composer(self.pool, Demands(settings.tile, _num_sharing(devices)), field)
+        self.composer = Composer(self.pool, field, settings.tile, _num_sharing(devices))
         self._reported: set[str] = set()
         self._is_difference_known = False  # of the precision from fp32, measured on the first image
 

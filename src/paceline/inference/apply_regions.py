@@ -21,9 +21,8 @@ from paceline.core.types import JsonObject
 from paceline.images.decode import BadImage
 from paceline.images.encode import Encoding, check_channels, write_image
 from paceline.images.rectangles import Box, Tile
-from paceline.images.regions.journal import purpose_of
 from paceline.images.regions.open_image import open_region_image
-from paceline.images.regions.pyramid_file import PyramidFile, PyramidFormat, partial_files
+from paceline.images.regions.pyramid_file import PyramidFile, PyramidFormat, partial_files, purpose_of
 from paceline.images.regions.region_image import Pixels, RegionImage
 from paceline.inference.apply import AppliedImage, Applier, ApplierSettings, ApplyProgress, ImageTask
 from paceline.inference.files import SkippedImage
@@ -287,7 +286,7 @@ class RegionApplier:
             composer.field = self.image_model.tiled_field
         field, size = composer.field, (box.height, box.width)
         unit = block_unit(field.multiple_px, self.scale)
-        if recipe.window_px and not composer.demands.tile_px:
+        if recipe.window_px and not composer.tile_px:
             whole = tiles_of_training_size(recipe.window_px, size)
             unit = block_unit(1, self.scale)
         else:
@@ -297,7 +296,7 @@ class RegionApplier:
             seen = size if field.obstacles else box.grown(halo, whole_size)[2:]
             whole = composer.choose_tiling(*seen, at_once, RESULT_BYTES)
             whole = replace(whole, halo_px=whole.halo_px or (0 if field.obstacles else halo))  # also for one tile
-            usual = composer.demands.tile_px or LARGEST_BLOCK_PX[composer.device.type]
+            usual = composer.tile_px or LARGEST_BLOCK_PX[composer.device.type]
             most = max(usual, HALOS_PER_BLOCK * field.tiled_halo_px)
             if whole.side_px > most or (whole.halo_px == 0 and max(size) > most):
                 whole = replace(whole, side_px=most, halo_px=halo, note=whole.note or tiling_warning(field))

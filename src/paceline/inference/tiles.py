@@ -202,14 +202,6 @@ BATCH_PX = 1 << 20  # small tiles are computed together up to this number of pix
 Advance = Callable[[int], None]  # called with the number of input pixels just processed
 
 
-@dataclass(frozen=True)
-class Demands:
-    """The requested tile size, and the number of devices that share the memory."""
-
-    tile_px: int = 0  # side of a tile; 0 for the largest that fits in memory
-    share: int = 1  # number of devices that share the memory
-
-
 @dataclass(eq=False)
 class Composition:
     """The results for one image. Parts still being copied from the device are added when they are used."""
@@ -247,8 +239,9 @@ class Composition:
 class Composer:
     """Applies an image model to images of any size."""
 
-    def __init__(self, pool: RunnerPool, demands: Demands, field: ReceptiveField) -> None:
-        self.pool, self.demands = pool, demands
+    def __init__(self, pool: RunnerPool, field: ReceptiveField, tile_px: int = 0, share: int = 1) -> None:
+        """Use tiles with this side; if it is 0, the largest that fit in memory, which `share` devices share."""
+        self.pool, self.tile_px, self.share = pool, tile_px, share
         self.image_model, self.device = pool.runners[0].image_model, pool.runners[0].device
         self.field = field
         self._measured_error = ""
@@ -301,7 +294,7 @@ class Composer:
     def _tiling(self, pixels: Pixels, result_bytes: int) -> Tiling:
         """Return the tiles for an image, with a warning if they change the result."""
         (height, width), window_px = pixels.shape[:2], self.image_model.recipe.window_px
-        if window_px and not self.demands.tile_px:
+        if window_px and not self.tile_px:
             return tiles_of_training_size(window_px, (height, width))
         at_once = 3 if pixels.shape[-1] > self.image_model.spec.channels else 1  # a grey network gets RGB as 3 images
         tiling = self.choose_tiling(height, width, at_once, result_bytes)
@@ -316,8 +309,8 @@ class Composer:
                 self.field,
                 (height, width),
                 self.device,
-                share=self.demands.share * at_once,
-                side=self.demands.tile_px,
+                share=self.share * at_once,
+                side=self.tile_px,
                 result_bytes=result_bytes,
             )
             if tiling.side_px >= max(height, width) or not self.field.is_measurable:

@@ -19,7 +19,7 @@ from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
 from paceline.data.file_lists import first_few, named_root, untrained_classes
 from paceline.data.source import ArraySource
-from paceline.images.decode import BadImage, arrange_images, check_image_settings
+from paceline.images.decode import BadImage, arrange_images
 from paceline.images.deep import GREY_AND_RGB, DeepImage, to_format
 from paceline.images.readers import make_format, read_pixel_settings
 
@@ -144,7 +144,6 @@ def _images(file: Path, key: str, array: NDArray[Any]) -> NDArray[Any]:
 
 def _arranged(array: NDArray[Any], settings: PixelSettings, name: str) -> tuple[NDArray[Any], PixelFormat]:
     """Return images with the size, channels and pixel format in the settings, and the pixel format."""
-    check_image_settings(settings)
     kind, limits = read_pixel_settings(settings)
     own = array.dtype.name if array.dtype.kind == "u" else "float32"
     pixels = make_format(own if kind == "auto" else kind, limits, name, (float(array.min()), float(array.max())))

@@ -13,7 +13,6 @@ from paceline.data.file_lists import describe_problems, named_root, too_small
 from paceline.data.packed import PackedSplit, read_manifest
 from paceline.data.source import Sample, Source
 from paceline.data.stream import cropped, cut
-from paceline.images.decode import check_image_settings
 from paceline.images.rectangles import Box
 
 
@@ -24,7 +23,6 @@ class Packed(Source):
     reads_any_data = True
 
     def __init__(self, split: str, settings: RunSettings) -> None:
-        check_image_settings(settings)
         root = named_root(settings)
         self.packed = PackedSplit(root, split)
         spec = self.packed.record.spec
