@@ -70,8 +70,7 @@ def make_huge(monkeypatch: pytest.MonkeyPatch, limit: int = 9_000) -> None:
     """Treat images with more pixels as too large, and use small tiles."""
     for name in MODULES:
         monkeypatch.setattr(f"paceline.images.{name}.PIXEL_LIMIT", limit)
-    for name in ("data.image_files", "data.sample_regions"):
-        monkeypatch.setattr(f"paceline.{name}.PIXEL_LIMIT", limit)
+    monkeypatch.setattr("paceline.data.image_files.PIXEL_LIMIT", limit)
     monkeypatch.setattr("paceline.inference.evaluate_regions.LARGEST_TILE_PX", 64)
     monkeypatch.setattr("paceline.inference.evaluate_regions.HALOS_PER_TILE", 0)
 

@@ -20,6 +20,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from paceline.config.settings import RunSettings
 from paceline.core.errors import UserError
+from paceline.core.files import why
 from paceline.core.host import free_host_bytes
 from paceline.images.integrity import HAS_SLICES, IMAGE_DEPTH, check_length, is_tiff, load_undamaged
 
@@ -68,6 +69,11 @@ def to_array(image: Image.Image, convert: Callable[[Image.Image], Image.Image]) 
         whole[top : top + rows] = strip
     assert whole is not None, "an image has at least one row"
     return whole
+
+
+def to_pillow(pixels: NDArray[Any]) -> Image.Image:
+    """Return pixels [h, w, c] as a Pillow image."""
+    return Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
 
 
 PNG_DEPTH_AT = 24  # position of the bit depth in a PNG header
@@ -287,7 +293,7 @@ def decode(path: Path | bytes, limit: SizeLimit = pixel_limit) -> Image.Image:
 
 def decode_unless_tiff(path: Path | bytes) -> Image.Image | None:
     """Decode a file like `decode`, but return None if it is a TIFF; the file is opened only once."""
-    with _reported(path), open_file(path) as file:
+    with reporting(path), open_file(path) as file:
         if is_tiff(file):
             return None
         with _accepted(file, pixel_limit) as image:
@@ -367,7 +373,7 @@ def opened(path: Path | bytes, limit: SizeLimit = pixel_limit) -> Iterator[tuple
 
     This function alone decides which files are accepted, so that all commands agree.
     """
-    with _reported(path), open_file(path) as file, _accepted(file, limit) as image:
+    with reporting(path), open_file(path) as file, _accepted(file, limit) as image:
         yield image, file
 
 
@@ -386,7 +392,7 @@ def _accepted(file: IO[bytes], limit: SizeLimit) -> Iterator[Image.Image]:
 
 
 @contextmanager
-def _reported(path: Path | bytes) -> Iterator[None]:
+def reporting(path: Path | bytes) -> Iterator[None]:
     """Raise BadImage instead of any error."""
     try:
         yield
@@ -450,8 +456,6 @@ def to_eight_bits(image: Image.Image) -> Image.Image:
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, UnidentifiedImageError):
-        return "not an image in a supported format"
     if str(error).startswith("decoder error"):  # Pillow gives only a number, e.g. if libtiff lacks a compression
         return f"damaged, or its compression is not supported ({error}); save the image with another compression"
-    return " ".join(str(error).split()) or type(error).__name__
+    return why(error)

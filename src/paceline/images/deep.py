@@ -26,6 +26,7 @@ from paceline.images.decode import (
     BadImage,
     decode_full_depth,
     open_file,
+    reporting,
 )
 from paceline.images.integrity import DEFLATE, check_directories, check_expansion, is_tiff
 
@@ -130,18 +131,13 @@ def has_other_pages(path: Path) -> bool:
 @contextmanager
 def _opened(path: Path | bytes) -> Iterator[tuple[IO[bytes], tifffile.TiffFile | None]]:
     """Yield a file, and its content if it is a TIFF; raise BadImage for any error."""
-    try:
-        with open_file(path) as file:
-            if not is_tiff(file):
-                yield file, None
-                return
-            check_directories(file)
-            with tifffile.TiffFile(file, _multifile=False) as tiff:
-                yield file, tiff
-    except BadImage:
-        raise
-    except Exception as error:  # decoders raise many kinds of errors on damaged files
-        raise BadImage(" ".join(str(error).split()) or type(error).__name__) from error
+    with reporting(path), open_file(path) as file:
+        if not is_tiff(file):
+            yield file, None
+            return
+        check_directories(file)
+        with tifffile.TiffFile(file, _multifile=False) as tiff:
+            yield file, tiff
 
 
 def first_series(tiff: tifffile.TiffFile) -> tifffile.TiffPageSeries:

@@ -31,6 +31,7 @@ from paceline.images.decode import (
     opened,
     png_colour_type,
     to_array,
+    to_pillow,
     turn_upright,
 )
 from paceline.images.deep import (
@@ -357,7 +358,7 @@ WRITERS: dict[str, Callable[[Path, Pixels, Encoding, Attachments], None]] = {
 
 
 def _pillow_image(pixels: Pixels, attached: Attachments) -> Image.Image:
-    image = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
+    image = to_pillow(pixels)
     if attached.alpha is not None and pixels.dtype == np.uint8:
         image.putalpha(Image.fromarray(_sized_alpha(attached.alpha, pixels)))
     return image

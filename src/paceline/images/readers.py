@@ -26,6 +26,7 @@ from paceline.images.decode import (
     decode_unless_tiff,
     pixel_limit,
     stored_pixels,
+    to_pillow,
     upright_size,
 )
 from paceline.images.deep import (
@@ -103,7 +104,7 @@ class EightBitReader:
         levels = to_format(pixels, self.pixel_format)
         if found.channels == self.channels:
             return levels
-        return arrange_image(Image.fromarray(levels[..., 0] if found.channels == 1 else levels), 0, self.channels)
+        return arrange_image(to_pillow(levels), 0, self.channels)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from paceline.core.text import printable, printable_lines
 from paceline.data.source import TARGET, parse_panels
 from paceline.data.whole_source import free_bytes
 from paceline.evaluation.image_metrics import PEAK, WINDOW, luma
-from paceline.images.decode import BadImage
+from paceline.images.decode import BadImage, to_pillow
 from paceline.images.deep import GREY_AND_RGB
 from paceline.images.encode import (
     DEFAULT_ENCODING,
@@ -64,7 +64,7 @@ def shrink(image: ImageData, scale: int) -> tuple[Image.Image, Image.Image]:
         raise BadImage(f"{width}×{height} pixels; at least {least}×{least} are needed to downsample by {scale}")
     height, width = height - height % scale, width - width % scale
     cut = pixels[:height, :width]
-    original = Image.fromarray(cut[..., 0] if cut.shape[-1] == 1 else cut)
+    original = to_pillow(cut)
     return original, original.resize((width // scale, height // scale), Image.Resampling.BICUBIC)
 
 
@@ -351,7 +351,7 @@ class Applier:
         task, original, composition = computed.opened.task, computed.opened.original, computed.composition
         assert original is not None
         scale, protocol = self.image_model.output_scale, self.image_model.config.run.protocol
-        small, made = (_pillow(pixels) for pixels in (computed.opened.pixels, composition.results()["image"]))
+        small, made = (to_pillow(pixels) for pixels in (computed.opened.pixels, composition.results()["image"]))
         images, metrics = compare(original, small, made, scale, protocol)
         for name, result in images.items():
             target = Path(task.targets[name])
@@ -388,10 +388,6 @@ class Applier:
         is_plain = pixels.dtype == np.uint8 and channels <= COLOURS
         bytes_per_px = BYTES_PER_PX if is_plain else max(channels, COLOURS) * pixels.itemsize
         return int(height * width * self.image_model.output_scale**2 * bytes_per_px * len(self.image_model.results))
-
-
-def _pillow(pixels: Pixels) -> Image.Image:
-    return Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
 
 
 def _copied(image_model: ImageModel) -> ImageModel:

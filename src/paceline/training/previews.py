@@ -18,7 +18,7 @@ from paceline.data.source import Source, sizes_of, without_empty_classes
 from paceline.data.stream import Drawer, to_pixels
 from paceline.data.transforms import to_eight_bits, transform
 from paceline.images.deep import to_eight_bit_array
-from paceline.images.grids import ShownChannels, captioned, grid, side_by_side, stack_vertically, to_image
+from paceline.images.grids import ShownChannels, captioned, grid, side_by_side, to_image
 from paceline.images.rectangles import Box
 from paceline.parallel.precision import Precision
 from paceline.runs.logger import Pixels
@@ -207,4 +207,4 @@ def _arrange_strips(strips: list[HostCopy], channels: ShownChannels) -> Image.Im
         rows.append(
             side_by_side([captioned(to_image(channels.of(one)), name, room=True) for name, one in images.items()])
         )
-    return stack_vertically(rows)
+    return side_by_side(rows, vertical=True)

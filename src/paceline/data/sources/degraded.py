@@ -21,6 +21,7 @@ from paceline.contracts.data_spec import PixelFormat
 from paceline.core.errors import UserError
 from paceline.data.source import Encoded, Sample
 from paceline.data.sources.photos import Photos
+from paceline.images.decode import to_pillow
 
 NOISE_LEVELS = 255.0  # the noise strength is on a scale from 0 to 255
 REACH_IN_SIGMAS = 3.0  # radius of the Gaussian kernel
@@ -106,7 +107,7 @@ class Degraded(Photos):
         if not self.is_plain:
             return degrade_deep(photo, self.spec.pixel_format, self.blur, self.noise, chance)
         grey = photo.shape[-1] == 1
-        image = Image.fromarray(photo[..., 0] if grey else photo)
+        image = to_pillow(photo)
         if self.blur:
             image = image.filter(ImageFilter.GaussianBlur(self.blur * (0.5 + 0.5 * chance.random())))
         if self.noise:

@@ -17,6 +17,7 @@ from paceline.config.settings import RunSettings
 from paceline.contracts.data_spec import LARGEST, MAX_CHANNELS, PixelFormat
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
+from paceline.core.files import why
 from paceline.data.file_lists import first_few, named_root, untrained_classes
 from paceline.data.source import ArraySource
 from paceline.images.decode import BadImage, arrange_images
@@ -90,7 +91,7 @@ def _open(file: Path) -> NpzFile:
         archive = np.load(file, allow_pickle=False)
         assert isinstance(archive, NpzFile)
     except UNREADABLE as error:
-        raise UserError(f"{file}: not a readable .npz file ({_one_line(error)})") from error
+        raise UserError(f"{file}: not a readable .npz file ({why(error)})") from error
     return archive
 
 
@@ -115,7 +116,7 @@ def _read(file: Path, archive: NpzFile, names: Sequence[str]) -> dict[str, NDArr
         try:
             arrays[name] = archive[name]
         except (*UNREADABLE, MemoryError) as error:  # the header of a damaged array can have any shape
-            raise UserError(f"{file}: {name} cannot be read ({_one_line(error)})") from error
+            raise UserError(f"{file}: {name} cannot be read ({why(error)})") from error
         if not isinstance(arrays[name], np.ndarray):  # NumPy returns the bytes of other members
             raise UserError(f"{file}: {name} cannot be read (not an array); write it with np.savez")
     return arrays
@@ -196,7 +197,3 @@ def _note_cropping(file: Path, sides: tuple[int, ...], size: int) -> tuple[str, 
     if not size or height == width:
         return ()
     return (f"{file}: the images of {width}×{height} pixels are centre-cropped to squares and scaled to {size}×{size}",)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tifffile
 
+from paceline.core.files import why
 from paceline.images.decode import ORIENTATION, PILLOW_COMPRESSIONS, PIXEL_LIMIT, PREMULTIPLIED, BadImage
 from paceline.images.deep import EXTRA_CHANNELS_IGNORED, GREY_AND_RGB, PLANES_ELSEWHERE, check_colours, first_series
 from paceline.images.integrity import DEFLATE, END_OF_JPEG, JPEG, TIFF_HEADER_BYTES, check_directories, is_tiff
@@ -203,7 +204,7 @@ class TiffImage(RegionImage):
         try:
             self._file = _opened(path)
         except Exception as error:
-            raise BadImage(f"cannot be read as a TIFF file: {_one_line(error)}") from error
+            raise BadImage(f"cannot be read as a TIFF file: {why(error)}") from error
         try:
             series = first_series(self._file)
             self._pages = [planes_of(level) for level in series.levels]
@@ -232,7 +233,7 @@ class TiffImage(RegionImage):
             raise
         except Exception as error:
             self._file.close()
-            raise BadImage(f"this TIFF cannot be read by region: {_one_line(error)}") from error
+            raise BadImage(f"this TIFF cannot be read by region: {why(error)}") from error
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._num_bytes = os.fstat(self._descriptor).st_size
         self._cache: OrderedDict[tuple[int, int, int], Pixels] = OrderedDict()
@@ -368,7 +369,7 @@ class TiffImage(RegionImage):
                 raise ValueError("is incomplete")
             return np.ascontiguousarray(decoded[0, :height, :width])
         except Exception as error:
-            raise BadImage(f"damaged: tile {index} cannot be decoded: {_one_line(error)}") from error
+            raise BadImage(f"damaged: tile {index} cannot be decoded: {why(error)}") from error
 
 
 def _opened(path: Path) -> tifffile.TiffFile:
@@ -407,7 +408,3 @@ def _unpack(page: Any, stored: bytes, shape: tuple[int, int, int]) -> Pixels:
     if page.predictor == HORIZONTAL:
         np.cumsum(pixels, axis=1, dtype=pixels.dtype, out=pixels)
     return pixels
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
