@@ -82,7 +82,7 @@ def open_result(work: Path, out: str, side: int) -> Iterator[tuple[Callable[[int
     from paceline.images.rectangles import Box
     from paceline.images.regions.open_image import open_region_image
     from paceline.images.regions.pyramid_file import Place, PyramidFile, PyramidFormat, partial_files, purpose_of
-    from paceline.inference.region_plan import tiff_tile_px
+    from paceline.inference.apply_regions import tiff_tile_px
     from paceline.inference.tiles import Tiling, plan_tiles
 
     target = work / out / "slide.tif"

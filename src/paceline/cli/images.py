@@ -137,7 +137,7 @@ def apply(
     from paceline.commands.apply import Options
     from paceline.commands.apply import apply as job
     from paceline.images.encode import Encoding
-    from paceline.inference.region_plan import RegionOptions
+    from paceline.inference.apply_regions import RegionOptions
     from paceline.inference.trained import Blend
 
     options = Options(

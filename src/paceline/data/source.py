@@ -306,9 +306,12 @@ class Subset(Source):
 
 def split_off(source: Source, fraction: float, seed: int) -> tuple[Source, Source]:
     """Split a source at random; return the training samples and the `fraction` held out for validation."""
-    order = np.random.Generator(np.random.Philox(key=seed)).permutation(len(source))
-    held_out = round(len(source) * fraction)
-    return Subset(source, np.sort(order[held_out:])), Subset(source, np.sort(order[:held_out]))
+    if source.groups:
+        validated = held_out(source.groups, fraction, seed)
+    else:
+        order = np.random.Generator(np.random.Philox(key=seed)).permutation(len(source))
+        validated = np.isin(np.arange(len(source)), order[: round(len(source) * fraction)])
+    return Subset(source, np.flatnonzero(~validated)), Subset(source, np.flatnonzero(validated))
 
 
 def is_in_memory(source: Source) -> bool:

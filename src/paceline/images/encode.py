@@ -39,6 +39,7 @@ from paceline.images.deep import (
     GREY_AND_RGB,
     NOT_COLOURS,
     Ome,
+    PlanesHeader,
     has_deep_colours,
     has_extra_channels,
     has_other_pages,
@@ -417,37 +418,31 @@ def read_image(path: Path, channels: int = 3, pixels: PixelFormat = EIGHT_BITS) 
     with 1 or 3 channels; their results have the image's channels. 8-bit and 16-bit images are read in full depth for
     networks trained on either, unless the networks have a declared range of values, which images must not exceed.
     """
-    if not pixels.is_full_range or _is_stack_of(channels, path):
+    header = _planes_header(path, channels)
+    if not pixels.is_full_range or _is_stack_of(channels, header):
         return _read_planes(path, channels, pixels)
     image = _read_grey_or_colour(path)
     check_channels(image.pixels.shape[-1], channels)
-    return replace(image, ome=_ome_of_first_page(path))
-
-
-def _ome_of_first_page(path: Path) -> Ome | None:
-    """Return the metadata of an OME-TIFF that also applies to its first page alone; None for other files."""
-    if path.suffix.lower() not in TIFF_SUFFIXES:
-        return None
-    try:
-        header = read_planes_header(path)
-    except BadImage:
-        return None
     if header is None or not header.ome:
-        return None
-    found = Ome.parse(header.ome)
-    return replace(found, channel_names=found.channel_names[:1], is_one_page=True)
+        return image
+    ome = Ome.parse(header.ome)  # of which only the first page was read
+    return replace(image, ome=replace(ome, channel_names=ome.channel_names[:1], is_one_page=True))
 
 
-def _is_stack_of(channels: int, path: Path) -> bool:
-    """Return whether a file's planes are the networks' channels. If not, its first page may be a grey or RGB image."""
+def _planes_header(path: Path, channels: int) -> PlanesHeader | None:
+    """Return the header of a TIFF; None for other files, and if its first page may still be a grey or RGB image."""
     if path.suffix.lower() not in TIFF_SUFFIXES:
-        return False
+        return None
     try:
-        header = read_planes_header(path)
+        return read_planes_header(path)
     except BadImage:
         if channels in GREY_AND_RGB:
-            return False
+            return None
         raise
+
+
+def _is_stack_of(channels: int, header: PlanesHeader | None) -> bool:
+    """Return whether a file's planes are the networks' channels. If not, its first page may be a grey or RGB image."""
     if header is None or not header.is_stack:
         return False
     return channels not in GREY_AND_RGB or (header.channels == channels and not header.are_positions)

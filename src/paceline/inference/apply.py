@@ -410,19 +410,16 @@ class ApplyProgress:
         self._start, self._lock = time.monotonic(), threading.Lock()
         self._task = bar.add_task("applying", total=total, speed="") if bar else None
 
-    def resume(self, pixels: int) -> None:
-        """Count pixels that an earlier command has processed, which do not count for the speed."""
-        with self._lock:
-            self._earlier += pixels
-            self._done += pixels
-            self._show("")
+    def advance(self, pixels: int, *, earlier: bool = False) -> None:
+        """Count this many more pixels as processed. May be called by several threads.
 
-    def advance(self, pixels: int) -> None:
-        """Count this many more pixels as processed. May be called by several threads."""
+        Pixels that an `earlier` command has processed do not count for the speed.
+        """
         with self._lock:
             self._done += pixels
+            self._earlier += pixels * earlier
             seconds = max(time.monotonic() - self._start, 1e-9)
-            self._show(f"{(self._done - self._earlier) / 1e6 / seconds:.3g} megapixels/s")
+            self._show("" if earlier else f"{(self._done - self._earlier) / 1e6 / seconds:.3g} megapixels/s")
 
     def _show(self, speed: str) -> None:
         if self._bar and self._task is not None:

@@ -16,7 +16,14 @@ import tifffile
 
 from paceline.core.files import why
 from paceline.images.decode import ORIENTATION, PILLOW_COMPRESSIONS, PIXEL_LIMIT, PREMULTIPLIED, BadImage
-from paceline.images.deep import EXTRA_CHANNELS_IGNORED, GREY_AND_RGB, PLANES_ELSEWHERE, check_colours, first_series
+from paceline.images.deep import (
+    EXTRA_CHANNELS_IGNORED,
+    GREY_AND_RGB,
+    PLANES_ELSEWHERE,
+    Ome,
+    check_colours,
+    first_series,
+)
 from paceline.images.integrity import DEFLATE, END_OF_JPEG, JPEG, TIFF_HEADER_BYTES, check_directories, is_tiff
 from paceline.images.rectangles import Box
 from paceline.images.regions.region_image import Level, Pixels, RegionFormat, RegionImage
@@ -170,20 +177,15 @@ def microns_per_px(file: Any, page: Any) -> float:
     if stated:
         return float(stated[1])
     if file.is_ome:
-        across, down = (_ome_microns(file.ome_metadata or "", side) for side in "XY")
-        return across if not down or math.isclose(across, down, rel_tol=0.01) else 0.0  # only square pixels
+        ome = Ome.parse(file.ome_metadata or "")
+        across, down = ome.pixel_size or (0.0, 0.0)
+        is_square = math.isclose(across, down, rel_tol=0.01) and set(ome.units) <= {"µm", "um"}
+        return across if is_square else 0.0
     try:
         numerator, denominator = page.tags.valueof(282, (0, 1))
         return MICRONS_PER_UNIT.get(page.tags.valueof(296, 2), 0.0) * denominator / numerator if numerator else 0.0
     except (TypeError, ValueError, ZeroDivisionError):
         return 0.0
-
-
-def _ome_microns(xml: str, side: str) -> float:
-    """Return the size of a pixel along one side; 0 if it is unknown."""
-    physical = re.search(rf'PhysicalSize{side}="([\d.eE+-]+)"', xml)
-    unit = re.search(rf'PhysicalSize{side}Unit="([^"]*)"', xml)
-    return float(physical[1]) if physical and (not unit or unit[1] in ("µm", "um")) else 0.0
 
 
 def magnification(page: Any) -> float:
