@@ -10,13 +10,13 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any, NamedTuple, cast
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags, Image
 
-from paceline.contracts.data_spec import EIGHT_BITS, WHITE, PixelFormat, PixelType
+from paceline.contracts.data_spec import EIGHT_BITS, WHITE, PixelFormat
 from paceline.core.errors import UserError
 from paceline.core.files import replacing
 from paceline.core.ordered_map import num_cores, ordered_map
@@ -407,8 +407,7 @@ class ImageData:
     @property
     def pixel_format(self) -> PixelFormat:
         """The data type of the pixels and their range, which results share."""
-        dtype = self.pixels.dtype.name
-        return PixelFormat(cast(PixelType, dtype), *self.value_range) if self.value_range else PixelFormat.full(dtype)
+        return PixelFormat.of(self.pixels.dtype.name, self.value_range)
 
 
 def read_image(path: Path, channels: int = 3, pixels: PixelFormat = EIGHT_BITS) -> ImageData:
@@ -457,7 +456,7 @@ def _read_planes(path: Path, channels: int, pixels: PixelFormat) -> ImageData:
     check_channels(array.shape[-1], channels)
     if header and header.are_positions:
         raise BadImage(NOT_COLOURS)
-    own = PixelFormat.full(array.dtype.name) if array.dtype.name in WHITE else pixels
+    own = PixelFormat.of(array.dtype.name) if array.dtype.name in WHITE else pixels
     array = to_format(array, own if pixels.is_full_range and own.is_full_range else pixels)
     ome = Ome.parse(header.ome) if header and header.ome else None
     return ImageData(array, value_range=pixels.declared_range, ome=ome)

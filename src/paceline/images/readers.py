@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from PIL import Image
 
 from paceline.config.flags import PixelSettings
 from paceline.config.settings import RunSettings
-from paceline.contracts.data_spec import EIGHT_BITS, DataSpec, PixelFormat, PixelType
+from paceline.contracts.data_spec import EIGHT_BITS, DataSpec, PixelFormat
 from paceline.core.errors import UserError
 from paceline.core.text import printable
 from paceline.images.decode import (
@@ -254,10 +254,8 @@ def make_format(dtype: str, limits: Limits, name: str, found: tuple[float, float
     """Return a pixel format; raise UserError for float32 without a range, suggesting the range that was found."""
     if limits and dtype == "uint8":
         raise UserError(f"value_range={limits[0]:g},{limits[1]:g}: {name} has 8-bit pixels; remove value_range")
-    if limits:
-        return PixelFormat(cast(PixelType, dtype), *limits)
-    if dtype != "float32":
-        return PixelFormat.full(dtype)
+    if limits or dtype != "float32":
+        return PixelFormat.of(dtype, limits)
     if not (math.isfinite(found[0]) and math.isfinite(found[1])):
         raise UserError(f"{name}: contains values that are NaN or infinite; replace them")
     raise UserError(

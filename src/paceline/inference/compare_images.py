@@ -91,7 +91,7 @@ def _plain_levels(image: Image.Image, mode: str) -> Tensor:
 def _common_format(one: NDArray[Any], other: NDArray[Any], limits: Limits) -> PixelFormat:
     names = {array.dtype.name for array in (one, other)}
     if names <= {"uint8", "uint16"}:
-        return PixelFormat.full("uint16" if "uint16" in names else "uint8")
+        return PixelFormat.of("uint16" if "uint16" in names else "uint8")
     if limits is None:
         raise UserError("has floating-point pixels; set their range with --value-range LOW,HIGH")
     return PixelFormat("float32", *limits)
@@ -208,7 +208,7 @@ def compare_regions(result: Path, target: Path, protocol: str, border: int, *, m
         except BadImage as error:
             raise UserError(f"its target {target} cannot be used: {error}") from None
         _check(made, real, target, protocol, masks)
-        pixels = PixelFormat.full(made.format.dtype.name)
+        pixels = PixelFormat.of(made.format.dtype.name)
         level = made.levels[0]
         counts = torch.zeros(len(CLASSES), 3, dtype=torch.float64)
 
