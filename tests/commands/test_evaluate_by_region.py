@@ -194,5 +194,5 @@ def test_small_tiffs_that_training_cannot_read_are_rejected_as_in_training(
             file.pages.first.tags["Compression"].overwrite(34712)  # JPEG 2000
     assert evaluate("twice.safetensors", "--data-root", str(tmp_path)) == 2
     error = capsys.readouterr().err
-    assert "JPEG2000 compression is not supported; save the image uncompressed" in error
+    assert "JPEG2000 compression is not supported; save the image as grey or RGB" in error
     assert "imagecodecs" not in error and len(error.splitlines()) == 1

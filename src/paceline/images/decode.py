@@ -127,20 +127,14 @@ def unknown_kind(path: Path | IO[bytes]) -> str:
 
 
 def _unsupported(page: Any, *, is_big_endian_bigtiff: bool) -> str:
-    numbers = page.dtype
-    if numbers is not None and (numbers.itemsize > 2 or numbers.kind != "u"):
-        return f"{numbers.name} pixels have no defined white level; save the image as uint8 or uint16"
-    if is_big_endian_bigtiff:
-        return "big-endian BigTIFF files are not supported; save the image as little-endian, or as a TIFF below 4 GiB"
-    if page.compression not in PILLOW_COMPRESSIONS:
-        name = getattr(page.compression, "name", page.compression)
-        return f"{name} compression is not supported; save the image uncompressed or with deflate"
-    found, extra = int(page.samplesperpixel), len(page.extrasamples)
-    if extra or page.bitspersample not in (8, 16):
-        channels = f"{found} channel{'s' * (found > 1)} of {page.bitspersample} bits"
-        kind = " (of these, 1 is transparency)" if extra == 1 and page.extrasamples[0] in (1, 2) else ""
-        return f"{channels}{kind} cannot be read as colours; save the image as grey or RGB with 8 or 16 bits"
-    return "this kind of TIFF is not supported; save it as 8-bit or 16-bit with interleaved channels"
+    kind = "big-endian BigTIFF" if is_big_endian_bigtiff else "TIFF"
+    channels = f"{page.samplesperpixel} channel{'s' * (page.samplesperpixel > 1)} of "
+    channels += f"{page.bitspersample} bits" if page.dtype is None else page.dtype.name
+    compression = getattr(page.compression, "name", page.compression)
+    return (
+        f"a {kind} with {channels} and {compression} compression is not supported; save the image as grey or RGB, "
+        "uint8 or uint16, uncompressed or with deflate, in a little-endian file"
+    )
 
 
 PIXEL_LIMIT = 89_000_000

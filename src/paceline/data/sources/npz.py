@@ -123,23 +123,17 @@ def _read(file: Path, archive: NpzFile, names: Sequence[str]) -> dict[str, NDArr
 
 
 def _images(file: Path, key: str, array: NDArray[Any]) -> NDArray[Any]:
-    if array.dtype.name not in DTYPES:
-        raise UserError(
-            f"{file}: {key} is {array.dtype}; expected uint8 (0 is black, 255 is white), uint16, or floats with a "
-            "value_range"
-        )
+    found = f"{file}: {key} is {array.dtype} of shape {list(array.shape)}"
     if array.ndim == 3:
         array = array[..., np.newaxis]
-    if array.ndim == 4 and array.shape[1] <= LARGEST_RGBA < min(array.shape[2:]):
+    channels_first = array.ndim == 4 and array.shape[1] <= LARGEST_RGBA < min(array.shape[2:])
+    fits = array.dtype.name in DTYPES and array.ndim == 4 and array.size and array.shape[-1] <= MAX_CHANNELS
+    if channels_first or not fits:
         raise UserError(
-            f"{file}: {key} has shape {array.shape}, with the channels first; expected [n, h, w, channels]: "
-            f"use {key}.transpose(0, 2, 3, 1)"
+            f"{found}; expected images [n, h, w] or [n, h, w, channels] with at most {MAX_CHANNELS} channels, as uint8 "
+            "(0 is black, 255 is white), uint16, or floats with a value_range"
+            + (f": use {key}.transpose(0, 2, 3, 1)" if channels_first else "")
         )
-    if array.ndim != 4 or not 1 <= array.shape[-1] <= MAX_CHANNELS:
-        expected = f"[n, h, w] or [n, h, w, channels] with at most {MAX_CHANNELS} channels"
-        raise UserError(f"{file}: {key} has shape {array.shape}; expected {expected}")
-    if array.size == 0:
-        raise UserError(f"{file}: {key} is empty, with shape {array.shape}")
     return array
 
 
@@ -163,24 +157,14 @@ def _arranged(array: NDArray[Any], settings: PixelSettings, name: str) -> tuple[
 def _labels(file: Path, key: str, array: NDArray[Any]) -> NDArray[Any]:
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
-    if array.dtype.kind in "US":
+    is_integer = np.issubdtype(array.dtype, np.integer)
+    span = (array.min(initial=0), array.max(initial=0)) if is_integer else (0, 0)
+    if not is_integer or array.ndim != 1 or span[0] < 0 or span[1] >= LARGEST:
+        values = f", with values from {span[0]} to {span[1]}" if is_integer else ""
         raise UserError(
-            f"{file}: {key} is text; expected integers: use np.unique(labels, return_inverse=True)[1], "
-            "with the labels of all splits"
-        )
-    if array.ndim == 2:
-        one_hot = f"if the labels are one-hot, use {key}.argmax(1)"
-        raise UserError(f"{file}: {key} has shape {array.shape}; expected [n]; {one_hot}")
-    if array.ndim != 1:
-        raise UserError(f"{file}: {key} has shape {array.shape}; expected [n]")
-    if not np.issubdtype(array.dtype, np.integer):
-        raise UserError(f"{file}: {key} is {array.dtype}; expected integers")
-    if array.min(initial=0) < 0:
-        raise UserError(f"{file}: {key} contains {array.min()}; labels must be 0 or greater")
-    if array.max(initial=0) >= LARGEST:
-        raise UserError(
-            f"{file}: {key} contains {array.max()}; labels must be below {LARGEST:,}: number the classes from 0, "
-            "with np.unique(labels, return_inverse=True)[1] for the labels of all splits"
+            f"{file}: {key} is {array.dtype} of shape {list(array.shape)}{values}; expected integers [n] from 0 to "
+            f"{LARGEST - 1:,}: use np.unique(labels, return_inverse=True)[1] for the labels of all splits or, for "
+            f"one-hot labels, {key}.argmax(1)"
         )
     return array.astype(np.int64)
 

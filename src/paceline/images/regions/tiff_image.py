@@ -84,37 +84,36 @@ def samples_of(page: Any, channels: int) -> Samples:
 
 def check_page(page: Any, found: RegionFormat) -> None:
     """Raise BadImage for pixels that are not supported."""
-    if found.dtype not in (np.uint8, np.uint16):
-        raise BadImage(f"{found.dtype} pixels cannot be read by region; save the image with 8 or 16 bits per channel")
-    if page.bitspersample not in (8, 16):
-        raise BadImage(f"{page.bitspersample}-bit pixels cannot be read by region; save the image with 8 or 16 bits")
-    if page.photometric not in (GREY, RGB, YCBCR):
-        kind = getattr(page.photometric, "name", page.photometric)
-        raise BadImage(f"the colour type {kind} cannot be read by region; save the image as RGB or grey")
-    if page.photometric == YCBCR and page.compression not in JPEGS:  # other decoders do not convert to RGB
-        raise BadImage("YCbCr colours can be read by region only if they are stored as JPEG; save the image as RGB")
+    is_plain = page.compression == NONE or page.compression in DEFLATE
+    problems = {
+        f"{found.dtype} pixels": found.dtype not in (np.uint8, np.uint16),
+        f"{page.bitspersample}-bit pixels": page.bitspersample not in (8, 16),
+        f"the colour type {getattr(page.photometric, 'name', page.photometric)}": (
+            page.photometric not in (GREY, RGB, YCBCR)
+        ),
+        # Other decoders do not convert to RGB.
+        "YCbCr colours that are not stored as JPEG": page.photometric == YCBCR and page.compression not in JPEGS,
+        # Without it, the colours are too dark.
+        "premultiplied transparency": found.has_alpha and page.extrasamples[0] == PREMULTIPLIED,
+        "pixels whose bits are in reverse order": page.fillorder != 1 and is_plain,
+        "rotated pixels": page.tags.valueof(ORIENTATION, 1) not in (0, 1),
+        f"{found.channels} channels": not 1 <= found.channels <= LARGEST_CHANNELS,
+        f"predictor {page.predictor}": page.predictor not in (NO_PREDICTOR, HORIZONTAL, *(() if is_plain else (3,))),
+    }
+    for what, is_wrong in problems.items():
+        if is_wrong:
+            raise BadImage(
+                f"{what} cannot be read by region; save the image upright as grey or RGB without transparency, with 8 "
+                f"or 16 bits in at most {LARGEST_CHANNELS} channels, uncompressed or with deflate"
+            )
     check_colours(page)
-    if found.has_alpha and page.extrasamples[0] == PREMULTIPLIED:  # without it, the colours are too dark
-        raise BadImage("premultiplied transparency cannot be read by region; save the image without transparency")
-    if page.fillorder != 1 and (page.compression == NONE or page.compression in DEFLATE):
-        raise BadImage(
-            "pixels whose bits are in reverse order cannot be read by region; save the image with FillOrder 1"
-        )
-    if page.tags.valueof(ORIENTATION, 1) not in (0, 1):
-        raise BadImage("rotated TIFFs cannot be read by region; save the image upright")
-    if not 1 <= found.channels <= LARGEST_CHANNELS:
-        raise BadImage(f"{found.channels} channels; at most {LARGEST_CHANNELS} are supported")
     _check_stored(page)
     segment = _segment_bytes(page)
     if segment > LARGEST_SEGMENT_BYTES and not is_read_by_row(page):
         what = "tiles" if page.is_tiled else "strips"
         raise BadImage(f"{what} of {segment / 1e6:,.0f} MB cannot be read by region; save the image with smaller tiles")
-    if page.compression != NONE and page.compression not in DEFLATE and page.predictor not in (1, 2, 3):
-        raise BadImage(f"predictor {page.predictor} is not supported")
-    if page.compression != NONE and page.compression not in DEFLATE:
+    if not is_plain:
         _check_codec(page)
-    elif page.predictor not in (NO_PREDICTOR, HORIZONTAL):
-        raise BadImage(f"predictor {page.predictor} is not supported; save the image with deflate and predictor 2")
 
 
 def _check_stored(page: Any) -> None:
