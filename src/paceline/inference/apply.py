@@ -273,14 +273,14 @@ class Applier:
         """Start computing the results of images of one shape."""
         factor = self.image_model.output_scale**2 if self.settings.downsample else 1
         made = self.composer.compose(
-            [one.pixels for one in images], self.result_bytes(images[0]), lambda pixels: advance(pixels * factor)
+            [one.pixels for one in images], self.result_bytes(images[0].pixels), lambda pixels: advance(pixels * factor)
         )
         side = made[0].tiling.side_px
         if self.measures_difference:
             where = "this image" if made[0].num_tiles == 1 else "the first tile"
             made[0].note = self.describe_difference(images[0].pixels[:side, :side], where)
         return [
-            ComputedImage(image, composition, self.result_bytes(image))
+            ComputedImage(image, composition, self.result_bytes(image.pixels))
             for image, composition in zip(images, made, strict=True)
         ]
 
@@ -303,10 +303,6 @@ class Applier:
         new = [note for note in found if note not in self._reported]
         self._reported.update(new)
         return new
-
-    def result_bytes(self, opened: OpenedImage) -> int:
-        """Return the memory that an image's results need."""
-        return self._result_bytes(opened.pixels)
 
     def _panel_of(self, image: ImageData) -> ImageData:
         """Return the panel chosen with `--panel`; raise BadImage if the user must choose, or the image has none."""
@@ -376,14 +372,15 @@ class Applier:
 
     def _check_memory(self, image: ImageData) -> None:
         height, width = image.pixels.shape[:2]
-        needed = self._result_bytes(image.pixels)
+        needed = self.result_bytes(image.pixels)
         if image.alpha is not None:
             needed += height * width * self.image_model.output_scale**2 * ALPHA_BYTES_PER_PX[image.deep]
         free = free_bytes(torch.device("cpu"))
         if needed > free:
             raise BadImage(f"the results need {needed / 1e9:.1f} GB of memory, but only {free / 1e9:.1f} GB is free")
 
-    def _result_bytes(self, pixels: Pixels) -> int:
+    def result_bytes(self, pixels: Pixels) -> int:
+        """Return the memory that the results for an image need."""
         height, width, channels = pixels.shape
         is_plain = pixels.dtype == np.uint8 and channels <= COLOURS
         bytes_per_px = BYTES_PER_PX if is_plain else max(channels, COLOURS) * pixels.itemsize

@@ -206,7 +206,7 @@ def _apply_whole(applier: Applier, num_pixels: Mapping[ImageTask, int], advance:
         if isinstance(group, SkippedImage):
             budget.take(0, turn)
             return [group]
-        size = sum(map(applier.result_bytes, group))
+        size = sum(applier.result_bytes(image.pixels) for image in group)
         budget.take(size, turn)
         try:
             return [*applier.compute(group, advance)]

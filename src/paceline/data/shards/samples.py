@@ -207,7 +207,6 @@ class SampleLayout:
     fields: tuple[str, ...]  # the images that are read
     row: tuple[str, ...]  # names of the panels from left to right, if "image" is a row of panels
     panels: tuple[str, ...]  # fields to predict from the image; empty except for panels
-    makes_squares: bool  # whether images are cropped to squares, as in the source `folder`
     side: int  # height and width of the square images; 0 keeps the size of each image
     scale: int  # ratio of "image" to "low"; 0 if there is no field "low"
 
@@ -231,7 +230,6 @@ class SampleLayout:
             tuple(fields),
             row,
             output_panels(row or (fields if names or others else ())),
-            squares,
             settings.size or (int(table.images[INPUT].pixels[0].min()) if squares else 0),
             _find_scale(table) if LOW in fields else 0,
         )
