@@ -41,11 +41,15 @@ class Box(NamedTuple):
         """Return the rectangle in an image that starts at the corner of `origin`."""
         return self._replace(top=self.top - origin.top, left=self.left - origin.left)
 
+    def intersection(self, other: Box) -> Box:
+        """Return the part that lies inside another rectangle, which must overlap."""
+        top, left = max(self.top, other.top), max(self.left, other.left)
+        return Box(top, left, min(self.bottom, other.bottom) - top, min(self.right, other.right) - left)
+
     def grown(self, margin: int, size: tuple[int, int]) -> Box:
         """Return the rectangle with a margin on all sides, as far as an image of this height and width reaches."""
-        top, left = max(0, self.top - margin), max(0, self.left - margin)
-        bottom, right = min(size[0], self.bottom + margin), min(size[1], self.right + margin)
-        return Box(top, left, bottom - top, right - left)
+        whole = Box(self.top - margin, self.left - margin, self.height + 2 * margin, self.width + 2 * margin)
+        return whole.intersection(Box(0, 0, *size))
 
     def centre(self, side_px: int) -> Box:
         """Return the centre, with sides of at most `side_px`."""

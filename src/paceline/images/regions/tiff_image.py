@@ -276,21 +276,17 @@ class TiffImage(RegionImage):
         separate = page.planarconfig == 2 and page.samplesperpixel > 1
         for row in range(box.top // height, (box.bottom - 1) // height + 1):
             for column in range(box.left // width, (box.right - 1) // width + 1):
-                top, left = row * height, column * width
-                rows = slice(max(box.top, top), min(box.bottom, top + height))
-                columns = slice(max(box.left, left), min(box.right, left + width))
-                inside = slice(rows.start - top, rows.stop - top), slice(columns.start - left, columns.stop - left)
+                segment = Box(row * height, column * width, height, width)
+                shared = box.intersection(segment)
+                inside, target = shared.moved_from(segment).slices, shared.moved_from(box).slices
                 for plane in range(self._kept if separate else 1):
                     index = plane * across * down + row * across + column
                     if is_read_by_row(page):
                         part = self._read_rows(page, index, *inside)
                     else:
                         part = self._segment(level, number, page, index)[inside]
-                    region[
-                        rows.start - box.top : rows.stop - box.top,
-                        columns.start - box.left : columns.stop - box.left,
-                        slice(plane, plane + 1) if separate else slice(0, self._kept),
-                    ] = part if separate else part[..., : self._kept]
+                    samples = slice(plane, plane + 1) if separate else slice(0, self._kept)
+                    region[*target, samples] = part if separate else part[..., : self._kept]
 
     def _read_rows(self, page: Any, index: int, rows: slice, columns: slice) -> Pixels:
         """Return a part of an uncompressed strip, [h, w, samples]; only these pixels are read."""
