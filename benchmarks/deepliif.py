@@ -30,7 +30,7 @@ from paceline.benchmarking.self_test import measure
 from paceline.commands.configure import configure
 from paceline.data.feed import BatchPipeline, StepData, evaluation_batches
 from paceline.data.transforms import to_eight_bits
-from paceline.images.grids import captioned, side_by_side, stack_vertically, to_image
+from paceline.images.grids import captioned, side_by_side, to_image
 from paceline.runs.provenance import versions_and_hardware
 from paceline.training.build import Parts, assemble
 from paceline.training.loss_log import LossLog
@@ -197,7 +197,7 @@ def write_strips(parts: Parts, split: str, file: Path, panel_px: int) -> None:
                     panels[f"real {name}"] = sample[name]
             strips.append(side_by_side([to_panel(image, name, panel_px) for name, image in panels.items()]))
     parts.recipe.train()
-    stack_vertically(strips).save(file)
+    side_by_side(strips, vertical=True).save(file)
 
 
 def to_panel(image: torch.Tensor, caption: str, panel_px: int) -> Image.Image:

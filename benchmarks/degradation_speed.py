@@ -34,9 +34,9 @@ from torch.utils.data import DataLoader, Dataset
 from paceline.contracts.data_spec import LUMA
 from paceline.data.bundled import FOLDER
 from paceline.images.decode import decode
-from paceline.images.degradation import operations, torch_steps
+from paceline.images.degradation import operations, second_order
 from paceline.images.degradation.operations import Numbers, normalised, random_blur_kernels, random_sinc_kernels
-from paceline.images.degradation.parameters import (
+from paceline.images.degradation.second_order import (
     FINAL_SINC_PROBABILITY,
     FIRST,
     NUM_NUMBERS,
@@ -45,8 +45,10 @@ from paceline.images.degradation.parameters import (
     ORDERS,
     SECOND,
     Round,
+    Steps,
+    degrade,
+    fastest_steps,
 )
-from paceline.images.degradation.second_order import Steps, degrade, fastest_steps
 
 SCALE = 4
 NUM_SAMPLES = 10**7  # more than the workers can load
@@ -216,7 +218,7 @@ def device_variants(
     crops: NDArray[np.uint8], table: Table, batch: int, device: torch.device, workers: Workers, steps: Steps
 ) -> list[Variant]:
     """Return the variants that degrade on the device: eager and, on a GPU, as a CUDA graph."""
-    kind = "PyTorch" if steps is torch_steps else "Triton"
+    kind = "PyTorch" if steps is second_order.TORCH_STEPS else "Triton"
     stored = torch.from_numpy(crops).permute(0, 3, 1, 2).to(device)
     generator = torch.Generator(device).manual_seed(0)
     chosen, rows = (torch.zeros(batch, dtype=torch.int64, device=device) for _ in range(2))
@@ -294,7 +296,7 @@ def main() -> None:
     workers = Workers(loader, device)
     variants = [Variant(f"{options.workers} CPU workers", workers.fetch, workers.start, workers.stop)]
     fastest = fastest_steps(torch.empty(0, device=device))
-    for steps in [fastest] + [torch_steps] * (options.torch and fastest is not torch_steps):
+    for steps in [fastest] + [second_order.TORCH_STEPS] * (options.torch and fastest is not second_order.TORCH_STEPS):
         variants += device_variants(crops, table, options.batch, device, workers, steps)
     title = f"degradation in {options.order} order, {options.crop} px crops, ×{SCALE}, batch {options.batch}, {device}"
     rows = measure_interleaved(

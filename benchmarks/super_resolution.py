@@ -89,7 +89,7 @@ def strips(runs: dict[str, Path], tests: list[Path], out: Path) -> list[str]:
     from PIL import Image
 
     from paceline.evaluation.image_metrics import to_levels
-    from paceline.images.grids import captioned, side_by_side, stack_vertically
+    from paceline.images.grids import captioned, side_by_side
     from paceline.images.resample import bicubic
     from paceline.runs.finished_run import open_run
 
@@ -111,7 +111,7 @@ def strips(runs: dict[str, Path], tests: list[Path], out: Path) -> list[str]:
             box = centre(high.size, 192)
             rows.append(side_by_side([captioned(one.crop(box), name) for name, one in shown.items()]))
         file = out / f"strips-{test.name}.png"
-        stack_vertically(rows).save(file)
+        side_by_side(rows, vertical=True).save(file)
         files.append(file.name)
     return files
 

@@ -79,12 +79,11 @@ class Watch:
 @contextmanager
 def open_result(work: Path, out: str, side: int) -> Iterator[tuple[Callable[[int, int, int], Any] | None, int]]:
     """Yield a function that reads a square of the result, and the number of rows that are finished."""
-    from paceline.images.regions.journal import purpose_of
+    from paceline.images.rectangles import Box
     from paceline.images.regions.open_image import open_region_image
-    from paceline.images.regions.pyramid_file import Place, PyramidFile, PyramidFormat, partial_files
-    from paceline.images.regions.region_image import Box
-    from paceline.inference.region_plan import plan_blocks, tiff_tile_px
-    from paceline.inference.tiles import Tiling
+    from paceline.images.regions.pyramid_file import Place, PyramidFile, PyramidFormat, partial_files, purpose_of
+    from paceline.inference.apply_regions import tiff_tile_px
+    from paceline.inference.tiles import Tiling, plan_tiles
 
     target = work / out / "slide.tif"
     if target.is_file():
@@ -97,8 +96,8 @@ def open_result(work: Path, out: str, side: int) -> Iterator[tuple[Callable[[int
         return
     tiling = Tiling(**purpose["tiling"])  # type: ignore[arg-type]
     form = PyramidFormat(side, side, 3, "uint8", tiff_tile_px(tiling.side_px, 1))
-    blocks = plan_blocks(tiling, Box(0, 0, side, side), (side, side), 1)
-    with closing(PyramidFile(target, form, (block.target for block in blocks), purpose)) as file:
+    blocks = plan_tiles(tiling, (side, side))
+    with closing(PyramidFile(target, form, (block.own for block in blocks), purpose)) as file:
 
         def read(top: int, left: int, px: int) -> Any:
             step, rows = form.tile_px, []
@@ -107,15 +106,15 @@ def open_result(work: Path, out: str, side: int) -> Iterator[tuple[Callable[[int
                 rows.append(np.concatenate([file.tile(Place(0, row, column)) for column in columns], axis=1))
             return np.concatenate(rows)[top % step :][:px, left % step :][:, :px]
 
-        yield read, min(side, file.num_blocks_done // len(blocks.columns) * tiling.side_px)
+        yield read, min(side, file.num_blocks_done // -(-side // tiling.side_px) * tiling.side_px)
 
 
 def check_regions(work: Path, out: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Compare random regions of the result with a forward pass on each region and its halo."""
     from paceline.contracts.data_spec import EIGHT_BITS
     from paceline.data.stream import to_pixels
+    from paceline.images.rectangles import Box
     from paceline.images.regions.open_image import open_region_image
-    from paceline.images.regions.region_image import Box
     from paceline.inference.runner import tensor_of, to_unit_range, transform
     from paceline.inference.trained import open_image_model
 

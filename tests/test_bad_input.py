@@ -92,7 +92,7 @@ USER_ERRORS: dict[str, str] = {  # expected part of the error line for each comm
     "train classification --images 0 --epochs 1e308": "must be above 0 and below 1000000000.0",
     "train classification --lr 1e300": "--lr 1e+300: must be at least 0 and below 1e+38",
     "train classification --set width=9223372036854775808": "must be at least 1 and below 9223372036854775808",
-    "train classification --set channels=-9999999999999999999": "must be above -9223372036854775808",
+    "train classification --set channels=-9999999999999999999": "must be at least 0 and at most 64",
     "train classification --set pad_crop=1000000000": "pad_crop=1000000000: must be at least 0 and at most 65536",
     "train classification --set mixup=1e300": "mixup=1e+300: must be at least 0 and at most 100",
     "train classification --data shards --set shard_cache_gb=1e300": "must be at least 0 and below 1000000000.0",
@@ -107,7 +107,7 @@ USER_ERRORS: dict[str, str] = {  # expected part of the error line for each comm
     "train classification --batch-size 99999999999999999999": "--batch-size 99999999999999999999: must be at most "
     "10,000,000 images",
     "train classification --set workers=99999999999999999999": "must be at least 0 and below 513",
-    "train classification --set size=99999999999999999999": "must be at most 65536",
+    "train classification --set size=99999999999999999999": "must be at least 0 and at most 65536",
     "train classification --accelerator cpu --devices 99999": "--devices 99999: must be at most 1,024 on a CPU",
     "train classification --batch-size 3 --accumulate 4": "--batch-size 3: needs at least 4 images (1 devices × 4",
     "train classification --gpus two": "--gpus",

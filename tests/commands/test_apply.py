@@ -114,7 +114,7 @@ def test_tiled_results_equal_those_for_the_whole_image(name):
 
 def test_uniform_tiles_repeat_few_shapes_and_keep_their_halo():
     for length, side, halo, multiple in ((1000, 64, 24, 8), (1003, 64, 24, 8), (517, 32, 40, 4), (120, 64, 16, 1)):
-        found = Tiling(side, halo, uniform=True, multiple_px=multiple).windows(length)
+        found = Tiling(side, halo, uniform=True, multiple_px=multiple).spans(length)
         assert [window.start for window in found] == list(range(0, length, side)) and found[-1].stop == length
         assert len({window.halo_stop - window.halo_start for window in found}) <= 2
         for window in found:
@@ -362,8 +362,8 @@ def test_tiles_become_smaller_when_a_device_runs_out_of_memory(fail, tmp_path, m
 
 
 def test_tile_windows_cover_the_image_and_stay_inside_it():
-    windows = Tiling(32, 8).windows(70)
-    assert windows == [(0, 32, 0, 40), (32, 64, 24, 70), (64, 70, 56, 70)]
+    spans = Tiling(32, 8).spans(70)
+    assert spans == [(0, 32, 0, 40), (32, 64, 24, 70), (64, 70, 56, 70)]
 
 
 def test_a_downsampled_image_is_compared_with_its_original(tmp_path, capsys):
@@ -379,8 +379,8 @@ def test_a_downsampled_image_is_compared_with_its_original(tmp_path, capsys):
     assert pixels(tmp_path / "inner/two-sr.png").shape == (40, 32, 3)  # cropped to an even size
 
 
-def test_metrics_computed_in_strips_of_rows_equal_those_from_scikit_image(monkeypatch):
-    monkeypatch.setattr("paceline.inference.apply.ROWS_AT_ONCE", 7)
+def test_metrics_computed_in_blocks_equal_those_from_scikit_image(monkeypatch):
+    monkeypatch.setattr("paceline.inference.compare_images.BLOCK_PX", 20)
     noisy = np.clip(PHOTO.astype(int) + np.random.default_rng(0).integers(-9, 10, PHOTO.shape), 0, 255).astype(np.uint8)
     psnr, ssim = measure(Image.fromarray(noisy), Image.fromarray(PHOTO), 2, "rgb")
     one, other = noisy[2:-2, 2:-2], PHOTO[2:-2, 2:-2]

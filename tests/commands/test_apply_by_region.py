@@ -20,10 +20,10 @@ from running import start_function_in_ranks, wait_until
 from test_apply import write_random_weights
 
 from paceline.cli.app import run
-from paceline.images.regions import journal, pyramid_file
+from paceline.images.rectangles import Box
+from paceline.images.regions import pyramid_file
 from paceline.images.regions.open_image import open_region_image
 from paceline.images.regions.pyramid_file import PyramidFile
-from paceline.images.regions.region_image import Box
 from paceline.images.regions.tiff_image import TiffImage
 from paceline.inference import apply_regions
 from paceline.inference.runner import TileRunner
@@ -84,7 +84,7 @@ def test_a_region_that_fits_in_one_tile_also_sees_its_surroundings(name: str, re
 
 
 def test_large_images_are_processed_by_region_without_a_flag(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("paceline.inference.region_plan.PIXEL_LIMIT", 400 * 300 - 1)
+    monkeypatch.setattr("paceline.inference.apply_regions.PIXEL_LIMIT", 400 * 300 - 1)
     assert apply("twice.safetensors", "slide.tif", "--out", tmp_path) == 0
     with tifffile.TiffFile(tmp_path / "slide.tif") as file:
         assert file.series[0].levels[0].shape == (800, 600, 3)
@@ -221,7 +221,7 @@ def test_background_is_skipped_and_its_mask_is_kept(tmp_path: Path, capsys) -> N
 
 def test_a_full_disk_leaves_no_result_and_the_command_resumes(tmp_path: Path, monkeypatch, capsys) -> None:
     written = []
-    write = journal._write_at
+    write = pyramid_file._write_at
 
     def fill(file: int, content: bytes, offset: int) -> None:
         written.append(len(content))
@@ -231,11 +231,11 @@ def test_a_full_disk_leaves_no_result_and_the_command_resumes(tmp_path: Path, mo
         write(file, content, offset)
 
     words = ["twice.safetensors", "slide.tif", "--out", tmp_path, "--tile", 64, "--level", 0, "--preview"]
-    monkeypatch.setattr(journal, "_write_at", fill)
+    monkeypatch.setattr(pyramid_file, "_write_at", fill)
     assert apply(*words) == 2
     assert "No space left on device; run the same command again" in capsys.readouterr().err
     assert not list(tmp_path.glob("*.tif"))
-    monkeypatch.setattr(journal, "_write_at", write)
+    monkeypatch.setattr(pyramid_file, "_write_at", write)
     assert apply(*words) == 0
     assert "resumed after 5 of 35 tiles" in capsys.readouterr().out
 

@@ -17,9 +17,8 @@ from paceline.cli.app import run
 from paceline.core.errors import UserError
 from paceline.data.image_files import accepting_huge_images
 from paceline.data.sources.pairs import Pairs
-from paceline.data.stream import Window
+from paceline.images.rectangles import Box
 from paceline.images.regions.open_image import open_any_image
-from paceline.images.regions.region_image import Box
 
 PHOTO = np.tile(photograph("astronaut")[:110, :150], (2, 1, 1))  # 220 rows, 150 columns
 MODULES = ("decode", "regions.open_image", "deep")
@@ -152,7 +151,7 @@ def test_only_evaluate_accepts_huge_test_images(tmp_path, monkeypatch) -> None:
         source = Pairs("test", settings)
     assert len(source) == 2 and source.has_huge_images, "samples do not depend on the free memory"
     with source.regions(0) as regions:
-        assert regions.read(Window(3, 4, 5, 6))["image"].shape == (5, 6, 3)
+        assert regions.read(Box(3, 4, 5, 6))["image"].shape == (5, 6, 3)
     with pytest.raises(UserError, match=r"huge\.png.*free for each of 2 processes"):
         source.regions(0, num_sharing=2)
 
@@ -195,5 +194,5 @@ def test_small_tiffs_that_training_cannot_read_are_rejected_as_in_training(
             file.pages.first.tags["Compression"].overwrite(34712)  # JPEG 2000
     assert evaluate("twice.safetensors", "--data-root", str(tmp_path)) == 2
     error = capsys.readouterr().err
-    assert "JPEG2000 compression is not supported; save the image uncompressed" in error
+    assert "JPEG2000 compression is not supported; save the image as grey or RGB" in error
     assert "imagecodecs" not in error and len(error.splitlines()) == 1

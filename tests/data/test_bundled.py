@@ -73,12 +73,12 @@ def test_every_bundled_file_is_used_and_listed_with_its_licence() -> None:
 
 def test_the_bundled_stains_and_mask_equal_those_computed_with_scikit_image() -> None:
     tissue = stained_tissue()
-    stains = rgb2hed(tissue.image)
-    for stain, stored in ((0, tissue.hematoxylin), (2, tissue.dab)):
+    stains = rgb2hed(tissue["image"])
+    for stain, stored in ((0, tissue["hematoxylin"]), (2, tissue["dab"])):
         alone = np.zeros_like(stains)
         alone[..., stain] = stains[..., stain]
         computed = np.round(hed2rgb(alone) * 255)
         assert np.abs(computed - stored).max() <= 1  # logarithms may round differently on other processors
-    density = gaussian(-np.log10((tissue.image + 1.0) / 256).sum(axis=-1), 3.0)
+    density = gaussian(-np.log10((tissue["image"] + 1.0) / 256).sum(axis=-1), 3.0)
     mask = np.where(density > threshold_otsu(density), 255, 0)
-    assert (mask[..., np.newaxis] != tissue.mask).mean() < 1e-4
+    assert (mask[..., np.newaxis] != tissue["segmentation"]).mean() < 1e-4

@@ -160,9 +160,6 @@ def test_16_bit_grey_images_stay_16_bit_on_request_and_otherwise_cause_a_note(tm
     source = open_source("photos", tmp_path)
     assert (source.spec.dtype, source.spec.channels) == ("uint8", 3)
     assert "16-bit images are read as 8-bit; use --set pixels=uint16" in " ".join(source.notes)
-    Image.new("RGB", (20, 24)).save(tmp_path / "train" / "0.png")  # now the first image has 8 bits
-    assert "a.png: 16-bit images are read as 8-bit" in " ".join(open_source("photos", tmp_path).notes)
-    (tmp_path / "train" / "0.png").unlink()
     source = open_source("photos", tmp_path, pixels="uint16")
     assert (source.spec.dtype, source.spec.channels, source.notes) == ("uint16", 1, ())
     assert np.array_equal(source.read(0)["image"][..., 0], stack(0)[0])
@@ -228,8 +225,6 @@ def test_files_that_do_not_fit_the_first_are_reported_by_name(tmp_path: Path) ->
     assert len(open_source("photos", tmp_path, bad_images="skip")) == 1
     with pytest.raises(UserError, match=r"channels=7: .*a\.tif has 5 channels"):
         open_source("photos", tmp_path, channels=7)
-    with pytest.raises(UserError, match=r"channels=65: must be .* up to 64"):
-        open_source("photos", tmp_path, channels=65)
 
 
 @pytest.mark.parametrize(

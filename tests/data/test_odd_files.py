@@ -24,9 +24,9 @@ from paceline.images.decode import BadImage
 from paceline.images.encode import read_image
 from paceline.images.readers import EightBitReader
 from paceline.inference.apply_files import plan_results, read_headers
+from paceline.inference.apply_regions import RegionOptions
 from paceline.inference.classify import classify_files
 from paceline.inference.files import find_images
-from paceline.inference.region_plan import RegionOptions
 
 PHOTO = Image.fromarray(photograph("coffee")).resize((24, 20))
 ANIMATED = [PHOTO, PHOTO.rotate(180), PHOTO.rotate(90)]

@@ -18,7 +18,7 @@ from paceline.core.errors import UserError
 from paceline.data.sources.digits import Digits
 from paceline.data.sources.packed import Packed
 from paceline.data.sources.photos import Photos
-from paceline.data.stream import Window
+from paceline.images.rectangles import Box
 
 NO_FLAGS = {"workers": 0}
 
@@ -110,7 +110,7 @@ def flip_a_bit(file: Path, place: int) -> None:
 def test_a_damaged_image_is_reported_and_the_others_are_read(by_window: bool, packed: Path) -> None:
     flip_a_bit(packed / "train" / "image.pixels", 5)
     source = open_packed(packed)
-    read = (lambda index: source.read_window(index, Window(10, 10, 4, 4))) if by_window else source.read
+    read = (lambda index: source.read_window(index, Box(10, 10, 4, 4))) if by_window else source.read
     read(1)
     with pytest.raises(UserError, match=r"train/image\.pixels: 0\.png is damaged"):
         read(0)

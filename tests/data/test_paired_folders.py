@@ -70,7 +70,6 @@ def train(root: Path, *words: str) -> int:
         ({"noisy": noisy, "clean": same}, "use --data pairs for both, or --data-root {root}/clean for one"),
         ({"A": inverted_edges, "B": same}, "use --data pairs for both, or --data-root {root}/B for one"),
         ({"trainA": inverted_edges, "trainB": same}, "moved to {root}/input and {root}/target, for both"),
-        ({"first": noisy, "second": blurred}, "moved to {root}/input and {root}/target, for both"),
         ({"scene1/blur": blurred, "scene1/sharp": same}, "moved to {root}/input and {root}/target, for both"),
         ({"HR": same, "LRx4": reduced}, "use --data-root {root}/HR --low-root {root}/LRx4 for both"),
         ({"large/day": same, "small/day": reduced}, "use --data-root {root}/large --low-root {root}/small for both"),

@@ -14,7 +14,7 @@ from paceline.contracts.recipe import Recipe
 from paceline.core import registry
 from paceline.core.errors import UserError
 from paceline.data.source import RegisteredSources, Source, Subset, sizes_of, split_off
-from paceline.data.stream import Window
+from paceline.images.rectangles import Box
 
 NAMES = registry.names("source")
 
@@ -72,7 +72,7 @@ def test_metadata_available_without_reading_matches_the_samples(name: str, make_
 @pytest.mark.parametrize("name", NAMES)
 def test_reading_a_window_crops_every_image_of_a_sample(name: str, make_data) -> None:
     source = build(name, "train", make_data(name))
-    whole, part = source.read(1), source.read_window(1, Window(2, 4, 4, 2))
+    whole, part = source.read(1), source.read_window(1, Box(2, 4, 4, 2))
     assert part.keys() == whole.keys()
     for field, value in whole.items():
         assert np.array_equal(part[field], value[2:6, 4:6] if value.ndim == 3 else value)

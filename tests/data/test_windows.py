@@ -25,8 +25,9 @@ from paceline.data.loader import Loader
 from paceline.data.loaders import resident
 from paceline.data.source import ArraySource, Source, split_off
 from paceline.data.sources.photos import Photos
-from paceline.data.stream import CROP_COLUMN, CROP_ROW, NUM_UNIFORMS, ROT90, Drawer, Stream, Window, check_crop, windows
+from paceline.data.stream import CROP_COLUMN, CROP_ROW, NUM_UNIFORMS, ROT90, Drawer, Stream, check_crop, windows
 from paceline.data.transforms import Augment, transform
+from paceline.images.rectangles import Box
 
 CPU = torch.device("cpu")
 BATCH, CROP, SCALE = 12, 12, 4
@@ -171,7 +172,7 @@ def test_windows_stay_inside_the_image_and_reach_every_position() -> None:
     uniforms[0], uniforms[1] = 0, np.nextafter(np.float32(1), np.float32(0))
     sizes = np.tile([[15, 12]], (4000, 1))
     found = windows(uniforms, sizes, 12, 0)
-    assert found[0] == Window(0, 0, 12, 12) and found[1] == Window(3, 0, 12, 12)
+    assert found[0] == Box(0, 0, 12, 12) and found[1] == Box(3, 0, 12, 12)
     assert {window.top for window in found} == {0, 1, 2, 3} and {window.left for window in found} == {0}
     aligned = windows(uniforms, np.tile([[23, 33]], (4000, 1)), 12, 4)
     assert {window.top for window in aligned} == {0, 4, 8}
@@ -214,7 +215,7 @@ def test_held_out_images_keep_their_sizes_and_names(data: Path) -> None:
         assert part.sizes is not None
         for index in range(len(part)):
             assert part.read(index)["image"].shape[:2] == tuple(part.sizes[index])
-            window = part.read_window(index, Window(1, 2, 5, 6))["image"]
+            window = part.read_window(index, Box(1, 2, 5, 6))["image"]
             assert np.array_equal(window, part.read(index)["image"][1:6, 2:8])
     assert len({part.name_of(i) for part in (training, validation) for i in range(len(part))}) == len(SIZES)
 

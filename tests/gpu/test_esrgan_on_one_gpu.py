@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from paceline.commands.configure import configure
-from paceline.images.degradation import torch_steps
-from paceline.images.degradation.parameters import NUM_NUMBERS, NUM_ORDER_NUMBERS
-from paceline.images.degradation.second_order import degrade, fastest_steps
+from paceline.images.degradation import second_order
+from paceline.images.degradation.second_order import NUM_NUMBERS, NUM_ORDER_NUMBERS, degrade, fastest_steps
 from paceline.training.build import Parts, assemble
 from paceline.training.graph import GraphedStep
 
@@ -66,9 +65,9 @@ def test_triton_kernels_degrade_images_as_torch_does_apart_from_rare_rounding(
     torch.set_float32_matmul_precision("high")  # as in a run with bf16; degradations are still computed in float32
     images, numbers, orders = inputs(channels)
     chosen = orders if random_order else None
-    assert fastest_steps(images) is not torch_steps
+    assert fastest_steps(images) is not second_order.TORCH_STEPS
     found = degrade(images, numbers, 4, orders=chosen)
-    wanted = degrade(images, numbers, 4, orders=chosen, steps=torch_steps)
+    wanted = degrade(images, numbers, 4, orders=chosen, steps=second_order.TORCH_STEPS)
     difference = (found - wanted).abs()
     # One pixel that is rounded differently in the first round changes its neighbours in the next rounds. On one H200,
     # up to 1.6 % of an image's values differed in the median.

@@ -43,16 +43,16 @@ from paceline.images.degradation.operations import (
     to_poisson,
     uniform_field,
 )
-from paceline.images.degradation.parameters import (
+from paceline.images.degradation.second_order import (
     FIRST,
     NUM_NUMBERS,
     NUM_ORDER_NUMBERS,
     ORDERS,
     SECOND,
+    degrade,
+    in_random_order,
     random_scale,
 )
-from paceline.images.degradation.second_order import degrade
-from paceline.images.degradation.torch_steps import in_random_order
 
 NAMES = ("astronaut", "coffee", "chelsea")
 

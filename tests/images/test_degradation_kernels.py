@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from paceline.images.degradation import second_order, torch_steps
+from paceline.images.degradation import second_order
 from paceline.images.degradation.operations import (
     AREA,
     BICUBIC,
@@ -20,8 +20,7 @@ from paceline.images.degradation.operations import (
     make_noise,
     resize,
 )
-from paceline.images.degradation.parameters import NUM_NUMBERS, NUM_ORDER_NUMBERS, ORDERS, Resize
-from paceline.images.degradation.second_order import degrade
+from paceline.images.degradation.second_order import NUM_NUMBERS, NUM_ORDER_NUMBERS, ORDERS, Resize, degrade
 
 pytest.importorskip("triton")
 
@@ -139,9 +138,9 @@ def test_torch_replaces_kernels_that_cannot_be_compiled_and_prints_one_note(
     monkeypatch.setattr(second_order, "_triton", second_order._Triton(usable=True))
     monkeypatch.setattr(second_order, "_fits_triton", lambda levels: True)
     monkeypatch.setattr(triton_steps, "apply_final", fail)  # the last step, so that the earlier steps ran already
-    monkeypatch.setattr(triton_steps, "apply_round", torch_steps.apply_round)
+    monkeypatch.setattr(triton_steps, "apply_round", second_order.apply_round)
     images, numbers = smooth(2, 3, 16, 16) / 127.5 - 1, torch.rand(2, NUM_NUMBERS, device=DEVICE)
     found = [degrade(images, numbers, 2) for _ in range(2)]
-    wanted = degrade(images, numbers, 2, steps=torch_steps)
+    wanted = degrade(images, numbers, 2, steps=second_order.TORCH_STEPS)
     assert all(torch.equal(one, wanted) for one in found)
     assert capsys.readouterr().out.count("no C compiler") == 1

@@ -26,7 +26,7 @@ from paceline.images.encode import Attachments, read_image, write_image
 from paceline.images.readers import EightBitReader, choose_reader, make_reader
 
 PLANES = np.random.default_rng(0).integers(0, 65536, (5, 12, 9), dtype=np.uint16)
-SIXTEEN_BITS = PixelFormat.full("uint16")
+SIXTEEN_BITS = PixelFormat.of("uint16")
 FLOATS = PixelFormat("float32", -1.0, 3.0)
 
 

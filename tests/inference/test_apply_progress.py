@@ -15,7 +15,7 @@ def test_pixels_of_an_earlier_command_count_as_done_but_not_for_the_speed(
     monkeypatch.setattr(apply.time, "monotonic", lambda: now)
     with show_progress(400_000_000) as progress:
         now += 20
-        progress.resume(200_000_000)
+        progress.advance(200_000_000, earlier=True)
         now += 80
         progress.advance(50_000_000)
     assert capsys.readouterr().out.splitlines() == [

@@ -93,7 +93,7 @@ def test_a_failed_capture_is_noted_and_the_forward_pass_stays_eager(without_cuda
     without_cuda.setattr(graphed_function, "_Captured", fail)
     forward = GraphedForward(lambda tiles, _: Values({"image": tiles * 2}, torch.tensor(True)), CPU)
     for _ in range(6):
-        made = forward(torch.ones(1, 4, 4, 3), PixelFormat.full("uint8"))
+        made = forward(torch.ones(1, 4, 4, 3), PixelFormat.of("uint8"))
     assert torch.equal(made.by_name["image"], torch.full((1, 4, 4, 3), 2.0)) and made.finite
     assert list(made.by_name) == ["image"]
     assert forward.note == (

@@ -13,8 +13,7 @@ from running import run_fork, start_function_in_ranks
 
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
-from paceline.images.degradation.parameters import NUM_NUMBERS, NUM_ORDER_NUMBERS
-from paceline.images.degradation.second_order import degrade
+from paceline.images.degradation.second_order import NUM_NUMBERS, NUM_ORDER_NUMBERS, degrade
 from paceline.images.resample import bicubic_as_saved
 from paceline.models.esrgan import RRDBNet, UNetDiscriminator
 from paceline.models.features import Features

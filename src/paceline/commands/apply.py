@@ -20,8 +20,8 @@ from paceline.core.types import SettingValue
 from paceline.images.encode import Encoding, check_encoding
 from paceline.inference.apply import AppliedImage, Applier, ApplierSettings, show_progress
 from paceline.inference.apply_files import apply_all, plan_results, read_headers
+from paceline.inference.apply_regions import RegionOptions, check_region_options
 from paceline.inference.files import count_images, report_skipped
-from paceline.inference.region_plan import RegionOptions, check_region_options
 from paceline.inference.trained import Blend, ImageModel, open_image_model
 from paceline.parallel.world import check_devices, gpu_ids, uses_cuda
 from paceline.runs.finished_run import last_finished

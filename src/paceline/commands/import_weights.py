@@ -13,7 +13,7 @@ from paceline.core.errors import UserError
 from paceline.core.files import SAFETENSORS, check_creatable, user_path
 from paceline.core.registry import load_class, load_classes
 from paceline.core.text import print_line
-from paceline.inference.trained import StoredModel, build, main_use, open_recipe
+from paceline.inference.trained import StoredModel, build, main_use, open_trained
 from paceline.runs.recipe import load_recipe
 from paceline.runs.record import CONFIG
 from paceline.runs.weights import is_weights_file, stored_settings, write_weights
@@ -43,7 +43,7 @@ def import_weights(files: list[str], recipe: str, out: str, preset: str, assignm
     built = build(config, spec)
     tensors = importer.tensors(built.state_dict())
     stored = StoredModel(config, spec, tensors, out)
-    open_recipe(stored, files[0])  # raises if a tensor is missing or does not fit
+    open_trained(stored, files[0])  # raises if a tensor is missing or does not fit
     write_weights(target, config, spec, tensors)
     networks = [name for name in built.single_networks if any(key.startswith(f"{name}.") for key in tensors)]
     count = sum(tensor.numel() for tensor in tensors.values())

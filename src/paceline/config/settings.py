@@ -6,6 +6,7 @@ import operator
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
+from paceline.contracts.data_spec import MAX_CHANNELS
 from paceline.core.text import short_repr
 
 Number = int | float
@@ -241,9 +242,14 @@ class RunSettings:
     bad_images: Literal["fail", "skip"] = setting(
         "fail", "what to do with unreadable images: fail or skip them", flag=True
     )
-    size: int = setting(0, "height and width of the images in pixels; 0 keeps the source's size", at_most=65_536)
+    size: int = setting(
+        0, "height and width of the images in pixels; 0 keeps the source's size", at_least=0, at_most=65_536
+    )
     channels: int = setting(
-        0, "number of channels; 1 converts to greyscale, 3 to RGB; 0: the source's channels (for most sources: RGB)"
+        0,
+        "number of channels; 1 converts to greyscale, 3 to RGB; 0: the source's channels (for most sources: RGB)",
+        at_least=0,
+        at_most=MAX_CHANNELS,
     )
     preview_channels: str = setting(
         "",

@@ -23,9 +23,9 @@ class PixelFormat:
     high: float = 255.0
 
     @classmethod
-    def full(cls, dtype: str) -> PixelFormat:
-        """Return the format of an integer type, with its full range."""
-        return cls(cast(PixelType, dtype), 0.0, WHITE[dtype])
+    def of(cls, dtype: str, limits: tuple[float, float] | None = None) -> PixelFormat:
+        """Return the format of a data type with a range; by default, the full range of an integer type."""
+        return cls(cast(PixelType, dtype), *(limits or (0.0, WHITE[dtype])))
 
     @property
     def span(self) -> float:
@@ -107,7 +107,7 @@ class DataSpec:
     @property
     def pixel_format(self) -> PixelFormat:
         """The data type of the pixels, with their range of values."""
-        return PixelFormat(self.dtype, *self.value_range) if self.value_range else PixelFormat.full(self.dtype)
+        return PixelFormat.of(self.dtype, self.value_range)
 
     @property
     def classes(self) -> tuple[str, ...]:

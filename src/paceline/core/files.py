@@ -274,7 +274,7 @@ def read_json(path: Path) -> Mapping[str, Any]:
 
 def why(error: Exception) -> str:
     """Return why a file cannot be read, on one line and without the file name."""
-    return " ".join(str(getattr(error, "strerror", None) or error).split())
+    return " ".join(str(getattr(error, "strerror", None) or error).split()) or type(error).__name__
 
 
 LOCK = ".lock"  # name of the lock file in the locked folder

@@ -8,7 +8,6 @@ import re
 import stat
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +18,7 @@ from paceline.config.settings import RunSettings
 from paceline.core.errors import UserError
 from paceline.core.files import user_path, write_file
 from paceline.core.text import printable
-from paceline.images.decode import BadImage, decode, unlimited
+from paceline.images.decode import BadImage, unlimited
 from paceline.images.integrity import TIFF_SUFFIXES
 from paceline.images.readers import image_size
 
@@ -328,8 +327,6 @@ SCALE = re.compile(r"(?i)[-_]?(?:x\d+|lr|hr|\dx)$")  # 0001x4 is the low-resolut
 SPLIT = re.compile(r"^(?:train|test|val)_?(?=.)")  # trainA and trainB are A and B of one split
 MAX_FOLDERS = 8  # more subfolders are classes or scenes
 NUM_COMPARED = 3
-THUMBNAIL_PX = 16
-SIMILAR = 0.9  # correlation of thumbnails, which is above 0.95 for blurred, noisy and downscaled copies
 
 
 def check_independent(root: Path, files: Iterable[Path], flag: str) -> None:
@@ -374,7 +371,8 @@ def _scale(one: dict[str, Path], other: dict[str, Path], *, is_usual: bool) -> i
     try:
         sizes = [[np.array(image_size(file, unlimited)) for file in files] for files in (first, second)]
         scales = {_scale_of_sizes(*pair) for pair in zip(*sizes, strict=True)}
-        return scales.pop() if len(scales) == 1 and (is_usual or _are_similar(first, second)) else 0
+        scale = scales.pop() if len(scales) == 1 else 0
+        return scale if is_usual or abs(scale) != 1 else 0  # files of one size may be numbered alike in any folders
     except BadImage:  # reported when the sample is read
         return 0
 
@@ -385,19 +383,3 @@ def _scale_of_sizes(one: NDArray[np.int64], other: NDArray[np.int64]) -> int:
     scale = int(one[0] // other[0])
     remainder = one - scale * other
     return scale if remainder.min() >= 0 and remainder.max() < scale else 0
-
-
-def _are_similar(first: Sequence[Path], second: Sequence[Path]) -> bool:
-    """Return whether images resemble their counterparts, and other images less, since classes can look alike."""
-    thumbnail = cache(_thumbnail)
-    similar = np.array([[float((thumbnail(one) * thumbnail(other)).sum()) for other in second] for one in first])
-    to_counterpart, to_others = similar.diagonal(), (similar - 2 * np.eye(len(similar))).max(axis=1)
-    return len(similar) > 1 and bool(np.median(to_counterpart) > SIMILAR and (to_counterpart > to_others).all())
-
-
-def _thumbnail(file: Path) -> NDArray[np.float64]:
-    """Return a small image without its mean and of norm 1, so that products are correlations."""
-    levels = np.array(decode(file).convert("L").resize((THUMBNAIL_PX, THUMBNAIL_PX)), dtype=np.float64)
-    levels -= levels.mean()
-    levels /= max(1.0, float(np.linalg.norm(levels)))
-    return levels

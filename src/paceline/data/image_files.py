@@ -36,12 +36,12 @@ from paceline.data.file_lists import (
     unused_validation,
 )
 from paceline.data.source import Encoded, Sample, Source, group_keys
-from paceline.data.stream import Window
 from paceline.data.whole_source import num_readers
 from paceline.images.decode import PIXEL_LIMIT, BadImage
 from paceline.images.readers import Decoded, ImageReader, choose_reader
+from paceline.images.rectangles import Box
 from paceline.images.regions.open_image import huge_size, open_any_image
-from paceline.images.regions.region_image import Box, RegionImage
+from paceline.images.regions.region_image import RegionImage
 
 _ACCEPTED = ContextVar("huge test images are accepted", default=False)
 
@@ -94,7 +94,7 @@ class SampleRegions:
                 self.close()
                 raise unreadable(field.path, error) from error
 
-    def read(self, window: Window) -> Sample:
+    def read(self, window: Box) -> Sample:
         """Return every field of the sample inside a window of its "image"."""
         return {name: self._read(field, window) for name, field in self._fields.items()}
 
@@ -108,14 +108,14 @@ class SampleRegions:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _read(self, field: RegionField, window: Window) -> NDArray[Any]:
-        top, left, height, width = (side // field.scale for side in window)
-        left += field.left
+    def _read(self, field: RegionField, window: Box) -> NDArray[Any]:
+        place = Box(*(side // field.scale for side in window))
+        place = place._replace(left=place.left + field.left)
         if field.path in self._arrays:
-            return self._arrays[field.path][top : top + height, left : left + width]
+            return self._arrays[field.path][place.slices]
         image = self._images[field.path]
         try:
-            return self._reader.from_region(image.read(0, Box(top, left, height, width)), image.format)
+            return self._reader.from_region(image.read(0, place), image.format)
         except BadImage as error:
             raise unreadable(field.path, error) from error
 

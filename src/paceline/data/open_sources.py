@@ -16,7 +16,7 @@ from paceline.config.spans import is_never
 from paceline.contracts.data_spec import LARGEST, DataSpec
 from paceline.core.errors import UserError, check_parameters
 from paceline.core.registry import is_path, load_class
-from paceline.data.source import Source, Subset, held_out, split_off
+from paceline.data.source import Source, split_off
 
 
 def open_sources(config: Config, split: str = "") -> dict[str, Source]:
@@ -86,29 +86,15 @@ def _hold_out(run: RunSettings, whole: Source) -> dict[str, Source]:
     """Return the training samples and, if samples are held out, the validation samples."""
     if not run.validation:
         return {"train": whole}
-    train, validation = _split_off(whole, run.validation, run.split_seed)
+    train, validation = split_off(whole, run.validation, run.split_seed)
     train.notes, train.not_used, train.class_advice = whole.notes, whole.not_used, whole.class_advice
     if not len(train) or not len(validation):
-        raise _no_validation(run.validation, len(whole))
+        share = f"--set validation={math.ceil(1000 / max(1, len(whole))) / 1000:g} to hold out at least one sample, or "
+        raise UserError(
+            f"validation={run.validation:g}: leaves a split empty (samples available: {len(whole)}); "
+            f"use {share if len(whole) > 1 else ''}--set validation=0 to hold out no samples"
+        )
     return {"train": train, "validation": validation}
-
-
-def _split_off(whole: Source, fraction: float, seed: int) -> tuple[Source, Source]:
-    if not whole.groups:
-        return split_off(whole, fraction, seed)
-    validated = held_out(whole.groups, fraction, seed)
-    return Subset(whole, np.flatnonzero(~validated)), Subset(whole, np.flatnonzero(validated))
-
-
-def _no_validation(share: float, total: int) -> UserError:
-    """Return the error for a validation fraction that leaves a split empty. The message suggests a better fraction."""
-    one = (
-        f"--set validation={math.ceil(1000 / total) / 1000:g} to hold out at least one sample, or " if total > 1 else ""
-    )
-    return UserError(
-        f"validation={share:g}: leaves a split empty (samples available: {total}); "
-        f"use {one}--set validation=0 to hold out no samples"
-    )
 
 
 MAX_LENGTH = 80

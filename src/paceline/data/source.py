@@ -23,7 +23,8 @@ from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
 from paceline.core.registry import load_class, names
 from paceline.data.file_lists import first_few
-from paceline.data.stream import FULL, Shuffle, Window, cut
+from paceline.data.stream import FULL, Shuffle, cut
+from paceline.images.rectangles import Box
 
 Sample = dict[str, NDArray[Any]]  # images are [height, width, channels] arrays, labels are int64 scalars
 
@@ -134,7 +135,7 @@ class Source(HasSettings):
         """Read and decode one sample."""
         raise NotImplementedError
 
-    def read_window(self, index: int, window: Window) -> Sample:
+    def read_window(self, index: int, window: Box) -> Sample:
         """Read one sample, cropped to a window.
 
         Override this if the source can read part of a sample faster than the whole sample.
@@ -278,7 +279,7 @@ class Subset(Source):
     def read_many(self, indices: NDArray[np.int64]) -> Sample:
         return self.source.read_many(self.indices[indices])
 
-    def read_window(self, index: int, window: Window) -> Sample:
+    def read_window(self, index: int, window: Box) -> Sample:
         return self.source.read_window(int(self.indices[index]), window)
 
     def encoded(self, index: int) -> Encoded | None:
@@ -305,9 +306,12 @@ class Subset(Source):
 
 def split_off(source: Source, fraction: float, seed: int) -> tuple[Source, Source]:
     """Split a source at random; return the training samples and the `fraction` held out for validation."""
-    order = np.random.Generator(np.random.Philox(key=seed)).permutation(len(source))
-    held_out = round(len(source) * fraction)
-    return Subset(source, np.sort(order[held_out:])), Subset(source, np.sort(order[:held_out]))
+    if source.groups:
+        validated = held_out(source.groups, fraction, seed)
+    else:
+        order = np.random.Generator(np.random.Philox(key=seed)).permutation(len(source))
+        validated = np.isin(np.arange(len(source)), order[: round(len(source) * fraction)])
+    return Subset(source, np.flatnonzero(~validated)), Subset(source, np.flatnonzero(validated))
 
 
 def is_in_memory(source: Source) -> bool:

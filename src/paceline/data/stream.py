@@ -16,6 +16,7 @@ from torch import Tensor
 from paceline.contracts.data_spec import PixelFormat
 from paceline.contracts.recipe import Batch, DataSpec, Draw
 from paceline.core.errors import UserError
+from paceline.images.rectangles import Box
 
 NUM_UNIFORMS = 8  # random numbers in [0, 1) per sample
 # The column of `uniforms` that each augmentation reads.
@@ -107,22 +108,13 @@ def _places(length: int) -> NDArray[np.float32]:
 MAX_NAMED = 3  # maximum number of images listed in an error message
 
 
-class Window(NamedTuple):
-    """A region of a sample's "image", in pixels; the sample's other images are cropped to match."""
-
-    top: int
-    left: int
-    height: int
-    width: int
-
-
-def cut(sample: dict[str, NDArray[Any]], window: Window, scale: int) -> dict[str, NDArray[Any]]:
+def cut(sample: dict[str, NDArray[Any]], window: Box, scale: int) -> dict[str, NDArray[Any]]:
     """Crop every image of a sample to the window, which is divided by the scale for the low-resolution image."""
     parts = {}
     for name, field in sample.items():
         if field.ndim == 3:
-            top, left, height, width = (side // scale for side in window) if name == "low" and scale else window
-            field = field[top : top + height, left : left + width]
+            place = Box(*(side // scale for side in window)) if name == "low" and scale else window
+            field = field[place.slices]
         parts[name] = field
     return parts
 
@@ -135,10 +127,10 @@ def corners(uniforms: Tensor, sizes: Tensor, crop: int, scale: int) -> Tensor:
     return (uniforms[:, CROP_ROW : CROP_COLUMN + 1] * places.to(torch.float32)).to(torch.int64) * step
 
 
-def windows(uniforms: NDArray[np.float32], sizes: NDArray[np.int64], crop: int, scale: int) -> list[Window]:
+def windows(uniforms: NDArray[np.float32], sizes: NDArray[np.int64], crop: int, scale: int) -> list[Box]:
     """Return each sample's window, computed on the host."""
     found = corners(torch.from_numpy(uniforms), torch.from_numpy(sizes), crop, scale)
-    return [Window(top, left, crop, crop) for top, left in found.tolist()]
+    return [Box(top, left, crop, crop) for top, left in found.tolist()]
 
 
 def cropped(spec: DataSpec, crop: int) -> DataSpec:

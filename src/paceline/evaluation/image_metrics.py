@@ -69,7 +69,11 @@ def luma(levels: Tensor, peak: float = PEAK) -> Tensor:
 
 def psnr(made: Tensor, target: Tensor, peak: float = PEAK) -> Tensor:
     """Return the peak signal-to-noise ratio of each image, in dB."""
-    squares = (made - target).square().mean((1, 2, 3))
+    return decibels((made - target).square().mean((1, 2, 3)), peak)
+
+
+def decibels(squares: Tensor, peak: float) -> Tensor:
+    """Return the peak signal-to-noise ratio in dB for mean squared differences."""
     return torch.where(squares > 0, 10 * (peak**2 / squares).log10(), PSNR_OF_IDENTICAL)
 
 
@@ -107,8 +111,6 @@ def blurred(images: Tensor) -> Tensor:
 BLOCK_PX = 96
 NIQE_WINDOW, NIQE_SIGMA = 7, 7 / 6
 NEIGHBOURS = ((0, 1), (1, 0), (1, 1), (1, -1))  # offsets between pixels whose products are evaluated
-SHARP_SHARE = 0.75  # blocks for `fit` have at least this fraction of the sharpness of the image's sharpest block
-FIT_STRIDE_PX = 16  # the few photographs are used in overlapping blocks
 MODEL_FILE = Path(__file__).with_name("niqe.npz")
 PROTOCOL = "fitted to photographs bundled with Paceline"
 _SHAPES = torch.arange(0.2, 10.0005, 0.001, dtype=torch.float64)
@@ -151,16 +153,6 @@ def niqe(levels: Tensor) -> Tensor:
         # Few blocks give a singular covariance, so the pseudoinverse is used.
         found.append((difference @ torch.linalg.pinv((covariance + own.covariance) / 2) @ difference).sqrt())
     return torch.stack(found)
-
-
-def fit(images: Iterable[Tensor]) -> NiqeModel:
-    """Return the model of undistorted images [c, h, w] with values from 0 to 255, using their sharp blocks only."""
-    kept = []
-    for image in images:
-        features, sharpness = block_features(image, FIT_STRIDE_PX)
-        kept.append(features[sharpness >= SHARP_SHARE * sharpness.max()])
-    features = torch.cat(kept)
-    return NiqeModel(features.mean(0), _covariance(features))
 
 
 def block_features(image: Tensor, stride_px: int) -> tuple[Tensor, Tensor]:

@@ -177,45 +177,6 @@ class Layout(NamedTuple):
         return sum(prod(shape) for shape in self.shapes().values())
 
 
-class FeatureSums:
-    """Sums features in float64. Samples are identified by position, so sums do not depend on the number of ranks."""
-
-    def __init__(self, layout: Layout, device: torch.device) -> None:
-        self.layout = layout
-        self.parts = {
-            name: torch.zeros(shape, dtype=torch.float64, device=device) for name, shape in layout.shapes().items()
-        }
-        # The extra row receives all samples that are not kept, so that the host need not wait for the device.
-        self.rows = torch.zeros(layout.num_rows + 1, layout.num_features, dtype=torch.float64, device=device)
-
-    def add(self, features: Features, position: Tensor) -> None:
-        """Add a batch. The position of a sample is its index among all samples."""
-        vectors = features.vectors.double()
-        self.parts["count"] += len(vectors)
-        self.parts["sum"] += vectors.sum(dim=0)
-        self.parts["products"] += vectors.T @ vectors
-        self.rows.index_copy_(0, position.clamp_max(self.layout.num_rows), vectors)
-        if features.logits is not None:
-            likelihood = features.logits.double().softmax(dim=1)
-            splits = torch.arange(NUM_SPLITS, device=position.device)
-            member = (splits[:, None] == position * NUM_SPLITS // self.layout.total).double()
-            self.parts["split_counts"] += member.sum(dim=1)
-            self.parts["likelihoods"] += member @ likelihood
-            self.parts["negative_entropies"] += member @ torch.special.xlogy(likelihood, likelihood).sum(dim=1)
-
-    def flat(self) -> Tensor:
-        """Return all sums as one vector."""
-        parts = self.parts | {"rows": self.rows[:-1]}
-        return torch.cat([part.flatten() for part in parts.values()])
-
-
-def unflatten(flat: Tensor, layout: Layout) -> dict[str, Tensor]:
-    """Split a vector returned by `flat` into sums by name."""
-    shapes = layout.shapes()
-    pieces = torch.split(flat, [prod(shape) for shape in shapes.values()])
-    return {name: piece.view(shape) for (name, shape), piece in zip(shapes.items(), pieces, strict=True)}
-
-
 @dataclass(frozen=True)
 class Statistics:
     """Statistics of features, from which distances are computed."""
@@ -284,6 +245,55 @@ class ClassSums:
         covariances = products - counts[:, None, None] * means[:, :, None] * means[:, None]
         numbers = map(int, counts.tolist())
         return list(map(ClassStatistics, numbers, means, covariances / (counts - 1)[:, None, None]))
+
+
+class FeatureSums:
+    """Sums features in float64. Samples are identified by position, so sums do not depend on the number of ranks."""
+
+    def __init__(self, layout: Layout, device: torch.device, by_class: ClassSums | None = None) -> None:
+        """Prepare the sums; with `by_class`, features are also summed for each class."""
+        self.layout, self.by_class = layout, by_class
+        self.parts = {
+            name: torch.zeros(shape, dtype=torch.float64, device=device) for name, shape in layout.shapes().items()
+        }
+        # The extra row receives all samples that are not kept, so that the host need not wait for the device.
+        self.rows = torch.zeros(layout.num_rows + 1, layout.num_features, dtype=torch.float64, device=device)
+
+    def add(self, features: Features, position: Tensor, label: Tensor | None = None) -> None:
+        """Add a batch. The position of a sample is its index among all samples."""
+        if self.by_class:
+            assert label is not None
+            self.by_class.add(features.vectors, label)
+        vectors = features.vectors.double()
+        self.parts["count"] += len(vectors)
+        self.parts["sum"] += vectors.sum(dim=0)
+        self.parts["products"] += vectors.T @ vectors
+        self.rows.index_copy_(0, position.clamp_max(self.layout.num_rows), vectors)
+        if features.logits is not None:
+            likelihood = features.logits.double().softmax(dim=1)
+            splits = torch.arange(NUM_SPLITS, device=position.device)
+            member = (splits[:, None] == position * NUM_SPLITS // self.layout.total).double()
+            self.parts["split_counts"] += member.sum(dim=1)
+            self.parts["likelihoods"] += member @ likelihood
+            self.parts["negative_entropies"] += member @ torch.special.xlogy(likelihood, likelihood).sum(dim=1)
+
+    def flat(self) -> Tensor:
+        """Return all sums as one vector, followed by those of the classes."""
+        parts = self.parts | {"rows": self.rows[:-1]}
+        by_class = [self.by_class.flat()] if self.by_class else []
+        return torch.cat([part.flatten() for part in parts.values()] + by_class)
+
+    def split(self, flat: Tensor) -> tuple[dict[str, Tensor], list[ClassStatistics]]:
+        """Split a vector like that of `flat` into the sums by name and the statistics of each class."""
+        whole, by_class = flat.tensor_split([self.layout.num_values])
+        return unflatten(whole, self.layout), self.by_class.statistics(by_class) if self.by_class else []
+
+
+def unflatten(flat: Tensor, layout: Layout) -> dict[str, Tensor]:
+    """Split a vector returned by `flat` into sums by name."""
+    shapes = layout.shapes()
+    pieces = torch.split(flat, [prod(shape) for shape in shapes.values()])
+    return {name: piece.view(shape) for (name, shape), piece in zip(shapes.items(), pieces, strict=True)}
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from paceline.config.settings import RunSettings
-from paceline.contracts.data_spec import MAX_CHANNELS
 from paceline.core.errors import UserError
 from paceline.core.host import free_host_bytes
 from paceline.images.integrity import HAS_SLICES, IMAGE_DEPTH, check_length, is_tiff, load_undamaged
@@ -71,27 +70,27 @@ def to_array(image: Image.Image, convert: Callable[[Image.Image], Image.Image]) 
     return whole
 
 
+def to_pillow(pixels: NDArray[Any]) -> Image.Image:
+    """Return pixels [h, w, c] as a Pillow image."""
+    return Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
+
+
 PNG_DEPTH_AT = 24  # position of the bit depth in a PNG header
 PNG_GREY_AND_ALPHA = 4  # a colour type in a PNG header
 BITS_PER_SAMPLE = 258  # TIFF tag
-START_OF_CODESTREAM, CODESTREAM_BOX = b"\xff\x4f\xff\x51", b"jp2c"  # in JPEG 2000 files
-BITS_AT = 42  # from the start of a codestream to the number of bits of its first channel
 
 
 def loses_bits(image: Image.Image, file: IO[bytes]) -> bool:
     """Return whether Pillow reduces an opened image to 8 bits; the file position is preserved."""
     if image.mode in (*SIXTEEN_BIT_MODES, *UNBOUNDED_MODES):
         return False
-    with _from_start(file):
-        if image.format == "PNG":
+    if image.format == "PNG":
+        with _from_start(file):
             return file.read(PNG_DEPTH_AT + 1)[PNG_DEPTH_AT:] == b"\x10"
-        if image.format == "PPM":
-            return _largest_ppm_value(file) > 255
-        if image.format == "JPEG2000":
-            return _jpeg_2000_bits(file) > 8
-        if image.format == "TIFF":
-            return any(bits > 8 for bits in image.tag_v2.get(BITS_PER_SAMPLE, ()))  # type: ignore[attr-defined]
-        return False
+    if image.format == "PPM":
+        largest = image.tile[0][3][-1]  # type: ignore[attr-defined]  # of 8 bits: the name of a mode
+        return isinstance(largest, int) and largest > 255
+    return any(bits > 8 for bits in _tiff_tags(image).get(BITS_PER_SAMPLE, ()))
 
 
 def png_colour_type(file: IO[bytes]) -> int:
@@ -111,50 +110,6 @@ def _from_start(file: IO[bytes]) -> Iterator[None]:
         file.seek(position)
 
 
-def _largest_ppm_value(file: IO[bytes]) -> int:
-    """Return the maximum pixel value in the header of a PPM or PGM file: the fourth word, not counting comments."""
-    if file.read(2) not in (b"P2", b"P3", b"P5", b"P6"):
-        return 1
-    words, word = 1, b""
-    while True:
-        byte = file.read(1)
-        if byte == b"#":
-            while byte not in (b"\r", b"\n", b""):
-                byte = file.read(1)
-        elif byte.strip():
-            word += byte
-            continue
-        words += bool(word)
-        if words == 4:
-            return int(word)
-        if not byte:
-            return 0
-        word = b""
-
-
-def _jpeg_2000_bits(file: IO[bytes]) -> int:
-    """Return the bit depth of the first channel of a JPEG 2000 file; 0 if it is unknown."""
-    if file.read(4) != START_OF_CODESTREAM:  # the codestream is in a box
-        file.seek(0)
-        while True:
-            header = file.read(8)
-            if len(header) < 8:
-                return 0
-            length, kind = struct.unpack(">I4s", header)
-            read = 8
-            if length == 1:  # the length is stored in 64 bits
-                length, read = int.from_bytes(file.read(8), "big"), 16
-            if kind == CODESTREAM_BOX:
-                file.seek(4, 1)
-                break
-            if length < read:
-                return 0
-            file.seek(length - read, 1)
-    file.seek(BITS_AT - 4, 1)
-    stored = file.read(1)
-    return (stored[0] & 127) + 1 if stored else 0
-
-
 # Compressions of TIFF files that Pillow can decode.
 PILLOW_COMPRESSIONS = (1, 2, 3, 4, 5, 6, 7, 8, 32773, 32946, 34925, 50000)
 
@@ -171,20 +126,14 @@ def unknown_kind(path: Path | IO[bytes]) -> str:
 
 
 def _unsupported(page: Any, *, is_big_endian_bigtiff: bool) -> str:
-    numbers = page.dtype
-    if numbers is not None and (numbers.itemsize > 2 or numbers.kind != "u"):
-        return f"{numbers.name} pixels have no defined white level; save the image as uint8 or uint16"
-    if is_big_endian_bigtiff:
-        return "big-endian BigTIFF files are not supported; save the image as little-endian, or as a TIFF below 4 GiB"
-    if page.compression not in PILLOW_COMPRESSIONS:
-        name = getattr(page.compression, "name", page.compression)
-        return f"{name} compression is not supported; save the image uncompressed or with deflate"
-    found, extra = int(page.samplesperpixel), len(page.extrasamples)
-    if extra or page.bitspersample not in (8, 16):
-        channels = f"{found} channel{'s' * (found > 1)} of {page.bitspersample} bits"
-        kind = " (of these, 1 is transparency)" if extra == 1 and page.extrasamples[0] in (1, 2) else ""
-        return f"{channels}{kind} cannot be read as colours; save the image as grey or RGB with 8 or 16 bits"
-    return "this kind of TIFF is not supported; save it as 8-bit or 16-bit with interleaved channels"
+    kind = "big-endian BigTIFF" if is_big_endian_bigtiff else "TIFF"
+    channels = f"{page.samplesperpixel} channel{'s' * (page.samplesperpixel > 1)} of "
+    channels += f"{page.bitspersample} bits" if page.dtype is None else page.dtype.name
+    compression = getattr(page.compression, "name", page.compression)
+    return (
+        f"a {kind} with {channels} and {compression} compression is not supported; save the image as grey or RGB, "
+        "uint8 or uint16, uncompressed or with deflate, in a little-endian file"
+    )
 
 
 PIXEL_LIMIT = 89_000_000
@@ -276,20 +225,8 @@ class TooLarge(BadImage):
     """Raised for an image that is too large to be decoded as a whole."""
 
 
-def check_image_settings(settings: RunSettings) -> None:
-    """Raise UserError for a size or number of channels that no source supports."""
-    if not 0 <= settings.channels <= MAX_CHANNELS:
-        raise UserError(
-            f"channels={settings.channels}: must be 1 (grey), 3 (colour), another number up to {MAX_CHANNELS}, "
-            "or 0 (the source's default)"
-        )
-    if settings.size < 0:
-        raise UserError(f"size={settings.size}: must be a number of pixels, or 0 for the source's default")
-
-
 def check_grey_or_rgb(settings: RunSettings) -> None:
     """Raise UserError if a source with grey or RGB images cannot have the size or number of channels."""
-    check_image_settings(settings)
     if settings.channels not in (0, 1, 3):
         raise UserError(f"channels={settings.channels}: {settings.data} has grey or RGB images; use 1, 3 or 0")
 
@@ -349,7 +286,7 @@ def decode(path: Path | bytes, limit: SizeLimit = pixel_limit) -> Image.Image:
 
 def decode_unless_tiff(path: Path | bytes) -> Image.Image | None:
     """Decode a file like `decode`, but return None if it is a TIFF; the file is opened only once."""
-    with _reported(path), open_file(path) as file:
+    with reporting(path), open_file(path) as file:
         if is_tiff(file):
             return None
         with _accepted(file, pixel_limit) as image:
@@ -378,10 +315,9 @@ def stored_pixels(path: Path | bytes) -> tuple[int, str]:
 
 def _check_depth(image: Image.Image, file: IO[bytes]) -> None:
     if loses_bits(image, file):
-        kind = {"JPEG2000": "JPEG 2000"}.get(image.format or "", image.format)
         raise BadImage(
-            f"a {kind} with 16-bit colours or transparency can only be read as 8-bit; "
-            f"save it as {'RGB' if kind == 'TIFF' else 'TIFF'}, or use --set pixels=uint8"
+            f"a {image.format} with 16-bit colours or transparency can only be read as 8-bit; "
+            f"save it as {'RGB' if image.format == 'TIFF' else 'TIFF'}, or use --set pixels=uint8"
         )
 
 
@@ -430,7 +366,7 @@ def opened(path: Path | bytes, limit: SizeLimit = pixel_limit) -> Iterator[tuple
 
     This function alone decides which files are accepted, so that all commands agree.
     """
-    with _reported(path), open_file(path) as file, _accepted(file, limit) as image:
+    with reporting(path), open_file(path) as file, _accepted(file, limit) as image:
         yield image, file
 
 
@@ -449,7 +385,7 @@ def _accepted(file: IO[bytes], limit: SizeLimit) -> Iterator[Image.Image]:
 
 
 @contextmanager
-def _reported(path: Path | bytes) -> Iterator[None]:
+def reporting(path: Path | bytes) -> Iterator[None]:
     """Raise BadImage instead of any error."""
     try:
         yield

@@ -26,7 +26,7 @@ from paceline.images.decode import (
     BadImage,
     decode_full_depth,
     open_file,
-    reason_of,
+    reporting,
 )
 from paceline.images.integrity import DEFLATE, check_directories, check_expansion, is_tiff
 
@@ -131,18 +131,13 @@ def has_other_pages(path: Path) -> bool:
 @contextmanager
 def _opened(path: Path | bytes) -> Iterator[tuple[IO[bytes], tifffile.TiffFile | None]]:
     """Yield a file, and its content if it is a TIFF; raise BadImage for any error."""
-    try:
-        with open_file(path) as file:
-            if not is_tiff(file):
-                yield file, None
-                return
-            check_directories(file)
-            with tifffile.TiffFile(file, _multifile=False) as tiff:
-                yield file, tiff
-    except BadImage:
-        raise
-    except Exception as error:  # decoders raise many kinds of errors on damaged files
-        raise BadImage(reason_of(error)) from error
+    with reporting(path), open_file(path) as file:
+        if not is_tiff(file):
+            yield file, None
+            return
+        check_directories(file)
+        with tifffile.TiffFile(file, _multifile=False) as tiff:
+            yield file, tiff
 
 
 def first_series(tiff: tifffile.TiffFile) -> tifffile.TiffPageSeries:
@@ -469,9 +464,8 @@ class Ome:
 
 SAMPLES_PER_PIXEL = 277  # TIFF tag
 STRAIGHT = 2  # the kind of alpha channel with which colours are not premultiplied
-ROWS_AT_ONCE = 64  # rows that are divided by alpha, and alpha rows that are upscaled, at a time
+ROWS_AT_ONCE = 64  # rows that are divided by alpha at a time
 EXTRA_CHANNELS_IGNORED = "channels other than colours and transparency were ignored"
-REACH_PX = 4  # neighbouring rows that bicubic upscaling needs
 
 
 class DeepColours(NamedTuple):
@@ -523,37 +517,17 @@ def read_deep_colours(path: Path, image: Image.Image) -> DeepColours | None:
 
 
 def write_deep_colours(
-    path: Path, pixels: NDArray[np.uint16], alpha: Image.Image | None, profile: bytes, compression: int = 0
+    path: Path, pixels: NDArray[np.uint16], alpha: NDArray[np.uint16] | None, profile: bytes, compression: int = 0
 ) -> None:
-    """Write a uint16 [h, w, 3] image; uncompressed, alpha is upscaled a few rows at a time to save memory."""
-    height, width, channels = pixels.shape
-    shape = (height, width, channels + (alpha is not None))
-    options: dict[str, Any] = {
-        "photometric": "rgb",
-        "extrasamples": None if alpha is None else ["unassalpha"],
-        "iccprofile": profile or None,
-    }
-    if compression:
-        if alpha is not None:
-            levels = np.concatenate([_sixteen_bits(rows) for _, rows in _enlarged(alpha, height, width)])
-            pixels = np.concatenate([pixels, levels], axis=-1)
-        tifffile.imwrite(path, pixels, **options, **_deflate(compression))
-        return
-    place = tifffile.imwrite(path, shape=shape, dtype=np.uint16, **options, returnoffset=True)
-    assert place is not None
-    with path.open("r+b") as file:
-        file.seek(place[0])
-        if alpha is None:
-            file.write(np.ascontiguousarray(pixels).data)
-            return
-        for top, rows in _enlarged(alpha, height, width):
-            levels = _sixteen_bits(rows)
-            file.write(np.concatenate([pixels[top : top + len(levels)], levels], axis=-1).data)
-
-
-def _sixteen_bits(rows: Image.Image) -> NDArray[np.uint16]:
-    """Scale an 8-bit alpha channel to 16 bits, and return it as uint16 [h, w, 1]."""
-    return np.asarray(rows).astype(np.uint16)[..., np.newaxis] * 257
+    """Write a uint16 [h, w, 3] image, with alpha [h, w] of the same size, if given."""
+    tifffile.imwrite(
+        path,
+        pixels if alpha is None else np.concatenate([pixels, alpha[..., np.newaxis]], axis=-1),
+        photometric="rgb",
+        extrasamples=None if alpha is None else ["unassalpha"],
+        iccprofile=profile or None,
+        **_deflate(compression),
+    )
 
 
 def _deflate(level: int) -> dict[str, Any]:
@@ -581,17 +555,6 @@ def write_planes(
         iccprofile=profile or None,
         **_deflate(compression),
     )
-
-
-def _enlarged(alpha: Image.Image, height: int, width: int) -> Iterator[tuple[int, Image.Image]]:
-    """Yield the upscaled alpha channel in blocks of rows, each with the index of its first row."""
-    scale = height // alpha.height
-    for first in range(0, alpha.height, ROWS_AT_ONCE):
-        last = min(first + ROWS_AT_ONCE, alpha.height)
-        above, below = max(0, first - REACH_PX), min(alpha.height, last + REACH_PX)
-        part = alpha.crop((0, above, alpha.width, below))
-        part = part.resize((width, (below - above) * scale), Image.Resampling.BICUBIC)
-        yield first * scale, part.crop((0, (first - above) * scale, width, (last - above) * scale))
 
 
 def _divide(pixels: NDArray[np.uint16], alpha: NDArray[np.uint16]) -> None:

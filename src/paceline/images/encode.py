@@ -10,13 +10,13 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any, NamedTuple, cast
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags, Image
 
-from paceline.contracts.data_spec import EIGHT_BITS, WHITE, PixelFormat, PixelType
+from paceline.contracts.data_spec import EIGHT_BITS, WHITE, PixelFormat
 from paceline.core.errors import UserError
 from paceline.core.files import replacing
 from paceline.core.ordered_map import num_cores, ordered_map
@@ -31,6 +31,7 @@ from paceline.images.decode import (
     opened,
     png_colour_type,
     to_array,
+    to_pillow,
     turn_upright,
 )
 from paceline.images.deep import (
@@ -38,6 +39,7 @@ from paceline.images.deep import (
     GREY_AND_RGB,
     NOT_COLOURS,
     Ome,
+    PlanesHeader,
     has_deep_colours,
     has_extra_channels,
     has_other_pages,
@@ -310,9 +312,7 @@ def lost_in(suffix: str, pixels: Pixels, attached: Attachments) -> str:
 
 
 def _write_png(path: Path, pixels: Pixels, encoding: Encoding, attached: Attachments) -> None:
-    alpha: Pixels | None = None if attached.alpha is None else _sized_alpha(attached.alpha, pixels)
-    if alpha is not None and pixels.dtype == np.uint16:
-        alpha = alpha.astype(np.uint16) * 257
+    alpha = None if attached.alpha is None else _sized_alpha(attached.alpha, pixels)
     level = FAST if encoding.compression is None else encoding.compression
     write_png(path, pixels, alpha, compression=level, profile=attached.profile, exif=attached.exif)
 
@@ -323,7 +323,8 @@ def _write_tiff(path: Path, pixels: Pixels, encoding: Encoding, attached: Attach
         write_planes(path, pixels, attached.ome, attached.profile, encoding.compression or 0)
         return
     if pixels.dtype == np.uint16 and pixels.shape[-1] == 3:
-        write_deep_colours(path, pixels, attached.alpha, attached.profile, encoding.compression or 0)
+        alpha = None if attached.alpha is None else _sized_alpha(attached.alpha, pixels)
+        write_deep_colours(path, pixels, alpha, attached.profile, encoding.compression or 0)
         return
     image = _pillow_image(pixels, attached)
     compression = "tiff_lzw" if pixels.dtype == np.uint8 else None
@@ -353,15 +354,17 @@ WRITERS: dict[str, Callable[[Path, Pixels, Encoding, Attachments], None]] = {
 
 
 def _pillow_image(pixels: Pixels, attached: Attachments) -> Image.Image:
-    image = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
+    image = to_pillow(pixels)
     if attached.alpha is not None and pixels.dtype == np.uint8:
         image.putalpha(Image.fromarray(_sized_alpha(attached.alpha, pixels)))
     return image
 
 
-def _sized_alpha(alpha: Image.Image, pixels: Pixels) -> NDArray[np.uint8]:
+def _sized_alpha(alpha: Image.Image, pixels: Pixels) -> Pixels:
+    """Return alpha with the size and the data type of pixels."""
     size = (pixels.shape[1], pixels.shape[0])
-    return np.asarray(alpha if alpha.size == size else alpha.resize(size, Image.Resampling.BICUBIC))
+    sized = np.asarray(alpha if alpha.size == size else alpha.resize(size, Image.Resampling.BICUBIC))
+    return sized.astype(np.uint16) * 257 if pixels.dtype == np.uint16 else sized
 
 
 def _eight_bits(pixels: Pixels) -> NDArray[np.uint8]:
@@ -399,8 +402,7 @@ class ImageData:
     @property
     def pixel_format(self) -> PixelFormat:
         """The data type of the pixels and their range, which results share."""
-        dtype = self.pixels.dtype.name
-        return PixelFormat(cast(PixelType, dtype), *self.value_range) if self.value_range else PixelFormat.full(dtype)
+        return PixelFormat.of(self.pixels.dtype.name, self.value_range)
 
 
 def read_image(path: Path, channels: int = 3, pixels: PixelFormat = EIGHT_BITS) -> ImageData:
@@ -410,37 +412,31 @@ def read_image(path: Path, channels: int = 3, pixels: PixelFormat = EIGHT_BITS) 
     with 1 or 3 channels; their results have the image's channels. 8-bit and 16-bit images are read in full depth for
     networks trained on either, unless the networks have a declared range of values, which images must not exceed.
     """
-    if not pixels.is_full_range or _is_stack_of(channels, path):
+    header = _planes_header(path, channels)
+    if not pixels.is_full_range or _is_stack_of(channels, header):
         return _read_planes(path, channels, pixels)
     image = _read_grey_or_colour(path)
     check_channels(image.pixels.shape[-1], channels)
-    return replace(image, ome=_ome_of_first_page(path))
-
-
-def _ome_of_first_page(path: Path) -> Ome | None:
-    """Return the metadata of an OME-TIFF that also applies to its first page alone; None for other files."""
-    if path.suffix.lower() not in TIFF_SUFFIXES:
-        return None
-    try:
-        header = read_planes_header(path)
-    except BadImage:
-        return None
     if header is None or not header.ome:
-        return None
-    found = Ome.parse(header.ome)
-    return replace(found, channel_names=found.channel_names[:1], is_one_page=True)
+        return image
+    ome = Ome.parse(header.ome)  # of which only the first page was read
+    return replace(image, ome=replace(ome, channel_names=ome.channel_names[:1], is_one_page=True))
 
 
-def _is_stack_of(channels: int, path: Path) -> bool:
-    """Return whether a file's planes are the networks' channels. If not, its first page may be a grey or RGB image."""
+def _planes_header(path: Path, channels: int) -> PlanesHeader | None:
+    """Return the header of a TIFF; None for other files, and if its first page may still be a grey or RGB image."""
     if path.suffix.lower() not in TIFF_SUFFIXES:
-        return False
+        return None
     try:
-        header = read_planes_header(path)
+        return read_planes_header(path)
     except BadImage:
         if channels in GREY_AND_RGB:
-            return False
+            return None
         raise
+
+
+def _is_stack_of(channels: int, header: PlanesHeader | None) -> bool:
+    """Return whether a file's planes are the networks' channels. If not, its first page may be a grey or RGB image."""
     if header is None or not header.is_stack:
         return False
     return channels not in GREY_AND_RGB or (header.channels == channels and not header.are_positions)
@@ -455,7 +451,7 @@ def _read_planes(path: Path, channels: int, pixels: PixelFormat) -> ImageData:
     check_channels(array.shape[-1], channels)
     if header and header.are_positions:
         raise BadImage(NOT_COLOURS)
-    own = PixelFormat.full(array.dtype.name) if array.dtype.name in WHITE else pixels
+    own = PixelFormat.of(array.dtype.name) if array.dtype.name in WHITE else pixels
     array = to_format(array, own if pixels.is_full_range and own.is_full_range else pixels)
     ome = Ome.parse(header.ome) if header and header.ome else None
     return ImageData(array, value_range=pixels.declared_range, ome=ome)

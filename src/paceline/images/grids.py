@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from paceline.core.errors import UserError
+from paceline.images.decode import to_pillow
 
 GAP_PX = 2
 SMALLEST_SIDE_PX = 32  # smaller images are enlarged to make them visible
@@ -41,7 +42,7 @@ def grid(images: NDArray[np.uint8], columns: int = 0) -> NDArray[np.uint8]:
 
 def to_image(image: NDArray[np.uint8]) -> Image.Image:
     """Convert a uint8 [h, w, c] array to an RGB Pillow image."""
-    return Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image).convert("RGB")
+    return to_pillow(image).convert("RGB")
 
 
 def captioned(image: Image.Image, text: str, *, room: bool = False) -> Image.Image:
@@ -56,25 +57,15 @@ def captioned(image: Image.Image, text: str, *, room: bool = False) -> Image.Ima
     return whole
 
 
-def side_by_side(images: Sequence[Image.Image]) -> Image.Image:
-    """Place images side by side on a white background."""
-    width = sum(image.width for image in images) + 4 * GAP_PX * (len(images) - 1)
-    whole = Image.new("RGB", (width, max(image.height for image in images)), "white")
-    left = 0
+def side_by_side(images: Sequence[Image.Image], *, vertical: bool = False) -> Image.Image:
+    """Place images side by side on a white background; with `vertical`, one below the other."""
+    axis, gap = (1, 2 * GAP_PX) if vertical else (0, 4 * GAP_PX)
+    size = [max(sides) for sides in zip(*(image.size for image in images), strict=True)]
+    size[axis] = sum(image.size[axis] for image in images) + gap * (len(images) - 1)
+    whole, place = Image.new("RGB", (size[0], size[1]), "white"), [0, 0]
     for image in images:
-        whole.paste(image, (left, 0))
-        left += image.width + 4 * GAP_PX
-    return whole
-
-
-def stack_vertically(images: Sequence[Image.Image]) -> Image.Image:
-    """Stack images in a column on a white background."""
-    height = sum(image.height for image in images) + 2 * GAP_PX * (len(images) - 1)
-    whole = Image.new("RGB", (max(image.width for image in images), height), "white")
-    top = 0
-    for image in images:
-        whole.paste(image, (0, top))
-        top += image.height + 2 * GAP_PX
+        whole.paste(image, (place[0], place[1]))
+        place[axis] += image.size[axis] + gap
     return whole
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +14,7 @@ from PIL import Image
 
 from paceline.config.flags import PixelSettings
 from paceline.config.settings import RunSettings
-from paceline.contracts.data_spec import EIGHT_BITS, DataSpec, PixelFormat, PixelType
+from paceline.contracts.data_spec import EIGHT_BITS, DataSpec, PixelFormat
 from paceline.core.errors import UserError
 from paceline.core.text import printable
 from paceline.images.decode import (
@@ -23,11 +22,11 @@ from paceline.images.decode import (
     SizeLimit,
     TooLarge,
     arrange_image,
-    check_image_settings,
     decode,
     decode_unless_tiff,
     pixel_limit,
     stored_pixels,
+    to_pillow,
     upright_size,
 )
 from paceline.images.deep import (
@@ -105,7 +104,7 @@ class EightBitReader:
         levels = to_format(pixels, self.pixel_format)
         if found.channels == self.channels:
             return levels
-        return arrange_image(Image.fromarray(levels[..., 0] if found.channels == 1 else levels), 0, self.channels)
+        return arrange_image(to_pillow(levels), 0, self.channels)
 
 
 @dataclass(frozen=True)
@@ -184,7 +183,6 @@ def image_size(path: Path | bytes, limit: SizeLimit = pixel_limit) -> tuple[int,
 
 
 FILES_TRIED = 20  # number of files that are tried until one can be read
-FILES_COMPARED = 200  # number of files, from the whole list, that are searched for more bits than the first one has
 LARGEST_INTEGERS = (255, 4095, 65535)  # of 8, 12 and 16 bits
 RGB = 3
 Limits = tuple[float, float] | None
@@ -210,11 +208,7 @@ class _Held(NamedTuple):
 
 
 def choose_reader(files: Iterable[Path | bytes], settings: RunSettings) -> ReaderChoice:
-    """Return the reader for a source's files; the first readable file decides what the settings leave open.
-
-    If the files are a sequence, the headers of more files are read, so that a note mentions bits that are lost.
-    """
-    check_image_settings(settings)
+    """Return the reader for a source's files; the first readable file decides what the settings leave open."""
     kind, limits = read_pixel_settings(settings)
     may_skip = settings.bad_images == "skip" or settings.channels in GREY_AND_RGB
     held = _first_held(files, may_skip)
@@ -224,8 +218,7 @@ def choose_reader(files: Iterable[Path | bytes], settings: RunSettings) -> Reade
     first_page_channels = GREY_AND_RGB if held.are_positions else GREY_AND_RGB - {held.channels}
     reads_first_page = held.is_stack and settings.channels in first_page_channels
     if dtype == "uint8" and (reads_first_page or (not held.is_stack and settings.channels in GREY_AND_RGB | {0})):
-        deepest = _deepest(held, files) if kind == "auto" else held
-        return ReaderChoice(EightBitReader(settings.channels or RGB), _notes_on_lost_bits(deepest, kind))
+        return ReaderChoice(EightBitReader(settings.channels or RGB), _notes_on_lost_bits(held, kind))
     if held.are_positions:
         raise UserError(f"{_name(held.file)}: {NOT_COLOURS}")
     channels = settings.channels or held.channels
@@ -261,10 +254,8 @@ def make_format(dtype: str, limits: Limits, name: str, found: tuple[float, float
     """Return a pixel format; raise UserError for float32 without a range, suggesting the range that was found."""
     if limits and dtype == "uint8":
         raise UserError(f"value_range={limits[0]:g},{limits[1]:g}: {name} has 8-bit pixels; remove value_range")
-    if limits:
-        return PixelFormat(cast(PixelType, dtype), *limits)
-    if dtype != "float32":
-        return PixelFormat.full(dtype)
+    if limits or dtype != "float32":
+        return PixelFormat.of(dtype, limits)
     if not (math.isfinite(found[0]) and math.isfinite(found[1])):
         raise UserError(f"{name}: contains values that are NaN or infinite; replace them")
     raise UserError(
@@ -303,18 +294,6 @@ def _held(file: Path | bytes) -> _Held:
         return _Held(file, header.channels, header.dtype.name, header.is_stack, header.has_pages, header.are_positions)
     channels, dtype = stored_pixels(file)
     return _Held(file, channels, dtype, is_always_reduced=channels == RGB and dtype == "uint16")
-
-
-def _deepest(first: _Held, files: Iterable[Path | bytes]) -> _Held:
-    """Return the first 16-bit file among a sample of the files, or `first` if there is none."""
-    if first.dtype == "uint16" or not isinstance(files, Sequence):
-        return first
-    for file in files[:: math.ceil(len(files) / FILES_COMPARED)]:
-        with suppress(BadImage):
-            found = _held(file)
-            if found.dtype == "uint16" and not found.is_stack:
-                return found
-    return first
 
 
 def _choose_type(held: _Held, kind: str, limits: Limits) -> str:

@@ -26,8 +26,8 @@ from paceline.core.terminal import Patience, end_activity, is_terminal, open_scr
 from paceline.core.text import printable, printable_lines
 from paceline.data.source import TARGET, parse_panels
 from paceline.data.whole_source import free_bytes
-from paceline.evaluation.image_metrics import PEAK, PSNR_OF_IDENTICAL, WINDOW, luma, ssim
-from paceline.images.decode import BadImage
+from paceline.evaluation.image_metrics import PEAK, WINDOW, luma
+from paceline.images.decode import BadImage, to_pillow
 from paceline.images.deep import GREY_AND_RGB
 from paceline.images.encode import (
     DEFAULT_ENCODING,
@@ -39,6 +39,7 @@ from paceline.images.encode import (
     write_image,
 )
 from paceline.images.grids import captioned, side_by_side
+from paceline.inference.compare_images import Sums, blocks_of
 from paceline.inference.files import SkippedImage
 from paceline.inference.receptive_field import ReceptiveField, receptive_field, uncounted
 from paceline.inference.runner import Pixels, RunnerPool, TileRunner, in_levels
@@ -46,15 +47,12 @@ from paceline.inference.tiles import (
     Advance,
     Composer,
     Composition,
-    Demands,
     Tiling,
     largest_side,
     plan_tiles,
     usable_bytes,
 )
 from paceline.inference.trained import ImageModel
-
-ROWS_AT_ONCE = 256  # image rows compared at a time, in float64
 
 
 def shrink(image: ImageData, scale: int) -> tuple[Image.Image, Image.Image]:
@@ -66,7 +64,7 @@ def shrink(image: ImageData, scale: int) -> tuple[Image.Image, Image.Image]:
         raise BadImage(f"{width}×{height} pixels; at least {least}×{least} are needed to downsample by {scale}")
     height, width = height - height % scale, width - width % scale
     cut = pixels[:height, :width]
-    original = Image.fromarray(cut[..., 0] if cut.shape[-1] == 1 else cut)
+    original = to_pillow(cut)
     return original, original.resize((width // scale, height // scale), Image.Resampling.BICUBIC)
 
 
@@ -91,22 +89,15 @@ def compare(
 
 
 def measure(made: Image.Image, original: Image.Image, border: int, protocol: str) -> tuple[float, float]:
-    """Return PSNR and SSIM, computed a few rows at a time; with protocol "y", only luma is compared."""
-    width, height = original.size
-    rows = height - 2 * border - WINDOW + 1  # number of rows whose SSIM window fits inside the image
-    squares = likeness = 0.0
-    count = 0
-    for first in range(0, rows, ROWS_AT_ONCE):
-        num = min(ROWS_AT_ONCE, rows - first)
-        box = (border, border + first, width - border, border + first + num + WINDOW - 1)
+    """Return PSNR and SSIM, computed in blocks; with protocol "y", only luma is compared."""
+    sums = []
+    for block in blocks_of(original.height, original.width, border):
+        area = block.tile.area
+        box = (area.left, area.top, area.right, area.bottom)
         one, other = (_levels(image.crop(box), protocol) for image in (made, original))
-        likeness += ssim(one, other).item() * num
-        own = slice(None) if first + num == rows else slice(num)  # the next block covers the other rows
-        difference = (one - other)[..., own, :]
-        squares += difference.square().sum().item()
-        count += difference.numel()
-    psnr = 10 * math.log10(PEAK**2 * count / squares) if squares else PSNR_OF_IDENTICAL
-    return psnr, likeness / rows
+        sums.append(block.sums(one, other, PEAK))
+    total = Sums.total(sums)
+    return total.psnr(PEAK), total.ssim()
 
 
 def _levels(image: Image.Image, protocol: str) -> Tensor:
@@ -183,7 +174,7 @@ def _parts_of(network: nn.Module, channels: int, device: torch.device) -> Tiling
 
 
 BYTES_PER_PX = 4  # memory per pixel of an 8-bit grey or RGB result
-ALPHA_BYTES_PER_PX = {False: 2, True: 0}  # extra memory per pixel while an alpha channel is written; True: 16 bits
+ALPHA_BYTES_PER_PX = {False: 2, True: 11}  # extra memory per pixel while an alpha channel is written; True: 16 bits
 COLOURS = 3
 
 
@@ -258,7 +249,7 @@ class Applier:
                 for model, device in zip(copies, devices, strict=True)
             ]
         )
-        self.composer = Composer(self.pool, Demands(settings.tile, _num_sharing(devices)), field)
+        self.composer = Composer(self.pool, field, settings.tile, _num_sharing(devices))
         self._reported: set[str] = set()
         self._is_difference_known = False  # of the precision from fp32, measured on the first image
 
@@ -282,14 +273,14 @@ class Applier:
         """Start computing the results of images of one shape."""
         factor = self.image_model.output_scale**2 if self.settings.downsample else 1
         made = self.composer.compose(
-            [one.pixels for one in images], self.result_bytes(images[0]), lambda pixels: advance(pixels * factor)
+            [one.pixels for one in images], self.result_bytes(images[0].pixels), lambda pixels: advance(pixels * factor)
         )
         side = made[0].tiling.side_px
         if self.measures_difference:
             where = "this image" if made[0].num_tiles == 1 else "the first tile"
             made[0].note = self.describe_difference(images[0].pixels[:side, :side], where)
         return [
-            ComputedImage(image, composition, self.result_bytes(image))
+            ComputedImage(image, composition, self.result_bytes(image.pixels))
             for image, composition in zip(images, made, strict=True)
         ]
 
@@ -312,10 +303,6 @@ class Applier:
         new = [note for note in found if note not in self._reported]
         self._reported.update(new)
         return new
-
-    def result_bytes(self, opened: OpenedImage) -> int:
-        """Return the memory that an image's results need."""
-        return self._result_bytes(opened.pixels)
 
     def _panel_of(self, image: ImageData) -> ImageData:
         """Return the panel chosen with `--panel`; raise BadImage if the user must choose, or the image has none."""
@@ -360,7 +347,7 @@ class Applier:
         task, original, composition = computed.opened.task, computed.opened.original, computed.composition
         assert original is not None
         scale, protocol = self.image_model.output_scale, self.image_model.config.run.protocol
-        small, made = (_pillow(pixels) for pixels in (computed.opened.pixels, composition.results()["image"]))
+        small, made = (to_pillow(pixels) for pixels in (computed.opened.pixels, composition.results()["image"]))
         images, metrics = compare(original, small, made, scale, protocol)
         for name, result in images.items():
             target = Path(task.targets[name])
@@ -385,22 +372,19 @@ class Applier:
 
     def _check_memory(self, image: ImageData) -> None:
         height, width = image.pixels.shape[:2]
-        needed = self._result_bytes(image.pixels)
+        needed = self.result_bytes(image.pixels)
         if image.alpha is not None:
             needed += height * width * self.image_model.output_scale**2 * ALPHA_BYTES_PER_PX[image.deep]
         free = free_bytes(torch.device("cpu"))
         if needed > free:
             raise BadImage(f"the results need {needed / 1e9:.1f} GB of memory, but only {free / 1e9:.1f} GB is free")
 
-    def _result_bytes(self, pixels: Pixels) -> int:
+    def result_bytes(self, pixels: Pixels) -> int:
+        """Return the memory that the results for an image need."""
         height, width, channels = pixels.shape
         is_plain = pixels.dtype == np.uint8 and channels <= COLOURS
         bytes_per_px = BYTES_PER_PX if is_plain else max(channels, COLOURS) * pixels.itemsize
         return int(height * width * self.image_model.output_scale**2 * bytes_per_px * len(self.image_model.results))
-
-
-def _pillow(pixels: Pixels) -> Image.Image:
-    return Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
 
 
 def _copied(image_model: ImageModel) -> ImageModel:
@@ -423,19 +407,16 @@ class ApplyProgress:
         self._start, self._lock = time.monotonic(), threading.Lock()
         self._task = bar.add_task("applying", total=total, speed="") if bar else None
 
-    def resume(self, pixels: int) -> None:
-        """Count pixels that an earlier command has processed, which do not count for the speed."""
-        with self._lock:
-            self._earlier += pixels
-            self._done += pixels
-            self._show("")
+    def advance(self, pixels: int, *, earlier: bool = False) -> None:
+        """Count this many more pixels as processed. May be called by several threads.
 
-    def advance(self, pixels: int) -> None:
-        """Count this many more pixels as processed. May be called by several threads."""
+        Pixels that an `earlier` command has processed do not count for the speed.
+        """
         with self._lock:
             self._done += pixels
+            self._earlier += pixels * earlier
             seconds = max(time.monotonic() - self._start, 1e-9)
-            self._show(f"{(self._done - self._earlier) / 1e6 / seconds:.3g} megapixels/s")
+            self._show("" if earlier else f"{(self._done - self._earlier) / 1e6 / seconds:.3g} megapixels/s")
 
     def _show(self, speed: str) -> None:
         if self._bar and self._task is not None:

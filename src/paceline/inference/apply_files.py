@@ -21,9 +21,8 @@ from paceline.images.decode import BadImage, memory_limit
 from paceline.images.encode import DEFAULT_ENCODING, Encoding
 from paceline.images.readers import image_size
 from paceline.inference.apply import AppliedImage, Applier, ApplyProgress, ComputedImage, ImageTask, OpenedImage
-from paceline.inference.apply_regions import RegionApplier
+from paceline.inference.apply_regions import OME_FORMAT, WHOLE_IMAGE, RegionApplier, RegionOptions, region_size
 from paceline.inference.files import FoundImage, SkippedImage, count_images, find_images
-from paceline.inference.region_plan import OME_FORMAT, WHOLE_IMAGE, RegionOptions, region_size
 from paceline.inference.tiles import BATCH_PX, Advance
 
 # Ways to name a result, shortest first: whether to keep the image's suffix, and whether to add its folder's name.
@@ -207,7 +206,7 @@ def _apply_whole(applier: Applier, num_pixels: Mapping[ImageTask, int], advance:
         if isinstance(group, SkippedImage):
             budget.take(0, turn)
             return [group]
-        size = sum(map(applier.result_bytes, group))
+        size = sum(applier.result_bytes(image.pixels) for image in group)
         budget.take(size, turn)
         try:
             return [*applier.compute(group, advance)]

@@ -1,8 +1,9 @@
-"""Applies networks to an image by region: memory use is bounded for any size of image."""
+"""Applies networks to images by region, which bounds memory use: which images, and the blocks they are divided into."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -18,30 +19,139 @@ from paceline.core.errors import UserError
 from paceline.core.ordered_map import num_cores, ordered_map
 from paceline.core.text import printable
 from paceline.core.types import JsonObject
-from paceline.images.decode import BadImage
+from paceline.images.decode import PIXEL_LIMIT, BadImage, TooLarge, memory_limit
 from paceline.images.encode import Encoding, check_channels, write_image
-from paceline.images.regions.journal import purpose_of
-from paceline.images.regions.open_image import open_region_image
-from paceline.images.regions.pyramid_file import PyramidFile, PyramidFormat, partial_files
-from paceline.images.regions.region_image import Box, Pixels, RegionImage
+from paceline.images.readers import image_size
+from paceline.images.rectangles import Box, Tile
+from paceline.images.regions.open_image import can_be_read_by_region, is_slide, open_region_image
+from paceline.images.regions.pyramid_file import PyramidFile, PyramidFormat, partial_files, purpose_of
+from paceline.images.regions.region_image import Level, Pixels, RegionImage, choose_box, choose_level
 from paceline.inference.apply import AppliedImage, Applier, ApplierSettings, ApplyProgress, ImageTask
 from paceline.inference.files import SkippedImage
-from paceline.inference.region_plan import (
-    Block,
-    Blocks,
-    RegionOptions,
-    block_side,
-    block_unit,
-    centre_of,
-    choose_part,
-    note_on_part,
-    plan_blocks,
-    surroundings,
-    tiff_tile_px,
-)
+from paceline.inference.receptive_field import ReceptiveField
 from paceline.inference.runner import Landing
-from paceline.inference.tiles import Tiling, inexact_halo, is_out_of_memory, tiles_of_training_size, tiling_warning
+from paceline.inference.tiles import (
+    Tiling,
+    inexact_halo,
+    is_out_of_memory,
+    plan_tiles,
+    tiles_of_training_size,
+    tiling_warning,
+)
 from paceline.inference.trained import ImageModel
+
+OME_FORMAT = "ome-tiff"
+SINGLE_TILE_PX = 256  # at least, if the image is computed at once
+TIFF_TILES_PX = (512, 256, 128, 64, 32, 16)  # sides of stored tiles; TIFF requires multiples of 16
+
+
+@dataclass(frozen=True)
+class RegionOptions:
+    """The part of an image to process, and what to write besides the results."""
+
+    level: int = 0
+    magnification: float = 0.0
+    region: str = ""  # x,y,width,height
+    skip_background: bool = False
+    preview: bool = False
+
+    @property
+    def box(self) -> Box | None:
+        """The region, in pixels of the chosen level; None for the whole image. Raise UserError if it is not valid."""
+        if not self.region:
+            return None
+        try:
+            left, top, width, height = (int(number) for number in self.region.split(","))
+        except ValueError:
+            raise UserError(f"--region {self.region}: expected X,Y,WIDTH,HEIGHT in pixels") from None
+        if min(left, top) < 0 or min(width, height) < 1:
+            raise UserError(f"--region {self.region}: expected a positive size, and X and Y of at least 0")
+        return Box(top, left, height, width)
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """The flags that only apply to images that are processed by region."""
+        flags = {
+            "--level": self.level,
+            "--magnification": self.magnification,
+            "--region": self.region,
+            "--skip-background": self.skip_background,
+            "--preview": self.preview,
+        }
+        return tuple(flag for flag, value in flags.items() if value)
+
+
+WHOLE_IMAGE = RegionOptions()
+
+
+def check_region_options(options: RegionOptions) -> None:
+    """Raise UserError for invalid options."""
+    if options.level and options.magnification:
+        raise UserError("--level --magnification: cannot be combined; choose one")
+    _ = options.box
+
+
+def region_size(path: Path, options: RegionOptions, *, is_forced: bool = False) -> tuple[int, int] | None:
+    """Return the height and width to process if an image is processed by region, otherwise None."""
+    is_forced = is_forced or bool(options.given) or is_slide(path)
+    if not can_be_read_by_region(path):
+        if is_forced:
+            flag = options.given[0] if options.given else "--format"
+            raise BadImage(f"{flag}: only for TIFF files and whole slides, which can be read by region")
+        return None
+    try:
+        with open_region_image(path) as image:
+            _, box = choose_part(image, options)
+            level, is_forced = image.levels[0], is_forced or image.only_by_region
+            return (box.height, box.width) if is_forced or level.height * level.width > PIXEL_LIMIT else None
+    except BadImage:
+        if is_forced:
+            raise
+        if _is_small(path):
+            return None
+        raise
+
+
+def choose_part(image: RegionImage, options: RegionOptions) -> tuple[int, Box]:
+    """Return the requested level of an image, and the requested part of it."""
+    level = choose_level(image, options.level, options.magnification)
+    return level, choose_box(image.levels[level], options.box)
+
+
+def _is_small(path: Path) -> bool:
+    """Return whether a file that cannot be read by region can be read as a whole, or is no image at all."""
+    try:
+        image_size(path, memory_limit)
+    except TooLarge:
+        return False
+    except BadImage:
+        return True
+    return True
+
+
+def block_unit(multiple_px: int, scale: int) -> int:
+    """Return the number that divides a block's side, so that its result consists of whole TIFF tiles."""
+    return math.lcm(multiple_px, TIFF_TILES_PX[-1] // math.gcd(TIFF_TILES_PX[-1], scale))
+
+
+def block_side(side_px: int, size: tuple[int, int], unit: int, scale: int) -> int:
+    """Return the side of a block, a multiple of `unit` of at most `side_px`; for a single block, at least `size`."""
+    if side_px < max(size):
+        return max(unit, side_px // unit * unit)
+    unit = math.lcm(unit, SINGLE_TILE_PX // math.gcd(SINGLE_TILE_PX, scale))
+    return -(-max(size) // unit) * unit
+
+
+def note_on_part(field: ReceptiveField, box: Box, level: Level) -> str:
+    """Return a warning if the result for a part of an image differs from that part of the whole result."""
+    if not field.obstacles or (box.height, box.width) == (level.height, level.width):
+        return ""
+    return f"{field.obstacles[0]}: the result differs from the same part of the whole result"
+
+
+def tiff_tile_px(side_px: int, scale: int) -> int:
+    """Return the side of the stored tiles for blocks with this side."""
+    return next(side for side in TIFF_TILES_PX if side_px * scale % side == 0)
 
 
 @dataclass(frozen=True)
@@ -121,12 +231,12 @@ WHOLE, SKIPPED = 0, 1  # flags of a block
 
 
 class _Read(NamedTuple):
-    block: Block
+    block: Tile
     pixels: Pixels | None  # None for background
 
 
 class _Computed(NamedTuple):
-    block: Block
+    block: Tile
     landing: Landing | None
     num_bytes: int
 
@@ -139,7 +249,7 @@ class _Job:
     level: int
     box: Box
     tiling: Tiling
-    blocks: Blocks
+    blocks: list[Tile]
     files: dict[str, PyramidFile]
 
 
@@ -176,11 +286,11 @@ class RegionApplier:
             for file in job.files.values():
                 file.keep_blocks(done)
             difference = self._describe_difference(job)
-            progress.resume(sum(block.tile.num_pixels for block in islice(job.blocks, done)))
+            progress.advance(sum(block.num_pixels for block in islice(job.blocks, done)), earlier=True)
             for computed, tiles in self._computed(job, islice(job.blocks, done, None)):
                 flag = SKIPPED if computed.landing is None else WHOLE
                 _for_each(job.files, lambda name, file: file.append_block(tiles[name], flag))  # noqa: B023
-                progress.advance(computed.block.tile.num_pixels)
+                progress.advance(computed.block.num_pixels)
             flags = next(iter(job.files.values())).flags()
             resumed = f"resumed after {done:,} of {len(job.blocks):,} tiles" if done else ""
             previews = {name: file.preview() for name, file in job.files.items()} if task.previews else {}
@@ -212,12 +322,13 @@ class RegionApplier:
         division = division or Division(self._tiling(image, level, box), self._channels(image))
         tiling, channels = division.tiling, division.channels
         size = (image.levels[level].height, image.levels[level].width)
-        blocks = plan_blocks(tiling, box, size, self.scale)
+        blocks = plan_tiles(tiling, size, box)
         purpose = {**identity, **division.as_json()}
         files = {}
         for name, target in targets.items():
             form = self._form(image, level, box, tiling, channels[name], target)
-            files[name] = PyramidFile(target, form, (block.target for block in blocks), purpose)
+            targets_of_blocks = (_target(block, box, self.scale) for block in blocks)
+            files[name] = PyramidFile(target, form, targets_of_blocks, purpose)
             stack.callback(files[name].close)
         return _Job(image, level, box, tiling, blocks, files)
 
@@ -237,33 +348,29 @@ class RegionApplier:
             target.name.lower().endswith(".ome.tif"),
         )
 
-    def _computed(self, job: _Job, blocks: Iterable[Block]) -> Iterator[tuple[_Computed, dict[str, list[bytes]]]]:
+    def _computed(self, job: _Job, blocks: Iterable[Tile]) -> Iterator[tuple[_Computed, dict[str, list[bytes]]]]:
         """Yield the compressed tiles of each block, in order."""
         fill = self._background_fill(job) if self.options.skip_background else {}
         result_px = self.scale**2 * sum(file.form.channels for file in job.files.values())
 
-        def read(block: Block) -> _Read:
-            rows, columns = block.tile.source
-            height, width = block.tile.shape
-            pixels = job.image.read(job.level, Box(rows.start, columns.start, height, width))
-            inner = pixels[block.tile.inner(1)]
+        def read(block: Tile) -> _Read:
+            pixels = job.image.read(job.level, block.area)
+            inner = pixels[block.inner(1)]
             return _Read(block, None if self.options.skip_background and is_background(inner) else pixels)
 
         def compute(opened: _Read) -> _Computed:
-            landing = (
-                None if opened.pixels is None else self.pool.run([opened.pixels], opened.block.tile.inner(self.scale))
-            )
-            return _Computed(opened.block, landing, opened.block.tile.num_pixels * result_px)
+            landing = None if opened.pixels is None else self.pool.run([opened.pixels], opened.block.inner(self.scale))
+            return _Computed(opened.block, landing, opened.block.num_pixels * result_px)
 
         def encode(computed: _Computed) -> tuple[_Computed, dict[str, list[bytes]]]:
-            block, tiles = computed.block, {}
+            target, tiles = _target(computed.block, job.box, self.scale), {}
             made = computed.landing.arrays() if computed.landing else {}
             for name, file in job.files.items():
                 if name in made:
                     pixels = made[name][0]
                 else:
-                    pixels = np.broadcast_to(fill[name], (block.target.height, block.target.width, len(fill[name])))
-                tiles[name] = file.encode_block(block.target, pixels)
+                    pixels = np.broadcast_to(fill[name], (target.height, target.width, len(fill[name])))
+                tiles[name] = file.encode_block(target, pixels)
             return computed, tiles
 
         side = job.tiling.side_px + 2 * job.tiling.halo_px
@@ -287,16 +394,17 @@ class RegionApplier:
             composer.field = self.image_model.tiled_field
         field, size = composer.field, (box.height, box.width)
         unit = block_unit(field.multiple_px, self.scale)
-        if recipe.window_px and not composer.demands.tile_px:
+        if recipe.window_px and not composer.tile_px:
             whole = tiles_of_training_size(recipe.window_px, size)
             unit = block_unit(1, self.scale)
         else:
             at_once = 3 if image.format.channels > self.image_model.spec.channels else 1
             halo = inexact_halo(field) if field.obstacles else field.tiled_halo_px
-            seen = size if field.obstacles else surroundings(box, image.levels[level], halo)
+            whole_size = (image.levels[level].height, image.levels[level].width)
+            seen = size if field.obstacles else box.grown(halo, whole_size)[2:]
             whole = composer.choose_tiling(*seen, at_once, RESULT_BYTES)
             whole = replace(whole, halo_px=whole.halo_px or (0 if field.obstacles else halo))  # also for one tile
-            usual = composer.demands.tile_px or LARGEST_BLOCK_PX[composer.device.type]
+            usual = composer.tile_px or LARGEST_BLOCK_PX[composer.device.type]
             most = max(usual, HALOS_PER_BLOCK * field.tiled_halo_px)
             if whole.side_px > most or (whole.halo_px == 0 and max(size) > most):
                 whole = replace(whole, side_px=most, halo_px=halo, note=whole.note or tiling_warning(field))
@@ -304,7 +412,7 @@ class RegionApplier:
         tiling = replace(whole, side_px=side, multiple_px=field.multiple_px)
         if max(size) <= side or not tiling.note:
             return replace(tiling, note=tiling.note or note_on_part(field, box, image.levels[level]))
-        error = composer.tile_error(image.read(level, centre_of(box, 3 * side)), tiling)
+        error = composer.tile_error(image.read(level, box.centre(3 * side)), tiling)
         return replace(tiling, note=f"{tiling.note}; {error}")
 
     def _channels(self, image: RegionImage) -> dict[str, int]:
@@ -326,7 +434,7 @@ class RegionApplier:
         """Return how much the precision changes the results at the centre of the first image."""
         if not self.applier.measures_difference:
             return ""
-        part = centre_of(job.box, min(job.tiling.side_px, MEASURED_PX))
+        part = job.box.centre(min(job.tiling.side_px, MEASURED_PX))
         where = f"{part.width}×{part.height} pixels at the centre"
         return self.applier.describe_difference(job.image.read(job.level, part), where)
 
@@ -339,7 +447,7 @@ class RegionApplier:
         """Write the mask of skipped blocks, if requested; return a remark about it."""
         if not task.mask:
             return ""
-        across = len(job.blocks.columns)
+        across = sum(block.row == job.blocks[0].row for block in job.blocks)
         mask = np.array([255 if flag == WHOLE else 0 for flag in flags], np.uint8).reshape(-1, across, 1)
         write_image(Path(task.mask), mask)
         return f"{flags.count(SKIPPED):,} of {len(flags):,} tiles are background → {printable(task.mask)}"
@@ -349,13 +457,18 @@ class RegionApplier:
         enlarged = f" → {width * self.scale}×{height * self.scale}" if self.scale > 1 else ""
         tiles = ""
         if len(job.blocks) > 1:
-            cost = sum(block.tile.shape[0] * block.tile.shape[1] for block in job.blocks) / (height * width) - 1
+            cost = sum(block.area.num_pixels for block in job.blocks) / (height * width) - 1
             halo = f"halo {job.tiling.halo_px} ({cost:.0%} more pixels)"
             tiles = f", {len(job.blocks):,} tiles of {job.tiling.side_px} pixels, {halo}"
         first, *more = (file.target for file in job.files.values())
         files = printable(first) + (f" and {len(more)} more" if more else "")
         remarks = "".join(f"; {note}" for note in (job.tiling.note, job.image.format.note, *notes) if note)
         return f"{printable(task.path)}: {width}×{height}{enlarged}{tiles} → {files}{remarks}"
+
+
+def _target(block: Tile, part: Box, scale: int) -> Box:
+    """Return the place of a block in the result for a part of an image."""
+    return block.own.moved_from(part).scaled(scale)
 
 
 def _for_each(files: dict[str, PyramidFile], work: Callable[[str, PyramidFile], None]) -> None:

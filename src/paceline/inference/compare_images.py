@@ -1,9 +1,11 @@
-"""Reads results and their targets for `paceline measure`, as a whole or by region."""
+"""Compares results with their targets: reads both, as a whole or by region, and sums PSNR and SSIM over blocks."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,12 +18,12 @@ from torch import Tensor
 from paceline.contracts.data_spec import EIGHT_BITS, PixelFormat
 from paceline.core.errors import UserError
 from paceline.core.ordered_map import num_cores, ordered_map
-from paceline.evaluation.image_metrics import CLASSES, PEAK, luma, pixel_counts
+from paceline.evaluation.image_metrics import CLASSES, PEAK, WINDOW, decibels, luma, pixel_counts, ssim
 from paceline.images.decode import BadImage, decode
 from paceline.images.deep import GREY_AND_RGB, PlanesHeader, UnusablePlanes, read_deep, read_planes_header, to_format
+from paceline.images.rectangles import Box, Span, Tile, split_side
 from paceline.images.regions.open_image import open_any_image
-from paceline.images.regions.region_image import Box, RegionImage
-from paceline.inference.evaluate_regions import Comparison, Sums, extents, inside_border
+from paceline.images.regions.region_image import RegionImage
 
 Limits = tuple[float, float] | None
 
@@ -89,7 +91,7 @@ def _plain_levels(image: Image.Image, mode: str) -> Tensor:
 def _common_format(one: NDArray[Any], other: NDArray[Any], limits: Limits) -> PixelFormat:
     names = {array.dtype.name for array in (one, other)}
     if names <= {"uint8", "uint16"}:
-        return PixelFormat.full("uint16" if "uint16" in names else "uint8")
+        return PixelFormat.of("uint16" if "uint16" in names else "uint8")
     if limits is None:
         raise UserError("has floating-point pixels; set their range with --value-range LOW,HIGH")
     return PixelFormat("float32", *limits)
@@ -105,6 +107,85 @@ def _described(array: NDArray[Any]) -> str:
 
 
 BLOCK_PX = 1024  # side of the blocks that are compared at a time, in float64
+OVERLAP_PX = WINDOW - 1  # how far an SSIM window that starts in a block extends beyond it
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A block of an image that is compared with the target: its place, and the part of the image that counts."""
+
+    tile: Tile  # the halo is the overlap for SSIM
+    inside: Box  # the image without its border
+
+    def sums(self, made: Tensor, real: Tensor, peak: float) -> Sums:
+        """Return the sums for a block, given its area as levels [1, c, h, w]."""
+        top, left, height, width = self.inside
+        own_rows, own_columns = _part(self.tile.row, top, height), _part(self.tile.column, left, width)
+        squares = (made - real)[..., own_rows, own_columns].square()
+        # The first row and column of every SSIM window that starts in this block and ends inside the image.
+        first_rows = _part(self.tile.row, top, height - OVERLAP_PX)
+        first_columns = _part(self.tile.column, left, width - OVERLAP_PX)
+        num_windows = (first_rows.stop - first_rows.start) * (first_columns.stop - first_columns.start)
+        likeness = 0.0
+        if num_windows:
+            rows, columns = (slice(one.start, one.stop + OVERLAP_PX) for one in (first_rows, first_columns))
+            likeness = ssim(made[..., rows, columns], real[..., rows, columns], peak).item() * num_windows
+        return Sums(squares.sum().item(), squares.numel(), likeness, num_windows)
+
+    def own(self, levels: Tensor) -> Tensor:
+        """Return the part of a block's area that no other block covers, border included."""
+        return levels[..., *self.tile.inner(1)]
+
+
+def _part(span: Span, first: int, length: int) -> slice:
+    """Return the rows of a block, counted from its start, among `length` rows of the image from the first one on."""
+    start = max(span.start, first)
+    return slice(start - span.start, max(start, min(span.stop, first + length)) - span.start)
+
+
+@dataclass(frozen=True)
+class Sums:
+    """The sums over one or several blocks of an image."""
+
+    squares: float = 0.0
+    num_values: int = 0
+    likeness: float = 0.0
+    num_windows: int = 0
+
+    def as_tensor(self) -> Tensor:
+        """Return the sums as a float64 vector, to be added across processes."""
+        return torch.tensor([self.squares, self.num_values, self.likeness, self.num_windows], dtype=torch.float64)
+
+    @classmethod
+    def total(cls, parts: Iterable[Sums]) -> Sums:
+        """Add up the sums of blocks."""
+        squares, num_values, likeness, num_windows = zip(*map(astuple, parts), strict=True)
+        return cls(math.fsum(squares), sum(num_values), math.fsum(likeness), sum(num_windows))
+
+    def psnr(self, peak: float) -> float:
+        """Return the peak signal-to-noise ratio in dB."""
+        return decibels(torch.tensor(self.squares / self.num_values, dtype=torch.float64), peak).item()
+
+    def ssim(self) -> float:
+        """Return the structural similarity, averaged over windows and channels."""
+        return self.likeness / self.num_windows
+
+
+def inside_border(height: int, width: int, border: int) -> Box:
+    """Return an image without its border; raise UserError if it is smaller than SSIM's window."""
+    if min(height, width) - 2 * border < WINDOW:
+        raise UserError(
+            f"{width}×{height} pixels is too small to compare; SSIM needs at least {WINDOW}×{WINDOW} inside the border"
+        )
+    return Box(border, border, height - 2 * border, width - 2 * border)
+
+
+def blocks_of(height: int, width: int, border: int) -> Iterator[Comparison]:
+    """Yield the blocks in which an image is compared."""
+    inside = inside_border(height, width, border)
+    for row in split_side(height, BLOCK_PX, 0, after=OVERLAP_PX):
+        for column in split_side(width, BLOCK_PX, 0, after=OVERLAP_PX):
+            yield Comparison(Tile(row, column), inside)
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,13 +208,12 @@ def compare_regions(result: Path, target: Path, protocol: str, border: int, *, m
         except BadImage as error:
             raise UserError(f"its target {target} cannot be used: {error}") from None
         _check(made, real, target, protocol, masks)
-        pixels = PixelFormat.full(made.format.dtype.name)
+        pixels = PixelFormat.of(made.format.dtype.name)
         level = made.levels[0]
-        inside = inside_border(level.height, level.width, border)
         counts = torch.zeros(len(CLASSES), 3, dtype=torch.float64)
 
         def measure(block: Comparison) -> tuple[Sums, Tensor | None]:
-            one, other = (_region_levels(image, block.area) for image in (made, real))
+            one, other = (_region_levels(image, block.tile.area) for image in (made, real))
             found = None
             if masks:
                 shown = [block.own(levels) * (PEAK / pixels.span) for levels in (one, other)]
@@ -142,13 +222,8 @@ def compare_regions(result: Path, target: Path, protocol: str, border: int, *, m
                 one, other = luma(one, pixels.span), luma(other, pixels.span)
             return block.sums(one, other, pixels.span), found
 
-        blocks = (
-            Comparison(rows, columns, inside)
-            for rows in extents(level.height, BLOCK_PX)
-            for columns in extents(level.width, BLOCK_PX)
-        )
         total = Sums()
-        for sums, found in ordered_map(measure, blocks, min(num_cores(), 4)):
+        for sums, found in ordered_map(measure, blocks_of(level.height, level.width, border), min(num_cores(), 4)):
             total = Sums.total([total, sums])
             counts += 0 if found is None else found
     return RegionComparison(total.psnr(pixels.span), total.ssim(), counts, pixels, made.format.channels)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,11 +17,11 @@ from paceline.core.registry import load_class
 from paceline.core.watch import beat
 from paceline.data.image_files import ImageFiles, SampleRegions
 from paceline.data.source import Sample, sizes_of
-from paceline.data.stream import Window, stored, to_unit_range
+from paceline.data.stream import stored, to_unit_range
 from paceline.evaluation.contract import Case, Evaluator, MeasuredByRegion, Quality
-from paceline.evaluation.image_metrics import PSNR_OF_IDENTICAL, WINDOW, ssim
 from paceline.evaluation.protocol import Protocol
-from paceline.images.regions.region_image import Box
+from paceline.images.rectangles import Span, Tile, split_side
+from paceline.inference.compare_images import OVERLAP_PX, Comparison, Sums, inside_border
 from paceline.inference.tiles import Tiling, choose_tiling, inexact_halo, tiling_warning
 from paceline.inference.trained import ImageModel
 from paceline.parallel.precision import Precision
@@ -31,132 +29,11 @@ from paceline.parallel.world import World
 from paceline.runs.finished_run import open_run
 from paceline.training.compile import eager
 
-OVERLAP_PX = WINDOW - 1  # how far an SSIM window that starts in a block extends beyond it
-
-
-class Extent(NamedTuple):
-    """A block along one side of an image: what it covers, and where it ends with the overlap for SSIM."""
-
-    start: int
-    stop: int
-    overlap_stop: int
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """A block of an image that is compared with the target: its place, and the part of the image that counts."""
-
-    rows: Extent
-    columns: Extent
-    inside: Box  # the image without its border
-
-    @property
-    def area(self) -> Box:
-        """The block with the overlap for SSIM."""
-        rows, columns = self.rows, self.columns
-        return Box(rows.start, columns.start, rows.overlap_stop - rows.start, columns.overlap_stop - columns.start)
-
-    def sums(self, made: Tensor, real: Tensor, peak: float) -> Sums:
-        """Return the sums for a block, given its area as levels [1, c, h, w]."""
-        top, left, height, width = self.inside
-        own_rows = _part(self.rows, top, top + height)
-        own_columns = _part(self.columns, left, left + width)
-        squares = (made - real)[..., own_rows, own_columns].square()
-        # The first row and column of every SSIM window that starts in this block and ends inside the image.
-        first_rows = _part(self.rows, top, top + height - OVERLAP_PX)
-        first_columns = _part(self.columns, left, left + width - OVERLAP_PX)
-        num_windows = _length(first_rows) * _length(first_columns)
-        likeness = 0.0
-        if num_windows:
-            rows, columns = (slice(one.start, one.stop + OVERLAP_PX) for one in (first_rows, first_columns))
-            likeness = ssim(made[..., rows, columns], real[..., rows, columns], peak).item() * num_windows
-        return Sums(squares.sum().item(), squares.numel(), likeness, num_windows)
-
-    def own(self, levels: Tensor) -> Tensor:
-        """Return the part of a block's area that no other block covers, border included."""
-        return levels[..., : self.rows.stop - self.rows.start, : self.columns.stop - self.columns.start]
-
-
-@dataclass(frozen=True)
-class Sums:
-    """The sums over one or several blocks of an image."""
-
-    squares: float = 0.0
-    num_values: int = 0
-    likeness: float = 0.0
-    num_windows: int = 0
-
-    def as_tensor(self) -> Tensor:
-        """Return the sums as a float64 vector, to be added across processes."""
-        return torch.tensor([self.squares, self.num_values, self.likeness, self.num_windows], dtype=torch.float64)
-
-    @classmethod
-    def total(cls, parts: Iterable[Sums]) -> Sums:
-        """Add up the sums of blocks."""
-        listed = list(parts)
-        return cls(
-            math.fsum(one.squares for one in listed),
-            sum(one.num_values for one in listed),
-            math.fsum(one.likeness for one in listed),
-            sum(one.num_windows for one in listed),
-        )
-
-    def psnr(self, peak: float) -> float:
-        """Return the peak signal-to-noise ratio in dB."""
-        mean = self.squares / self.num_values
-        return 10 * math.log10(peak**2 / mean) if mean else PSNR_OF_IDENTICAL
-
-    def ssim(self) -> float:
-        """Return the structural similarity, averaged over windows and channels."""
-        return self.likeness / self.num_windows
-
-
-def inside_border(height: int, width: int, border: int) -> Box:
-    """Return an image without its border; raise UserError if it is smaller than SSIM's window."""
-    if min(height, width) - 2 * border < WINDOW:
-        raise UserError(
-            f"{width}×{height} pixels is too small to compare; SSIM needs at least {WINDOW}×{WINDOW} inside the border"
-        )
-    return Box(border, border, height - 2 * border, width - 2 * border)
-
-
-def extents(length: int, side: int) -> list[Extent]:
-    """Return the blocks along a side of an image."""
-    return [
-        Extent(start, min(length, start + side), min(length, start + side + OVERLAP_PX))
-        for start in range(0, length, side)
-    ]
-
-
-def _part(extent: Extent, first: int, last: int) -> slice:
-    """Return the rows of a block, counted from its start, that lie between two rows of the image."""
-    start = max(extent.start, first)
-    return slice(start - extent.start, max(start, min(extent.stop, last)) - extent.start)
-
-
-def _length(part: slice) -> int:
-    return int(part.stop - part.start)
-
-
 LARGEST_TILE_PX = 1024  # side of the compared part of a result, unless a wide halo needs larger tiles
 HALOS_PER_TILE = 4
 RESAMPLING_PX = 4  # input pixels beyond the halo, for bicubic filters with which a recipe makes low-resolution images
 RESULT_BYTES = 400_000_000  # reserved for comparing tiles, in float64
 WAITING_BYTES = 300_000_000  # of tiles that wait to be predicted
-
-
-class _Span(NamedTuple):
-    """A tile along one side, in pixels of the network's input."""
-
-    start: int
-    stop: int
-    halo_start: int
-    halo_stop: int
-
-
-class _Tile(NamedTuple):
-    rows: _Span
-    columns: _Span
 
 
 @dataclass(frozen=True)
@@ -209,7 +86,7 @@ class RegionEvaluation:
                     beat()
                     for name, one in sums.items():
                         totals[index, evaluator.compared.index(name)] += one.as_tensor()
-                    done += (tile.rows.stop - tile.rows.start) * (tile.columns.stop - tile.columns.start)
+                    done += tile.num_pixels
                     advance(min(done * self.scale**2 * self.world.size, self.num_pixels))
         totals = self.world.sum(totals.to(self.world.device)).cpu()
         if self.world.is_first:  # so that each image counts once in the sum over ranks
@@ -228,35 +105,30 @@ class RegionEvaluation:
 
     def _compared(
         self, evaluator: MeasuredByRegion, regions: SampleRegions, size: tuple[int, int], tiling: Tiling
-    ) -> Iterator[tuple[_Tile, dict[str, Sums]]]:
+    ) -> Iterator[tuple[Tile, dict[str, Sums]]]:
         """Yield this rank's tiles of an image, with the sums of each compared image."""
         height, width = size
         inside = inside_border(height * self.scale, width * self.scale, evaluator.border)
-        tiles = [_Tile(row, column) for row in self._spans(tiling, height) for column in self._spans(tiling, width)]
+        tiles = [Tile(row, column) for row in self._spans(tiling, height) for column in self._spans(tiling, width)]
         own = tiles[self.world.rank :: self.world.size]
 
-        def read(tile: _Tile) -> tuple[_Tile, Sample]:
-            sides = [
-                (span.halo_start * self.scale, (span.halo_stop - span.halo_start) * self.scale)
-                for span in (tile.rows, tile.columns)
-            ]
-            (top, rows), (left, columns) = sides
-            return tile, regions.read(Window(top, left, rows, columns))
+        def read(tile: Tile) -> tuple[Tile, Sample]:
+            return tile, regions.read(tile.area.scaled(self.scale))
 
         side = (tiling.side_px + 2 * tiling.halo_px) * self.scale
         tile_bytes = 2 * side**2 * self.source.spec.channels * np.dtype(self.pixels.dtype).itemsize
         for tile, sample in ordered_map(
             read, own, num_cores(), num_bytes=lambda _: tile_bytes, max_bytes=WAITING_BYTES
         ):
-            rows, columns = (self._extent(span, length * self.scale) for span, length in zip(tile, size, strict=True))
-            comparison = Comparison(rows, columns, inside)
+            rows, columns = (self._compared_span(span, length) for span, length in zip(tile, size, strict=True))
+            comparison = Comparison(Tile(rows, columns), inside)
             pairs = evaluator.pairs(*self._predicted(sample, tile, comparison))
             own_pairs = {name: (comparison.own(made), comparison.own(real)) for name, (made, real) in pairs.items()}
             evaluator.add_region(own_pairs)
             yield tile, {name: comparison.sums(*pair, self.pixels.span) for name, pair in pairs.items()}
 
     @torch.no_grad()
-    def _predicted(self, sample: Sample, tile: _Tile, comparison: Comparison) -> tuple[dict[str, Tensor], Batch]:
+    def _predicted(self, sample: Sample, tile: Tile, comparison: Comparison) -> tuple[dict[str, Tensor], Batch]:
         """Return the prediction and the batch of a tile, without its halo."""
         device, dtype = self.world.device, self.precision.weights
         batch = {}
@@ -272,10 +144,9 @@ class RegionEvaluation:
             raise
         return self._cut(prediction, tile, comparison), self._cut(batch, tile, comparison)
 
-    def _cut(self, images: dict[str, Tensor], tile: _Tile, comparison: Comparison) -> dict[str, Tensor]:
-        area = comparison.area
-        top, left = area.top - tile.rows.halo_start * self.scale, area.left - tile.columns.halo_start * self.scale
-        return {name: one[..., top : top + area.height, left : left + area.width] for name, one in images.items()}
+    def _cut(self, images: dict[str, Tensor], tile: Tile, comparison: Comparison) -> dict[str, Tensor]:
+        place = comparison.tile.area.moved_from(tile.area.scaled(self.scale))
+        return {name: one[..., *place.slices] for name, one in images.items()}
 
     def _tiling(self, height: int, width: int) -> Tiling:
         """Return tiles that fit in memory, with the halo that makes predictions exact, if there is one."""
@@ -292,18 +163,15 @@ class RegionEvaluation:
         side = max(multiple, min(fitting.side_px, most) // multiple * multiple)
         return Tiling(side, fitting.halo_px or halo, note, multiple_px=multiple)
 
-    def _spans(self, tiling: Tiling, length: int) -> Iterator[_Span]:
-        """Yield the tiles along a side. SSIM's window and bicubic filters also need pixels beyond a tile."""
-        multiple, overlap = tiling.multiple_px, -(-OVERLAP_PX // self.scale)
-        for start in range(0, length, tiling.side_px):
-            stop = min(length, start + tiling.side_px)
-            first = start - tiling.halo_px - RESAMPLING_PX
-            last = stop + overlap + tiling.halo_px + RESAMPLING_PX
-            yield _Span(start, stop, max(0, first // multiple * multiple), min(length, -(-last // multiple) * multiple))
+    def _spans(self, tiling: Tiling, length: int) -> list[Span]:
+        """Return the tiles along a side. SSIM's window and bicubic filters also need pixels beyond a tile."""
+        halo, after = tiling.halo_px + RESAMPLING_PX, -(-OVERLAP_PX // self.scale)
+        return split_side(length, tiling.side_px, halo, multiple=tiling.multiple_px, after=after)
 
-    def _extent(self, span: _Span, length: int) -> Extent:
-        stop = span.stop * self.scale
-        return Extent(span.start * self.scale, stop, min(length, stop + OVERLAP_PX))
+    def _compared_span(self, span: Span, length: int) -> Span:
+        """Return the part of the target that a tile is compared with, and the overlap for SSIM, along one side."""
+        start, stop = span.start * self.scale, span.stop * self.scale
+        return Span(start, stop, start, min(length * self.scale, stop + OVERLAP_PX))
 
 
 def _describe(divided: list[Tiling]) -> str:

@@ -36,7 +36,7 @@ from paceline.inference.model import (
     trained_classes,
     truncate_draws,
 )
-from paceline.inference.trained import StoredModel, check_use, open_recipe, read_stored
+from paceline.inference.trained import StoredModel, check_use, open_trained, read_stored
 from paceline.parallel.precision import choose_precision
 from paceline.parallel.world import join
 from paceline.runs.finished_run import open_run, readable_config_of
@@ -138,7 +138,7 @@ def show_run(run: str, config: Config, checkpoint: str, options: GridOptions) ->
     precision.apply(deterministic=config.run.deterministic)
     stored = replace(read_stored(run, checkpoint), config=config)
     caption = Path(run).name + ("" if is_weights_file(run) else stored.origin.removeprefix(run))  # " at N images"
-    recipe = open_recipe(stored, run)
+    recipe = open_trained(stored, run).recipe
     sources = _open_needed(run, stored, recipe, options)
     recipe.to(device=world.device, dtype=precision.weights)
     drawer = Drawer(recipe.draws, config.run.seed, world.device, precision.weights)

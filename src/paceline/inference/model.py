@@ -20,7 +20,7 @@ from paceline.data.feed import EVALUATION_BATCH, EVALUATION_PIXELS
 from paceline.data.source import selecting
 from paceline.data.stream import Drawer
 from paceline.data.transforms import transform
-from paceline.images.decode import BadImage, arrange_image, plain_image
+from paceline.images.decode import BadImage, arrange_image, plain_image, to_pillow
 from paceline.images.deep import DeepImage
 from paceline.images.readers import ImageReader, make_reader
 from paceline.inference.apply import Applier, ApplierSettings
@@ -175,10 +175,7 @@ def pixels_of(image: object) -> npt.NDArray[np.uint8]:
 
 def as_images(composition: Composition) -> dict[str, Image.Image]:
     """Return the results for an image as Pillow images, by name."""
-    return {
-        name: Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
-        for name, pixels in composition.results().items()
-    }
+    return {name: to_pillow(pixels) for name, pixels in composition.results().items()}
 
 
 def split_as_in_evaluation(images: Tensor) -> Iterator[Tensor]:

@@ -6,14 +6,14 @@ import queue
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from paceline.contracts.data_spec import LUMA, PixelFormat, PixelType
+from paceline.contracts.data_spec import LUMA, PixelFormat
 from paceline.contracts.recipe import Batch
 from paceline.core.errors import describe_error
 from paceline.core.ordered_map import ordered_map
@@ -37,8 +37,7 @@ class Values(NamedTuple):
 
 def pixel_format(image_model: ImageModel, pixels: Pixels) -> PixelFormat:
     """Return the format of pixels: with the range that the networks were trained on, if one was declared."""
-    declared, name = image_model.spec.value_range, pixels.dtype.name
-    return PixelFormat(cast(PixelType, name), *declared) if declared else PixelFormat.full(name)
+    return PixelFormat.of(pixels.dtype.name, image_model.spec.value_range)
 
 
 def to_unit_range(tiles: Tensor, stored: PixelFormat) -> Tensor:

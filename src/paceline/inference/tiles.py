@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from paceline.core.errors import CPU_ALLOCATOR, UserError
 from paceline.data.whole_source import free_bytes
+from paceline.images.rectangles import Box, Span, Tile, split_side
 from paceline.inference.receptive_field import ReceptiveField
 from paceline.inference.runner import (
     LEVELS,
@@ -27,7 +27,7 @@ from paceline.inference.runner import (
     transform,
 )
 from paceline.inference.trained import ImageModel
-from paceline.models.windows import Window, fixed_halo, windows
+from paceline.models.windows import fixed_halo
 
 SHARE_OF_FREE = 0.5  # fraction of the free memory to use; other processes need some, too
 HOST_BYTES = 2.2e9  # memory budget for the result and one tile together, when computing on the host
@@ -36,42 +36,6 @@ WORKSPACE = 1.5  # multiplies the size of intermediate results, since convolutio
 INEXACT_HALO_PX = 64  # used if no halo gives the exact result, or if the exact halo does not fit in memory
 SMALLEST_TILE_PX = 32
 LARGEST_TENSOR = 2**31 - 1  # elements; beyond this, indices need 64 bits, and convolutions on GPUs are much slower
-
-
-class Tile(NamedTuple):
-    """A rectangle of an image, with its halo."""
-
-    row: Window
-    column: Window
-
-    @property
-    def num_pixels(self) -> int:
-        """The number of pixels, excluding the halo."""
-        return (self.row.stop - self.row.start) * (self.column.stop - self.column.start)
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Height and width, including the halo."""
-        return self.row.halo_stop - self.row.halo_start, self.column.halo_stop - self.column.halo_start
-
-    @property
-    def source(self) -> tuple[slice, slice]:
-        """The rows and columns of the image that the tile is computed from."""
-        row, column = self
-        return slice(row.halo_start, row.halo_stop), slice(column.halo_start, column.halo_stop)
-
-    def inner(self, scale: int) -> tuple[slice, slice]:
-        """Return the rows and columns of the tile's result that are not halo."""
-        row, column = (
-            slice((window.start - window.halo_start) * scale, (window.stop - window.halo_start) * scale)
-            for window in self
-        )
-        return row, column
-
-    def target(self, scale: int) -> tuple[slice, slice]:
-        """Return the rows and columns of the whole result that the tile fills."""
-        row, column = (slice(window.start * scale, window.stop * scale) for window in self)
-        return row, column
 
 
 @dataclass(frozen=True)
@@ -90,21 +54,23 @@ class Tiling:
         side = self.side_px // 2 // multiple * multiple
         return replace(self, side_px=side) if side >= max(multiple, SMALLEST_TILE_PX // 2) else None
 
-    def windows(self, length: int, fixed: int = 0) -> list[Window]:
-        """Return the tiles along a side of this length; if `fixed` is given, each has that size, halo included."""
-        found = windows(length, self.side_px, self.halo_px, fixed)
+    def spans(self, length: int, fixed: int = 0, start: int = 0, total: int = 0) -> list[Span]:
+        """Return the tiles along a side, or a part of it; if `fixed` is given, each has that size, halo included."""
+        found = split_side(
+            length, self.side_px, self.halo_px, fixed, multiple=self.multiple_px, start=start, total=total
+        )
         full = self.side_px + 2 * self.halo_px
         if fixed or not self.uniform or length <= full:
             return found
-        return [self._full_size(window, length, full) for window in found]
+        return [self._full_size(span, length, full) for span in found]
 
-    def _full_size(self, window: Window, length: int, full: int) -> Window:
-        """Return a window at the image's edge with a wider halo; its end is the edge, or else its size is `full`."""
-        if window.halo_stop - window.halo_start == full:
-            return window
-        if window.halo_start == 0 and window.halo_stop < length:
-            return window._replace(halo_stop=full)
-        return window._replace(halo_start=(length - full) // self.multiple_px * self.multiple_px)
+    def _full_size(self, span: Span, length: int, full: int) -> Span:
+        """Return a tile at the image's edge with a wider halo; its end is the edge, or else its size is `full`."""
+        if span.halo_stop - span.halo_start == full:
+            return span
+        if span.halo_start == 0 and span.halo_stop < length:
+            return span._replace(halo_stop=full)
+        return span._replace(halo_start=(length - full) // self.multiple_px * self.multiple_px)
 
 
 def choose_tiling(
@@ -158,10 +124,11 @@ def tiling_warning(field: ReceptiveField) -> str:
     return f"{field.obstacles[0]}: seams may be visible" if field.obstacles else ""
 
 
-def plan_tiles(tiling: Tiling, size: tuple[int, int]) -> list[Tile]:
-    """Return the tiles of an image, row by row."""
-    fixed = tiling.window_px or (0, 0)
-    rows, columns = (tiling.windows(length, side) for length, side in zip(size, fixed, strict=True))
+def plan_tiles(tiling: Tiling, size: tuple[int, int], part: Box | None = None) -> list[Tile]:
+    """Return the tiles of an image or of a part of it, row by row. Halos may extend beyond the part."""
+    fixed, part = tiling.window_px or (0, 0), part or Box(0, 0, *size)
+    rows = tiling.spans(part.height, fixed[0], part.top, size[0])
+    columns = tiling.spans(part.width, fixed[1], part.left, size[1])
     return [Tile(row, column) for row in rows for column in columns]
 
 
@@ -192,29 +159,6 @@ def _rounded_up(side: int, multiple: int) -> int:
     return math.ceil(side / multiple) * multiple
 
 
-class _Area(NamedTuple):
-    """A rectangle of pixels: the rows top … bottom and the columns left … right."""
-
-    top: int
-    bottom: int
-    left: int
-    right: int
-
-    def grown(self, margin: int, size: tuple[int, int]) -> _Area:
-        """Return the area with a margin, as far as the image reaches."""
-        height, width = size
-        return _Area(
-            max(0, self.top - margin),
-            min(height, self.bottom + margin),
-            max(0, self.left - margin),
-            min(width, self.right + margin),
-        )
-
-    @property
-    def num_pixels(self) -> int:
-        return (self.bottom - self.top) * (self.right - self.left)
-
-
 def describe_tile_error(
     image_model: ImageModel, field: ReceptiveField, pixels: Pixels, tiling: Tiling, device: torch.device
 ) -> str:
@@ -238,19 +182,16 @@ def describe_tile_error(
     return f"{what} the centre by at most {largest} of 255 levels (mean {mean})"
 
 
-def _central(size: tuple[int, int], side: int, multiple: int) -> _Area:
+def _central(size: tuple[int, int], side: int, multiple: int) -> Box:
     """Return a tile near the centre of the image, aligned to a multiple."""
-    starts = [max(0, (length - side) // 2 // multiple * multiple) for length in size]
-    (top, left), (height, width) = starts, size
-    return _Area(top, min(height, top + side), left, min(width, left + side))
+    top, left = (max(0, (length - side) // 2 // multiple * multiple) for length in size)
+    return Box(top, left, side, side).grown(0, size)
 
 
-def _result(image_model: ImageModel, pixels: Pixels, context: _Area, tile: _Area) -> Tensor:
+def _result(image_model: ImageModel, pixels: Pixels, context: Box, tile: Box) -> Tensor:
     """Return the results for a tile, computed from a larger area."""
-    scale = image_model.output_scale
-    seen = pixels[context.top : context.bottom, context.left : context.right]
-    rows = slice((tile.top - context.top) * scale, (tile.bottom - context.top) * scale)
-    columns = slice((tile.left - context.left) * scale, (tile.right - context.left) * scale)
+    seen = pixels[context.slices]
+    rows, columns = tile.moved_from(context).scaled(image_model.output_scale).slices
     device = next(image_model.recipe.parameters()).device
     values = transform(image_model, to_unit_range(tensor_of(seen).to(device), pixel_format(image_model, seen)))
     return torch.stack([made[0, rows, columns] for made in values.by_name.values()])
@@ -259,14 +200,6 @@ def _result(image_model: ImageModel, pixels: Pixels, context: _Area, tile: _Area
 BATCH_PX = 1 << 20  # small tiles are computed together up to this number of pixels, which keeps a GPU busy
 
 Advance = Callable[[int], None]  # called with the number of input pixels just processed
-
-
-@dataclass(frozen=True)
-class Demands:
-    """The requested tile size, and the number of devices that share the memory."""
-
-    tile_px: int = 0  # side of a tile; 0 for the largest that fits in memory
-    share: int = 1  # number of devices that share the memory
 
 
 @dataclass(eq=False)
@@ -306,8 +239,9 @@ class Composition:
 class Composer:
     """Applies an image model to images of any size."""
 
-    def __init__(self, pool: RunnerPool, demands: Demands, field: ReceptiveField) -> None:
-        self.pool, self.demands = pool, demands
+    def __init__(self, pool: RunnerPool, field: ReceptiveField, tile_px: int = 0, share: int = 1) -> None:
+        """Use tiles with this side; if it is 0, the largest that fit in memory, which `share` devices share."""
+        self.pool, self.tile_px, self.share = pool, tile_px, share
         self.image_model, self.device = pool.runners[0].image_model, pool.runners[0].device
         self.field = field
         self._measured_error = ""
@@ -360,7 +294,7 @@ class Composer:
     def _tiling(self, pixels: Pixels, result_bytes: int) -> Tiling:
         """Return the tiles for an image, with a warning if they change the result."""
         (height, width), window_px = pixels.shape[:2], self.image_model.recipe.window_px
-        if window_px and not self.demands.tile_px:
+        if window_px and not self.tile_px:
             return tiles_of_training_size(window_px, (height, width))
         at_once = 3 if pixels.shape[-1] > self.image_model.spec.channels else 1  # a grey network gets RGB as 3 images
         tiling = self.choose_tiling(height, width, at_once, result_bytes)
@@ -375,8 +309,8 @@ class Composer:
                 self.field,
                 (height, width),
                 self.device,
-                share=self.demands.share * at_once,
-                side=self.demands.tile_px,
+                share=self.share * at_once,
+                side=self.tile_px,
                 result_bytes=result_bytes,
             )
             if tiling.side_px >= max(height, width) or not self.field.is_measurable:

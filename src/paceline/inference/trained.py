@@ -97,9 +97,9 @@ def read_stored(path: str, checkpoint: str = "best", *, trust: bool = False) -> 
 
 
 def open_trained(stored: StoredModel, path: str) -> TrainedModel:
-    """Return the recipe with all of its weights."""
+    """Return the recipe with its weights; weights that `image_to_image` does not need may be missing."""
     recipe = build_for(stored)
-    load_into(recipe, stored.weights, path, required=recipe.state_dict())
+    load_usable(recipe, stored, path)
     return TrainedModel(recipe, stored.config, stored.spec, stored.origin)
 
 
@@ -301,13 +301,6 @@ def open_image_model(path: str, checkpoint: str = "best", blend: Blend = NO_BLEN
     stored = read_blended(path, checkpoint, blend)
     check_use(stored, "apply", path)
     return make_image_model(stored, path)
-
-
-def open_recipe(stored: StoredModel, path: str) -> Recipe:
-    """Return a recipe with its weights; weights that `image_to_image` does not need may be missing."""
-    recipe = build_for(stored)
-    load_usable(recipe, stored, path)
-    return recipe
 
 
 def make_image_model(stored: StoredModel, path: str) -> ImageModel:

@@ -20,8 +20,14 @@ from paceline.config.settings import setting
 from paceline.contracts.recipe import Batch, DataSpec, Draw, Loss
 from paceline.core.errors import UserError
 from paceline.core.types import SettingValues
-from paceline.images.degradation.parameters import FIRST, NUM_NUMBERS, NUM_ORDER_NUMBERS, SECOND, Round
-from paceline.images.degradation.second_order import degrade
+from paceline.images.degradation.second_order import (
+    FIRST,
+    NUM_NUMBERS,
+    NUM_ORDER_NUMBERS,
+    SECOND,
+    Round,
+    degrade,
+)
 from paceline.models.esrgan import SIDES_MULTIPLE_OF, RRDBNet, UNetDiscriminator
 from paceline.models.srresnet import Discriminator
 from paceline.recipes.parts.upscaling import UpscalingRecipe, UpscalingSettings, check_sides

@@ -23,7 +23,8 @@ from paceline.config.resolve import Config
 from paceline.contracts.recipe import Batch, Loss, Phase, Recipe
 from paceline.core.errors import UserError
 from paceline.data.source import Source
-from paceline.data.stream import Window, cut
+from paceline.data.stream import cut
+from paceline.images.rectangles import Box
 from paceline.parallel.blocks import Mode, recompute_blocks
 from paceline.parallel.place import Place
 from paceline.parallel.precision import Precision
@@ -369,7 +370,7 @@ def _batches(
     """Return finished micro-batches for each repetition of a phase."""
     sample, crop = {name: np.asarray(field) for name, field in source.read(0).items()}, config.run.crop
     if crop:
-        sample = cut(sample, Window(0, 0, crop, crop), source.spec.scale)
+        sample = cut(sample, Box(0, 0, crop, crop), source.spec.scale)
 
     def make() -> Batch:
         batch = {"index": torch.zeros(samples, dtype=torch.int64, device=device)}

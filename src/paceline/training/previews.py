@@ -15,10 +15,11 @@ from paceline.contracts.data_spec import EIGHT_BITS, PixelFormat
 from paceline.contracts.recipe import Batch, DataSpec, Recipe
 from paceline.core.errors import UserError
 from paceline.data.source import Source, sizes_of, without_empty_classes
-from paceline.data.stream import Drawer, Window, to_pixels
+from paceline.data.stream import Drawer, to_pixels
 from paceline.data.transforms import to_eight_bits, transform
 from paceline.images.deep import to_eight_bit_array
-from paceline.images.grids import ShownChannels, captioned, grid, side_by_side, stack_vertically, to_image
+from paceline.images.grids import ShownChannels, captioned, grid, side_by_side, to_image
+from paceline.images.rectangles import Box
 from paceline.parallel.precision import Precision
 from paceline.runs.logger import Pixels
 from paceline.runs.tensor_files import HostCopy
@@ -130,7 +131,7 @@ def real_crops(source: Source, height: int, width: int, channels: int) -> np.nda
         if min(top, left) < 0:
             return None
         try:
-            image = source.read_window(index, Window(top, left, height, width)).get("image")
+            image = source.read_window(index, Box(top, left, height, width)).get("image")
         except (UserError, OSError):  # training reports damaged files
             return None
         if image is None or image.shape != (height, width, channels):
@@ -158,15 +159,15 @@ def strip_samples(source: Source, drawer: Drawer, precision: Precision, spec: Da
     return [sample | drawer.rows("samples", number, number + 1) for number, sample in enumerate(samples)]
 
 
-def _centre_window(height: int, width: int, whole: tuple[int, int]) -> Window:
+def _centre_window(height: int, width: int, whole: tuple[int, int]) -> Box:
     if (height, width) == whole:
-        return Window(0, 0, height, width)
+        return Box(0, 0, height, width)
     rows, columns = (_side(side) for side in (height, width))
     top, left = ((side - inner) // 2 // MULTIPLE_PX * MULTIPLE_PX for side, inner in ((height, rows), (width, columns)))
-    return Window(top, left, rows, columns)
+    return Box(top, left, rows, columns)
 
 
-def _read(source: Source, index: int, window: Window, device: torch.device, precision: Precision) -> Batch:
+def _read(source: Source, index: int, window: Box, device: torch.device, precision: Precision) -> Batch:
     sample = source.read_window(index, window)
     raw = {name: torch.from_numpy(np.ascontiguousarray(field))[None].to(device) for name, field in sample.items()}
     images = {name: field.permute(0, 3, 1, 2) if field.ndim == 4 else field for name, field in raw.items()}
@@ -206,4 +207,4 @@ def _arrange_strips(strips: list[HostCopy], channels: ShownChannels) -> Image.Im
         rows.append(
             side_by_side([captioned(to_image(channels.of(one)), name, room=True) for name, one in images.items()])
         )
-    return stack_vertically(rows)
+    return side_by_side(rows, vertical=True)

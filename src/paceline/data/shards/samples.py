@@ -41,19 +41,6 @@ class Placed(NamedTuple):
         return Placed._make(column[rows] for column in self)
 
 
-class Names:
-    """The names of many samples, stored compactly."""
-
-    def __init__(self, names: Iterable[str]) -> None:
-        # Surrogates represent bytes that are not UTF-8.
-        encoded = [name.encode(errors="surrogatepass") for name in names]
-        self._ends = np.cumsum([0, *map(len, encoded)])
-        self._text = b"".join(encoded)
-
-    def __getitem__(self, index: int) -> str:
-        return self._text[self._ends[index] : self._ends[index + 1]].decode(errors="surrogatepass")
-
-
 @dataclass(frozen=True)
 class SampleTable:
     """All usable samples of several shards, in order, without their content."""
@@ -62,7 +49,7 @@ class SampleTable:
     images: Mapping[str, Placed]  # by field
     labels: NDArray[np.int64] | None
     label_members: Placed | None
-    names: Names
+    names: list[str]
     problems: tuple[Problem, ...]  # samples and shards that cannot be used
     ignored: Mapping[str, int]  # number of members that are not used, by suffix
 
@@ -93,7 +80,7 @@ class SampleTable:
         """Return a table with some of the samples."""
         images = {field: placed.rows(rows) for field, placed in self.images.items()}
         labels = None if self.labels is None else self.labels[rows]
-        names = Names(self.names[int(row)] for row in rows)
+        names = [self.names[row] for row in rows.tolist()]
         label_members = self.label_members.rows(rows) if self.label_members else None
         return SampleTable(self.places, images, labels, label_members, names, self.problems, self.ignored)
 
@@ -124,7 +111,7 @@ def make_table(shards: Sequence[tuple[StoredFile, ShardIndex]]) -> SampleTable:
         images={field: _placed(field, usable) for field in _ordered(fields - {LABEL})} if usable else {},
         labels=np.array([sample.fields[LABEL].label for sample in usable]) if LABEL in fields else None,
         label_members=_placed(LABEL, usable) if LABEL in fields else None,
-        names=Names(sample.name for sample in usable),
+        names=[sample.name for sample in usable],
         problems=tuple(problems),
         ignored=ignored,
     )
@@ -220,7 +207,6 @@ class SampleLayout:
     fields: tuple[str, ...]  # the images that are read
     row: tuple[str, ...]  # names of the panels from left to right, if "image" is a row of panels
     panels: tuple[str, ...]  # fields to predict from the image; empty except for panels
-    makes_squares: bool  # whether images are cropped to squares, as in the source `folder`
     side: int  # height and width of the square images; 0 keeps the size of each image
     scale: int  # ratio of "image" to "low"; 0 if there is no field "low"
 
@@ -244,7 +230,6 @@ class SampleLayout:
             tuple(fields),
             row,
             output_panels(row or (fields if names or others else ())),
-            squares,
             settings.size or (int(table.images[INPUT].pixels[0].min()) if squares else 0),
             _find_scale(table) if LOW in fields else 0,
         )

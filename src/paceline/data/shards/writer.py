@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from paceline.contracts.data_spec import INPUT
 from paceline.core.errors import UserError
@@ -21,6 +20,7 @@ from paceline.data.file_lists import is_image
 from paceline.data.shards.index import SUFFIX, ShardIndex, scan
 from paceline.data.shards.samples import LABEL, split_name
 from paceline.data.source import Source
+from paceline.images.decode import to_pillow
 from paceline.images.deep import write_planes
 
 INPUT_MEMBER = "input"  # name of the field "image" in samples with several images
@@ -111,7 +111,7 @@ def _encoded(pixels: NDArray[Any]) -> tuple[str, bytes]:
     """Return an image as a PNG file or, if PNG cannot store it, as a TIFF file; also return the suffix."""
     buffer = io.BytesIO()
     if pixels.dtype == np.uint8 and pixels.shape[-1] in (1, 3):
-        Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels).save(buffer, "PNG")
+        to_pillow(pixels).save(buffer, "PNG")
         return ".png", buffer.getvalue()
     write_planes(buffer, pixels)
     return ".tif", buffer.getvalue()

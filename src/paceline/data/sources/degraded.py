@@ -5,6 +5,7 @@ The degradation of an image depends only on the settings, the split and the imag
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
@@ -16,10 +17,41 @@ from PIL import Image, ImageFilter
 
 from paceline.config.flags import PhotoSettings
 from paceline.config.settings import SEEDS, setting
+from paceline.contracts.data_spec import PixelFormat
 from paceline.core.errors import UserError
-from paceline.data.deep_degradation import degrade_deep
 from paceline.data.source import Encoded, Sample
 from paceline.data.sources.photos import Photos
+from paceline.images.decode import to_pillow
+
+NOISE_LEVELS = 255.0  # the noise strength is on a scale from 0 to 255
+REACH_IN_SIGMAS = 3.0  # radius of the Gaussian kernel
+
+
+def degrade_deep(
+    image: NDArray[Any], pixels: PixelFormat, max_sigma: float, noise: float, chance: np.random.Generator
+) -> NDArray[Any]:
+    """Return an image [h, w, c] with Gaussian blur (sigma drawn from [max_sigma/2, max_sigma] px), then noise."""
+    values = image.astype(np.float32)
+    if max_sigma:
+        values = gaussian_blur(values, max_sigma * (0.5 + 0.5 * chance.random()))
+    if noise:
+        strength = np.float32(noise * pixels.span / NOISE_LEVELS)
+        values = values + strength * chance.standard_normal(values.shape, dtype=np.float32)
+    values = values.round() if pixels.is_integer else values
+    return values.clip(pixels.low, pixels.high).astype(pixels.dtype)
+
+
+def gaussian_blur(image: NDArray[np.float32], sigma: float) -> NDArray[np.float32]:
+    """Blur the rows and columns of an image [h, w, c], repeating its border pixels."""
+    reach = max(1, math.ceil(REACH_IN_SIGMAS * sigma))
+    weights = np.exp(-0.5 * (np.arange(-reach, reach + 1) / sigma) ** 2)
+    weights = (weights / weights.sum()).astype(np.float32)
+    for axis in (0, 1):
+        margins = [(reach, reach) if dimension == axis else (0, 0) for dimension in range(3)]
+        padded, length = np.pad(image, margins, mode="edge"), image.shape[axis]
+        parts = (padded.take(range(start, start + length), axis) for start in range(len(weights)))
+        image = np.sum([weight * part for weight, part in zip(weights, parts, strict=True)], axis=0, dtype=np.float32)
+    return image
 
 
 class Degraded(Photos):
@@ -75,7 +107,7 @@ class Degraded(Photos):
         if not self.is_plain:
             return degrade_deep(photo, self.spec.pixel_format, self.blur, self.noise, chance)
         grey = photo.shape[-1] == 1
-        image = Image.fromarray(photo[..., 0] if grey else photo)
+        image = to_pillow(photo)
         if self.blur:
             image = image.filter(ImageFilter.GaussianBlur(self.blur * (0.5 + 0.5 * chance.random())))
         if self.noise:

@@ -17,9 +17,10 @@ from paceline.config.settings import RunSettings
 from paceline.contracts.data_spec import LARGEST, MAX_CHANNELS, PixelFormat
 from paceline.contracts.recipe import DataSpec
 from paceline.core.errors import UserError
+from paceline.core.files import why
 from paceline.data.file_lists import first_few, named_root, untrained_classes
 from paceline.data.source import ArraySource
-from paceline.images.decode import BadImage, arrange_images, check_image_settings
+from paceline.images.decode import BadImage, arrange_images
 from paceline.images.deep import GREY_AND_RGB, DeepImage, to_format
 from paceline.images.readers import make_format, read_pixel_settings
 
@@ -90,7 +91,7 @@ def _open(file: Path) -> NpzFile:
         archive = np.load(file, allow_pickle=False)
         assert isinstance(archive, NpzFile)
     except UNREADABLE as error:
-        raise UserError(f"{file}: not a readable .npz file ({_one_line(error)})") from error
+        raise UserError(f"{file}: not a readable .npz file ({why(error)})") from error
     return archive
 
 
@@ -115,36 +116,29 @@ def _read(file: Path, archive: NpzFile, names: Sequence[str]) -> dict[str, NDArr
         try:
             arrays[name] = archive[name]
         except (*UNREADABLE, MemoryError) as error:  # the header of a damaged array can have any shape
-            raise UserError(f"{file}: {name} cannot be read ({_one_line(error)})") from error
+            raise UserError(f"{file}: {name} cannot be read ({why(error)})") from error
         if not isinstance(arrays[name], np.ndarray):  # NumPy returns the bytes of other members
             raise UserError(f"{file}: {name} cannot be read (not an array); write it with np.savez")
     return arrays
 
 
 def _images(file: Path, key: str, array: NDArray[Any]) -> NDArray[Any]:
-    if array.dtype.name not in DTYPES:
-        raise UserError(
-            f"{file}: {key} is {array.dtype}; expected uint8 (0 is black, 255 is white), uint16, or floats with a "
-            "value_range"
-        )
+    found = f"{file}: {key} is {array.dtype} of shape {list(array.shape)}"
     if array.ndim == 3:
         array = array[..., np.newaxis]
-    if array.ndim == 4 and array.shape[1] <= LARGEST_RGBA < min(array.shape[2:]):
+    channels_first = array.ndim == 4 and array.shape[1] <= LARGEST_RGBA < min(array.shape[2:])
+    fits = array.dtype.name in DTYPES and array.ndim == 4 and array.size and array.shape[-1] <= MAX_CHANNELS
+    if channels_first or not fits:
         raise UserError(
-            f"{file}: {key} has shape {array.shape}, with the channels first; expected [n, h, w, channels]: "
-            f"use {key}.transpose(0, 2, 3, 1)"
+            f"{found}; expected images [n, h, w] or [n, h, w, channels] with at most {MAX_CHANNELS} channels, as uint8 "
+            "(0 is black, 255 is white), uint16, or floats with a value_range"
+            + (f": use {key}.transpose(0, 2, 3, 1)" if channels_first else "")
         )
-    if array.ndim != 4 or not 1 <= array.shape[-1] <= MAX_CHANNELS:
-        expected = f"[n, h, w] or [n, h, w, channels] with at most {MAX_CHANNELS} channels"
-        raise UserError(f"{file}: {key} has shape {array.shape}; expected {expected}")
-    if array.size == 0:
-        raise UserError(f"{file}: {key} is empty, with shape {array.shape}")
     return array
 
 
 def _arranged(array: NDArray[Any], settings: PixelSettings, name: str) -> tuple[NDArray[Any], PixelFormat]:
     """Return images with the size, channels and pixel format in the settings, and the pixel format."""
-    check_image_settings(settings)
     kind, limits = read_pixel_settings(settings)
     own = array.dtype.name if array.dtype.kind == "u" else "float32"
     pixels = make_format(own if kind == "auto" else kind, limits, name, (float(array.min()), float(array.max())))
@@ -163,24 +157,14 @@ def _arranged(array: NDArray[Any], settings: PixelSettings, name: str) -> tuple[
 def _labels(file: Path, key: str, array: NDArray[Any]) -> NDArray[Any]:
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
-    if array.dtype.kind in "US":
+    is_integer = np.issubdtype(array.dtype, np.integer)
+    span = (array.min(initial=0), array.max(initial=0)) if is_integer else (0, 0)
+    if not is_integer or array.ndim != 1 or span[0] < 0 or span[1] >= LARGEST:
+        values = f", with values from {span[0]} to {span[1]}" if is_integer else ""
         raise UserError(
-            f"{file}: {key} is text; expected integers: use np.unique(labels, return_inverse=True)[1], "
-            "with the labels of all splits"
-        )
-    if array.ndim == 2:
-        one_hot = f"if the labels are one-hot, use {key}.argmax(1)"
-        raise UserError(f"{file}: {key} has shape {array.shape}; expected [n]; {one_hot}")
-    if array.ndim != 1:
-        raise UserError(f"{file}: {key} has shape {array.shape}; expected [n]")
-    if not np.issubdtype(array.dtype, np.integer):
-        raise UserError(f"{file}: {key} is {array.dtype}; expected integers")
-    if array.min(initial=0) < 0:
-        raise UserError(f"{file}: {key} contains {array.min()}; labels must be 0 or greater")
-    if array.max(initial=0) >= LARGEST:
-        raise UserError(
-            f"{file}: {key} contains {array.max()}; labels must be below {LARGEST:,}: number the classes from 0, "
-            "with np.unique(labels, return_inverse=True)[1] for the labels of all splits"
+            f"{file}: {key} is {array.dtype} of shape {list(array.shape)}{values}; expected integers [n] from 0 to "
+            f"{LARGEST - 1:,}: use np.unique(labels, return_inverse=True)[1] for the labels of all splits or, for "
+            f"one-hot labels, {key}.argmax(1)"
         )
     return array.astype(np.int64)
 
@@ -197,7 +181,3 @@ def _note_cropping(file: Path, sides: tuple[int, ...], size: int) -> tuple[str, 
     if not size or height == width:
         return ()
     return (f"{file}: the images of {width}×{height} pixels are centre-cropped to squares and scaled to {size}×{size}",)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

@@ -12,8 +12,8 @@ from paceline.core.errors import UserError
 from paceline.data.file_lists import describe_problems, named_root, too_small
 from paceline.data.packed import PackedSplit, read_manifest
 from paceline.data.source import Sample, Source
-from paceline.data.stream import Window, cropped, cut
-from paceline.images.decode import check_image_settings
+from paceline.data.stream import cropped, cut
+from paceline.images.rectangles import Box
 
 
 class Packed(Source):
@@ -23,7 +23,6 @@ class Packed(Source):
     reads_any_data = True
 
     def __init__(self, split: str, settings: RunSettings) -> None:
-        check_image_settings(settings)
         root = named_root(settings)
         self.packed = PackedSplit(root, split)
         spec = self.packed.record.spec
@@ -53,7 +52,7 @@ class Packed(Source):
     def read(self, index: int) -> Sample:
         return {name: np.array(field) for name, field in self._fields(index).items()}
 
-    def read_window(self, index: int, window: Window) -> Sample:
+    def read_window(self, index: int, window: Box) -> Sample:
         return cut(self._fields(index), window, self.spec.scale)
 
     def numbers_of(self, indices: NDArray[np.int64]) -> Sample | None:

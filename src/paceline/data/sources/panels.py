@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,18 +48,9 @@ from paceline.images.decode import BadImage, arrange_image, check_grey_or_rgb
 from paceline.images.readers import image_size
 
 
-class StainedTissue(NamedTuple):
-    """Aligned images of the same tissue, each uint8 [512, 512, 3]."""
-
-    image: NDArray[np.uint8]
-    hematoxylin: NDArray[np.uint8]
-    dab: NDArray[np.uint8]
-    mask: NDArray[np.uint8]  # white where the tissue is dense
-
-
-def stained_tissue() -> StainedTissue:
-    """Return the image, and the stains and mask computed from it."""
-    return StainedTissue(*map(_read, ("ihc.webp", "ihc_hematoxylin.webp", "ihc_dab.webp", "ihc_mask.png")))
+def stained_tissue() -> dict[str, NDArray[np.uint8]]:
+    """Return aligned images of the same tissue, each uint8 [512, 512, 3]: its stains, and a mask of dense tissue."""
+    return {name: _read(file) for name, file in TISSUE.items()}
 
 
 def _read(name: str) -> NDArray[np.uint8]:
@@ -70,7 +60,12 @@ def _read(name: str) -> NDArray[np.uint8]:
 
 SPLIT_NAMES: SplitNames = {"train": ("train",), "test": ("test", "val", "valid")}
 PAIR_NAMES: SplitNames = {"train": ("trainA",), "test": ("testA", "valA")}
-TISSUE = (INPUT, "hematoxylin", "dab", SEGMENTATION)
+TISSUE = {  # bundled files
+    INPUT: "ihc.webp",
+    "hematoxylin": "ihc_hematoxylin.webp",
+    "dab": "ihc_dab.webp",
+    SEGMENTATION: "ihc_mask.png",
+}
 CHECKED_ROWS = 4  # number of samples whose targets are compared with the input
 TILE_PX = 64  # side of a tile in pixels; the bundled image is 512×512
 
@@ -182,13 +177,13 @@ def _tiles(split: str, settings: PanelSettings) -> ArraySource:
     check_grey_or_rgb(settings)
     if settings.pixels not in ("auto", "uint8"):
         raise UserError(f"pixels={settings.pixels}: the bundled image is 8-bit; set --data-root to use your own images")
-    requested = parse_panels(settings.panels) or TISSUE
+    requested = parse_panels(settings.panels) or tuple(TISSUE)
     unknown = [name for name in requested if name not in (*TISSUE, LEFT_OUT)]
     if unknown:
         raise UserError(
             f"panels={settings.panels}: unknown panel {unknown[0]!r}; without --data-root, use {','.join(TISSUE)}"
         )
-    tissue = dict(zip(TISSUE, stained_tissue(), strict=True))
+    tissue = stained_tissue()
     whole, side = len(tissue[INPUT]), settings.size or TILE_PX
     if 2 * side > whole:
         raise UserError(f"size={side}: the bundled image is only {whole}×{whole} pixels; use at most {whole // 2}")

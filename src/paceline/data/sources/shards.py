@@ -31,7 +31,7 @@ from paceline.data.shards.samples import LABEL, SampleLayout, SampleTable, make_
 from paceline.data.source import PanelSettings, Sample, Source, group_keys, parse_panels, split_files
 from paceline.data.stream import Shuffle
 from paceline.data.whole_source import num_readers
-from paceline.images.decode import BadImage, check_image_settings
+from paceline.images.decode import BadImage
 from paceline.images.readers import choose_reader
 
 GIGABYTE = 10**9
@@ -74,7 +74,6 @@ class Shards(Source):
         return dataclasses.replace(settings, test_root=settings.data_root, validation=0.0)
 
     def __init__(self, split: str, settings: Settings) -> None:
-        check_image_settings(settings)
         folder = user_path(settings.shard_cache) if settings.shard_cache else user_cache() / "shards"
         limit = int(settings.shard_cache_gb * GIGABYTE)
         catalog, shards, is_split = _find(split, settings)

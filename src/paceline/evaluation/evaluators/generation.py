@@ -51,7 +51,6 @@ from paceline.evaluation.statistics import (
     random_positions,
     statistics_from,
     store_statistics,
-    unflatten,
 )
 
 NUM_ROWS = 10_000  # number of real (and of generated) images whose features are kept for KID, precision and recall
@@ -120,31 +119,28 @@ class Generation(Evaluator):
 
     def update_samples(self, batch: Batch) -> None:
         position = batch["index"] if self.positions is None else self.positions[batch["index"]]
-        self._add(self.real_sums, batch["image"], position, batch.get("label"), self.real_class_sums)
+        self._add(self.real_sums, batch["image"], position, batch.get("label"))
 
     def sample_sums(self) -> Tensor:
-        return _joined(self.real_sums, self.real_class_sums)
+        return self.real_sums.flat()
 
     def end_samples(self, sums: Tensor) -> None:
-        whole, by_class = _split(sums, self.real_sums)
-        self.real = statistics_from(unflatten(whole, self.real_sums.layout))
-        if self.real_class_sums:
-            self.real_by_class = self.real_class_sums.statistics(by_class)
+        by_name, self.real_by_class = self.real_sums.split(sums)
+        self.real = statistics_from(by_name)
         if find_statistics(self.cache_key, self.device) is None:
             store_statistics(self.cache_key, self.real)
 
     def update(self, prediction: dict[str, Tensor], batch: Batch) -> None:
         if self.by_class and "label" not in prediction:
             raise UserError("per_class=on: the generator is not conditional on classes; use per_class=off")
-        self._add(self.made_sums, prediction["image"], batch["index"], prediction.get("label"), self.made_class_sums)
+        self._add(self.made_sums, prediction["image"], batch["index"], prediction.get("label"))
 
     def sums(self) -> Tensor:
-        return _joined(self.made_sums, self.made_class_sums)
+        return self.made_sums.flat()
 
     def results(self, sums: Tensor) -> dict[str, float]:
         assert self.real is not None, "the real images must be processed first"
-        whole, by_class = _split(sums, self.made_sums)
-        by_name = unflatten(whole, self.made_sums.layout)
+        by_name, made_by_class = self.made_sums.split(sums)
         made, real = statistics_from(by_name), self.real
         precision, recall = precision_and_recall(real.rows, made.rows)
         density, coverage = density_and_coverage(real.rows, made.rows)
@@ -158,9 +154,8 @@ class Generation(Evaluator):
         }
         if self.case.count > NUM_ROWS:
             values["FID_10k"] = frechet_distance(real.mean, real.covariance, made.rows.mean(0), made.rows.T.cov())
-        if self.made_class_sums:
-            of_made = self.made_class_sums.statistics(by_class)
-            distances = distances_by_class(self.real_by_class, of_made, self.spec.classes)
+        if self.by_class:
+            distances = distances_by_class(self.real_by_class, made_by_class, self.spec.classes)
             values |= distances.metrics()
             self.notes += _missing_note(distances.missing, self.spec.num_classes)
         named = {_labelled(name, self.label): value for name, value in values.items()}
@@ -181,41 +176,13 @@ class Generation(Evaluator):
         """The sums over generated images."""
         return self._new_sums(self.case.count)
 
-    @cached_property
-    def real_class_sums(self) -> ClassSums | None:
-        """The sums over real images for each class; None without `per_class`."""
-        return self._new_class_sums()
-
-    @cached_property
-    def made_class_sums(self) -> ClassSums | None:
-        """The sums over generated images for each class; None without `per_class`."""
-        return self._new_class_sums()
-
     def _new_sums(self, total: int) -> FeatureSums:
         layout = Layout(total, self.network.num_features, self.network.num_classes, min(NUM_ROWS, total))
-        return FeatureSums(layout, self.device)
+        by_class = ClassSums(self.spec.num_classes, layout.num_features, self.device) if self.by_class else None
+        return FeatureSums(layout, self.device, by_class)
 
-    def _new_class_sums(self) -> ClassSums | None:
-        return ClassSums(self.spec.num_classes, self.network.num_features, self.device) if self.by_class else None
-
-    def _add(
-        self, sums: FeatureSums, images: Tensor, position: Tensor, label: Tensor | None, class_sums: ClassSums | None
-    ) -> None:
-        features = self.network(to_eight_bits(images), self.settings.feature_precision)
-        sums.add(features, position)
-        if class_sums:
-            assert label is not None
-            class_sums.add(features.vectors, label)
-
-
-def _joined(sums: FeatureSums, class_sums: ClassSums | None) -> Tensor:
-    return torch.cat([sums.flat(), class_sums.flat()]) if class_sums else sums.flat()
-
-
-def _split(flat: Tensor, sums: FeatureSums) -> tuple[Tensor, Tensor]:
-    """Return the part of a vector that belongs to all images, and the part that belongs to the classes."""
-    length = sums.layout.num_values
-    return flat[:length], flat[length:]
+    def _add(self, sums: FeatureSums, images: Tensor, position: Tensor, label: Tensor | None) -> None:
+        sums.add(self.network(to_eight_bits(images), self.settings.feature_precision), position, label)
 
 
 def _labelled(name: str, label: str) -> str:

@@ -3,7 +3,8 @@
 Wang et al., Real-ESRGAN: Training Real-World Blind Super-Resolution with Pure Synthetic Data (2021). Each image is
 blurred, resized, degraded by noise and compressed as JPEG; then the same four steps are repeated with other parameters.
 Finally, it is resized to the low resolution, filtered with a sinc kernel, and compressed again; for half of the images,
-this compression comes first. Every parameter is computed from the sample's own uniform random numbers.
+this compression comes first. Every parameter is computed from the sample's own uniform random numbers, in the ranges of
+the paper. All tensors of parameters have one entry per image.
 
 Blur, resizing and noise have the order of the paper, or a random order for each image and round (as in Zhang et al.,
 Designing a Practical Degradation Model for Deep Blind Image Super-Resolution, 2021).
@@ -15,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
-from typing import Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,30 +24,210 @@ from torch import Tensor
 from paceline.core.errors import describe_error
 from paceline.core.gpu import float32_products
 from paceline.core.text import print_line
-from paceline.images.degradation import torch_steps
-from paceline.images.degradation.operations import Canvas, Numbers, full_canvas
-from paceline.images.degradation.parameters import (
-    FIRST,
-    SECOND,
-    FinalParameters,
-    Round,
-    RoundParameters,
-    draw_final,
-    draw_round,
+from paceline.images.degradation.operations import (
+    NUM_BLUR_NUMBERS,
+    NUM_FILTERS,
+    NUM_NOISE_NUMBERS,
+    NUM_SINC_NUMBERS,
+    Canvas,
+    Noise,
+    NoiseParameters,
+    Numbers,
+    Resizing,
+    between,
+    blur,
+    choose,
+    constant,
+    full_canvas,
+    jpeg,
+    larger_shape,
+    make_noise,
+    make_resizing,
+    pick,
+    random_blur_kernels,
+    random_noise,
+    random_sinc_kernels,
+    with_shape,
+)
+
+NUM_RESIZE_NUMBERS = 3
+NUM_JPEG_NUMBERS = 1
+NUM_ROUND_NUMBERS = NUM_BLUR_NUMBERS + NUM_RESIZE_NUMBERS + NUM_NOISE_NUMBERS + NUM_JPEG_NUMBERS
+NUM_FINAL_NUMBERS = 1 + 1 + NUM_SINC_NUMBERS + NUM_JPEG_NUMBERS  # order, filter, sinc kernel, quality
+NUM_NUMBERS = 2 * NUM_ROUND_NUMBERS + NUM_FINAL_NUMBERS
+NUM_ORDER_NUMBERS = 2  # one for each round
+FINAL_SINC_PROBABILITY = 0.8
+ORDERS = (  # the six orders of a round's steps
+    "resize noise blur",
+    "resize blur noise",
+    "noise resize blur",
+    "noise blur resize",
+    "blur resize noise",
+    "blur noise resize",
 )
 
 
-class Steps(Protocol):
-    """An implementation of the steps: `torch_steps` or `triton_steps`."""
+@dataclass(frozen=True)
+class Round:
+    """The ranges and probabilities of one round of degradation."""
 
-    def apply_round(self, canvas: Canvas, parameters: RoundParameters) -> Canvas:
-        """Blur, resize and add noise in the order of each image, then compress."""
+    blur_probability: float
+    sinc_probability: float  # the probability that a blur kernel is a sinc kernel
+    max_blur_sigma: float  # in px
+    up_probability: float
+    down_probability: float  # the size of the remaining images does not change
+    smallest_scale: float
+    largest_scale: float
+    max_noise_sigma: float  # in levels
+    max_poisson: float  # factor of the Poisson noise
+    jpeg_quality: tuple[int, int]
 
-    def apply_final(self, canvas: Canvas, parameters: FinalParameters) -> Canvas:
-        """Resize to the low resolution, filter with a sinc kernel and compress; some images are compressed first.
 
-        The canvas may be overwritten.
-        """
+# The values in section 4.1 of the paper and in the appendix.
+FIRST = Round(1.0, 0.1, 3.0, 0.2, 0.7, 0.15, 1.5, 30.0, 3.0, (30, 95))
+SECOND = Round(0.8, 0.1, 1.5, 0.3, 0.4, 0.3, 1.2, 25.0, 2.5, (30, 95))
+
+
+@dataclass(frozen=True)
+class Resize:
+    """The sizes and filters with which images are resized."""
+
+    height: Tensor  # new height of each image in px, int64 [n]
+    width: Tensor  # new width of each image in px, int64 [n]
+    filters: Tensor  # AREA, BILINEAR or BICUBIC, int64 [n]
+    shape: tuple[int, int]  # a canvas that is large enough for every new size
+
+
+@dataclass(frozen=True)
+class RoundParameters:
+    """The parameters of one round for each image of a batch."""
+
+    kernels: Tensor  # relative weights [n, SIDE, SIDE]
+    resize: Resize
+    noise: NoiseParameters
+    quality: Tensor  # int64 [n]
+    order: Tensor | None  # index into ORDERS, int64 [n]; None for the order of the paper: blur, resize, noise
+
+
+@dataclass(frozen=True)
+class FinalParameters:
+    """The parameters of the last resizing, sinc filter and compression for each image of a batch."""
+
+    jpeg_first: Tensor  # whether the compression comes before the other two steps, bool [n]
+    resize: Resize
+    kernels: Tensor  # relative weights [n, SIDE, SIDE]
+    quality: Tensor  # int64 [n]
+
+
+def draw_round(numbers: Numbers, settings: Round, height: int, width: int, order: Tensor | None) -> RoundParameters:
+    """Return the parameters of a round; sizes are relative to `height` × `width`, and `order` is in [0, 1)."""
+    kernels = random_blur_kernels(
+        numbers, settings.blur_probability, settings.sinc_probability, settings.max_blur_sigma
+    )
+    direction, amount, chosen = numbers.take(NUM_RESIZE_NUMBERS)
+    scale = random_scale(direction, amount, settings)
+    sizes = [(scale * side).long().clamp(min=1) for side in (height, width)]
+    largest = (int(height * settings.largest_scale), int(width * settings.largest_scale))
+    return RoundParameters(
+        kernels,
+        Resize(sizes[0], sizes[1], pick(chosen, NUM_FILTERS), largest),
+        random_noise(numbers, settings.max_noise_sigma, settings.max_poisson),
+        _quality(numbers, settings),
+        None if order is None else pick(order, len(ORDERS)),
+    )
+
+
+def draw_final(numbers: Numbers, settings: Round, height: int, width: int) -> FinalParameters:
+    """Return the parameters of the last steps, which produce images of `height` × `width`."""
+    order, chosen = numbers.take(2)
+    rows, columns = (torch.full_like(order, side, dtype=torch.int64) for side in (height, width))
+    return FinalParameters(
+        order < 0.5,
+        Resize(rows, columns, pick(chosen, NUM_FILTERS), (height, width)),
+        random_sinc_kernels(numbers, FINAL_SINC_PROBABILITY),
+        _quality(numbers, settings),
+    )
+
+
+def random_scale(direction: Tensor, amount: Tensor, settings: Round) -> Tensor:
+    """Return a scale above 1, below 1 or equal to 1 for each image."""
+    up, down = between(amount, 1, settings.largest_scale), between(amount, settings.smallest_scale, 1)
+    is_up, is_down = direction < settings.up_probability, direction >= 1 - settings.down_probability
+    return torch.where(is_up, up, torch.where(is_down, down, torch.ones_like(up)))
+
+
+def _quality(numbers: Numbers, settings: Round) -> Tensor:
+    low, high = settings.jpeg_quality
+    (uniform,) = numbers.take(NUM_JPEG_NUMBERS)
+    return low + pick(uniform, high - low + 1)
+
+
+# The steps in PyTorch's own operations. A batch has images with different orders of blur, resizing and noise, and a
+# CUDA graph cannot branch. So all images pass through the sequence resize, noise, resize, blur, resize, noise, resize,
+# which contains each of the six orders, and every image uses each of the three steps once.
+
+# Which of the four resizes and of the two noises of the sequence each of ORDERS uses.
+RESIZE_USED, NOISE_USED = (0, 0, 1, 2, 2, 3), (0, 1, 0, 0, 1, 1)
+
+
+def apply_round(canvas: Canvas, parameters: RoundParameters) -> Canvas:
+    """Blur, resize and add noise in the order of each image, then compress."""
+    shape = parameters.resize.shape
+    if parameters.order is None:
+        resizing, noise = _prepared(canvas, parameters, shape)
+        canvas = noise.apply(resizing.apply(blur(canvas, parameters.kernels)))
+    else:  # an image may be resized at any time, so the canvas is large enough for both sizes
+        canvas = with_shape(canvas, larger_shape(canvas, shape))
+        resizing, noise = _prepared(canvas, parameters, (canvas.pixels.shape[-2], canvas.pixels.shape[-1]))
+        canvas = with_shape(in_random_order(canvas, parameters.kernels, resizing, noise, parameters.order), shape)
+    return jpeg(canvas, parameters.quality)
+
+
+def apply_final(canvas: Canvas, parameters: FinalParameters) -> Canvas:
+    """Resize to the low resolution, filter with a sinc kernel and compress; some images are compressed first."""
+    jpeg_first, quality = parameters.jpeg_first[:, None, None, None], parameters.quality
+    canvas = canvas.replaced(torch.where(jpeg_first, jpeg(canvas, quality).pixels, canvas.pixels))
+    canvas = blur(_make_resizing(canvas, parameters.resize, parameters.resize.shape).apply(canvas), parameters.kernels)
+    return canvas.replaced(torch.where(jpeg_first, canvas.pixels, jpeg(canvas, quality).pixels))
+
+
+def in_random_order(canvas: Canvas, kernels: Tensor, resizing: Resizing, noise: Noise, order: Tensor) -> Canvas:
+    """Blur, resize and add noise, in the order that each image's number selects from ORDERS."""
+    resize_used, noise_used = (constant(used, order.device, torch.int64)[order] for used in (RESIZE_USED, NOISE_USED))
+    for turn in range(2):
+        canvas = _apply_where(resize_used == 2 * turn, resizing.apply, canvas)
+        canvas = _apply_where(noise_used == turn, noise.apply, canvas)
+        canvas = _apply_where(resize_used == 2 * turn + 1, resizing.apply, canvas)
+        canvas = blur(canvas, kernels) if turn == 0 else canvas
+    return canvas
+
+
+def _prepared(canvas: Canvas, parameters: RoundParameters, shape: tuple[int, int]) -> tuple[Resizing, Noise]:
+    noise = make_noise(parameters.noise, (canvas.pixels.shape[1], *shape))
+    return _make_resizing(canvas, parameters.resize, shape), noise
+
+
+def _make_resizing(canvas: Canvas, resize: Resize, shape: tuple[int, int]) -> Resizing:
+    return make_resizing(canvas, resize.height, resize.width, resize.filters, shape)
+
+
+def _apply_where(chosen: Tensor, step: Callable[[Canvas], Canvas], canvas: Canvas) -> Canvas:
+    """Apply a step to the images for which `chosen` [n] is true."""
+    if chosen.device.type == "cpu" and not chosen.any():  # on a GPU, this check would interrupt the capture of a step
+        return canvas
+    return choose(chosen, step(canvas), canvas)
+
+
+class Steps(NamedTuple):
+    """An implementation of the steps."""
+
+    apply_round: Callable[[Canvas, RoundParameters], Canvas]
+    """Blurs, resizes and adds noise in the order of each image, then compresses."""
+    apply_final: Callable[[Canvas, FinalParameters], Canvas]
+    """Resizes, filters with a sinc kernel and compresses; some images are compressed first. May change the canvas."""
+
+
+TORCH_STEPS = Steps(apply_round, apply_final)
 
 
 def degrade(
@@ -79,8 +260,8 @@ def fastest_steps(levels: Tensor) -> Steps:
     if _triton.usable and _fits_triton(levels):
         from paceline.images.degradation import triton_steps
 
-        return triton_steps
-    return torch_steps
+        return Steps(triton_steps.apply_round, triton_steps.apply_final)
+    return TORCH_STEPS
 
 
 @dataclass
@@ -107,7 +288,7 @@ def _apply_fastest(levels: Tensor, apply: Callable[[Steps], Tensor]) -> Tensor:
         except Exception as error:  # compilers raise many kinds of errors
             _triton.usable = False
             print_line(f"degradation: computed without Triton, since it failed ({describe_error(error)})")
-    return apply(torch_steps)
+    return apply(TORCH_STEPS)
 
 
 def _apply(

@@ -12,7 +12,7 @@ from torch import Tensor
 from paceline.contracts.data_spec import LUMA
 from paceline.images.degradation import operations
 from paceline.images.degradation.operations import SIDE, Canvas, NoiseParameters, constant, larger_shape
-from paceline.images.degradation.parameters import ORDERS, FinalParameters, Resize, RoundParameters
+from paceline.images.degradation.second_order import ORDERS, FinalParameters, Resize, RoundParameters
 
 # Triton determines the types of kernel arguments itself.
 # mypy: disable-error-code="untyped-decorator, no-untyped-def"

@@ -12,7 +12,6 @@ from paceline.images.decode import (
     PIXEL_LIMIT,
     SIXTEEN_BIT_MODES,
     BadImage,
-    TooLarge,
     memory_limit,
     opened,
     to_array,
@@ -22,7 +21,8 @@ from paceline.images.decode import (
 )
 from paceline.images.integrity import TIFF_SUFFIXES, load_undamaged
 from paceline.images.readers import image_size
-from paceline.images.regions.region_image import Box, Level, Pixels, RegionFormat, RegionImage
+from paceline.images.rectangles import Box
+from paceline.images.regions.region_image import Level, Pixels, RegionFormat, RegionImage
 from paceline.images.regions.tiff_image import TiffImage, is_small_tiff
 
 
@@ -44,7 +44,7 @@ class WholeImage(RegionImage):
 
     def read(self, level: int, box: Box) -> Pixels:
         """Return a region, [h, w, c]."""
-        return self._pixels[box.top : box.top + box.height, box.left : box.left + box.width]
+        return self._pixels[box.slices]
 
     def close(self) -> None:
         """Do nothing, since the file is closed after decoding."""
@@ -173,13 +173,7 @@ def open_any_image(path: Path, num_sharing: int = 1, channels: int = 0) -> Regio
 def is_huge(path: Path) -> bool:
     """Return whether an image has more pixels than are processed at once; False if it cannot be read."""
     try:
-        if not can_be_read_by_region(path):
-            height, width = image_size(path, unlimited)
-            return height * width > PIXEL_LIMIT
-        with open_region_image(path) as image:
-            return image.levels[0].height * image.levels[0].width > PIXEL_LIMIT
-    except TooLarge:
-        return True
+        return huge_size(path) is not None
     except BadImage:
         return False
 

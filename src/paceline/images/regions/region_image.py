@@ -4,23 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.images.decode import BadImage
+from paceline.images.rectangles import Box
 
 Pixels = NDArray[Any]  # uint8 or uint16 [h, w, c]
-
-
-class Box(NamedTuple):
-    """A rectangle of pixels."""
-
-    top: int
-    left: int
-    height: int
-    width: int
 
 
 @dataclass(frozen=True)
@@ -88,7 +80,7 @@ def choose_box(level: Level, region: Box | None) -> Box:
     """Return the requested part of a level, or all of it; raise BadImage if it is not inside the level."""
     if region is None:
         return Box(0, 0, level.height, level.width)
-    if region.top + region.height > level.height or region.left + region.width > level.width:
+    if region.bottom > level.height or region.right > level.width:
         asked = f"{region.left},{region.top},{region.width},{region.height}"
         raise BadImage(f"--region {asked}: is outside the image, which has {level.width}×{level.height} pixels")
     return region

@@ -15,9 +15,17 @@ import numpy as np
 import tifffile
 
 from paceline.images.decode import ORIENTATION, PILLOW_COMPRESSIONS, PIXEL_LIMIT, PREMULTIPLIED, BadImage, reason_of
-from paceline.images.deep import EXTRA_CHANNELS_IGNORED, GREY_AND_RGB, PLANES_ELSEWHERE, check_colours, first_series
+from paceline.images.deep import (
+    EXTRA_CHANNELS_IGNORED,
+    GREY_AND_RGB,
+    PLANES_ELSEWHERE,
+    Ome,
+    check_colours,
+    first_series,
+)
 from paceline.images.integrity import DEFLATE, END_OF_JPEG, JPEG, TIFF_HEADER_BYTES, check_directories, is_tiff
-from paceline.images.regions.region_image import Box, Level, Pixels, RegionFormat, RegionImage
+from paceline.images.rectangles import Box
+from paceline.images.regions.region_image import Level, Pixels, RegionFormat, RegionImage
 
 LARGEST_SEGMENT_BYTES = 256 << 20  # of a decoded tile or strip
 LARGEST_WHOLE_STRIP_BYTES = 16 << 20  # of an uncompressed strip; from larger ones, only the requested rows are read
@@ -75,37 +83,36 @@ def samples_of(page: Any, channels: int) -> Samples:
 
 def check_page(page: Any, found: RegionFormat) -> None:
     """Raise BadImage for pixels that are not supported."""
-    if found.dtype not in (np.uint8, np.uint16):
-        raise BadImage(f"{found.dtype} pixels cannot be read by region; save the image with 8 or 16 bits per channel")
-    if page.bitspersample not in (8, 16):
-        raise BadImage(f"{page.bitspersample}-bit pixels cannot be read by region; save the image with 8 or 16 bits")
-    if page.photometric not in (GREY, RGB, YCBCR):
-        kind = getattr(page.photometric, "name", page.photometric)
-        raise BadImage(f"the colour type {kind} cannot be read by region; save the image as RGB or grey")
-    if page.photometric == YCBCR and page.compression not in JPEGS:  # other decoders do not convert to RGB
-        raise BadImage("YCbCr colours can be read by region only if they are stored as JPEG; save the image as RGB")
+    is_plain = page.compression == NONE or page.compression in DEFLATE
+    problems = {
+        f"{found.dtype} pixels": found.dtype not in (np.uint8, np.uint16),
+        f"{page.bitspersample}-bit pixels": page.bitspersample not in (8, 16),
+        f"the colour type {getattr(page.photometric, 'name', page.photometric)}": (
+            page.photometric not in (GREY, RGB, YCBCR)
+        ),
+        # Other decoders do not convert to RGB.
+        "YCbCr colours that are not stored as JPEG": page.photometric == YCBCR and page.compression not in JPEGS,
+        # Without it, the colours are too dark.
+        "premultiplied transparency": found.has_alpha and page.extrasamples[0] == PREMULTIPLIED,
+        "pixels whose bits are in reverse order": page.fillorder != 1 and is_plain,
+        "rotated pixels": page.tags.valueof(ORIENTATION, 1) not in (0, 1),
+        f"{found.channels} channels": not 1 <= found.channels <= LARGEST_CHANNELS,
+        f"predictor {page.predictor}": page.predictor not in (NO_PREDICTOR, HORIZONTAL, *(() if is_plain else (3,))),
+    }
+    for what, is_wrong in problems.items():
+        if is_wrong:
+            raise BadImage(
+                f"{what} cannot be read by region; save the image upright as grey or RGB without transparency, with 8 "
+                f"or 16 bits in at most {LARGEST_CHANNELS} channels, uncompressed or with deflate"
+            )
     check_colours(page)
-    if found.has_alpha and page.extrasamples[0] == PREMULTIPLIED:  # without it, the colours are too dark
-        raise BadImage("premultiplied transparency cannot be read by region; save the image without transparency")
-    if page.fillorder != 1 and (page.compression == NONE or page.compression in DEFLATE):
-        raise BadImage(
-            "pixels whose bits are in reverse order cannot be read by region; save the image with FillOrder 1"
-        )
-    if page.tags.valueof(ORIENTATION, 1) not in (0, 1):
-        raise BadImage("rotated TIFFs cannot be read by region; save the image upright")
-    if not 1 <= found.channels <= LARGEST_CHANNELS:
-        raise BadImage(f"{found.channels} channels; at most {LARGEST_CHANNELS} are supported")
     _check_stored(page)
     segment = _segment_bytes(page)
     if segment > LARGEST_SEGMENT_BYTES and not is_read_by_row(page):
         what = "tiles" if page.is_tiled else "strips"
         raise BadImage(f"{what} of {segment / 1e6:,.0f} MB cannot be read by region; save the image with smaller tiles")
-    if page.compression != NONE and page.compression not in DEFLATE and page.predictor not in (1, 2, 3):
-        raise BadImage(f"predictor {page.predictor} is not supported")
-    if page.compression != NONE and page.compression not in DEFLATE:
+    if not is_plain:
         _check_codec(page)
-    elif page.predictor not in (NO_PREDICTOR, HORIZONTAL):
-        raise BadImage(f"predictor {page.predictor} is not supported; save the image with deflate and predictor 2")
 
 
 def _check_stored(page: Any) -> None:
@@ -168,20 +175,15 @@ def microns_per_px(file: Any, page: Any) -> float:
     if stated:
         return float(stated[1])
     if file.is_ome:
-        across, down = (_ome_microns(file.ome_metadata or "", side) for side in "XY")
-        return across if not down or math.isclose(across, down, rel_tol=0.01) else 0.0  # only square pixels
+        ome = Ome.parse(file.ome_metadata or "")
+        across, down = ome.pixel_size or (0.0, 0.0)
+        is_square = math.isclose(across, down, rel_tol=0.01) and set(ome.units) <= {"µm", "um"}
+        return across if is_square else 0.0
     try:
         numerator, denominator = page.tags.valueof(282, (0, 1))
         return MICRONS_PER_UNIT.get(page.tags.valueof(296, 2), 0.0) * denominator / numerator if numerator else 0.0
     except (TypeError, ValueError, ZeroDivisionError):
         return 0.0
-
-
-def _ome_microns(xml: str, side: str) -> float:
-    """Return the size of a pixel along one side; 0 if it is unknown."""
-    physical = re.search(rf'PhysicalSize{side}="([\d.eE+-]+)"', xml)
-    unit = re.search(rf'PhysicalSize{side}Unit="([^"]*)"', xml)
-    return float(physical[1]) if physical and (not unit or unit[1] in ("µm", "um")) else 0.0
 
 
 def magnification(page: Any) -> float:
@@ -259,8 +261,8 @@ class TiffImage(RegionImage):
         """Raise BadImage if a JPEG tile of a region has no end, without decoding it; other decoders may accept it."""
         for page in self._pages[level]:
             height, width, across, _ = grid_of(page)
-            for row in range(box.top // height, (box.top + box.height - 1) // height + 1):
-                for column in range(box.left // width, (box.left + box.width - 1) // width + 1):
+            for row in range(box.top // height, (box.bottom - 1) // height + 1):
+                for column in range(box.left // width, (box.right - 1) // width + 1):
                     self._check_end(page, row * across + column)
 
     def close(self) -> None:
@@ -271,23 +273,19 @@ class TiffImage(RegionImage):
     def _read_page(self, level: int, number: int, page: Any, box: Box, region: Pixels) -> None:
         height, width, across, down = grid_of(page)
         separate = page.planarconfig == 2 and page.samplesperpixel > 1
-        for row in range(box.top // height, (box.top + box.height - 1) // height + 1):
-            for column in range(box.left // width, (box.left + box.width - 1) // width + 1):
-                top, left = row * height, column * width
-                rows = slice(max(box.top, top), min(box.top + box.height, top + height))
-                columns = slice(max(box.left, left), min(box.left + box.width, left + width))
-                inside = slice(rows.start - top, rows.stop - top), slice(columns.start - left, columns.stop - left)
+        for row in range(box.top // height, (box.bottom - 1) // height + 1):
+            for column in range(box.left // width, (box.right - 1) // width + 1):
+                segment = Box(row * height, column * width, height, width)
+                shared = box.intersection(segment)
+                inside, target = shared.moved_from(segment).slices, shared.moved_from(box).slices
                 for plane in range(self._kept if separate else 1):
                     index = plane * across * down + row * across + column
                     if is_read_by_row(page):
                         part = self._read_rows(page, index, *inside)
                     else:
                         part = self._segment(level, number, page, index)[inside]
-                    region[
-                        rows.start - box.top : rows.stop - box.top,
-                        columns.start - box.left : columns.stop - box.left,
-                        slice(plane, plane + 1) if separate else slice(0, self._kept),
-                    ] = part if separate else part[..., : self._kept]
+                    samples = slice(plane, plane + 1) if separate else slice(0, self._kept)
+                    region[*target, samples] = part if separate else part[..., : self._kept]
 
     def _read_rows(self, page: Any, index: int, rows: slice, columns: slice) -> Pixels:
         """Return a part of an uncompressed strip, [h, w, samples]; only these pixels are read."""
