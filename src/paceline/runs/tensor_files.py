@@ -8,7 +8,7 @@ import math
 import mmap
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,9 +89,10 @@ def pack(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = Non
     """Return the content of a safetensors file, and the `TensorNotes` that `unpack` needs."""
     notes = find_notes(tensors)
     kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items() if name not in notes.aliases}
-    content: bytes = safetensors.torch.save(kept)
-    aliases = {ALIASES: json.dumps(notes.aliases)} if notes.aliases else {}
-    return _with_metadata(content, {**metadata, **aliases}) if metadata else content, notes
+    aliases = {ALIASES: json.dumps(notes.aliases)} if metadata and notes.aliases else {}
+    described = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in kept.items()}
+    header, _ = _header(described, {**(metadata or {}), **aliases})
+    return b"".join([header, *(_content_of(kept[name]) for name in sorted(kept, key=_order(described)))]), notes
 
 
 def find_notes(tensors: Mapping[str, Tensor]) -> TensorNotes:
@@ -143,15 +144,6 @@ def add_aliases(tensors: dict[str, Tensor], metadata: Mapping[str, str]) -> None
         if name not in tensors:
             raise ValueError(f"{ALIASES} refers to {name!r}, which is missing")
         tensors[alias] = tensors[name]
-
-
-def _with_metadata(content: bytes, metadata: Mapping[str, str]) -> bytes:
-    """Return a safetensors file with metadata in a fixed order; safetensors itself does not guarantee an order."""
-    length = int.from_bytes(content[:LENGTH_BYTES], "little")
-    header = json.loads(content[LENGTH_BYTES : LENGTH_BYTES + length])
-    text = json.dumps({"__metadata__": dict(metadata), **header}, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % LENGTH_BYTES)
-    return len(text).to_bytes(LENGTH_BYTES, "little") + text + content[LENGTH_BYTES + length :]
 
 
 def _are_texts(content: object) -> bool:
@@ -207,7 +199,7 @@ def write_rows(path: Path, tensors: Mapping[str, Tensor], first: Mapping[str, in
             rows = tensors[name].detach().contiguous()
             skipped = first.get(name, 0) * math.prod(rows.shape[1:]) * rows.element_size()
             at = LENGTH_BYTES + length + header[name]["data_offsets"][0] + skipped
-            _write_at(file, rows.reshape(-1).view(torch.uint8).numpy().data, at)
+            _write_at(file, _content_of(rows), at)
         os.fsync(file)
 
 
@@ -241,12 +233,21 @@ def _header(
     """Return the header with its length, and the size of the data; larger dtypes come first, so all are aligned."""
     entries: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
-    for name, (dtype, shape) in sorted(tensors.items(), key=lambda item: (-item[1][0].itemsize, item[0])):
+    for name in sorted(tensors, key=_order(tensors)):
+        dtype, shape = tensors[name]
         begin, end = end, end + math.prod(shape) * dtype.itemsize
         entries[name] = {"dtype": DTYPES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % LENGTH_BYTES)
     return len(text).to_bytes(LENGTH_BYTES, "little") + text, end
+
+
+def _order(tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> Callable[[str], tuple[int, str]]:
+    return lambda name: (-tensors[name][0].itemsize, name)
+
+
+def _content_of(tensor: Tensor) -> memoryview:
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
 @contextmanager
