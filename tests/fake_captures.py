@@ -12,7 +12,7 @@ from paceline.parallel import graphed_function
 
 def replace_captures(monkeypatch: pytest.MonkeyPatch, captured: type) -> None:
     """Use another class for captured graphs, and replace everything that needs a GPU during a capture."""
-    monkeypatch.setattr(graphed_function, "_Captured", captured)
+    monkeypatch.setattr(graphed_function, "CapturedGraph", captured)
     monkeypatch.setattr(graphed_function, "end_broken_capture", lambda *_: None)
     monkeypatch.setattr(graphed_function, "own_generator_state", lambda _: nullcontext())
     for name in ("current_stream", "graph_pool_handle", "set_stream"):

@@ -17,7 +17,7 @@ from test_image_statistics import import_network
 
 import paceline
 from paceline.cli.app import run
-from paceline.runs.tensor_files import pack
+from paceline.runs.tensor_files import write_tensors
 from paceline.runs.weights import DATA, RECIPE, read_tensors
 
 COUNT, SIDE = 10, 24
@@ -228,16 +228,19 @@ def test_metadata_is_reproducible_and_contains_no_folder_or_source_file() -> Non
     tensors, metadata = read_tensors(Path("alone.safetensors"))
     assert metadata[RECIPE] == "restoration" and "own" not in metadata[DATA]
     assert json.loads(metadata[DATA])["data"] == "pairs"
-    content, notes = pack(tensors, metadata)
-    assert content == pack(tensors, metadata)[0] and not notes.aliases
+    contents = []
+    for name in ("one", "two"):
+        assert not write_tensors(Path(name), tensors, metadata).aliases
+        contents.append(Path(name).read_bytes())
+    assert contents[0] == contents[1]
     stranger = {**metadata, DATA: json.dumps({"data": "./code.py"})}
-    Path("stranger.safetensors").write_bytes(pack(tensors, stranger)[0])
+    write_tensors(Path("stranger.safetensors"), tensors, stranger)
     Path("code.py").write_text("raise SystemExit('ran')")
     assert run(["apply", "stranger.safetensors", "other/input/0.png", "--out", "stranger"]) == 2
 
 
 def test_tensors_that_share_memory_are_saved_under_both_names(tmp_path: Path) -> None:
     tensor = torch.rand(3)
-    (tmp_path / "shared.safetensors").write_bytes(pack({"a": tensor, "b": tensor}, {"format": "pt"})[0])
+    write_tensors(tmp_path / "shared.safetensors", {"a": tensor, "b": tensor}, {"format": "pt"})
     found, _ = read_tensors(tmp_path / "shared.safetensors")
     assert torch.equal(found["a"], tensor) and torch.equal(found["b"], tensor)

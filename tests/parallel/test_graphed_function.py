@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from paceline.contracts.data_spec import PixelFormat
 from paceline.contracts.recipe import Batch
 from paceline.inference.runner import GraphedForward, Values
 from paceline.parallel import graphed_function
-from paceline.parallel.graphed_function import EAGER_CALLS, MOST_GRAPHS, Function, GraphedFunction
+from paceline.parallel.graphed_function import EAGER_CALLS, MOST_GRAPHS, GraphedFunction
 
 CPU = torch.device("cpu")
 
@@ -20,11 +20,11 @@ CPU = torch.device("cpu")
 class Recorded:
     """Stands in for a captured graph: computes the results of the capture once, and returns the inputs' sum."""
 
-    def __init__(self, function: Function, inputs: Batch, pool: object) -> None:
-        self.results = function({name: tensor.clone() for name, tensor in inputs.items()})
+    def __init__(self, function: Callable[[list[Batch]], Batch], batches: list[Batch], pool: object) -> None:
+        self.results = function([{name: tensor.clone() for name, tensor in batch.items()} for batch in batches])
 
-    def replay(self, inputs: Batch) -> Batch:
-        return {"replayed": inputs["image"].sum()}
+    def replay(self, batches: list[Batch]) -> Batch:
+        return {"replayed": batches[0]["image"].sum()}
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_a_failed_capture_is_noted_and_the_forward_pass_stays_eager(without_cuda
     def fail(*_: object) -> None:
         raise RuntimeError("operation not permitted when stream is capturing\nmore lines")
 
-    without_cuda.setattr(graphed_function, "_Captured", fail)
+    without_cuda.setattr(graphed_function, "CapturedGraph", fail)
     forward = GraphedForward(lambda tiles, _: Values({"image": tiles * 2}, torch.tensor(True)), CPU)
     for _ in range(6):
         made = forward(torch.ones(1, 4, 4, 3), PixelFormat.of("uint8"))

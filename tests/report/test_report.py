@@ -242,8 +242,7 @@ def test_the_report_names_a_straggler_and_shows_a_profile(runs: Path, monkeypatc
     Path("slow/metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in slow))
     kernels, remedies = (KernelTime("<b>gemm</b>", 0.5, 3.0),), (Remedy("--compile on", "half", 0.125),)
     shares = {"data": 0.1, "step": 0.9}
-    waits = {"waiting for rank 1": 0.375}
-    profile = ProfileSummary("CPU", 5, 0.02, 640.0, shares, {}, kernels, 0.2, 0.1, 0.05, remedies, {}, waits=waits)
+    profile = ProfileSummary("CPU", 5, 0.02, 640.0, shares, {}, kernels, 0.2, 0.1, 0.05, remedies)
     profile.write(Path("slow"))
     assert run(["compare", "slow", "--out", "of-slow"]) == 0
     found = json.loads(Path("of-slow/report.json").read_text())["runs"]["slow"]
@@ -251,7 +250,6 @@ def test_the_report_names_a_straggler_and_shows_a_profile(runs: Path, monkeypatc
     assert found["profile"]["remedies"][0]["gain"] == 0.125
     text, page = Path("of-slow/report.md").read_text(), Path("of-slow/report.html").read_text()
     assert "What delays the runs?" in text and "12.5 %" in text and "--compile on" in text
-    assert "waiting for rank 1" in text and "37.5 %" in text
     assert "<b>gemm</b>" not in page and "gemm" in page
 
 

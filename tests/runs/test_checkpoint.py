@@ -19,7 +19,7 @@ from paceline.core.errors import UserError
 from paceline.core.files import read_bounded
 from paceline.runs import checkpoint
 from paceline.runs.checkpoint import Best, CheckpointNumbers, Checkpoints, Snapshot, choose_checkpoint, is_whole, load
-from paceline.runs.tensor_files import pack, unpack
+from paceline.runs.tensor_files import unpack, write_tensors
 
 
 def snapshot(images: int, value: float = 1.0) -> Snapshot:
@@ -57,12 +57,13 @@ def test_a_checkpoint_is_loaded_as_saved_and_contains_no_pickle(tmp_path: Path) 
         assert file.suffix == ".safetensors" or json.loads(content)
 
 
-def test_shared_and_channels_last_tensors_are_restored() -> None:
+def test_shared_and_channels_last_tensors_are_restored(tmp_path: Path) -> None:
     shared = torch.arange(6.0).reshape(2, 3)
     last = torch.arange(48.0).reshape(2, 3, 2, 4).to(memory_format=torch.channels_last)
     empty = {"empty": torch.zeros(0, 3), "also": torch.zeros(0)}
     tensors = {"a": shared, "b": shared, "c": last, "transposed": shared.t(), **empty}
-    content, notes = pack(tensors)
+    notes = write_tensors(tmp_path / "x", tensors, {})
+    content = (tmp_path / "x").read_bytes()
     back = unpack(content, notes)
     assert back.keys() == tensors.keys()
     assert all(torch.equal(back[name], tensors[name]) for name in tensors)

@@ -15,7 +15,7 @@ from paceline.core.errors import UserError
 from paceline.runs import checkpoint
 from paceline.runs.checkpoint import CheckpointNumbers, Checkpoints, Rows, Snapshot, load
 from paceline.runs.saver import Saver
-from paceline.runs.tensor_files import reserve, write_rows
+from paceline.runs.tensor_files import write_tensors
 
 SIZE = 3
 WEIGHT = torch.arange(20.0).reshape(4, 5)  # two rows for the first two processes, none for the third
@@ -119,11 +119,12 @@ def test_no_process_waits_if_one_has_an_unexpected_error(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize(
+    "dtype", [torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2, torch.complex64]
+)
 def test_buffers_of_every_dtype_are_written(tmp_path: Path, dtype: torch.dtype) -> None:
     tensor = torch.tensor([1.0, 2.0, 3.0]).to(dtype)
-    reserve(tmp_path / "x", {"x": (dtype, (3,))}, {})
-    write_rows(tmp_path / "x", {"x": tensor}, {})
+    write_tensors(tmp_path / "x", {"x": tensor}, {})
     loaded = safetensors.torch.load_file(tmp_path / "x")["x"]
     assert loaded.dtype == dtype and torch.equal(loaded.view(torch.uint8), tensor.view(torch.uint8))
 

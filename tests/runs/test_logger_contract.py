@@ -14,7 +14,7 @@ from running import metrics_without_times, run_fork, weights_of
 
 from paceline.core.errors import UserError
 from paceline.core.registry import KINDS, load_class, names
-from paceline.runs import logger_threads
+from paceline.runs import logger as logger_module
 from paceline.runs.logger import Logger, check_loggers
 from paceline.runs.metrics import MetricsWriter
 
@@ -112,8 +112,8 @@ def test_a_logger_that_fails_is_reported_once_and_disabled(
     tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(logger_threads, "FLUSH_SECONDS", 60.0)  # on a slow machine, too, every flush ends
-    monkeypatch.setattr(logger_threads, "SILENT_SECONDS", math.inf)
+    monkeypatch.setattr(logger_module, "FLUSH_SECONDS", 60.0)  # on a slow machine, too, every flush ends
+    monkeypatch.setattr(logger_module, "SILENT_SECONDS", math.inf)
     Path("failing.py").write_text(FAILING.format(where=where))
     Path("own.py").write_text(OWN)
     writer = MetricsWriter(tmp_path / "run", loggers="./failing.py, ./own.py")

@@ -13,9 +13,8 @@ import pytest
 from running import metrics_without_times, run_fork, wait_until, weights_of
 
 from paceline.core.errors import UserError
-from paceline.runs import logger_threads
-from paceline.runs.logger import Logger, LogLine, check_loggers
-from paceline.runs.logger_threads import End, Flush, LoggerQueue, LoggerThread, SampleImage
+from paceline.runs import logger as logger_module
+from paceline.runs.logger import End, Logger, LoggerThread, LogLine, SampleImage, check_loggers
 from paceline.runs.metrics import MetricsWriter
 
 HANGING = """
@@ -82,7 +81,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> type[Recorder]:
     monkeypatch.setattr(Recorder, "gate", threading.Event())
     monkeypatch.setattr(Recorder, "outage", 0)
     monkeypatch.setattr(Recorder, "calls", [])
-    monkeypatch.setattr(logger_threads, "SILENT_SECONDS", math.inf)  # on a slow machine, too
+    monkeypatch.setattr(logger_module, "SILENT_SECONDS", math.inf)  # on a slow machine, too
     return Recorder
 
 
@@ -99,7 +98,7 @@ def test_a_logger_that_hangs_in_any_call_delays_neither_metrics_nor_other_logger
     tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(logger_threads, "FLUSH_SECONDS", 0.05)
+    monkeypatch.setattr(logger_module, "FLUSH_SECONDS", 0.05)
     wait = LoggerThread.join
 
     def join(thread: LoggerThread, until: float) -> None:
@@ -137,8 +136,8 @@ def test_a_checkpoint_waits_only_once_for_a_logger_that_hangs(tmp_path: Path, re
 def test_entries_that_do_not_fit_into_the_queue_are_dropped_and_counted(
     tmp_path: Path, recorder: type[Recorder], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(logger_threads, "MAX_ENTRIES", 5)
-    monkeypatch.setattr(logger_threads, "MAX_IMAGE_BYTES", 10)
+    monkeypatch.setattr(logger_module, "MAX_LINES", 5)
+    monkeypatch.setattr(logger_module, "MAX_IMAGES", 1)
     thread = LoggerThread("slow", recorder, tmp_path, 0)
     for entry in (line(1), image(3), image(2), line(2), line(3), line(4), line(5), line(6)):
         thread.add(entry)
@@ -157,7 +156,7 @@ def test_entries_that_do_not_fit_into_the_queue_are_dropped_and_counted(
 def test_lines_are_delivered_once_and_in_order_after_the_server_was_unreachable(
     tmp_path: Path, recorder: type[Recorder], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(logger_threads, "FIRST_RETRY_SECONDS", 0.001)
+    monkeypatch.setattr(logger_module, "FIRST_RETRY_SECONDS", 0.001)
     recorder.gate.set()
     recorder.outage = 4
     thread = LoggerThread("remote", recorder, tmp_path, 0)
@@ -187,17 +186,6 @@ def test_a_server_that_never_answers_is_given_up_at_the_end_of_the_run(
     thread.join(0.0)
     assert capsys.readouterr().out.splitlines()[-1] == "logger remote dropped 3 lines and 0 images"
     assert recorder.calls == []
-
-
-def test_a_queue_that_is_closed_accepts_nothing_and_answers_every_flush() -> None:
-    queue = LoggerQueue()
-    waiting = Flush()
-    queue.add(waiting)
-    queue.add(line(1))
-    assert queue.close() == (1, 0) and waiting.done.is_set()
-    late = Flush()
-    assert queue.add(late) and late.done.is_set()
-    assert queue.add(line(2)) and queue.close() == (0, 0)
 
 
 def test_a_logger_whose_package_is_missing_is_rejected_before_training(tmp_path: Path) -> None:

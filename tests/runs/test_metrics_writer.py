@@ -132,9 +132,9 @@ def test_written_lines_and_flushed_events_survive_a_kill(tmp_path: Path) -> None
     code = f"""
 import os, signal
 from pathlib import Path
-from paceline.runs import logger_threads
+from paceline.runs import logger
 from paceline.runs.metrics import MetricsWriter
-logger_threads.FLUSH_SECONDS = 60.0  # on a slow machine, too, the flush ends
+logger.FLUSH_SECONDS = 60.0  # on a slow machine, too, the flush ends
 writer = MetricsWriter(Path({str(tmp_path)!r}), loggers="tensorboard")
 writer.write(1, {{"a/loss": 1.0}})
 writer.flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from fake_captures import replace_captures
 from ranks import make_parts, run_steps
 
 from paceline.contracts.recipe import Batch
-from paceline.parallel.graphed_function import EAGER_CALLS, LARGEST_PX, Function
+from paceline.parallel.graphed_function import EAGER_CALLS, LARGEST_PX
 from paceline.training.evaluate import EvaluatedWeights, Predictor
 
 GPU = torch.device("cuda")  # only its type is used
@@ -21,12 +22,12 @@ class Replayed:
 
     captures = 0
 
-    def __init__(self, function: Function, inputs: Batch, pool: object) -> None:
+    def __init__(self, function: Callable[[list[Batch]], Batch], batches: list[Batch], pool: object) -> None:
         self.function = function
         Replayed.captures += 1
 
-    def replay(self, inputs: Batch) -> Batch:
-        return self.function(inputs)
+    def replay(self, batches: list[Batch]) -> Batch:
+        return self.function(batches)
 
 
 @pytest.fixture(scope="module")

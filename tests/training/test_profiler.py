@@ -143,20 +143,6 @@ def test_a_trace_that_fills_the_disk_is_reported_and_leaves_no_files(
     assert list((tmp_path / PROFILE).iterdir()) == []
 
 
-def test_a_run_ends_normally_if_the_disk_fills_up_after_the_first_summary(
-    tmp_path: Path, tiny: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    profiler, stopwatch = start_profiler(tmp_path, tiny)
-    for _ in range(2):
-        run_step(profiler, stopwatch)
-    wait_until((tmp_path / PROFILE / "summary.txt").exists)
-    with full_disk(64):
-        profiler.finish()
-    assert "could not be completed" in capsys.readouterr().out
-    names = {file.name for file in (tmp_path / PROFILE).iterdir()}
-    assert names == {"rank-0.json.gz", "summary.json", "summary.txt"}
-
-
 def test_the_next_command_removes_what_a_killed_profiler_left_behind(tmp_path: Path, tiny: str) -> None:
     folder = tmp_path / PROFILE
     folder.mkdir()
@@ -191,8 +177,7 @@ def test_the_shares_in_a_summary_add_up_to_the_whole_time(tmp_path: Path, tiny: 
     profiler.finish()
     summary = read_profile(tmp_path)
     assert summary and sum(summary.sections.values()) == pytest.approx(1)
-    assert sum(summary.run_shares.values()) == pytest.approx(1)
-    assert (tmp_path / PROFILE / "summary.txt").read_text().count("%  other") == 2
+    assert (tmp_path / PROFILE / "summary.txt").read_text().count("%  other") == 1
 
 
 @contextmanager

@@ -23,9 +23,8 @@ from paceline.data.feed import StepData
 from paceline.parallel.batchnorm import has_batchnorm, sum_over_processes
 from paceline.parallel.place import Place
 from paceline.parallel.strategy import AUTO, strategy_class
-from paceline.parallel.world import World, join
+from paceline.parallel.world import World
 from paceline.training.build import Parts, assemble
-from paceline.training.compile import is_compiled
 from paceline.training.graph import GraphedStep
 
 ROUNDS = 5
@@ -168,20 +167,3 @@ def time_sum(num_bytes: int, world: World) -> float:
 def _synchronize(world: World) -> None:
     if world.device.type == "cuda":
         torch.cuda.synchronize(world.device)
-
-
-def measure_compile_gain(config: Config, path: str) -> None:
-    """Time steps on one device; write the fraction of the time that compiled networks save to a JSON file."""
-    world = join(config.run, distributed=False)
-    activity("compiling the networks of the self-test")
-    built = [assemble(config.with_run(compile=choice), world) for choice in ("off", "on")]
-    compiled = built[1].recipe.single_networks.values()
-    variants = [synthetic(str(number), parts, alone=False) for number, parts in enumerate(built)]
-    blocks = [steps_per_block(variant, world) for variant in variants]
-    seconds: list[list[float]] = [[], []]
-    for _ in range(ROUNDS):
-        for variant, steps, times in zip(variants, blocks, seconds, strict=True):
-            times.append(time_block(variant, steps, world) / steps)
-    eager, faster = (float(np.median(times)) for times in seconds)
-    gain = 1 - faster / eager if any(map(is_compiled, compiled)) else 0.0
-    write_json(Path(path), {"gain": max(0.0, gain)})

@@ -18,8 +18,7 @@ def doctor(
         bool,
         typer.Option(
             "--self-test",
-            help="run a short `paceline verify` and time an all-reduce; on GPUs, measure the gain of --compile; on "
-            "several GPUs, test a CUDA graph",
+            help="run a short `paceline verify` and time an all-reduce; on several GPUs, test a CUDA graph",
         ),
     ] = False,
     loaders: Annotated[bool, typer.Option("--loaders", help="measure the throughput of each loader on --data")] = False,

@@ -17,7 +17,6 @@ from rich.table import Table
 
 from paceline.benchmarking.loader_throughput import measure_loaders
 from paceline.benchmarking.self_test import ALL_REDUCE_MEGABYTES, AllReduce, DeviceTest, ReplayCheck, measure_devices
-from paceline.benchmarking.step_ladder import measure_compile_gain
 from paceline.commands.configure import configure
 from paceline.commands.verify import verify
 from paceline.config.files import parse_assignments
@@ -31,7 +30,6 @@ from paceline.data.loader import Loader
 from paceline.launch.tasks import Task, run_in_processes
 from paceline.parallel.strategy import AUTO, Strategy
 from paceline.parallel.world import check_devices
-from paceline.runs.compile_table import TABLE, record_gain
 from paceline.runs.provenance import SELF_TEST, cache_file, identity, read_cached, store_cached, versions_and_hardware
 from paceline.runs.recipe import resolve_settings
 from paceline.training.compile import describe_kernel_cache
@@ -162,27 +160,8 @@ def _run_self_test(console: Console) -> int:
         provenance=versions_and_hardware(),
     )
     kept = store_cached(SELF_TEST, asdict(result))
-    if gpus:
-        console.print(_measure_compile_gain(), soft_wrap=True)
     console.print(f"self-test: {summary}; {kept}", soft_wrap=True)
     return int(not result.passed)
-
-
-def _measure_compile_gain() -> str:
-    """Measure the gain of compiled networks and save it for `--compile auto`; return a line about it."""
-    config = configure(SELF_TEST_RECIPE, {"batch_size": "512", "images": "512000"}, assignments=["size=32"])
-    with tempfile.TemporaryDirectory(prefix="paceline-doctor-") as folder:
-        path = Path(folder) / "gain.json"
-        code = run_in_processes(Task.of(measure_compile_gain, str(path)), config.with_run(strategy=AUTO["one device"]))
-        gain = read_json(path).get("gain")
-    if code or gain is None:
-        return "compile: the gain could not be measured, so --compile auto uses built-in estimates"
-    saved = f"compile: compiled networks save {gain:.0%} of the step time"
-    try:
-        record_gain(float(gain), SELF_TEST_RECIPE)
-    except OSError as error:
-        return f"{saved}; not saved for --compile auto ({cache_file(TABLE)}: {error.strerror})"
-    return f"{saved}; saved for --compile auto"
 
 
 def _strategies_to_verify(shares_a_gpu: bool) -> list[str]:

@@ -212,7 +212,7 @@ class RunSettings:
     )
     compile: Literal["auto", "on", "off"] = setting(
         "auto",
-        "compile each network with torch.compile before training; auto: on GPUs, if it saves more time than it takes",
+        "compile each network with torch.compile before training; auto: on GPUs, if the run is long",
         flag=True,
     )
     deterministic: bool = setting(

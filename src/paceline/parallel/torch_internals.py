@@ -45,7 +45,6 @@ __all__ = [
     "compiled_call",
     "copy_all",
     "end_broken_capture",
-    "group_store",
     "has_exchanged_gradients",
     "has_no_result",
     "is_view",
@@ -257,12 +256,6 @@ def nccl_trace() -> bytes:
     read = torch._C._distributed_c10d._dump_nccl_trace_json  # type: ignore[attr-defined]  # only in builds with NCCL
     trace: bytes | str = read()
     return trace.encode() if isinstance(trace, str) else trace
-
-
-def group_store() -> dist.Store:
-    """Return the store of the process group; torch has no public way to get it."""
-    store: dist.Store = dist.distributed_c10d._get_default_store()
-    return store
 
 
 def has_exchanged_gradients(wrapper: nn.parallel.DistributedDataParallel) -> bool:

@@ -409,7 +409,6 @@ def _profile(folder: str, label: str, profile: ProfileSummary) -> list[Part]:
     shares = [[SECTION_NAMES.get(name, name), at(".1%", *where, "sections", name)] for name in profile.sections]
     shares += [[name, at(".1%", *where, "phases", name)] for name in profile.phases]
     shares.append(["communication that delays the step", at(".1%", *where, "exposed_communication")])
-    shares += [[what, at(".1%", *where, "waits", what)] for what in profile.waits]
     shares.append(["no kernel or operator runs", at(".1%", *where, "gaps")])
     kernels = [[one.name, at(".1%", *where, "kernels", n, "share")] for n, one in enumerate(profile.kernels)]
     remedies = [

@@ -190,8 +190,6 @@ def profile_of(run: Path) -> ProfileSummary | None:
         device=as_words(found.device),
         sections=_words(found.sections),
         phases=_words(found.phases),
-        run_shares=_words(found.run_shares),
-        waits=_words(found.waits),
         kernels=tuple(KernelTime(as_words(one.name), one.share, one.calls_per_step) for one in found.kernels),
         remedies=tuple(Remedy(as_words(one.action), as_words(one.reason), one.gain) for one in found.remedies),
         notes=tuple(map(as_words, found.notes)),

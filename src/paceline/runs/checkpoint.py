@@ -24,15 +24,13 @@ from paceline.core.files import SAFETENSORS, checksum_of_content, open_bounded, 
 from paceline.core.text import print_line
 from paceline.core.types import JsonObject
 from paceline.runs.tensor_files import (
-    ALIASES,
     TensorNotes,
     apply_notes,
-    find_notes,
     map_tensors,
-    pack,
     reserve,
     unpack,
     write_rows,
+    write_tensors,
 )
 
 INVALID = (ValueError, KeyError, TypeError, OverflowError)
@@ -148,12 +146,9 @@ WriteTensors = Callable[[Path, Snapshot, Mapping[str, str]], dict[str, Written]]
 
 def write_alone(folder: Path, snapshot: Snapshot, metadata: Mapping[str, str]) -> dict[str, Written]:
     """Write all tensors from this process, which has them in full."""
-    written = {}
-    for name, (content, notes) in zip(TENSORS, (pack(snapshot.weights, metadata), pack(snapshot.state)), strict=True):
-        (folder / name).write_bytes(content)
-        sync(folder / name)
-        written[name] = Written(sha256(content).hexdigest(), notes)
-    return written
+    parts = {WEIGHTS: (snapshot.weights, metadata), STATE: (snapshot.state, {})}
+    notes = {name: write_tensors(folder / name, *part) for name, part in parts.items()}
+    return {name: Written(_digest(folder / name), note) for name, note in notes.items()}
 
 
 MANIFEST = "manifest.json"
@@ -503,8 +498,13 @@ def joint_writer(writers: Writers) -> Iterator[WriteTensors]:
     def write(folder: Path, snapshot: Snapshot, metadata: Mapping[str, str]) -> dict[str, Written]:
         nonlocal announced
         notes = {
-            name: _reserve(folder / name, tensors, snapshot.rows, metadata if name == TENSORS[0] else {})
-            for name, tensors in zip(TENSORS, (snapshot.weights, snapshot.state), strict=True)
+            name: reserve(
+                folder / name,
+                tensors,
+                metadata if name == WEIGHTS else {},
+                {key: rows.shape for key, rows in snapshot.rows.items() if key in tensors},
+            )
+            for name, tensors in zip(TENSORS, _parts(snapshot), strict=True)
         }
         announced = True
         writers.exchange(str(folder))
@@ -544,20 +544,6 @@ def _write_own(folder: Path, snapshot: Snapshot, weights: Mapping[str, Tensor], 
     except Exception as error:  # the other processes wait for this one, so every error must be reported to them
         return f"{type(error).__name__}: {error}"
     return ""
-
-
-def _reserve(
-    path: Path, tensors: Mapping[str, Tensor], rows: Mapping[str, Rows], metadata: Mapping[str, str]
-) -> TensorNotes:
-    notes = find_notes(tensors)
-    shapes = {
-        name: (tensor.dtype, rows[name].shape if name in rows else tuple(tensor.shape))
-        for name, tensor in tensors.items()
-        if name not in notes.aliases
-    }
-    aliases = {ALIASES: json.dumps(notes.aliases)} if notes.aliases and metadata else {}
-    reserve(path, shapes, {**metadata, **aliases})
-    return notes
 
 
 def _digest(path: Path) -> str:

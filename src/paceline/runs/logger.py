@@ -1,12 +1,17 @@
-"""The logger contract, and the file loggers.json with the IDs of a run in each logger."""
+"""The logger contract, the file loggers.json with the IDs of a run in each logger, and the loggers' threads."""
 
 from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from queue import Queue
+from typing import ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +20,9 @@ from paceline.config.resolve import flatten
 from paceline.core.errors import UserError, missing
 from paceline.core.files import read_json, write_json
 from paceline.core.registry import is_installed, load_class
-from paceline.core.text import redact
+from paceline.core.text import one_line, print_line, redact
 from paceline.core.types import SettingValue
+from paceline.core.watch import beat
 from paceline.runs.record import read_record
 
 Pixels = npt.NDArray[np.uint8]
@@ -160,3 +166,222 @@ def describe_run(folder: Path) -> dict[str, SettingValue]:
     provenance = {f"provenance.{name}": text for name, text in record.provenance.versions_and_hardware.items()}
     found = {"recipe": record.recipe, **flatten(record.settings), **provenance}
     return {name: redact(value) if isinstance(value, str) else value for name, value in found.items()}
+
+
+MAX_LINES = 10_000  # entries that wait for a logger; further lines and images are dropped
+MAX_IMAGES = 16
+MAX_LINES_AT_ONCE = 100
+
+
+class SampleImage(NamedTuple):
+    """A sample image that waits for a logger."""
+
+    name: str
+    images: int  # number of images seen
+    pixels: Pixels
+
+
+class Flush(NamedTuple):
+    """A request to store everything that was logged before it."""
+
+    done: threading.Event
+
+
+class End(NamedTuple):
+    """The last entry of a run."""
+
+    state: str
+    weights: Path | None
+
+
+Entry: TypeAlias = LogLine | SampleImage | Flush | End
+
+FIRST_RETRY_SECONDS = 1.0
+MAX_RETRY_SECONDS = 30.0
+SILENT_SECONDS = 2.0  # a longer wait at the end of a run is announced
+SLICE_SECONDS = 0.25  # how often a waiting thread signals that it is alive
+
+
+class LoggerThread:
+    """Opens a logger in a new thread with a bounded queue, so that a slow or failing logger delays nothing."""
+
+    def __init__(self, name: str, logger_class: type[Logger], folder: Path, images: int) -> None:
+        self.name = name
+        self._queue: Queue[Entry] = Queue()
+        self._room_for_images = threading.Semaphore(MAX_IMAGES)
+        self._flush: Flush | None = None  # the last request
+        self._added: Counter[type] = Counter()
+        self._delivered: Counter[type] = Counter()
+        self._is_full = False  # whether it has been reported that entries are dropped
+        self._is_off = False  # whether the logger has failed or finished
+        self._given_up = threading.Event()
+        self._thread = threading.Thread(
+            target=self._run, args=(partial(logger_class, folder, images),), name=f"logger {name}", daemon=True
+        )
+        self._thread.start()
+
+    def add(self, entry: Entry) -> None:
+        """Queue an entry without waiting; drop a line or an image if there is no room for it."""
+        self._added[type(entry)] += 1
+        if isinstance(entry, Flush | End) or self._has_room(entry):
+            self._queue.put(entry)
+        elif not self._is_full and not self._is_off:
+            self._is_full = True
+            self._report("is too slow: its queue is full, so entries are dropped; the run folder contains all of them")
+
+    def _has_room(self, entry: Entry) -> bool:
+        if self._is_off or self._queue.qsize() >= MAX_LINES:
+            return False
+        return not isinstance(entry, SampleImage) or self._room_for_images.acquire(blocking=False)
+
+    def request_flush(self) -> Flush | None:
+        """Request a flush; return None if the last flush is not finished, so that no caller waits for it again."""
+        if self._is_off or (self._flush and not self._flush.done.is_set()):
+            return None
+        self._flush = Flush(threading.Event())
+        self.add(self._flush)
+        return None if self._is_off else self._flush
+
+    def join(self, until: float) -> None:
+        """Wait until the last entry is delivered, at most until the given time; then report what was lost."""
+        began = time.monotonic()
+        announced = False
+        while self._thread.is_alive() and (left := until - time.monotonic()) > 0:
+            self._thread.join(min(left, SLICE_SECONDS))
+            beat()
+            if not announced and time.monotonic() - began > SILENT_SECONDS and self._thread.is_alive():
+                announced = True
+                self._report(f"is still sending; waiting up to {max(0.0, until - time.monotonic()):.0f} s")
+        self._given_up.set()
+        if self._thread.is_alive():
+            self._report("did not finish in time; its log may be incomplete, but the run folder contains everything")
+        elif self._is_off:
+            return
+        lost = self._added - self._delivered
+        if lost[LogLine] or lost[SampleImage]:
+            self._report(f"dropped {_count(lost[LogLine], 'line')} and {_count(lost[SampleImage], 'image')}")
+
+    def _run(self, open_logger: Callable[[], Logger]) -> None:
+        try:
+            logger = open_logger()
+            self._repeat(logger.connect)
+            for entries in self._batches():
+                self._repeat(partial(_deliver, logger, entries))
+                self._delivered.update(map(type, entries))
+                if isinstance(entries[0], SampleImage):
+                    self._room_for_images.release()
+        except _GivenUp:
+            pass
+        except Exception as error:
+            self._is_off = True
+            if self._flush:
+                self._flush.done.set()
+            if not self._given_up.is_set():
+                self._report(f"is switched off: {one_line(error)}; training continues without it")
+
+    def _batches(self) -> Iterator[list[Entry]]:
+        """Yield the entries in order, up to the end of the run; lines that are waiting are yielded together."""
+        lines: list[Entry] = []
+        entry: Entry | None = None
+        while not isinstance(entry, End):
+            entry = self._queue.get()
+            if isinstance(entry, LogLine):
+                lines.append(entry)
+                if len(lines) < MAX_LINES_AT_ONCE and not self._queue.empty():
+                    continue
+            if lines:
+                yield lines
+                lines = []
+            if not isinstance(entry, LogLine):
+                yield [entry]
+
+    def _repeat(self, call: Callable[[], None]) -> None:
+        """Call a function; repeat the call, with growing pauses, for as long as the server does not answer."""
+        pause = FIRST_RETRY_SECONDS
+        while not self._given_up.is_set():
+            try:
+                call()
+            except Logger.Unreachable as error:
+                if pause == FIRST_RETRY_SECONDS:
+                    self._report(f"cannot be reached: {one_line(error)}; retrying while training continues")
+                self._given_up.wait(pause)
+                pause = min(2 * pause, MAX_RETRY_SECONDS)
+            else:
+                if pause > FIRST_RETRY_SECONDS:
+                    self._report("can be reached again")
+                return
+        raise _GivenUp
+
+    def _report(self, text: str) -> None:
+        print_line(f"logger {self.name} {text}")
+
+
+class _GivenUp(Exception):
+    """Ends the thread of a logger that did not finish in time."""
+
+
+def _deliver(logger: Logger, entries: list[Entry]) -> None:
+    """Pass entries to a logger. A list with several entries contains only lines."""
+    lines = [entry for entry in entries if isinstance(entry, LogLine)]
+    if lines:
+        logger.write_lines(lines)
+    for entry in entries:
+        if isinstance(entry, SampleImage):
+            logger.image(*entry)
+        elif isinstance(entry, Flush):
+            logger.flush()
+            entry.done.set()
+        elif isinstance(entry, End):
+            logger.end(entry.state, entry.weights)
+            logger.close()
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+FLUSH_SECONDS = 2.0  # maximum delay of a checkpoint; a logger that hangs delays only one checkpoint
+UNFINISHED_SECONDS = 10.0  # maximum wait at the end of a run that was stopped or failed
+
+
+class LoggerGroup:
+    """The loggers of one run. No call waits for a logger, except `flush` and `close`, which wait a limited time."""
+
+    def __init__(self, setting: str, folder: Path, images: int) -> None:
+        self._threads: list[LoggerThread] = []
+        for name, logger_class in load_loggers(setting).items():
+            try:
+                # Imported in this thread: two threads that import modules of one package can see incomplete modules.
+                if logger_class.package:
+                    import_module(logger_class.package)
+            except Exception as error:
+                print_line(f"logger {name} is switched off: {one_line(error)}; training continues without it")
+                continue
+            self._threads.append(LoggerThread(name, logger_class, folder, images))
+
+    def write(self, images: int, values: Mapping[str, float], at: float) -> None:
+        """Queue a line of metrics, written at the Unix time `at`, for each logger."""
+        line = LogLine(images, values, at)
+        for thread in self._threads:
+            thread.add(line)
+
+    def image(self, name: str, images: int, pixels: Pixels) -> None:
+        """Queue a sample image for each logger."""
+        for thread in self._threads:
+            thread.add(SampleImage(name, images, pixels))
+
+    def flush(self) -> None:
+        """Wait until the loggers have stored everything, for at most `FLUSH_SECONDS`."""
+        until = time.monotonic() + FLUSH_SECONDS
+        requests = [thread.request_flush() for thread in self._threads]
+        for request in filter(None, requests):
+            request.done.wait(max(0.0, until - time.monotonic()))
+
+    def close(self, state: str, weights: Path | None, seconds: float) -> None:
+        """Record the run's final state in each logger, and wait at most `seconds` for all of them; see `Logger.end`."""
+        threads, self._threads = self._threads, []
+        for thread in threads:
+            thread.add(End(state, weights))
+        until = time.monotonic() + (seconds if state == "finished" else min(seconds, UNFINISHED_SECONDS))
+        for thread in threads:
+            thread.join(until)

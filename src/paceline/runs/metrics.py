@@ -21,8 +21,7 @@ from PIL import Image
 from paceline.core.errors import UserError
 from paceline.core.files import open_append, read_bounded, remove_leftovers, replacing, why, write_file
 from paceline.core.types import Json, JsonObject
-from paceline.runs.logger import Pixels
-from paceline.runs.logger_threads import LoggerGroup
+from paceline.runs.logger import LoggerGroup, Pixels
 
 MAX_WAITING = 256  # calls; adding one more waits
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from paceline.core.types import JsonObject
 PROFILE = "profile"  # folder within a run folder
 SUMMARY_JSON, SUMMARY_TEXT = "summary.json", "summary.txt"
 MAX_KERNELS = 12
-MAX_REMEDIES = 5
+MAX_REMEDIES = 3
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,11 @@ class ProfileSummary:
     sections: dict[str, float]  # host time by section of the loop: data, step, log, …
     phases: dict[str, float]  # time by phase and part, such as "generator: forward"
     kernels: tuple[KernelTime, ...]
-    communication: float  # without waiting for slower ranks, if the traces of all ranks could be compared
+    communication: float  # including waiting for slower ranks
     exposed_communication: float  # the part that is not hidden behind computation
     gaps: float  # a GPU without work, or a CPU between two operators
     remedies: tuple[Remedy, ...]
-    run_shares: dict[str, float]  # fraction of the whole run by section; empty while the run is training
     notes: tuple[str, ...] = ()
-    waits: dict[str, float] = field(default_factory=dict)  # for slower ranks, by `waiting_for`
 
     def to_json(self) -> JsonObject:
         """Return the summary as JSON."""
@@ -77,9 +75,7 @@ class ProfileSummary:
             exposed_communication=_number(values["exposed_communication"]),
             gaps=_number(values["gaps"]),
             remedies=tuple(remedies[:MAX_REMEDIES]),
-            run_shares=_numbers(values["run_shares"]),
             notes=tuple(map(str, values["notes"])),
-            waits=_numbers(values["waits"]),
         )
 
     def write(self, run: Path) -> None:
@@ -104,16 +100,11 @@ class ProfileSummary:
         yield ""
         yield f"{'GPU without work (launch gaps)' if on_gpu else 'CPU between operators'}: {self.gaps:.1%}"
         yield f"communication: {self.communication:.1%}, of which {self.exposed_communication:.1%} delays the step"
-        yield from (f"{what}: {share:.1%}" for what, share in self.waits.items())
         yield ""
         yield "remedies with the largest estimated gain"
         yield from (f"  {r.gain:6.1%}  {r.action}  ({r.reason})" for r in self.remedies)
         if not self.remedies:
             yield "  none: no remedy would save 1 % of the time or more"
-        if self.run_shares:
-            yield ""
-            yield "share of the whole run"
-            yield from _table({SECTION_NAMES.get(name, name): share for name, share in self.run_shares.items()})
         yield from (f"note: {note}" for note in self.notes)
 
 
@@ -125,11 +116,6 @@ SECTION_NAMES = {
     "save": "saving",
     "start_up": "start-up",
 }
-
-
-def waiting_for(rank: int) -> str:
-    """Return the name of the time that rank 0 waits for a slower rank; for rank 0, that the others wait for it."""
-    return f"waiting for rank {rank}" if rank else "other ranks waiting for rank 0"
 
 
 def read_profile(run: Path) -> ProfileSummary | None:

@@ -85,15 +85,6 @@ class TensorNotes:
         return cls(**content)
 
 
-def pack(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> tuple[bytes, TensorNotes]:
-    """Return the content of a safetensors file, and the `TensorNotes` that `unpack` needs."""
-    notes = find_notes(tensors)
-    kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items() if name not in notes.aliases}
-    content: bytes = safetensors.torch.save(kept)
-    aliases = {ALIASES: json.dumps(notes.aliases)} if notes.aliases else {}
-    return _with_metadata(content, {**metadata, **aliases}) if metadata else content, notes
-
-
 def find_notes(tensors: Mapping[str, Tensor]) -> TensorNotes:
     """Return the properties of tensors that a safetensors file cannot store."""
     notes = TensorNotes()
@@ -145,15 +136,6 @@ def add_aliases(tensors: dict[str, Tensor], metadata: Mapping[str, str]) -> None
         tensors[alias] = tensors[name]
 
 
-def _with_metadata(content: bytes, metadata: Mapping[str, str]) -> bytes:
-    """Return a safetensors file with metadata in a fixed order; safetensors itself does not guarantee an order."""
-    length = int.from_bytes(content[:LENGTH_BYTES], "little")
-    header = json.loads(content[LENGTH_BYTES : LENGTH_BYTES + length])
-    text = json.dumps({"__metadata__": dict(metadata), **header}, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % LENGTH_BYTES)
-    return len(text).to_bytes(LENGTH_BYTES, "little") + text + content[LENGTH_BYTES + length :]
-
-
 def _are_texts(content: object) -> bool:
     return isinstance(content, dict) and all(isinstance(value, str) for value in content.values())
 
@@ -174,18 +156,38 @@ DTYPES = {
     torch.uint16: "U16",
     torch.float8_e4m3fn: "F8_E4M3",
     torch.float8_e5m2: "F8_E5M2",
+    torch.float8_e4m3fnuz: "F8_E4M3FNUZ",
+    torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
+    torch.complex64: "C64",
 }
 _TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
 BYTES_AT_ONCE = 2**26
 CANNOT_RESERVE = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)  # from file systems that cannot preallocate
 
 
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> TensorNotes:
+    """Write a new safetensors file; return the notes that `unpack` needs."""
+    notes = reserve(path, tensors, metadata)
+    write_rows(path, tensors, {})
+    return notes
+
+
 def reserve(
-    path: Path, tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], metadata: Mapping[str, str]
-) -> None:
-    """Create a file with room for tensors of these dtypes and shapes; raise OSError if the disk is full."""
-    header, end = _header(tensors, metadata)
-    with _opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    metadata: Mapping[str, str],
+    whole: Mapping[str, tuple[int, ...]] | None = None,
+) -> TensorNotes:
+    """Create a file with room for tensors, and return their notes; raise OSError if the disk is full.
+
+    `whole` is the shape of each tensor of which this process has only some rows.
+    """
+    notes = find_notes(tensors)
+    aliases = {ALIASES: json.dumps(notes.aliases)} if metadata and notes.aliases else {}
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()} | dict(whole or {})
+    kept = {name: (tensors[name].dtype, shapes[name]) for name in tensors if name not in notes.aliases}
+    header, end = _header(kept, {**metadata, **aliases})
+    with _opened(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as file:
         try:
             os.posix_fallocate(file, 0, len(header) + end)
         except OSError as error:
@@ -193,6 +195,7 @@ def reserve(
                 raise
             os.ftruncate(file, len(header) + end)
         _write_at(file, memoryview(header), 0)
+    return notes
 
 
 def write_rows(path: Path, tensors: Mapping[str, Tensor], first: Mapping[str, int]) -> None:
@@ -204,7 +207,7 @@ def write_rows(path: Path, tensors: Mapping[str, Tensor], first: Mapping[str, in
         length = int.from_bytes(os.pread(file, LENGTH_BYTES, 0), "little")
         header = json.loads(os.pread(file, length, LENGTH_BYTES))
         for name in (name for name in tensors if name in header):
-            rows = tensors[name].detach().contiguous()
+            rows = tensors[name].detach().cpu().contiguous()
             skipped = first.get(name, 0) * math.prod(rows.shape[1:]) * rows.element_size()
             at = LENGTH_BYTES + length + header[name]["data_offsets"][0] + skipped
             _write_at(file, rows.reshape(-1).view(torch.uint8).numpy().data, at)

@@ -34,7 +34,7 @@ from paceline.data.open_sources import clean_name, data_name
 from paceline.models.torch_file import open_safetensors, read_safetensors
 from paceline.parallel.shards import fill_module
 from paceline.runs.recipe import Layers, load_recipe, resolve_config
-from paceline.runs.tensor_files import add_aliases, pack
+from paceline.runs.tensor_files import add_aliases, write_tensors
 
 EMA = "ema/"
 
@@ -181,9 +181,8 @@ def weights_metadata(recipe: str, settings: SettingValues, spec: DataSpec) -> di
 def write_weights(path: Path, config: Config, spec: DataSpec, weights: dict[str, Tensor]) -> None:
     """Write weights together with everything needed to use them."""
     plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()}
-    content, _ = pack(plain, weights_metadata(config.recipe_name, config.values(), spec))
     with new_file(path) as temporary:
-        temporary.write_bytes(content)
+        write_tensors(temporary, plain, weights_metadata(config.recipe_name, config.values(), spec))
 
 
 def read_weights(path: Path, *, trust: bool = False) -> WeightsFile:

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from functools import partial
 from hashlib import sha256
-from itertools import pairwise
 from pathlib import Path
 
 import torch
 from torch import nn
 
 from paceline.config.resolve import Config
-from paceline.contracts.recipe import Batch, Phase, Recipe
+from paceline.contracts.recipe import Batch, Recipe
 from paceline.core.errors import describe_error
+from paceline.core.files import writable_cache
 from paceline.core.ordered_map import num_cores
 from paceline.core.startup import collecting_rarely
 from paceline.data.feed import StepData, TrainingFeed
@@ -32,7 +29,6 @@ from paceline.parallel.torch_internals import (
     undo_compile,
 )
 from paceline.parallel.world import World
-from paceline.runs.compile_table import CompileCost, compile_cache, compile_cost, record_seconds
 from paceline.runs.folder import RunFolder
 from paceline.runs.mirror.session import published_record
 from paceline.runs.provenance import identity
@@ -62,13 +58,13 @@ def prepare_compiler(world: World) -> None:
 
 def keep_kernels() -> None:
     """Choose the folder in which kernels are kept. The import of the compiler creates torch's temporary folder, too."""
-    if CACHE_VARIABLE not in os.environ and (folder := compile_cache()):
+    if CACHE_VARIABLE not in os.environ and (folder := writable_cache("compile")):
         os.environ[CACHE_VARIABLE] = str(folder)
 
 
 def describe_kernel_cache() -> str:
     """Return a line with the folder in which compiled kernels are kept, and its size."""
-    folder = os.environ.get(CACHE_VARIABLE) or compile_cache()
+    folder = os.environ.get(CACHE_VARIABLE) or writable_cache("compile")
     if not folder:
         return "compiled kernels: torch's temporary folder, since Paceline's cache folder cannot be written"
     size = sum(map(_size_of, Path(folder).rglob("*"))) / 1e6
@@ -204,30 +200,11 @@ def remember(marker: Path | None) -> None:
             marker.touch()
 
 
-def recorded_time(marker: Path | None) -> float:
-    """Return how many seconds a step of these networks takes without compiling; 0 if this was never measured."""
-    if marker:
-        with suppress(OSError, ValueError):
-            seconds = float(_time_file(marker).read_text())
-            return seconds if math.isfinite(seconds) else 0.0
-    return 0.0
-
-
-def remember_time(marker: Path | None, seconds: float) -> None:
-    """Store how many seconds a step takes. A folder that cannot be written is ignored."""
-    if marker:
-        with suppress(OSError):
-            marker.parent.mkdir(parents=True, exist_ok=True)
-            _time_file(marker).write_text(str(seconds))
-
-
-def _time_file(marker: Path) -> Path:
-    return marker.with_suffix(".seconds")
-
-
 SYNCHRONIZED = "synchronised BatchNorm would split the networks into parts that are too small to benefit"
-NUM_TIMED = 3  # steps; the fastest counts
-BLOCKER_SIZE, NUM_BLOCKERS = 4096, 64  # matrix products that keep the GPU busy while the host launches a step
+# Compiling takes 3 to 30 s per network and saves 10 to 30 % of the step time on an H200 (docs/performance.md). Large
+# networks take longer to compile, but their steps are longer, too, so the number of steps decides for both.
+MIN_STEPS = 20_000
+MIN_STEPS_IF_KNOWN = 3_000  # with the kernels of an earlier run
 
 
 @dataclass(frozen=True)
@@ -238,102 +215,43 @@ class Choice:
     note: str
 
 
-def choose(num_steps: int, step_seconds: float, num_networks: int, cost: CompileCost) -> Choice:
-    """Weigh the time that compiled networks save over a run against the time that compiling takes."""
-    run = num_steps * step_seconds
-    saved, spent = cost.gain * run, cost.seconds_per_network * num_networks
-    compiles = saved > spent
-    outcome, compared = ("on", "more than") if compiles else ("off", "not more than")
-    known = " with the kernels of an earlier run" if cost.known else ""
+def choose(num_steps: int, *, known: bool) -> Choice:
+    """Compile if the run is long enough; `known` is whether the kernels of an earlier run are kept."""
+    least = MIN_STEPS_IF_KNOWN if known else MIN_STEPS
+    outcome, compared = ("on", "at least") if num_steps >= least else ("off", "fewer than")
+    kernels = " with the kernels of an earlier run" if known else ""
     return Choice(
-        compiles,
-        f"compile: {outcome} (auto), since it would save about {_seconds(saved)} of {_seconds(run)}, {compared} the "
-        f"{_seconds(spent)} that it takes{known} ({cost.origin}; --compile on or off overrides this)",
+        num_steps >= least,
+        f"compile: {outcome} (auto), since the run has {num_steps:,} steps, {compared} {least:,}{kernels} "
+        "(--compile on or off overrides this)",
     )
 
 
 def choose_for(config: Config, step: Step, feed: TrainingFeed, num_steps: int) -> Choice:
-    """Choose for a run. Measure its step on the GPU unless the choice is obvious. Rank 0 chooses for all ranks."""
+    """Choose for a run; each micro-batch counts as a step. Rank 0 chooses for all ranks."""
     if step.world.device.type != "cuda":
         return Choice(False, "")
     if config.run.deterministic:
         return Choice(False, "compile: off (auto), since --deterministic is set; use --compile on to compile anyway")
     if obstacle := compile_obstacle(step):
         return Choice(False, f"compile: off (auto), since {obstacle}")
-    if all(map(is_synchronized, compilable_networks(step.recipe))):
-        return Choice(False, f"compile: off (auto), since {SYNCHRONIZED}; use --compile on to compile anyway")
-    choice = step.world.broadcast(_choose_by_time(config, step, feed, num_steps))
-    assert isinstance(choice, Choice)
-    return choice
-
-
-def _choose_by_time(config: Config, step: Step, feed: TrainingFeed, num_steps: int) -> Choice:
-    data = next(feed.steps(0, feed.images_per_step))
     networks = compilable_networks(step.recipe)
-    marker = marker_of(config, networks, data.fetched[0][0])
-    recorded = step.world.broadcast(recorded_time(marker))  # all ranks measure, or none
-    try:
-        seconds = recorded if isinstance(recorded, float) and recorded else time_step(step, data.fetched[0][0])
-    except torch.OutOfMemoryError:
-        seconds = None
-    if seconds is None:  # outside the handler, which keeps the activations; the first step explains such an error
-        for learner in step.learners.values():
-            learner.clear_gradients()
-        torch.cuda.empty_cache()
-        return Choice(False, "compile: off (auto), since the device ran out of memory while a step was timed")
-    remember_time(marker, seconds)
-    cost = compile_cost(config.recipe_name, known=was_compiled(marker))
-    return choose(num_steps, config.run.accumulate * seconds, len(networks), cost)
+    if all(map(is_synchronized, networks)):
+        return Choice(False, f"compile: off (auto), since {SYNCHRONIZED}; use --compile on to compile anyway")
+    data = next(feed.steps(0, feed.images_per_step))
+    known = step.world.broadcast(was_compiled(marker_of(config, networks, data.fetched[0][0])))
+    return choose(num_steps * config.run.accumulate, known=bool(known))
 
 
 def compile_and_record(config: Config, step: Step, data: StepData) -> str:
-    """Compile the networks, and record how long this took for later choices; return a note."""
+    """Compile the networks, and record that their kernels are kept; return a note."""
     networks = compilable_networks(step.recipe)
     marker = marker_of(config, networks, data.fetched[0][0])  # before compiling changes layers
-    known = was_compiled(marker)
-    began = time.perf_counter()
     with collecting_rarely():
-        note = try_compile(step, data, known=known)
-    compiled = [network for network in networks if is_compiled(network)]
-    if compiled and step.world.is_first and step.world.device.type == "cuda":
-        record_seconds((time.perf_counter() - began) / len(compiled), config.recipe_name, known=known)
+        note = try_compile(step, data, known=was_compiled(marker))
+    if any(map(is_compiled, networks)) and step.world.is_first and step.world.device.type == "cuda":
         remember(marker)
     return note
-
-
-def time_step(step: Step, batch: Batch) -> float:
-    """Return how many seconds a GPU needs for the forward and backward passes of one micro-batch in an average step.
-
-    Kernels are queued behind other work, so that the GPU's time is measured and not the host's: a captured step does
-    not wait for the host.
-    """
-    device = step.world.device
-    matrix = torch.ones(BLOCKER_SIZE, BLOCKER_SIZE, device=device, dtype=torch.bfloat16)
-    times: list[float] = []
-    with keeping_buffers(step.recipe):
-        step.dry_run(dict(batch))
-        for _ in range(NUM_TIMED):
-            torch.cuda.synchronize(device)
-            marks: list[torch.cuda.Event] = []
-            for _ in range(NUM_BLOCKERS):
-                matrix @ matrix
-            step.dry_run(dict(batch), partial(_mark, marks))
-            _mark(marks)
-            torch.cuda.synchronize(device)
-            seconds = [float(start.elapsed_time(end)) / 1000 for start, end in pairwise(marks)]
-            times.append(average_seconds(step.recipe.phases, seconds))
-    return min(times)
-
-
-def _mark(marks: list[torch.cuda.Event]) -> None:
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    marks.append(event)
-
-
-def average_seconds(phases: Sequence[Phase], seconds: Sequence[float]) -> float:
-    """Return the time of an average step, given the time of each phase; phases may repeat, or not run in every step."""
-    return sum(one * phase.repeat / phase.every for phase, one in zip(phases, seconds, strict=True))
 
 
 def recorded_choice(folder: RunFolder, world: World, resume_from: str = "") -> str:
@@ -348,7 +266,3 @@ def recorded_choice(folder: RunFolder, world: World, resume_from: str = "") -> s
     text = ("on" if value else "off") if isinstance(value, bool) else str(value)
     found = [one for one in world.gather_strings(text) if one in ("on", "off")]
     return found[0] if found else ""
-
-
-def _seconds(value: float) -> str:
-    return f"{value:.0f} s" if value >= 10 else f"{value:.1f} s"

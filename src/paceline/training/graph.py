@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -19,7 +19,7 @@ from paceline.contracts.recipe import Batch, Phase
 from paceline.core.errors import UserError
 from paceline.core.text import print_line
 from paceline.data.feed import StepData
-from paceline.parallel.torch_internals import copy_all, end_broken_capture
+from paceline.parallel.graphed_function import CapturedGraph, end_failed_capture, root_cause
 from paceline.runs.provenance import graph_obstacle
 from paceline.training.loss_log import Entry
 from paceline.training.step import Step
@@ -56,31 +56,12 @@ def _obstacle(step: Step) -> str:
     return graph_obstacle(step.world.size, step.world.place.num_nodes) if step.world.size > 1 else ""
 
 
-class _Captured:
-    """A captured CUDA graph, its input tensors and the log entries that it fills."""
-
-    def __init__(self, step: Step, due: tuple[Phase, ...], fetched: Fetched, pool: Any) -> None:
-        self.inputs: Fetched = [[{k: v.clone() for k, v in batch.items()} for batch in some] for some in fetched]
-        self.graph = torch.cuda.CUDAGraph()
-        # During the capture, other threads, such as a watchdog or a loader that pins memory, may use the device.
-        with torch.cuda.graph(self.graph, pool, capture_error_mode="thread_local"):
-            self.entries = step.learn(due, self.inputs)
-
-    def replay(self, fetched: Fetched) -> list[Entry]:
-        """Run the captured kernels on new data."""
-        for inputs, some in zip(self.inputs, fetched, strict=True):
-            for static, batch in zip(inputs, some, strict=True):
-                copy_all(list(static.values()), [batch[name] for name in static])
-        self.graph.replay()
-        return self.entries
-
-
 class GraphedStep:
     """A step that first runs eagerly, then is captured as a CUDA graph. It stays eager if the capture fails."""
 
     def __init__(self, step: Step, mode: str = "auto") -> None:
         self.step, self.mode = step, mode
-        self.captured: dict[tuple[Phase, ...], _Captured] = {}
+        self.captured: dict[tuple[Phase, ...], CapturedGraph[list[Entry]]] = {}
         self.seen: dict[tuple[Phase, ...], int] = {}
         self.side = torch.cuda.Stream(step.world.device)
         self.failed = False
@@ -100,7 +81,7 @@ class GraphedStep:
             self._capture(due, data.fetched)
         if self.failed:
             return self.step.learn(due, data.fetched)
-        return self.captured[due].replay(data.fetched)
+        return self.captured[due].replay(list(chain.from_iterable(data.fetched)))
 
     def _run_on_side_stream(self, due: tuple[Phase, ...], fetched: Fetched) -> list[Entry]:
         self.side.wait_stream(torch.cuda.current_stream())
@@ -111,16 +92,18 @@ class GraphedStep:
 
     def _capture(self, due: tuple[Phase, ...], fetched: Fetched) -> None:
         pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.current_stream()
+
+        def learn(batches: list[Batch]) -> list[Entry]:
+            remaining = iter(batches)
+            return self.step.learn(due, [list(islice(remaining, len(some))) for some in fetched])
+
         try:
-            self.captured[due] = _Captured(self.step, due, fetched, pool)
+            self.captured[due] = CapturedGraph(learn, list(chain.from_iterable(fetched)), pool)
         except RuntimeError as error:
-            torch.cuda.set_stream(stream)  # an error at the end of a capture can leave its private stream current
-            if not isinstance(_root(error), Exception):
-                raise _root(error) from None  # Ctrl-C during the capture
-            reason = f"{culprit(error)} cannot be captured in a CUDA graph ({first_line(error)})"
             self.failed = True
             self.captured.clear()
-            end_broken_capture(pool, self.step.world.device)  # so that the process can continue after the error
+            end_failed_capture(error, stream, pool, self.step.world.device)
+            reason = f"{culprit(error)} cannot be captured in a CUDA graph ({first_line(error)})"
             for learner in self.step.learners.values():
                 learner.clear_gradients()
             if self.mode == "on":
@@ -130,7 +113,7 @@ class GraphedStep:
 
 def culprit(error: BaseException) -> str:
     """Return the innermost function and line outside torch where a step failed."""
-    frames = traceback.extract_tb(_root(error).__traceback__)
+    frames = traceback.extract_tb(root_cause(error).__traceback__)
     outside = [frame for frame in frames if not frame.filename.startswith(TORCH)]
     own = [frame for frame in outside if not frame.filename.startswith(AROUND_RECIPES)]
     last = (own or outside or frames)[-1]
@@ -139,11 +122,4 @@ def culprit(error: BaseException) -> str:
 
 def first_line(error: BaseException) -> str:
     """Return the first line of the original error's message."""
-    return str(_root(error)).strip().splitlines()[0]
-
-
-def _root(error: BaseException) -> BaseException:
-    """Return the original error, since ending a broken capture raises a second one."""
-    while error.__context__ is not None:
-        error = error.__context__
-    return error
+    return str(root_cause(error)).strip().splitlines()[0]

@@ -4,36 +4,29 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
 import subprocess
 import sys
 import threading
 import time
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch.autograd.profiler import profile, record_function
 
 from paceline.core.errors import DISK_FAILED
 from paceline.core.text import print_line
 from paceline.core.watch import beat
-from paceline.parallel.torch_internals import group_store, start_trace
-from paceline.parallel.world import World
+from paceline.parallel.torch_internals import start_trace
 from paceline.runs.profile_summary import (
     MAX_KERNELS,
-    MAX_REMEDIES,
     PROFILE,
-    SECTION_NAMES,
     SUMMARY_TEXT,
     KernelTime,
     ProfileSummary,
     Remedy,
-    waiting_for,
 )
 from paceline.training import trace
 from paceline.training.build import Parts
@@ -41,7 +34,7 @@ from paceline.training.compile import is_compiled
 from paceline.training.graph import GraphedStep
 from paceline.training.pace import Annotate, Stopwatch, with_other, with_whole_steps
 from paceline.training.step import no_range
-from paceline.training.trace import PHASE, SECTION, Collective, TraceTimes, compressed_path
+from paceline.training.trace import PHASE, SECTION, TraceTimes, compressed_path
 
 LEFTOVERS = ("rank-*.tmp", "rank-*.partial")  # unfinished files of torch, and of this module and `trace`
 PROBE_BYTES = 2**16
@@ -112,7 +105,6 @@ def remove_traces_of_other_ranks(folder: Path, num_ranks: int) -> None:
 
 
 SMALLEST_GAIN = 0.01
-MOST = 0.75  # a rank is slower than the others if at least this fraction of the waits for other ranks is for it
 # Parts of the names of kernels that only move memory; torch.compile fuses them into fewer kernels.
 ELEMENTWISE = (
     "elementwise",
@@ -131,164 +123,41 @@ ELEMENTWISE = (
 class Situation:
     """The choices of a run that decide which remedies apply."""
 
-    precision: str
     captured: bool  # whether the step is a CUDA graph
-    compiled: bool
-    can_compile: bool
+    can_gain_by_compiling: bool
     loads_in_workers: bool  # whether worker processes load the data
     workers: int
-    compresses: bool
-    can_compress: bool  # whether processes exchange gradients
 
 
-def remedies(
-    times: TraceTimes, situation: Situation, run_shares: Mapping[str, float], waits: Mapping[int, float]
-) -> tuple[Remedy, ...]:
-    """Return the remedies with the largest estimated gains, largest first.
-
-    `waits` are the seconds of waiting for each rank, from `waits_by_rank`. The communication in `times` excludes them.
-    """
-    found = [*_all(times, situation, run_shares, waits), *_slow_rank(waits, times)]
-    found = [one for one in found if one.gain >= SMALLEST_GAIN]
-    return tuple(sorted(found, key=lambda one: -one.gain)[:MAX_REMEDIES])
+def remedies(times: TraceTimes, situation: Situation) -> tuple[Remedy, ...]:
+    """Return the remedies that save at least 1 % of the time by estimate, the largest gain first."""
+    found = [one for one in _remedies(times, situation) if one.gain >= SMALLEST_GAIN]
+    return tuple(sorted(found, key=lambda one: -one.gain))
 
 
-def _all(
-    times: TraceTimes, situation: Situation, run_shares: Mapping[str, float], waits: Mapping[int, float]
-) -> Iterator[Remedy]:
+def _remedies(times: TraceTimes, situation: Situation) -> Iterator[Remedy]:
     total = max(times.total, 1e-9)
-    waiting = times.sections.get("data", 0.0) / total
-    yield _data(waiting, situation)
-    gaps, exposed = times.gaps / total, times.exposed_communication / total
-    if times.on_gpu and not situation.captured:
-        action = "--graph auto, with a strategy and a machine that support CUDA graphs"
-        yield Remedy(action, _percent("launch gaps", gaps), gaps)
-    if times.on_gpu:
-        yield from _arithmetic(times, situation, total)
-    if situation.can_compress and not situation.compresses:
-        reason = _percent("communication that delays the step", exposed)
-        yield Remedy("--compress bf16", f"{reason}; bf16 halves the gradients, but rounds them", exposed / 2)
-    fixed = {  # disjoint times that do not depend on the size of the batch
-        "launch gaps" if times.on_gpu else "time between operators outside the optimizer": (
-            # If rank 0 is slower than the others, the difference is not a fixed cost.
-            max(0.0, times.gaps_outside_updates - waits.get(0, 0.0)) / total
-        ),
-        "communication that delays the step": exposed,
-        "optimizer": times.updates / total,
-    }
-    reason = ", ".join(_percent(what, share) for what, share in fixed.items() if share >= SMALLEST_GAIN)
-    action = "a batch twice as large (--batch-size, or --accumulate to save memory), with a new learning rate"
-    yield Remedy(action, f"{reason}; half as many steps per epoch", min(1.0, sum(fixed.values())) / 2)
-    for name, setting in (("evaluate", "evaluate_every"), ("sample", "sample_every"), ("save", "save_every")):
-        share = run_shares.get(name, 0.0)
-        reason = _percent(f"{SECTION_NAMES[name]}, share of the whole run:", share)
-        yield Remedy(f"an interval twice as long (--set {setting}=…)", reason, share / 2)
-
-
-def _slow_rank(waits: Mapping[int, float], times: TraceTimes) -> Iterator[Remedy]:
-    slowest = max(waits, key=waits.__getitem__, default=-1)
-    if slowest >= 0 and waits[slowest] >= MOST * sum(waits.values()):
-        share = waits[slowest] / max(times.total, 1e-9)
-        action = f"find out why rank {slowest} is slower than the other ranks: its trace is rank-{slowest}.json.gz"
-        yield Remedy(action, _percent(waiting_for(slowest), share), share)
-
-
-def _data(waiting: float, situation: Situation) -> Remedy:
-    reason = _percent("waiting for data", waiting)
+    waiting, gaps = times.sections.get("data", 0.0) / total, times.gaps / total
+    reason = f"waiting for data {waiting:.1%}"
     if situation.loads_in_workers:
         action = f"more --workers (now {situation.workers}), --loader resident if the data fits, or `paceline pack`"
-        return Remedy(action, reason, waiting)
-    return Remedy("--loader workers, which prepares batches in other processes", reason, waiting / 2)
-
-
-def _arithmetic(times: TraceTimes, situation: Situation, total: float) -> Iterator[Remedy]:
-    elementwise = sum(
-        seconds for name, (seconds, _) in times.kernels.items() if any(part in name.lower() for part in ELEMENTWISE)
-    )
-    busy = sum(seconds for seconds, _ in times.kernels.values()) - times.communication
-    if not situation.compiled and situation.can_compile:
-        kernels = _percent("elementwise, normalisation and reduction kernels", elementwise / total)
-        reason = f"{kernels}; fusion is assumed to save half of it"
-        yield Remedy("--compile on", reason, elementwise / 2 / total)
-    if situation.precision in ("fp32", "tf32"):
-        reason = f"{_percent('computation in ' + situation.precision, busy / total)}; bf16 halves the memory traffic"
-        yield Remedy("--precision bf16", reason, busy / 2 / total)
-
-
-def _percent(what: str, share: float) -> str:
-    return f"{what} {share:.1%}"
-
-
-KEY = "profile/"  # prefix of the keys in the process group's store
-EXCHANGE_SECONDS = 60.0  # how long rank 0 waits for the collectives of the other ranks
-POLL_SECONDS = 0.1
-
-
-def publish(world: World, collectives: Sequence[Collective]) -> None:
-    """Send the collectives in the trace of this rank to rank 0; empty if there is no trace.
-
-    This uses the store of the process group, because a thread must not run collectives.
-    """
-    if world.size > 1 and not world.is_first:
-        try:
-            group_store().set(f"{KEY}{world.rank}", json.dumps(collectives))
-        except dist.DistError:  # rank 0, which serves the store, has ended
-            return
-
-
-def receive(world: World) -> list[list[Collective]]:
-    """Return the collectives that each rank except rank 0 has published; empty for ranks that have not."""
-    until = time.monotonic() + EXCHANGE_SECONDS
-    received = []
-    for rank in range(1, world.size):
-        text = _read(f"{KEY}{rank}", until)
-        received.append([Collective(*one) for one in json.loads(text)])
-    return received
-
-
-def _read(key: str, until: float) -> str:
-    try:
-        store = group_store()
-        while not store.check([key]):
-            if time.monotonic() > until:
-                return "[]"
-            time.sleep(POLL_SECONDS)
-        return bytes(store.get(key)).decode()
-    except dist.DistError:
-        return "[]"
-
-
-def waits_by_rank(own: TraceTimes, others: Sequence[Sequence[Collective]]) -> dict[int, float]:
-    """Return the seconds that rank 0 waits for each other rank, and in entry 0, that the others wait for rank 0.
-
-    Only waits that delay a step are counted. `own` are the times of rank 0. Other ranks trace fewer steps, so their
-    waits are extrapolated.
-    """
-    ranks = [_numbered(one) for one in (own.collectives, *others)]
-    compared = set.intersection(*(set(one) for one in ranks))
-    waits: dict[int, float] = defaultdict(float)
-    for key in compared:
-        found = [one[key] for one in ranks]
-        shortest = min(one.seconds for one in found)
-        last = next(rank for rank, one in enumerate(found) if one.seconds == shortest)
-        waited = [min(one.seconds - shortest, one.exposed) for one in found]
-        waits[last] += waited[0] if last else statistics.median(waited[1:])
-    scale = own.num_collectives / max(len(compared), 1)
-    return {rank: scale * seconds for rank, seconds in sorted(waits.items()) if seconds}
-
-
-def _numbered(collectives: Sequence[Collective]) -> dict[tuple[str, int], Collective]:
-    """Return collectives by name and occurrence: two that run at the same time may start in any order."""
-    seen: Counter[str] = Counter()
-    numbered = {}
-    for one in collectives:
-        numbered[one.name, seen[one.name]] = one
-        seen[one.name] += 1
-    return numbered
+        yield Remedy(action, reason, waiting)
+    else:
+        yield Remedy("--loader workers, which prepares batches in other processes", reason, waiting / 2)
+    if times.on_gpu and not situation.captured:
+        action = "--graph auto, with a strategy and a machine that support CUDA graphs"
+        yield Remedy(action, f"launch gaps {gaps:.1%}", gaps)
+    if times.on_gpu and situation.can_gain_by_compiling:
+        seconds = [
+            taken for name, (taken, _) in times.kernels.items() if any(one in name.lower() for one in ELEMENTWISE)
+        ]
+        share = sum(seconds) / total
+        kernels = f"elementwise, normalisation and reduction kernels {share:.1%}"
+        yield Remedy("--compile on", f"{kernels}; fusion is assumed to save half of it", share / 2)
 
 
 WARMUP_STEPS = 5  # steps before the trace; a CUDA graph must also have been captured
-STEPS_OF_OTHER_RANKS = 10  # enough to see which rank the others wait for
+STEPS_OF_OTHER_RANKS = 10  # enough to compare their traces with that of rank 0
 MAX_STEPS_UNTIL_WRITTEN = 200  # a trace is written after so many steps, even if the loop has not logged its losses
 BEAT_SECONDS = 0.5  # time between progress reports while the end of the run waits for the summary
 
@@ -310,7 +179,6 @@ class StepProfiler:
         self._profile: profile | None = None
         self._unwritten: profile | None = None  # the trace, between its end and the start of the reader
         self._reader: threading.Thread | None = None  # writes and summarises the trace
-        self._made: _Made | None = None
         self._seconds = 0.0  # of training time, for ending the trace
 
     @classmethod
@@ -351,18 +219,12 @@ class StepProfiler:
             self.write_trace()
 
     def finish(self) -> None:
-        """Wait until all ranks have compressed their traces, and add the shares of the whole run to the summary."""
+        """Wait until all ranks have compressed their traces."""
         self.write_trace()
         while self._is_any_rank_reading():
             if self._reader:
                 self._reader.join(BEAT_SECONDS)
             beat()
-        if self._made:
-            shares = with_other(with_whole_steps(self._stopwatch.shares()))
-            try:
-                self._summary(self._made, shares).write(self._run)
-            except OSError as error:
-                print_line(f"profile: the summary in {self._run / PROFILE} could not be completed: {error}")
 
     def _is_any_rank_reading(self) -> bool:
         own = float(self._reader is not None and self._reader.is_alive())
@@ -402,26 +264,21 @@ class StepProfiler:
         """Write, summarise and compress a trace; rank 0 writes the summary."""
         world = self._parts.world
         path = self._run / PROFILE / f"rank-{world.rank}.json"
-        collectives: Sequence[Collective] = ()
         try:
             began = time.perf_counter()
             write_trace(tracing, path)
             seconds = self._seconds + time.perf_counter() - began
             times = summarise_trace(path)
-            collectives = times.collectives
             if not world.is_first:
                 return
             remove_traces_of_other_ranks(path.parent, world.size)
-            self._made = _Made.of(times, receive(world), self._traced, seconds)
-            summary = self._summary(self._made, {})
+            summary = self._summary(times, seconds)
             summary.write(self._run)
         except (TraceError, OSError) as error:
             full = clean_up(path)
             problem = f"could not be written: {full}" if full else f"could not be summarised: {error}"
             print_line(f"profile: the trace {path} {problem}")
             return
-        finally:
-            publish(world, collectives)
         best = f": {summary.remedies[0].action}" if summary.remedies else ""
         files = f"{path.with_name(SUMMARY_TEXT)} and {compressed_path(path)}"
         print_line(f"profile of {self._traced} step{'s' * (self._traced > 1)}: {files}{best}")
@@ -430,34 +287,30 @@ class StepProfiler:
         if self._on_gpu:
             torch.cuda.synchronize(self._parts.world.device)
 
-    def _summary(self, made: _Made, run_shares: dict[str, float]) -> ProfileSummary:
-        parts, times = self._parts, made.times
+    def _summary(self, times: TraceTimes, seconds: float) -> ProfileSummary:
+        """Return the summary; ending and writing the trace took `seconds`, in which the GPU may have trained."""
+        parts, steps = self._parts, self._traced
         total = max(times.total, 1e-9)
         kernels = sorted(times.kernels.items(), key=lambda item: -item[1][0])[:MAX_KERNELS]
         device = parts.world.device
-        notes = [f"ending and writing the trace took at most {made.seconds:.2f} s of training time"]
-        if not made.is_compared:
-            notes.append("the ranks' traces could not be compared: communication includes waiting for slower ranks")
+        notes = [f"ending and writing the trace took at most {seconds:.2f} s of training time"]
         if times.on_gpu and not times.phases:
             notes.append("the step is a CUDA graph, whose kernels a trace does not assign to phases")
         return ProfileSummary(
             device=torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
-            num_steps=made.num_steps,
-            step_seconds=total / made.num_steps,
-            images_per_second=made.num_steps * parts.feed.images_per_step / total,
+            num_steps=steps,
+            step_seconds=total / steps,
+            images_per_second=steps * parts.feed.images_per_step / total,
             sections=with_other({name: one / total for name, one in with_whole_steps(times.sections).items()}),
             phases={name: seconds / total for name, seconds in times.phases.items()},
             kernels=tuple(
-                KernelTime(name[:120], seconds / total, round(calls / made.num_steps, 2))
-                for name, (seconds, calls) in kernels
+                KernelTime(name[:120], seconds / total, round(calls / steps, 2)) for name, (seconds, calls) in kernels
             ),
             communication=times.communication / total,
             exposed_communication=times.exposed_communication / total,
             gaps=times.gaps / total,
-            remedies=remedies(times, situation_of(parts), run_shares, made.waits),
-            run_shares=run_shares,
+            remedies=remedies(times, situation_of(parts)),
             notes=tuple(notes),
-            waits={waiting_for(rank): seconds / total for rank, seconds in made.waits.items()},
         )
 
 
@@ -469,44 +322,12 @@ def _annotate(prefix: str) -> Annotate:
     return open_range
 
 
-@dataclass(frozen=True)
-class _Made:
-    """A trace of rank 0 that has been summarised."""
-
-    times: TraceTimes  # waiting for slower ranks is not part of the communication
-    waits: dict[int, float]  # see `waits_by_rank`
-    is_compared: bool  # whether the traces of all ranks were compared
-    num_steps: int
-    seconds: float  # for ending and writing the trace; the GPU may have trained meanwhile
-
-    @classmethod
-    def of(cls, times: TraceTimes, others: Sequence[Sequence[Collective]], num_steps: int, seconds: float) -> _Made:
-        """Separate waiting from communication, given the collectives in the traces of the other ranks."""
-        if not others or not times.collectives:
-            return cls(times, {}, True, num_steps, seconds)
-        if not all(others):
-            return cls(times, {}, False, num_steps, seconds)
-        waits = waits_by_rank(times, others)
-        waited = min(times.exposed_communication, sum(one for rank, one in waits.items() if rank))
-        times = replace(
-            times,
-            communication=times.communication - waited,
-            exposed_communication=times.exposed_communication - waited,
-        )
-        return cls(times, waits, True, num_steps, seconds)
-
-
 def situation_of(parts: Parts) -> Situation:
     """Return the choices of a run that decide which remedies apply."""
-    run, strategy = parts.config.run, parts.strategy
-    loader = parts.loaders["train"]
+    networks, strategy = parts.recipe.single_networks.values(), parts.strategy
     return Situation(
-        precision=parts.precision.name,
         captured=isinstance(parts.run_step, GraphedStep) and not parts.run_step.failed,
-        compiled=any(is_compiled(network) for network in parts.recipe.single_networks.values()),
-        can_compile=not strategy.cannot_compile and not strategy.recomputes,
-        loads_in_workers=loader.uses_workers,
-        workers=run.workers,
-        compresses=run.compress != "none",
-        can_compress=strategy.needs_processes and parts.world.size > 1,
+        can_gain_by_compiling=not (any(map(is_compiled, networks)) or strategy.cannot_compile or strategy.recomputes),
+        loads_in_workers=parts.loaders["train"].uses_workers,
+        workers=parts.config.run.workers,
     )

@@ -137,15 +137,11 @@ class Step:
             learner.update_ema(self.images_per_step)
         return entries
 
-    def dry_run(self, fetched: Batch, on_phase: Callable[[], None] = lambda: None) -> None:
-        """Run the forward and backward passes of every phase on one micro-batch, in this process only; no update.
-
-        `on_phase` is called before each phase.
-        """
+    def dry_run(self, fetched: Batch) -> None:
+        """Run the forward and backward passes of every phase on one micro-batch, in this process only; no update."""
         batch = self.finish(fetched)
         samples = len(next(iter(batch.values())))
         for phase in self.recipe.phases:
-            on_phase()
             self.strategy.trainable.select(phase.network)
             loss = self.strategy.call(phase.name, self._with_signals(batch, samples))
             _total(loss, 1).backward()

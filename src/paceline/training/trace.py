@@ -23,8 +23,6 @@ SECTION, PHASE = "paceline/section/", "paceline/phase/"  # prefixes of the range
 DEVICE_KINDS = {"kernel", "gpu_memcpy", "gpu_memset"}
 OPERATORS = ("aten::", "mkldnn::", "quantized::", "inductor::")  # others may wait for collectives that they call
 MICROSECOND = 1e-6
-MAX_COLLECTIVES = 2000  # collectives that are listed, so that ranks can exchange the lists
-UPDATE = "/update"  # end of the names of the ranges in which optimizers update weights
 
 Intervals = list[tuple[float, float]]  # sorted and disjoint
 
@@ -40,14 +38,6 @@ class Event(NamedTuple):
     correlation: int | None  # connects a kernel with the call that launched it
 
 
-class Collective(NamedTuple):
-    """One collective operation. The time in which this rank waits for slower ranks is included."""
-
-    name: str
-    seconds: float
-    exposed: float  # seconds that delay the step; each moment belongs to one collective only
-
-
 @dataclass(frozen=True)
 class TraceTimes:
     """Seconds spent in the profiled steps."""
@@ -60,17 +50,12 @@ class TraceTimes:
     communication: float
     exposed_communication: float
     gaps: float
-    gaps_outside_updates: float  # on a GPU: all gaps, since `updates` are times of kernels
-    updates: float  # optimizers, without exposed communication
-    num_collectives: int
-    collectives: tuple[Collective, ...]  # the first ones, in the order in which they started
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> TraceTimes:
         """Return the times that `asdict` converted, after a round trip through JSON."""
         kernels = {name: (seconds, calls) for name, (seconds, calls) in content["kernels"].items()}
-        collectives = tuple(Collective(*one) for one in content["collectives"])
-        return cls(**{**content, "kernels": kernels, "collectives": collectives})
+        return cls(**{**content, "kernels": kernels})
 
 
 def read_trace(trace: Mapping[str, Any]) -> TraceTimes:
@@ -84,24 +69,19 @@ def read_trace(trace: Mapping[str, Any]) -> TraceTimes:
     steps = sections.get("step", [])
     between = subtract(merge(one for name, ranges in sections.items() if name != "step" for one in ranges), steps)
     if device:
-        sent = [one for one in device if "nccl" in one.name.lower()]
         computed = merge((one.start, one.end) for one in device if "nccl" not in one.name.lower())
-        communicated = merge((one.start, one.end) for one in sent)
-        idle = outside = subtract(subtract(subtract(window, computed), communicated), between)
+        communicated = merge((one.start, one.end) for one in device if "nccl" in one.name.lower())
+        idle = subtract(subtract(subtract(window, computed), communicated), between)
         kernels = _sums(device)
         phases = _device_phases(events, device)
-        updated = sum(seconds for name, seconds in phases.items() if name.endswith(UPDATE))
     else:
         operators = [one for one in events if one.kind == "cpu_op" and one.name.startswith(OPERATORS)]
         computed = merge((one.start, one.end) for one in operators)
-        sent = [one for one in events if one.name.startswith("gloo:")]
-        communicated = intersect(merge((one.start, one.end) for one in sent), window)
+        sent = merge((one.start, one.end) for one in events if one.name.startswith("gloo:"))
+        communicated = intersect(sent, window)
         idle = subtract(subtract(steps, computed), communicated)
         kernels = _own_times([one for one in operators if _is_in(one, steps)])
-        by_phase = _by_name(events, PHASE)
-        phases = {name: length(ranges) for name, ranges in by_phase.items()}
-        updates = merge(one for name, ranges in by_phase.items() if name.endswith(UPDATE) for one in ranges)
-        outside, updated = subtract(idle, updates), length(subtract(updates, communicated))
+        phases = {name: length(ranges) for name, ranges in _by_name(events, PHASE).items()}
     exposed = subtract(intersect(communicated, steps or window), computed)
     return TraceTimes(
         on_gpu=bool(device),
@@ -112,25 +92,7 @@ def read_trace(trace: Mapping[str, Any]) -> TraceTimes:
         communication=length(communicated),
         exposed_communication=length(exposed),
         gaps=length(idle),
-        gaps_outside_updates=length(outside),
-        updates=updated,
-        num_collectives=len(sent),
-        collectives=_collectives(sent, exposed),
     )
-
-
-def _collectives(sent: Iterable[Event], exposed: Intervals) -> tuple[Collective, ...]:
-    """Return the first collectives in the order of their starts, given the times in which communication is exposed."""
-    ends = [end for _, end in exposed]
-    found, until = [], float("-inf")  # the end of the earlier collectives
-    for one in sorted(sent, key=lambda event: (event.start, event.end))[:MAX_COLLECTIVES]:
-        start = max(one.start, until)
-        until = max(one.end, until)
-        first = bisect.bisect_right(ends, start)
-        last = bisect.bisect_left(exposed, (until, until))
-        delayed = length(intersect([(start, until)], exposed[first:last])) if start < until else 0.0
-        found.append(Collective(one.name, (one.end - one.start) * MICROSECOND, delayed))
-    return tuple(found)
 
 
 def _event(one: Mapping[str, Any]) -> Event:
