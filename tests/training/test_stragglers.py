@@ -118,6 +118,15 @@ def run_steps(pace: Pace, count: int, seconds: float) -> None:
             pace.stopwatch("step").seconds += seconds
 
 
+def test_a_rank_that_is_three_times_slower_in_a_third_of_the_steps_is_found_after_three_intervals() -> None:
+    watch = StragglerWatch()
+    interval = interval_of([10.0] * 30, [30.0 if number % 10 < 3 else 10.0 for number in range(30)])
+    lines = [watch.add(interval) for _ in range(5)]
+    assert [bool(line) for line in lines] == [False, False, False, True, False]
+    assert "rank 1 is slow in some steps" in lines[3] and "(median 10 ms)" in lines[3]
+    assert watch.straggler and 0.3 < watch.straggler.slowdown < 0.6
+
+
 def test_a_few_delayed_steps_do_not_make_a_straggler() -> None:
     delayed = [100.0 if number in (3, 17, 29) else 10.0 for number in range(30)]
     assert slowest_rank(interval_of([10.0] * 30, delayed)) is None
@@ -159,3 +168,9 @@ def test_a_rank_that_is_thirty_percent_slower_is_found_despite_noise_and_does_no
     noises = (lambda chance: 10 * math.exp(chance.gauss(0, 0.15)), slower)
     assert any("rank 1 needs" in line for line in watch_lines(noises, MIN_STEPS, intervals=6))
     assert len(watch_lines(noises, MIN_STEPS, intervals=200)) == 1
+
+
+def test_a_rank_that_is_slow_in_a_fifth_of_its_steps_by_chance_does_not_seem_to_recover() -> None:
+    slow_at_times: Noise = lambda chance: 100 if chance.random() < 0.2 else 10  # noqa: E731
+    (line,) = watch_lines((lambda chance: 10, slow_at_times), 2 * MIN_STEPS, intervals=100)
+    assert "rank 1 is slow in some steps" in line
