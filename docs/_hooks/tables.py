@@ -15,9 +15,9 @@ from typer.core import TyperGroup, TyperOption
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
 from paceline.cli.app import app
+from paceline.config.flags import SourceFlags
 from paceline.config.resolve import own_fields
 from paceline.config.settings import LearnerSettings, RunSettings
-from paceline.config.flags import SourceFlags
 from paceline.contracts.recipe import Recipe
 from paceline.core.registry import load_class, names
 from paceline.data.source import Source
