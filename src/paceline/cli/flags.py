@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import Field, fields
 from difflib import get_close_matches
+from functools import cache
 from itertools import zip_longest
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
@@ -134,8 +135,8 @@ def with_settings(
             check_names(arguments.get("recipe"), flags.get("data"))
             command(**arguments, flags={name: value for name, value in flags.items() if value is not None})
 
-        names = {f.name for f, _ in _fields_with_flags() if f.name not in but and (f.name in only or not only)}
-        options = {f.name: _option(f, hint, defaults) for f, hint in _fields_with_flags() if f.name in names}
+        chosen = [(f, hint) for f, hint in _fields_with_flags() if f.name not in but and (f.name in only or not only)]
+        options = {f.name: _option(f, hint, defaults) for f, hint in chosen}
         options = dict(sorted(options.items(), key=lambda item: _order_in_help(item[0])))
         declared = inspect.signature(command, eval_str=True).parameters
         own = [_parameter(name, p.annotation, p.default) for name, p in declared.items() if name != "flags"]
@@ -183,11 +184,11 @@ def check_names(recipe: str | None, data: str | None) -> None:
         check_name("source", data)
 
 
-def _fields_with_flags() -> Iterator[tuple[Field[Any], Any]]:
-    """Yield the run, source and learner settings that have a flag, with their types."""
-    for group in (SourceFlags, LearnerSettings):
-        hints = get_type_hints(group)
-        yield from ((f, hints[f.name]) for f in fields(group) if f.metadata["flag"])
+@cache
+def _fields_with_flags() -> list[tuple[Field[Any], Any]]:
+    """Return the run, source and learner settings that have a flag, with their types."""
+    hints = {group: get_type_hints(group) for group in (SourceFlags, LearnerSettings)}
+    return [(f, hints[group][f.name]) for group in hints for f in fields(group) if f.metadata["flag"]]
 
 
 def _order_in_help(name: str) -> int:
