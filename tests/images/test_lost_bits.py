@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -20,11 +22,30 @@ def plain(array: np.ndarray) -> bytes:
     return " ".join(map(str, array.ravel())).encode()
 
 
+def with_bits(content: bytes, bits: int) -> bytes:
+    """Return a JPEG 2000 file whose header states another number of bits per channel."""
+    at = content.index(b"\xff\x4f\xff\x51") + 42
+    return (
+        b"".join(
+            [content[:at], *(bytes([bits - 1, *content[at + 3 * one + 1 : at + 3 * one + 3]]) for one in range(3))]
+        )
+        + content[at + 9 :]
+    )
+
+
+def jpeg_2000(suffix: str) -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray((DEEP >> 8).astype(np.uint8)).save(stream, "JPEG2000", no_jp2=suffix == "j2k")
+    return with_bits(stream.getvalue(), 16)
+
+
 COLOURS = {
     "a.ppm": b"P6\n6 4\n65535\n" + DEEP.astype(">u2").tobytes(),
     "comments.ppm": b"P6 # a comment\n6#another\n 4\r# 255\n65535\n" + DEEP.astype(">u2").tobytes(),
     "twelve.ppm": b"P6 6 4 4095 " + (DEEP >> 4).astype(">u2").tobytes(),
     "plain.ppm": b"P3\n6 4 65535\n" + plain(DEEP),
+    "a.jp2": jpeg_2000("jp2"),
+    "a.j2k": jpeg_2000("j2k"),
 }
 
 
@@ -40,8 +61,9 @@ def test_16_bit_colours_cause_a_note_and_are_not_read_as_16_bits(name: str, tmp_
     for read in (reader.size, reader.decode):
         with pytest.raises(BadImage, match="with 16-bit colours or transparency can only be read as 8-bit"):
             read(file)
-    assert read_image(file).note == "16-bit colours were read as 8-bit; use TIFF to keep 16 bits"
-    assert np.abs(np.asarray(decode(file)).astype(float) - DEEP / 257).max() <= 1
+    if name.endswith("ppm"):
+        assert read_image(file).note == "16-bit colours were read as 8-bit; use TIFF to keep 16 bits"
+        assert np.abs(np.asarray(decode(file)).astype(float) - DEEP / 257).max() <= 1
 
 
 @pytest.mark.parametrize("header", [b"P5\n6 4\n65535\n", b"P5 6 4 4095\n"])
@@ -65,3 +87,11 @@ def test_8_bit_files_cause_no_note(tmp_path: Path) -> None:
         image.convert(mode).save(tmp_path / name)
         assert choose_reader([tmp_path / name], SeparateTestFolder()).notes == (), name
         assert read_image(tmp_path / name).note == "", name
+
+
+def test_a_jpeg_2000_file_without_pixels_causes_no_note_but_an_error(tmp_path: Path) -> None:
+    content = jpeg_2000("jp2")
+    at = content.index(b"jp2c")
+    (tmp_path / "a.jp2").write_bytes(content[: at - 4] + struct.pack(">I4s", 8, b"free"))
+    with pytest.raises(BadImage):
+        read_image(tmp_path / "a.jp2")

@@ -78,6 +78,8 @@ def to_pillow(pixels: NDArray[Any]) -> Image.Image:
 PNG_DEPTH_AT = 24  # position of the bit depth in a PNG header
 PNG_GREY_AND_ALPHA = 4  # a colour type in a PNG header
 BITS_PER_SAMPLE = 258  # TIFF tag
+START_OF_CODESTREAM, CODESTREAM_BOX = b"\xff\x4f\xff\x51", b"jp2c"  # in JPEG 2000 files
+BITS_AT = 42  # from the start of a codestream to the number of bits of its first channel
 
 
 def loses_bits(image: Image.Image, file: IO[bytes]) -> bool:
@@ -87,6 +89,9 @@ def loses_bits(image: Image.Image, file: IO[bytes]) -> bool:
     if image.format == "PNG":
         with _from_start(file):
             return file.read(PNG_DEPTH_AT + 1)[PNG_DEPTH_AT:] == b"\x10"
+    if image.format == "JPEG2000":
+        with _from_start(file):
+            return _jpeg_2000_bits(file) > 8
     if image.format == "PPM":
         largest = image.tile[0][3][-1]  # type: ignore[attr-defined]  # of 8 bits: the name of a mode
         return isinstance(largest, int) and largest > 255
@@ -108,6 +113,29 @@ def _from_start(file: IO[bytes]) -> Iterator[None]:
         yield
     finally:
         file.seek(position)
+
+
+def _jpeg_2000_bits(file: IO[bytes]) -> int:
+    """Return the bit depth of the first channel of a JPEG 2000 file; 0 if it is unknown."""
+    if file.read(4) != START_OF_CODESTREAM:  # the codestream is in a box
+        file.seek(0)
+        while True:
+            header = file.read(8)
+            if len(header) < 8:
+                return 0
+            length, kind = struct.unpack(">I4s", header)
+            read = 8
+            if length == 1:  # the length is stored in 64 bits
+                length, read = int.from_bytes(file.read(8), "big"), 16
+            if kind == CODESTREAM_BOX:
+                file.seek(4, 1)
+                break
+            if length < read:
+                return 0
+            file.seek(length - read, 1)
+    file.seek(BITS_AT - 4, 1)
+    stored = file.read(1)
+    return (stored[0] & 127) + 1 if stored else 0
 
 
 # Compressions of TIFF files that Pillow can decode.
