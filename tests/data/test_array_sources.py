@@ -110,7 +110,7 @@ def test_npz_finds_the_only_file_in_a_folder(tmp_path: Path) -> None:
         ({"x_train": np.zeros((6, 5, 4), dtype=np.int32)}, r"x_train is int32 of shape \[6, 5, 4\]; expected images"),
         (
             {"x_train": np.zeros((6, 5, 4, 65), dtype=np.uint8)},
-            r"shape \[6, 5, 4, 65\]; .* at most 64 channels",
+            r"x_train is uint8 of shape \[6, 5, 4, 65\]; .* at most 64 channels",
         ),
         ({"x_train": np.zeros((6, 3, 8, 8), dtype=np.uint8)}, r".*x_train\.transpose\(0, 2, 3, 1\)"),
         ({"x_train": np.zeros((6, 1, 96, 96), dtype=np.uint8)}, r".*x_train\.transpose\(0, 2, 3, 1\)"),

@@ -40,7 +40,7 @@ def test_the_launcher_names_a_slow_rank_and_then_the_one_that_is_stopped(tmp_pat
         *("rank-0.json.gz", "rank-1.json.gz", "summary.json", "summary.txt")
     }
     summary = (profile / "summary.txt").read_text()
-    assert "classifier: backward" in summary and "find out why rank 0 is slower" in summary
+    assert "time in the loop" in summary
 
 
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])

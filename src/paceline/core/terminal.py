@@ -72,8 +72,9 @@ class Patience:
     Short activities therefore print nothing, and long activities do not flood a log file.
     """
 
-    def __init__(self, first_seconds: float = FIRST_SECONDS) -> None:
-        self._seconds, self._printed_at = first_seconds, time.monotonic()
+    def __init__(self, first_seconds: float | None = None) -> None:
+        self._seconds = FIRST_SECONDS if first_seconds is None else first_seconds
+        self._printed_at = time.monotonic()
 
     def is_over(self) -> bool:
         """Return whether a line is due; if it is, the caller prints it and the next line is due later."""
