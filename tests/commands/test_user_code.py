@@ -264,8 +264,12 @@ def test_a_mistake_in_an_evaluator_is_reported_before_training(tmp_path: Path, r
             "label.astype(np.float32)",
             "'label' is a float32 array of shape []: return",
         ),
-        ("channels=1", "channels=3", "spec.channels is 3"),
-        (".astype(np.uint8)[..., None]", ".astype(np.uint8)[:, None]", "its channels come first"),
+        ("channels=1", "channels=3", "return a uint8 array of shape [height, width, 3]"),
+        (
+            ".astype(np.uint8)[..., None]",
+            ".astype(np.uint8)[:, None]",
+            "of shape [1, 16, 16]: return a uint8 array of shape [height, width, 1]",
+        ),
         ("label.astype(np.int64)", "(label + 1).astype(np.int64)", "a label is 2, but spec.num_classes is 2"),
     ],
 )

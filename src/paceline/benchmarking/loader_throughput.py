@@ -25,6 +25,7 @@ from paceline.data.loader import Loader, choose_loader
 from paceline.data.source import Source, sizes_of
 from paceline.data.stream import Stream, Tickets, check_crop, cropped
 from paceline.data.transforms import Augment
+from paceline.data.worker_pool import BATCHES_PER_WORKER
 from paceline.parallel.world import join
 from paceline.runs.provenance import LOADERS, identity, read_cached, store_cached
 
@@ -134,7 +135,7 @@ def _build(name: str, source: Source, device: torch.device, settings: RunSetting
 
 def _warmup_batches(loader: Loader) -> int:
     """Return the number of warm-up batches: enough that no prefetched batch is timed."""
-    return WARMUP_BATCHES + loader.batches_ahead
+    return WARMUP_BATCHES + BATCHES_PER_WORKER * loader.settings.workers
 
 
 def _requests(source: Source, batch_size: int) -> Iterator[Tickets]:
