@@ -100,7 +100,7 @@ def _compare(
         title,
         cells,
         command=f"{threads_prefix()}paceline {shlex.join(sys.argv[1:])}" if "compare" in sys.argv[1:2] else "",
-        step_ladders=measured.ladders_by_group(cells),
+        step_ladders=measured.ladders_by_run(cells),
         parity=measured.parity,
         not_measured=measured.missing,
     )

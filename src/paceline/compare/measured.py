@@ -25,7 +25,6 @@ from paceline.core.types import JsonObject
 from paceline.launch.child import Start, Stopped, failure_reason, run_paceline, start_process, to_arguments
 from paceline.launch.tasks import Task, run_in_processes
 from paceline.parallel.strategy import Strategy, strategy_name
-from paceline.report.groups import group_name
 from paceline.report.model import Cell, Parity, Run
 from paceline.report.reader import read_run
 from paceline.runs.finished_run import stages_of
@@ -228,10 +227,10 @@ class Measured:
         self.console.print(f"{words}: {outcome}", soft_wrap=True)
         return parsed
 
-    def ladders_by_group(self, cells: Sequence[Cell]) -> dict[str, StepLadder]:
-        """Return the step-time breakdowns, keyed by the group's name in the report."""
+    def ladders_by_run(self, cells: Sequence[Cell]) -> dict[str, StepLadder]:
+        """Return the step-time breakdowns, keyed by the run's folder."""
         return {
-            group_name(cell.run): self._ladders[cell.kind]
+            cell.run.folder: self._ladders[cell.kind]
             for cell in cells
             if cell.run is not None and cell.kind in self._ladders
         }

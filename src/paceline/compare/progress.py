@@ -16,9 +16,9 @@ from paceline.compare.cells import PlannedRun
 from paceline.core.files import read_json
 from paceline.core.terminal import Patience, end_activity, literal, open_screen
 from paceline.core.text import four_digits, print_line, wrapped
-from paceline.report.advice import is_share
 from paceline.report.build import write_report
 from paceline.report.model import Cell, Report
+from paceline.report.wording import is_share
 from paceline.runs.finished_run import stages_of
 from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import METRICS

@@ -192,9 +192,18 @@ class MetricsWriter:
 
 def read_metrics(folder: Path) -> list[MetricsLine]:
     """Return the lines of a run's metrics, skipping broken ones."""
-    rows = [row for line in read_metrics_file(folder).splitlines() if (row := parse_line(line)) is not None]
-    numbers = [{name: value for name, value in row.items() if _is_number(value)} for row in rows]
-    return [line for line, row in zip(numbers, rows, strict=True) if len(line) == len(row)]
+    return [row for row in read_rows(folder) if row is not None]
+
+
+def read_rows(folder: Path) -> list[MetricsLine | None]:
+    """Return every line of a run's metrics; None for a broken line."""
+    return list(map(_parse_numbers, read_metrics_file(folder).splitlines()))
+
+
+def _parse_numbers(line: bytes) -> MetricsLine | None:
+    row = parse_line(line) or {}
+    numbers = {name: value for name, value in row.items() if _is_number(value)}
+    return numbers if row and len(numbers) == len(row) else None
 
 
 def read_metrics_file(folder: Path) -> bytes:
