@@ -9,7 +9,7 @@ from typing import NamedTuple
 from markupsafe import Markup, escape
 
 from paceline.report.content import PARTS
-from paceline.report.model import Curve, Group, Point, Report, Run, Scaling
+from paceline.report.model import Curve, Group, Point, Report, Scaling
 from paceline.report.wording import is_share, metric_in_text
 
 NUM_TICKS = 5  # approximately
@@ -261,7 +261,6 @@ def _line_key(group: Group, scaling: Scaling) -> tuple[str, ...]:
 
 
 MAX_LOSSES = 2  # maximum number of loss terms to plot; more would add little
-MAX_POINTS = 120  # maximum number of points per curve in a plot
 AXES = {"images": Axis("training images", "images"), "seconds": Axis("training time, s", "s")}
 OVER = {"images": "over training images", "seconds": "over time"}
 
@@ -323,7 +322,7 @@ def _curves(report: Report, loss: str, axis: str) -> list[Series]:
     drawn = []
     for number, group in enumerate(report.groups.values()):
         runs = [report.runs[folder] for folder in group.runs]
-        found = [(run, _points(_curve(run, loss), axis, group)) for run in runs]
+        found = [(run, _points(run.losses[loss] if loss else run.selection_curve, axis, group)) for run in runs]
         curves = {run.seed: points for run, points in found if points}
         colour, several = group_colour(number), len(curves) > 1
         drawn += [
@@ -333,12 +332,6 @@ def _curves(report: Report, loss: str, axis: str) -> list[Series]:
         if several:
             drawn.append(Series(f"{group.label}, mean", _mean(list(curves.values())), colour))
     return drawn
-
-
-def _curve(run: Run, loss: str) -> Curve:
-    curve = run.losses[loss] if loss else run.selection_curve
-    step = -(-len(curve) // MAX_POINTS) or 1
-    return curve[::-1][::step][::-1]
 
 
 def _points(curve: Curve, axis: str, group: Group) -> list[tuple[float, float]]:

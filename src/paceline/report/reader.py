@@ -191,7 +191,7 @@ def read_profile(run: Path) -> str:
 
 
 MAX_PROFILE_BYTES = 2**16
-MAX_POINTS = 400  # maximum number of points per curve; more would not be visible
+MAX_POINTS = 150  # maximum number of points per curve; more would not be visible
 NOT_LOSSES = {"time", "lr", "ranks", "spread", "gpu", "host", "train", "validation", "test"}  # other groups of metrics
 LARGEST_VALUE = 1e300  # limit for numbers, because JSON can contain numbers that overflow a float
 TESTED_CHECKPOINT = "test/checkpoint_images"
