@@ -33,6 +33,7 @@ from paceline.data.transforms import to_eight_bits
 from paceline.images.grids import captioned, side_by_side, to_image
 from paceline.runs.provenance import versions_and_hardware
 from paceline.training.build import Parts, assemble
+from paceline.training.graph import eager_steps
 from paceline.training.loss_log import LossLog
 
 SMALL = {
@@ -89,7 +90,7 @@ def time_step(name: str, folder: Path, small: bool, assignments: list[str], repe
     parts.recipe.train()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    warmup = parts.strategy.eager_steps + 3 if device.type == "cuda" else 1
+    warmup = eager_steps(parts.strategy) + 3 if device.type == "cuda" else 1
     timing = measure(lambda: parts.run_step(next(steps)), device=device, warmup=warmup, repeats=repeats)
     batch = parts.feed.images_per_step
     row = {

@@ -28,7 +28,7 @@ from paceline.core.terminal import activity, open_screen
 from paceline.core.types import SettingValue
 from paceline.data.loader import Loader
 from paceline.launch.tasks import Task, run_in_processes
-from paceline.parallel.strategy import AUTO, Strategy
+from paceline.parallel.strategy import AUTO, Strategy, uses_one_device, why_unavailable
 from paceline.parallel.world import check_devices
 from paceline.runs.provenance import SELF_TEST, cache_file, identity, read_cached, store_cached, versions_and_hardware
 from paceline.runs.recipe import resolve_settings
@@ -113,13 +113,11 @@ def _findings() -> Iterator[Finding]:
 
 def _strategy(name: str, gpus: int) -> Finding:
     strategy = load_class("strategy", name, Strategy)
-    if not is_installed(strategy.package):
-        return Finding("strategy", name, False, missing(strategy.package, strategy.extra))
-    if strategy.cpu_obstacle and not gpus:
-        return Finding("strategy", name, False, strategy.cpu_obstacle)
+    if unavailable := why_unavailable(strategy, on_gpus=bool(gpus)):
+        return Finding("strategy", name, False, unavailable)
     if strategy.needs_processes:
         return Finding("strategy", name, True, f"{_count(gpus)}, nccl" if gpus else f"{os.cpu_count()} CPU cores, gloo")
-    return Finding("strategy", name, True, _count(min(gpus, strategy.max_devices or gpus)) if gpus else "CPU")
+    return Finding("strategy", name, True, _count(1 if uses_one_device(strategy) else gpus) if gpus else "CPU")
 
 
 def _loader(name: str) -> Finding:
@@ -175,7 +173,7 @@ def _strategies_to_verify(shares_a_gpu: bool) -> list[str]:
     comparable = [
         name
         for name, one in classes.items()
-        if one.needs_processes and not one.parity_obstacle and is_installed(one.package)
+        if one.needs_processes and not one.why_not("parity") and is_installed(one.package)
     ]
     return [AUTO["one device"], *comparable]
 

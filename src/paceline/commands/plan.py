@@ -29,7 +29,7 @@ from paceline.core.registry import load_classes
 from paceline.core.terminal import end_activity, open_screen
 from paceline.core.types import SettingValue
 from paceline.launch.tasks import Task, run_in_processes
-from paceline.parallel.strategy import AUTO, Strategy
+from paceline.parallel.strategy import AUTO, Strategy, uses_one_device
 from paceline.parallel.world import uses_cuda
 from paceline.training.memory_forecast import GIB, USABLE, DeviceMemory, Forecast, check_step_fits, forecast, gib
 from paceline.training.memory_trace import Kind
@@ -123,10 +123,9 @@ def _rows(found: Forecast, counts: Sequence[int], per_node: int) -> Iterator[Row
     """Yield each strategy with each number of devices that it can use and that the batch can be divided among."""
     strategies = sorted(load_classes("strategy", Strategy).items(), key=lambda item: item[1].complexity)
     for name, strategy in strategies:
-        limit = strategy.device_limit()
+        limit = 1 if uses_one_device(strategy) else max(counts) if strategy.needs_processes else per_node
         for devices in counts:
-            can_use = (limit is None or devices <= limit) and (strategy.needs_processes or devices <= per_node)
-            if can_use and found.can_divide(devices):
+            if devices <= limit and found.can_divide(devices):
                 yield Row(name, strategy, devices)
 
 
@@ -176,7 +175,7 @@ def _print_notes(console: Console, found: Forecast, rows: Sequence[Row], device_
 
 def _print_note_on_nodes(console: Console, rows: Sequence[Row], per_node: int) -> None:
     """Print which strategies cannot use devices on several hosts, because they run in one process."""
-    local = (row for row in rows if not row.strategy.needs_processes and row.strategy.device_limit() is None)
+    local = (row for row in rows if not row.strategy.needs_processes and not uses_one_device(row.strategy))
     for name in dict.fromkeys(row.name for row in local):
         what = f"{per_node} device{'s' * (per_node > 1)}"
         console.print(f"{name}: runs in one process, so it cannot use more than one node ({what})")
