@@ -24,7 +24,7 @@ from paceline.parallel.strategy import Strategy
 from paceline.parallel.world import World
 from paceline.runs import provenance
 from paceline.runs.provenance import SELF_TEST, cache_file, graph_obstacle
-from paceline.training.graph import RunStep
+from paceline.training.graph import RunStep, eager_steps
 from paceline.training.loss_log import Entry
 from paceline.training.step import Step
 
@@ -78,7 +78,7 @@ def test_a_strategy_that_needs_gpus_is_listed_as_unavailable_without_gpus(
     lines = capsys.readouterr().out.splitlines()
     for name, strategy in ((name, load_class("strategy", name, Strategy)) for name in names("strategy")):
         row = next(line for line in lines if re.match(rf"\W+strategy\W+{name}\W", line))
-        assert strategy.cpu_obstacle in row and (" no " if strategy.cpu_obstacle else " yes ") in row
+        assert strategy.why_not("cpu") in row and (" no " if strategy.why_not("cpu") else " yes ") in row
 
 
 def test_a_passed_self_test_allows_cuda_graphs_on_the_tested_gpus(save_self_test: Callable[[Any], None]) -> None:
@@ -129,7 +129,7 @@ class Wrong:
 
     def __call__(self, data: StepData) -> list[Entry]:
         self.calls += 1
-        return [] if self.calls == self.step.strategy.eager_steps + 4 else self.step(data)
+        return [] if self.calls == eager_steps(self.step.strategy) + 4 else self.step(data)
 
 
 def check(capture: Callable[[Step], RunStep]) -> ReplayCheck:

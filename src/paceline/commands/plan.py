@@ -33,7 +33,7 @@ from paceline.core.registry import load_classes
 from paceline.core.terminal import end_activity, open_screen
 from paceline.core.types import SettingValue
 from paceline.launch.tasks import Task
-from paceline.parallel.strategy import AUTO, Strategy
+from paceline.parallel.strategy import AUTO, Strategy, uses_one_device
 from paceline.parallel.world import uses_cuda
 from paceline.training.memory_forecast import GIB, USABLE, Forecast, check_step_fits, forecast, gib
 from paceline.training.memory_trace import Kind
@@ -101,10 +101,9 @@ def _rows(found: Forecast, counts: Sequence[int], per_node: int) -> Iterator[Row
     """Yield each strategy with each number of devices that it can use and that the batch can be divided among."""
     strategies = sorted(load_classes("strategy", Strategy).items(), key=lambda item: item[1].complexity)
     for name, strategy in strategies:
-        limit = strategy.device_limit()
+        limit = 1 if uses_one_device(strategy) else max(counts) if strategy.needs_processes else per_node
         for devices in counts:
-            can_use = (limit is None or devices <= limit) and (strategy.needs_processes or devices <= per_node)
-            if can_use and found.can_divide(devices):
+            if devices <= limit and found.can_divide(devices):
                 yield Row(name, strategy, devices)
 
 

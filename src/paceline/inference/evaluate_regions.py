@@ -61,9 +61,9 @@ class RegionEvaluation:
         """Raise UserError if the recipe cannot be evaluated by region."""
         self.recipe, self.source, self.world, self.precision = image_model.recipe, source, world, precision
         self.scale, self.pixels = self.recipe.output_scale, source.spec.pixel_format
-        evaluator_class = load_class("evaluator", self.recipe.evaluator, Evaluator)
+        evaluator_class = load_class("evaluator", self.recipe.evaluation.evaluator, Evaluator)
         if not issubclass(evaluator_class, MeasuredByRegion):
-            raise _unsupported(source, f"the evaluator {self.recipe.evaluator} needs whole images")
+            raise _unsupported(source, f"the evaluator {self.recipe.evaluation.evaluator} needs whole images")
         if self.recipe.window_px:
             raise _unsupported(source, "with batchnorm=instance, images are normalised in windows")
         case = Case(source, split, len(source), open_run, self.scale, by_region=True)
@@ -94,7 +94,7 @@ class RegionEvaluation:
                 evaluator.add_image(self._qualities(dict(zip(evaluator.compared, table, strict=True))))
         metrics = self.evaluator.results(self.world.sum(self.evaluator.sums()))
         texts = type(self.evaluator).texts(metrics, self.source.spec)
-        protocol = {**self.evaluator.protocol(), **self.recipe.conditions}
+        protocol = {**self.evaluator.protocol(), **self.recipe.evaluation.conditions}
         return SplitMetrics(
             metrics, protocol, (*self.evaluator.notes, _describe(divided), *dict.fromkeys(notes)), texts
         )

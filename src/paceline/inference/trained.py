@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from paceline.config.resolve import Config
-from paceline.contracts.recipe import DataSpec, Recipe
+from paceline.contracts.recipe import DataSpec, Recipe, single_networks
 from paceline.core.errors import NOT_FOUND, UserError
 from paceline.core.files import user_path
 from paceline.evaluation.contract import is_classifier
@@ -153,7 +153,7 @@ def networks_in(stored: StoredModel, recipe: Recipe) -> dict[str, nn.Module]:
     available = evaluated_values(stored.weights).keys()
     return {
         name: network
-        for name, network in recipe.single_networks.items()
+        for name, network in single_networks(recipe).items()
         if all(f"{name}.{key}" in available for key in network.state_dict())
     }
 
@@ -260,7 +260,7 @@ def _check_settings(stored: StoredModel, other: StoredModel, path: str, other_pa
             f"--interpolate-with {other_path}: its recipe is {names[1]!r}, but that of {path} is {names[0]!r}; "
             "use two models of the same recipe"
         )
-    for name in stored.recipe_class.settings_of_weights(stored.config.recipe):
+    for name in stored.recipe_class.weights.settings_to_match(stored.config.recipe):
         ours, theirs = (getattr(one.config.recipe, name) for one in (stored, other))
         if ours != theirs:
             raise UserError(

@@ -85,9 +85,8 @@ class DualGan(DcganRecipe):
         self.draws = {"noise": Draw((settings.nz,), "normal"), **self.augment.draws}
         if self.against == "random":
             self.draws["coin"] = Draw((), "uniform", common=True)
-        self.signals, self.scheduled = self.augment.signals, self.augment.scheduled
-        if self.against in PRIORITIES:
-            self.signals |= {"priority_1": 0.0, "priority_2": 0.0}
+        priorities = {"priority_1": 0.0, "priority_2": 0.0} if self.against in PRIORITIES else {}
+        self.signals = {**self.augment.signals, **priorities}
         self.phases = (
             Phase("generator", "generator"),
             Phase("discriminator_1", "discriminator_1"),

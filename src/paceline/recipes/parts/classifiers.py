@@ -186,15 +186,11 @@ class SelectedClassifier:
         """Return a module that scales images in [-1, 1] to the values that the network expects."""
         return InputScaling(*networks.input_statistics(self.choice), self.task.in_channels)
 
-    def published_weights(self) -> dict[str, Tensor]:
-        """Return the provider's weights, downloaded if necessary."""
-        return self._pretrained(None)
+    def pretrained_weights(self, tensors: dict[str, Tensor] | None) -> dict[str, Tensor]:
+        """Return the weights in a file of the provider or, for None, those that it published, which are downloaded.
 
-    def adopt_weights(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the weights in a file of the provider; raise UserError if they belong to a different network."""
-        return self._pretrained(tensors)
-
-    def _pretrained(self, tensors: dict[str, Tensor] | None) -> dict[str, Tensor]:
+        Raise UserError if they belong to a different network.
+        """
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(torch.initial_seed())  # the same seed on every rank, for a last layer that is new
             network = networks.make_pretrained(self.choice, self.task, tensors)
