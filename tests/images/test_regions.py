@@ -169,7 +169,7 @@ def test_a_file_resumes_after_any_number_of_parts(tmp_path: Path) -> None:
     form, blocks = PyramidFormat(HEIGHT, WIDTH, 3, "uint8", 64), blocks_of(HEIGHT, WIDTH, 128)
     whole = write(tmp_path / "whole.tif", PIXELS, form, blocks)
     finish(whole, "a")
-    killed = write(tmp_path / "killed.tif", PIXELS, form, blocks[:4])
+    killed = write(tmp_path / "killed.tif", PIXELS, form, blocks, last=4)
     killed.close()
     with (tmp_path / ".killed.tif.partial").open("ab") as file:
         file.write(b"half a tile")
@@ -200,7 +200,7 @@ def test_levels_that_are_incomplete_are_completed(tmp_path: Path) -> None:
 
 def test_a_damaged_part_and_another_purpose_are_not_resumed(tmp_path: Path) -> None:
     form, blocks = PyramidFormat(HEIGHT, WIDTH, 3, "uint8", 64), blocks_of(HEIGHT, WIDTH, 128)
-    write(tmp_path / "a.tif", PIXELS, form, blocks[:3]).close()
+    write(tmp_path / "a.tif", PIXELS, form, blocks, last=3).close()
     with (tmp_path / ".a.tif.partial").open("r+b") as file:
         content = file.read()
         file.seek(len(content) * 5 // 6)  # in the last of three equal blocks
