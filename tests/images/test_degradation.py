@@ -283,7 +283,7 @@ def test_each_image_of_a_batch_is_blurred_resized_and_made_noisy_in_its_own_orde
 
 
 def test_a_random_order_that_equals_the_fixed_order_has_the_same_result():
-    images = photographs(64, 80, torch.float64) / 127.5 - 1
+    images = photographs(32, 40, torch.float64) / 127.5 - 1
     noiseless = [dataclasses.replace(one, max_noise_sigma=0.0, max_poisson=0.0) for one in (FIRST, SECOND)]
     numbers = uniforms(3).double()
     order = (ORDERS.index("blur resize noise") + 0.5) / len(ORDERS)
@@ -316,16 +316,3 @@ def test_a_degraded_image_still_shows_the_original():
         for one, other in zip(low, small, strict=True)
     ]
     assert np.median(similar) > 0.9 and min(similar) > 0.5
-
-
-def test_weaker_settings_change_an_image_less():
-    images = photographs(64, 64) / 127.5 - 1
-    weak = [
-        dataclasses.replace(one, max_blur_sigma=0.3, max_noise_sigma=1.0, max_poisson=0.05, jpeg_quality=(95, 95))
-        for one in (FIRST, SECOND)
-    ]
-    numbers = uniforms(3, seed=2)
-    small = F.avg_pool2d(images, 2)
-    assert (degrade(images, numbers, 2, *weak) - small).abs().mean() < (
-        degrade(images, numbers, 2) - small
-    ).abs().mean()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -439,16 +439,17 @@ class Ome:
         try:
             pixels = ElementTree.fromstring(text).find(".//{*}Pixels")
         except ElementTree.ParseError:
-            return cls()
+            pixels = None
         if pixels is None:
             return cls()
         names = tuple(channel.get("Name", "") for channel in pixels.findall("{*}Channel"))
-        units = (pixels.get("PhysicalSizeXUnit", "µm"), pixels.get("PhysicalSizeYUnit", "µm"))
+        named = cls(names if all(names) else ())
         try:
             size = float(pixels.attrib["PhysicalSizeX"]), float(pixels.attrib["PhysicalSizeY"])
-            return cls(names if all(names) else (), size, units, int(pixels.attrib["SizeX"]))
+            units = (pixels.get("PhysicalSizeXUnit", "µm"), pixels.get("PhysicalSizeYUnit", "µm"))
+            return replace(named, pixel_size=size, units=units, width_px=int(pixels.attrib["SizeX"]))
         except (KeyError, ValueError):
-            return cls(names if all(names) else ())
+            return named
 
     def for_result(self, channels: int, width_px: int) -> dict[str, Any]:
         """Return the metadata of a result, as tifffile expects it; the pixels of an enlarged result are smaller."""
@@ -468,14 +469,6 @@ ROWS_AT_ONCE = 64  # rows that are divided by alpha at a time
 EXTRA_CHANNELS_IGNORED = "channels other than colours and transparency were ignored"
 
 
-class DeepColours(NamedTuple):
-    """A 16-bit colour image from a file, rotated upright."""
-
-    pixels: NDArray[np.uint16]  # shape [h, w, 3]
-    alpha: Image.Image | None
-    note: str
-
-
 def has_deep_colours(image: Image.Image) -> bool:
     """Return whether a file is a TIFF with 16-bit colours, in any colour space."""
     if image.format != "TIFF":
@@ -490,8 +483,11 @@ def has_extra_channels(image: Image.Image) -> bool:
     return is_rgb and image.tag_v2.get(SAMPLES_PER_PIXEL, 1) > COLOURS  # type: ignore[attr-defined]
 
 
-def read_deep_colours(path: Path, image: Image.Image) -> DeepColours | None:
-    """Return the first page of a TIFF if it is 16-bit RGB, else None; `image` is the same file opened by Pillow."""
+def read_deep_colours(path: Path, image: Image.Image) -> tuple[NDArray[np.uint16], Image.Image | None, str] | None:
+    """Return the pixels [h, w, 3] and alpha of the first page of a TIFF, with a note; None if it is not 16-bit RGB.
+
+    `image` is the same file opened by Pillow.
+    """
     try:
         with tifffile.TiffFile(path) as file:
             page = file.pages.first
@@ -507,13 +503,13 @@ def read_deep_colours(path: Path, image: Image.Image) -> DeepColours | None:
     array = turn(array, image.getexif().get(ORIENTATION, 1))
     pixels = np.ascontiguousarray(array[..., :COLOURS])
     if array.shape[-1] == COLOURS:
-        return DeepColours(pixels, None, "")
+        return pixels, None, ""
     if not extra or extra[0] not in (PREMULTIPLIED, STRAIGHT):
-        return DeepColours(pixels, None, EXTRA_CHANNELS_IGNORED)
+        return pixels, None, EXTRA_CHANNELS_IGNORED
     alpha = array[..., COLOURS]
     if extra[0] == PREMULTIPLIED:
         _divide(pixels, alpha)
-    return DeepColours(pixels, Image.fromarray((alpha >> 8).astype(np.uint8)), "")
+    return pixels, Image.fromarray((alpha >> 8).astype(np.uint8)), ""
 
 
 def write_deep_colours(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import IO, Any
 
 from PIL import Image, ImageFile
@@ -37,9 +38,8 @@ def check_length(image: Image.Image, file: IO[bytes]) -> None:
     most = MOST_PIXELS_PER_BYTE.get(image.format or "")
     if most is None or (image.format == "BMP" and image.info.get("compression") in BMP_RUN_LENGTHS):
         return
-    position = file.tell()
-    num_bytes = file.seek(0, 2)
-    file.seek(position)
+    with from_start(file):
+        num_bytes = file.seek(0, 2)
     width, height = _stored_size(image)
     if width * height > num_bytes * most:
         size = f"{width} × {height} pixels"
@@ -56,13 +56,23 @@ def _stored_size(image: Image.Image) -> tuple[int, int]:
 
 def check_checksums(image: Image.Image, file: IO[bytes]) -> None:
     """Raise an exception if a checksum in the file does not match; the file position is preserved."""
+    with from_start(file):
+        if image.format == "PNG":
+            _check_png(file)
+        elif image.format == "TIFF":
+            limit = image.width * image.height * MAX_BYTES_PER_PX + BYTES_AT_ONCE
+            _check_tiff(file, image.tag_v2, limit)  # type: ignore[attr-defined]
+
+
+@contextmanager
+def from_start(file: IO[bytes]) -> Iterator[None]:
+    """Seek to the start of a file, and restore the file position at the end of the `with` block."""
     position = file.tell()
-    if image.format == "PNG":
-        _check_png(file)
-    elif image.format == "TIFF":
-        limit = image.width * image.height * MAX_BYTES_PER_PX + BYTES_AT_ONCE
-        _check_tiff(file, image.tag_v2, limit)  # type: ignore[attr-defined]
-    file.seek(position)
+    file.seek(0)
+    try:
+        yield
+    finally:
+        file.seek(position)
 
 
 def _check_png(file: IO[bytes]) -> None:
@@ -104,17 +114,23 @@ def _check_tiff(file: IO[bytes], tags: Any, limit: int) -> None:
 
 
 def _check_deflate(stored: bytes, limit: int) -> int:
-    """Decompress at most `limit` bytes; return how much of the limit is left."""
-    stream, waiting = zlib.decompressobj(), stored
+    """Decompress at most about `limit` bytes; return how much of the limit is left."""
     try:
-        while waiting and not stream.eof and limit > 0:
-            limit -= len(stream.decompress(waiting, BYTES_AT_ONCE))
-            waiting = stream.unconsumed_tail
+        limit, is_complete = _expand(stored, limit)
     except zlib.error:
         raise ValueError("damaged: the checksum of the compressed pixels does not match") from None
-    if stored and not stream.eof and limit > 0:
+    if stored and not is_complete and limit >= 0:
         raise ValueError("image file is truncated: the compressed pixels have no end")
     return limit
+
+
+def _expand(stored: bytes, limit: int) -> tuple[int, bool]:
+    """Decompress until a limit in bytes is exceeded; return what is left of it, and whether the end was reached."""
+    stream, waiting = zlib.decompressobj(), stored
+    while waiting and not stream.eof and limit >= 0:
+        limit -= len(stream.decompress(waiting, BYTES_AT_ONCE))
+        waiting = stream.unconsumed_tail
+    return limit, stream.eof
 
 
 TIFF_SUFFIXES = (".tif", ".tiff", ".btf", ".tf8")  # the last two are BigTIFF
@@ -129,40 +145,37 @@ TRUNCATED = "image file is truncated"
 
 def is_tiff(file: IO[bytes]) -> bool:
     """Return whether a file starts like a TIFF; the file position is preserved."""
-    position = file.tell()
-    start = file.read(4)
-    file.seek(position)
-    return start in SIGNATURES
+    with from_start(file):
+        return file.read(4) in SIGNATURES
 
 
 def check_directories(file: IO[bytes]) -> None:
     """Raise ValueError unless all pages' directories and their values lie inside the file; the position is kept."""
-    position = file.tell()
-    size = file.seek(0, 2)
-    file.seek(0)
-    header = file.read(16)
-    order, big = ("<" if header[:1] == b"I" else ">"), header[2:4] in (b"+\0", b"\0+")
-    # The formats of an offset, of the number of entries, and of an entry: tag, type, number of values, value.
-    place, count, entry = (f"{order}{kind}" for kind in (("Q", "Q", "HHQQ") if big else ("I", "H", "HHII")))
-    inline_bytes = 8 if big else 4
-    start, visited = _number(header, 8 if big else 4, place), set[int]()
-    while start:
-        if start in visited or len(visited) >= MAX_PAGES:
-            raise ValueError("damaged: its list of pages does not end")
-        visited.add(start)
-        file.seek(start)
-        num_entries = _number(file.read(struct.calcsize(count)), 0, count)
-        content = file.read(min(num_entries, size) * struct.calcsize(entry))
-        if len(content) < num_entries * struct.calcsize(entry):
-            raise ValueError(TRUNCATED)
-        for tag, kind, num_values, value in struct.iter_unpack(entry, content):
-            if tag == IMAGE_DEPTH and value not in ONE_SLICE:
-                raise ValueError(HAS_SLICES)
-            num_bytes = num_values * BYTES_OF_TYPE.get(kind, 0)
-            if num_bytes > inline_bytes and value + num_bytes > size:
+    with from_start(file):
+        size = file.seek(0, 2)
+        file.seek(0)
+        header = file.read(16)
+        order, big = ("<" if header[:1] == b"I" else ">"), header[2:4] in (b"+\0", b"\0+")
+        # The formats of an offset, of the number of entries, and of an entry: tag, type, number of values, value.
+        place, count, entry = (f"{order}{kind}" for kind in (("Q", "Q", "HHQQ") if big else ("I", "H", "HHII")))
+        inline_bytes = 8 if big else 4
+        start, visited = _number(header, 8 if big else 4, place), set[int]()
+        while start:
+            if start in visited or len(visited) >= MAX_PAGES:
+                raise ValueError("damaged: its list of pages does not end")
+            visited.add(start)
+            file.seek(start)
+            num_entries = _number(file.read(struct.calcsize(count)), 0, count)
+            content = file.read(min(num_entries, size) * struct.calcsize(entry))
+            if len(content) < num_entries * struct.calcsize(entry):
                 raise ValueError(TRUNCATED)
-        start = _number(file.read(struct.calcsize(place)), 0, place)
-    file.seek(position)
+            for tag, kind, num_values, value in struct.iter_unpack(entry, content):
+                if tag == IMAGE_DEPTH and value not in ONE_SLICE:
+                    raise ValueError(HAS_SLICES)
+                num_bytes = num_values * BYTES_OF_TYPE.get(kind, 0)
+                if num_bytes > inline_bytes and value + num_bytes > size:
+                    raise ValueError(TRUNCATED)
+            start = _number(file.read(struct.calcsize(place)), 0, place)
 
 
 def check_expansion(file: IO[bytes], segments: Iterable[tuple[int, int]], limit: int) -> None:
@@ -172,12 +185,9 @@ def check_expansion(file: IO[bytes], segments: Iterable[tuple[int, int]], limit:
     """
     for offset, length in segments:
         file.seek(offset)
-        stream, waiting = zlib.decompressobj(), file.read(length)
-        while waiting and not stream.eof:
-            limit -= len(stream.decompress(waiting, BYTES_AT_ONCE))
-            if limit < 0:
-                raise ValueError("damaged: its compressed pixels expand to more than the size of the image")
-            waiting = stream.unconsumed_tail
+        limit, _ = _expand(file.read(length), limit)
+        if limit < 0:
+            raise ValueError("damaged: its compressed pixels expand to more than the size of the image")
 
 
 def _number(content: bytes, at: int, form: str) -> int:

@@ -8,6 +8,7 @@ import re
 import threading
 import zlib
 from collections import OrderedDict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -169,6 +170,14 @@ def grid_of(page: Any) -> tuple[int, int, int, int]:
     return height, width, -(-page.imagewidth // width), -(-page.imagelength // height)
 
 
+def segments_in(page: Any, box: Box) -> Iterator[tuple[int, Box]]:
+    """Yield the index and the rectangle of each tile or strip that has a part of a box, in the first plane."""
+    height, width, across, _ = grid_of(page)
+    for row in range(box.top // height, (box.bottom - 1) // height + 1):
+        for column in range(box.left // width, (box.right - 1) // width + 1):
+            yield row * across + column, Box(row * height, column * width, height, width)
+
+
 def microns_per_px(file: Any, page: Any) -> float:
     """Return the size of a square pixel at full resolution; 0 if it is unknown."""
     stated = re.search(r"MPP\s*=\s*([\d.]+)", page.description) if page.is_svs else None
@@ -260,10 +269,8 @@ class TiffImage(RegionImage):
     def check_ends(self, level: int, box: Box) -> None:
         """Raise BadImage if a JPEG tile of a region has no end, without decoding it; other decoders may accept it."""
         for page in self._pages[level]:
-            height, width, across, _ = grid_of(page)
-            for row in range(box.top // height, (box.bottom - 1) // height + 1):
-                for column in range(box.left // width, (box.right - 1) // width + 1):
-                    self._check_end(page, row * across + column)
+            for index, _ in segments_in(page, box):
+                self._check_end(page, index)
 
     def close(self) -> None:
         """Close the file."""
@@ -271,21 +278,19 @@ class TiffImage(RegionImage):
         os.close(self._descriptor)
 
     def _read_page(self, level: int, number: int, page: Any, box: Box, region: Pixels) -> None:
-        height, width, across, down = grid_of(page)
         separate = page.planarconfig == 2 and page.samplesperpixel > 1
-        for row in range(box.top // height, (box.bottom - 1) // height + 1):
-            for column in range(box.left // width, (box.right - 1) // width + 1):
-                segment = Box(row * height, column * width, height, width)
-                shared = box.intersection(segment)
-                inside, target = shared.moved_from(segment).slices, shared.moved_from(box).slices
-                for plane in range(self._kept if separate else 1):
-                    index = plane * across * down + row * across + column
-                    if is_read_by_row(page):
-                        part = self._read_rows(page, index, *inside)
-                    else:
-                        part = self._segment(level, number, page, index)[inside]
-                    samples = slice(plane, plane + 1) if separate else slice(0, self._kept)
-                    region[*target, samples] = part if separate else part[..., : self._kept]
+        _, _, across, down = grid_of(page)
+        for first, segment in segments_in(page, box):
+            shared = box.intersection(segment)
+            inside, target = shared.moved_from(segment).slices, shared.moved_from(box).slices
+            for plane in range(self._kept if separate else 1):
+                index = plane * across * down + first
+                if is_read_by_row(page):
+                    part = self._read_rows(page, index, *inside)
+                else:
+                    part = self._segment(level, number, page, index)[inside]
+                samples = slice(plane, plane + 1) if separate else slice(0, self._kept)
+                region[*target, samples] = part if separate else part[..., : self._kept]
 
     def _read_rows(self, page: Any, index: int, rows: slice, columns: slice) -> Pixels:
         """Return a part of an uncompressed strip, [h, w, samples]; only these pixels are read."""
