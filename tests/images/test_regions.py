@@ -315,7 +315,7 @@ def test_planes_in_other_files_of_an_ome_tiff_are_reported(tmp_path: Path) -> No
 
 
 def test_a_list_of_pages_above_the_limit_is_rejected(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("paceline.images.integrity.MAX_PAGES", 3)
+    monkeypatch.setattr("paceline.images.tiff.MAX_PAGES", 3)
     tifffile.imwrite(tmp_path / "a.tif", np.zeros((4, 16, 16), np.uint8), photometric="minisblack", metadata=None)
     with pytest.raises(BadImage, match="list of pages"):
         open_region_image(tmp_path / "a.tif")

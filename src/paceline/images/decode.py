@@ -21,7 +21,25 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from paceline.config.settings import RunSettings
 from paceline.core.errors import UserError
 from paceline.core.host import free_host_bytes
-from paceline.images.integrity import HAS_SLICES, IMAGE_DEPTH, check_length, from_start, is_tiff, load_undamaged
+from paceline.images.integrity import check_length, load_undamaged
+from paceline.images.tiff import (
+    BITS_PER_SAMPLE,
+    EXTRA_SAMPLES,
+    HAS_SLICES,
+    HEIGHT,
+    IMAGE_DEPTH,
+    ORIENTATION,
+    PHOTOMETRIC,
+    PLANES,
+    PREMULTIPLIED,
+    SAMPLE_FORMAT,
+    SEPARATE,
+    SIGNED,
+    WHITE_IS_ZERO,
+    WIDTH,
+    from_start,
+    is_tiff,
+)
 
 FORMATS = (
     *("JPEG", "MPO", "PNG", "WEBP", "AVIF", "JPEG2000", "TIFF", "GIF", "BMP", "QOI", "PPM"),
@@ -77,7 +95,6 @@ def to_pillow(pixels: NDArray[Any]) -> Image.Image:
 
 PNG_DEPTH_AT = 24  # position of the bit depth in a PNG header
 PNG_GREY_AND_ALPHA = 4  # a colour type in a PNG header
-BITS_PER_SAMPLE = 258  # TIFF tag
 START_OF_CODESTREAM = b"\xff\x4f\xff\x51"  # in JPEG 2000 files
 BITS_AT = 38  # the position after it of the number of bits of the first channel
 
@@ -199,10 +216,8 @@ def _is_huge(image: Image.Image) -> bool:
 warnings.filterwarnings("ignore", module=r"PIL\.")
 logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # hides messages about damaged metadata
 ANIMATED_FORMATS = ("GIF", "PNG", "WEBP", "AVIF")  # in other formats, several images in a file are pages or previews
-ORIENTATION, SIDEWAYS = 0x0112, (5, 6, 7, 8)  # EXIF tag, and the values that swap height and width
+SIDEWAYS = (5, 6, 7, 8)  # values of ORIENTATION, in TIFF tags and EXIF, that swap height and width
 TURNED = (2, 3, 4, *SIDEWAYS)  # values of ORIENTATION for images that are not upright
-WIDTH, HEIGHT, PHOTOMETRIC, PLANES, EXTRA_SAMPLES, SAMPLE_FORMAT = 256, 257, 262, 284, 338, 339
-WHITE_IS_ZERO, SEPARATE, PREMULTIPLIED, SIGNED = 0, 2, 1, 2  # values of these TIFF tags, except the first three
 WHITE_16 = 65535  # the value of white in 16-bit images
 
 

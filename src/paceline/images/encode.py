@@ -51,8 +51,9 @@ from paceline.images.deep import (
     write_deep_colours,
     write_planes,
 )
-from paceline.images.integrity import TIFF_SUFFIXES, check_checksums, load_undamaged
+from paceline.images.integrity import check_checksums, load_undamaged
 from paceline.images.regions.open_image import can_be_read_by_region
+from paceline.images.tiff import TIFF_SUFFIXES
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 COLOUR_TYPES = {1: 0, 2: 4, 3: 2, 4: 6}  # by number of channels: grey, grey and alpha, RGB, RGBA

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 
 from paceline.images.decode import PIXEL_LIMIT, BadImage, decode_full_depth, memory_limit, unlimited
-from paceline.images.integrity import TIFF_SUFFIXES
 from paceline.images.readers import image_size
 from paceline.images.rectangles import Box
 from paceline.images.regions.region_image import Level, Pixels, RegionFormat, RegionImage
 from paceline.images.regions.tiff_image import TiffImage, is_small_tiff
+from paceline.images.tiff import TIFF_SUFFIXES
 
 
 class WholeImage(RegionImage):

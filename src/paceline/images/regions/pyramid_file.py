@@ -30,6 +30,7 @@ from paceline.core.ordered_map import num_cores, ordered_map
 from paceline.core.text import printable
 from paceline.core.types import JsonObject
 from paceline.images.rectangles import Box
+from paceline.images.tiff import DEFLATE, GREY, HORIZONTAL, RGB
 
 RECORD = struct.Struct("<IIB")
 BYTES_AT_ONCE = 1 << 24
@@ -200,8 +201,7 @@ def encode_header(first: int) -> bytes:
 
 
 SMALLEST_LEVEL_PX = 1024  # levels are added until both sides are at most this long
-DEFLATE, HORIZONTAL, CENTIMETRE = 8, 2, 3  # values of TIFF tags
-GREY, RGB = 1, 2
+CENTIMETRE = 3  # a unit of resolution
 ORDER = "levels grow together"  # of the tiles; a file that was started with another order is not resumed
 
 Pixels = NDArray[Any]  # uint8 or uint16 [h, w, c]
@@ -374,7 +374,7 @@ class PyramidFile:
             256: (LONG, [width]),
             257: (LONG, [height]),
             258: (SHORT, [depth] * form.channels),
-            259: (SHORT, [DEFLATE]),
+            259: (SHORT, [DEFLATE[0]]),
             262: (SHORT, [RGB if form.channels >= 3 else GREY]),
             277: (SHORT, [form.channels]),
             284: (SHORT, [1]),

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tifffile
 
-from paceline.images.decode import ORIENTATION, PILLOW_COMPRESSIONS, PIXEL_LIMIT, PREMULTIPLIED, BadImage, reason_of
+from paceline.images.decode import PILLOW_COMPRESSIONS, PIXEL_LIMIT, BadImage, reason_of
 from paceline.images.deep import (
     EXTRA_CHANNELS_IGNORED,
     GREY_AND_RGB,
@@ -24,16 +24,31 @@ from paceline.images.deep import (
     check_colours,
     first_series,
 )
-from paceline.images.integrity import DEFLATE, END_OF_JPEG, JPEG, TIFF_HEADER_BYTES, check_directories, is_tiff
 from paceline.images.rectangles import Box
 from paceline.images.regions.region_image import Level, Pixels, RegionFormat, RegionImage
+from paceline.images.tiff import (
+    ALPHA,
+    DEFLATE,
+    END_OF_JPEG,
+    FLOAT_PREDICTOR,
+    GREY,
+    HORIZONTAL,
+    JPEG,
+    NO_PREDICTOR,
+    NONE,
+    OLD_JPEG,
+    ORIENTATION,
+    PREMULTIPLIED,
+    RGB,
+    TIFF_HEADER_BYTES,
+    YCBCR,
+    check_directories,
+    is_tiff,
+)
 
 LARGEST_SEGMENT_BYTES = 256 << 20  # of a decoded tile or strip
 LARGEST_WHOLE_STRIP_BYTES = 16 << 20  # of an uncompressed strip; from larger ones, only the requested rows are read
 LARGEST_CHANNELS = 64
-NONE = 1  # value of the TIFF tag Compression
-OLD_JPEG = 6
-JPEGS = (OLD_JPEG, JPEG)
 # The largest plausible ratio of decoded bytes to stored bytes, by compression. If the size in a header implies a larger
 # ratio, the header is damaged. Except for NONE, these are the largest possible ratios, rounded up (5: LZW; 32773:
 # PackBits; 34925: LZMA; 34926 and 50000: Zstandard). Compressions that are not listed have no limit. The ratio for NONE
@@ -42,9 +57,6 @@ MOST_EXPANSION = {
     **{NONE: 16, 5: 2048, JPEG: 2048, 32773: 64, 34925: 1 << 16, 34926: 1 << 16, 50000: 1 << 16},
     **dict.fromkeys(DEFLATE, 2048),
 }
-NO_PREDICTOR, HORIZONTAL = 1, 2
-GREY, RGB, YCBCR = 1, 2, 6  # values of the TIFF tag PhotometricInterpretation
-ALPHA = (1, 2)  # values of the TIFF tag ExtraSamples
 MICRONS_PER_UNIT = {2: 25_400.0, 3: 10_000.0}  # values of the TIFF tag ResolutionUnit: inch, centimetre
 
 
@@ -85,6 +97,7 @@ def samples_of(page: Any, channels: int) -> Samples:
 def check_page(page: Any, found: RegionFormat) -> None:
     """Raise BadImage for pixels that are not supported."""
     is_plain = page.compression == NONE or page.compression in DEFLATE
+    predictors = (NO_PREDICTOR, HORIZONTAL) if is_plain else (NO_PREDICTOR, HORIZONTAL, FLOAT_PREDICTOR)
     problems = {
         f"{found.dtype} pixels": found.dtype not in (np.uint8, np.uint16),
         f"{page.bitspersample}-bit pixels": page.bitspersample not in (8, 16),
@@ -92,13 +105,14 @@ def check_page(page: Any, found: RegionFormat) -> None:
             page.photometric not in (GREY, RGB, YCBCR)
         ),
         # Other decoders do not convert to RGB.
-        "YCbCr colours that are not stored as JPEG": page.photometric == YCBCR and page.compression not in JPEGS,
+        "YCbCr colours that are not stored as JPEG": page.photometric == YCBCR
+        and page.compression not in (OLD_JPEG, JPEG),
         # Without it, the colours are too dark.
         "premultiplied transparency": found.has_alpha and page.extrasamples[0] == PREMULTIPLIED,
         "pixels whose bits are in reverse order": page.fillorder != 1 and is_plain,
         "rotated pixels": page.tags.valueof(ORIENTATION, 1) not in (0, 1),
         f"{found.channels} channels": not 1 <= found.channels <= LARGEST_CHANNELS,
-        f"predictor {page.predictor}": page.predictor not in (NO_PREDICTOR, HORIZONTAL, *(() if is_plain else (3,))),
+        f"predictor {page.predictor}": page.predictor not in predictors,
     }
     for what, is_wrong in problems.items():
         if is_wrong:
