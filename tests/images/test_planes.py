@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from paceline.config.flags import SeparateTestFolder
-from paceline.contracts.data_spec import DataSpec, PixelFormat
+from paceline.contracts.data_spec import PixelFormat
 from paceline.core.errors import UserError
 from paceline.data.stream import to_pixels
 from paceline.images.decode import BadImage
@@ -323,8 +323,8 @@ def test_white_stays_white_between_8_and_16_bits() -> None:
 
 def test_resizing_many_channels_equals_resizing_each_channel() -> None:
     pixels = np.moveaxis(PLANES, 0, -1)
-    whole = DeepImage(pixels).squared(6, SIXTEEN_BITS).pixels
-    each = [DeepImage(pixels[..., channel : channel + 1]).squared(6, SIXTEEN_BITS).pixels for channel in range(5)]
+    whole = DeepImage(pixels).fitted(6, 6, SIXTEEN_BITS).pixels
+    each = [DeepImage(pixels[..., channel : channel + 1]).fitted(6, 6, SIXTEEN_BITS).pixels for channel in range(5)]
     assert whole.shape == (6, 6, 5) and np.array_equal(whole, np.concatenate(each, axis=-1))
 
 
@@ -345,7 +345,7 @@ def write_pages(file: Path, *levels: int, mode: str = "L") -> Path:
 def test_training_and_inference_read_three_pages_as_the_same_colours(tmp_path: Path) -> None:
     file = write_pages(tmp_path / "a.tif", 10, 20, 30)
     trained = choose_reader([file], SeparateTestFolder()).reader
-    assert trained == make_reader(DataSpec(3, 8, 8))
+    assert trained == make_reader(3, PixelFormat())
     assert trained.arrange(trained.decode(file), 4)[0, 0].tolist() == [10, 20, 30]
     assert read_image(file, 3).pixels[0, 0].tolist() == [10, 20, 30]
     grey = choose_reader([file], SeparateTestFolder(channels=1)).reader

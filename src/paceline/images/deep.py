@@ -353,11 +353,7 @@ class DeepImage:
         if channels == images.shape[-1] and (not side or side == images.shape[1] == images.shape[2]):
             return np.ascontiguousarray(images)
         arranged = (cls(image).with_channels(channels) for image in images)
-        return np.stack([(image.squared(side, pixels) if side else image).pixels for image in arranged])
-
-    def squared(self, side: int, pixels: PixelFormat) -> DeepImage:
-        """Centre-crop a square and resize it (bicubic); values stay within the range of the format."""
-        return self.fitted(side, side, pixels)
+        return np.stack([image.fitted(side, side, pixels).pixels for image in arranged])
 
     def fitted(self, height: int, width: int, pixels: PixelFormat) -> DeepImage:
         """Centre-crop to a shape and resize (bicubic); values stay within the range. If a side is 0, keep the size."""
