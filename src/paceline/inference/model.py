@@ -241,7 +241,7 @@ class Model:
     @property
     def reader(self) -> ImageReader:
         """Reads image files as the model needs them."""
-        return make_reader(self.spec)
+        return make_reader(self.spec.channels, self.spec.pixel_format)
 
     @torch.no_grad()
     def predict(self, images: Images) -> Tensor:
