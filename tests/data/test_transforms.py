@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import permutations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -132,6 +133,16 @@ def test_colours_are_put_in_the_order_that_the_random_number_selects() -> None:
     assert image.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_swapping_the_colours_of_grey_images_is_rejected() -> None:
-    with pytest.raises(UserError, match="swap_colours=on"):
-        Augment.from_settings(RunSettings(swap_colours="on"), DataSpec(1, 32, 32))
+@pytest.mark.parametrize(
+    ("settings", "spec", "message"),
+    [
+        ({"swap_colours": "on"}, DataSpec(1, 32, 32), "swap_colours=on"),
+        ({"rot90": "on"}, DataSpec(3, 4, 5), "rot90=on: needs square images, not 5×4"),
+        ({"pad_crop": 4, "crop": 8}, DataSpec(3, 8, 8), "pad_crop=4"),
+    ],
+)
+def test_augmentations_that_do_not_fit_the_images_are_rejected(
+    settings: dict[str, Any], spec: DataSpec, message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        Augment.from_settings(RunSettings(**settings), spec)
