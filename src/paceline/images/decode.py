@@ -21,25 +21,8 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from paceline.config.settings import RunSettings
 from paceline.core.errors import UserError
 from paceline.core.host import free_host_bytes
+from paceline.images import tiff
 from paceline.images.integrity import check_length, load_undamaged
-from paceline.images.tiff import (
-    BITS_PER_SAMPLE,
-    EXTRA_SAMPLES,
-    HAS_SLICES,
-    HEIGHT,
-    IMAGE_DEPTH,
-    ORIENTATION,
-    PHOTOMETRIC,
-    PLANES,
-    PREMULTIPLIED,
-    SAMPLE_FORMAT,
-    SEPARATE,
-    SIGNED,
-    WHITE_IS_ZERO,
-    WIDTH,
-    from_start,
-    is_tiff,
-)
 
 FORMATS = (
     *("JPEG", "MPO", "PNG", "WEBP", "AVIF", "JPEG2000", "TIFF", "GIF", "BMP", "QOI", "PPM"),
@@ -104,21 +87,21 @@ def loses_bits(image: Image.Image, file: IO[bytes]) -> bool:
     if image.mode in (*SIXTEEN_BIT_MODES, *UNBOUNDED_MODES):
         return False
     if image.format == "PNG":
-        with from_start(file):
+        with tiff.from_start(file):
             return file.read(PNG_DEPTH_AT + 1)[PNG_DEPTH_AT:] == b"\x10"
     if image.format == "JPEG2000":
-        with from_start(file):
+        with tiff.from_start(file):
             codestream = file.read().partition(START_OF_CODESTREAM)[2]
         return len(codestream) > BITS_AT and codestream[BITS_AT] & 127 >= 8  # the number of bits less one
     if image.format == "PPM":
         largest = image.tile[0][3][-1]  # type: ignore[attr-defined]  # of 8 bits: the name of a mode
         return isinstance(largest, int) and largest > 255
-    return any(bits > 8 for bits in _tiff_tags(image).get(BITS_PER_SAMPLE, ()))
+    return any(bits > 8 for bits in _tiff_tags(image).get(tiff.BITS_PER_SAMPLE, ()))
 
 
 def png_colour_type(file: IO[bytes]) -> int:
     """Return the colour type in a PNG's header; the file position is preserved."""
-    with from_start(file):
+    with tiff.from_start(file):
         return file.read(PNG_DEPTH_AT + 2)[-1]
 
 
@@ -278,10 +261,10 @@ def upright_size(path: Path | bytes, *, full_depth: bool = False, limit: SizeLim
         if full_depth:
             _check_depth(image, file)
         tags = _tiff_tags(image)  # some versions of Pillow have already swapped the sides of a rotated TIFF
-        height, width = tags.get(HEIGHT, image.height), tags.get(WIDTH, image.width)
+        height, width = tags.get(tiff.HEIGHT, image.height), tags.get(tiff.WIDTH, image.width)
         # Call getexif() of the base class, because PNG's getexif() decodes the entire file. As a result, EXIF metadata
         # at the end of a PNG is ignored.
-        turned = Image.Image.getexif(image).get(ORIENTATION) in SIDEWAYS
+        turned = Image.Image.getexif(image).get(tiff.ORIENTATION) in SIDEWAYS
         return (width, height) if turned else (height, width)
 
 
@@ -295,7 +278,7 @@ def decode(path: Path | bytes, limit: SizeLimit = pixel_limit) -> Image.Image:
 def decode_unless_tiff(path: Path | bytes) -> Image.Image | None:
     """Decode a file like `decode`, but return None if it is a TIFF; the file is opened only once."""
     with reporting(path), open_file(path) as file:
-        if is_tiff(file):
+        if tiff.is_tiff(file):
             return None
         with _accepted(file, pixel_limit) as image:
             load_undamaged(image, file)
@@ -345,19 +328,19 @@ def turn_upright(image: Image.Image) -> Image.Image:
     if _is_deep_pgm(image):
         return Image.fromarray(np.asarray(image).astype(np.uint16))
     tags = _tiff_tags(image)
-    if SIGNED in tags.get(SAMPLE_FORMAT, ()) and image.mode not in UNBOUNDED_MODES:
+    if tiff.SIGNED in tags.get(tiff.SAMPLE_FORMAT, ()) and image.mode not in UNBOUNDED_MODES:
         # Pillow reads signed values as unsigned ones, so that negative values become bright.
         raise BadImage("signed pixels have no defined white level; save the image as uint8 or uint16")
-    bits = max(tags.get(BITS_PER_SAMPLE, (8,)))
-    in_planes = tags.get(PLANES) == SEPARATE and len(image.getbands()) > 1
+    bits = max(tags.get(tiff.BITS_PER_SAMPLE, (8,)))
+    in_planes = tags.get(tiff.PLANES) == tiff.SEPARATE and len(image.getbands()) > 1
     if bits > 8 and in_planes and image.info.get("compression") == "raw":
         # Pillow would decode these pixels incorrectly.
         raise BadImage(
             f"{bits}-bit colours in separate planes are not supported; save the image with interleaved channels"
         )
     image.load()
-    upright = ImageOps.exif_transpose(image) if image.getexif().get(ORIENTATION) in TURNED else image
-    negative = tags.get(PHOTOMETRIC) == WHITE_IS_ZERO
+    upright = ImageOps.exif_transpose(image) if image.getexif().get(tiff.ORIENTATION) in TURNED else image
+    negative = tags.get(tiff.PHOTOMETRIC) == tiff.WHITE_IS_ZERO
     if upright.mode not in SIXTEEN_BIT_MODES or not (negative or 8 < bits < 16):
         return upright
     values = np.asarray(upright).astype(np.uint32) * WHITE_16 // (2**bits - 1)
@@ -429,10 +412,10 @@ def _check_still(image: Image.Image) -> None:
 
 def _check_planes(image: Image.Image) -> None:
     tags = _tiff_tags(image)
-    if tags.get(IMAGE_DEPTH, 1) != 1:
-        raise BadImage(HAS_SLICES)
-    in_planes = tags.get(PLANES) == SEPARATE and image.info.get("compression") == "raw"
-    if in_planes and image.mode == "RGBA" and PREMULTIPLIED in tags.get(EXTRA_SAMPLES, ()):
+    if tags.get(tiff.IMAGE_DEPTH, 1) != 1:
+        raise BadImage(tiff.HAS_SLICES)
+    in_planes = tags.get(tiff.PLANES) == tiff.SEPARATE and image.info.get("compression") == "raw"
+    if in_planes and image.mode == "RGBA" and tiff.PREMULTIPLIED in tags.get(tiff.EXTRA_SAMPLES, ()):
         raise BadImage(
             "premultiplied transparency in separate planes is not supported; save the image with interleaved channels"
         )

@@ -8,16 +8,7 @@ from typing import IO, Any
 
 from PIL import Image, ImageFile
 
-from paceline.images.tiff import (
-    BYTES_AT_ONCE,
-    COMPRESSION,
-    DEFLATE,
-    END_OF_JPEG,
-    JPEG,
-    TIFF_HEADER_BYTES,
-    expand,
-    from_start,
-)
+from paceline.images import tiff
 
 PNG_SIGNATURE_BYTES = 8
 BMP_RUN_LENGTHS = (1, 2)  # compressions of BMP files that may leave out any number of pixels
@@ -43,7 +34,7 @@ def check_length(image: Image.Image, file: IO[bytes]) -> None:
     most = MOST_PIXELS_PER_BYTE.get(image.format or "")
     if most is None or (image.format == "BMP" and image.info.get("compression") in BMP_RUN_LENGTHS):
         return
-    with from_start(file):
+    with tiff.from_start(file):
         num_bytes = file.seek(0, 2)
     width, height = _stored_size(image)
     if width * height > num_bytes * most:
@@ -61,11 +52,11 @@ def _stored_size(image: Image.Image) -> tuple[int, int]:
 
 def check_checksums(image: Image.Image, file: IO[bytes]) -> None:
     """Raise an exception if a checksum in the file does not match; the file position is preserved."""
-    with from_start(file):
+    with tiff.from_start(file):
         if image.format == "PNG":
             _check_png(file)
         elif image.format == "TIFF":
-            limit = image.width * image.height * MAX_BYTES_PER_PX + BYTES_AT_ONCE
+            limit = image.width * image.height * MAX_BYTES_PER_PX + tiff.BYTES_AT_ONCE
             _check_tiff(file, image.tag_v2, limit)  # type: ignore[attr-defined]
 
 
@@ -79,7 +70,7 @@ def _check_png(file: IO[bytes]) -> None:
         left, kind = struct.unpack(">I4s", header)
         checksum = zlib.crc32(kind)
         while left:
-            content = file.read(min(left, BYTES_AT_ONCE))
+            content = file.read(min(left, tiff.BYTES_AT_ONCE))
             if not content:
                 raise ValueError("image file is truncated")
             checksum, left = zlib.crc32(content, checksum), left - len(content)
@@ -92,25 +83,25 @@ def _check_tiff(file: IO[bytes], tags: Any, limit: int) -> None:
 
     At most `limit` bytes are decompressed, since a small file can expand to a huge size.
     """
-    compression = tags.get(COMPRESSION)
+    compression = tags.get(tiff.COMPRESSION)
     for offset_tag, length_tag in SEGMENTS:
         for offset, length in zip(tags.get(offset_tag, ()), tags.get(length_tag, ()), strict=False):
-            if length and offset < TIFF_HEADER_BYTES:
+            if length and offset < tiff.TIFF_HEADER_BYTES:
                 raise ValueError("damaged: the pixels start inside the header of the file")
-            if compression not in (*DEFLATE, JPEG):
+            if compression not in (*tiff.DEFLATE, tiff.JPEG):
                 continue
             file.seek(offset)
             stored = file.read(length)
-            if compression in DEFLATE:
+            if compression in tiff.DEFLATE:
                 limit = _check_deflate(stored, limit)
-            elif stored and END_OF_JPEG not in stored:
+            elif stored and tiff.END_OF_JPEG not in stored:
                 raise ValueError("image file is truncated: the compressed pixels have no end")
 
 
 def _check_deflate(stored: bytes, limit: int) -> int:
     """Decompress at most about `limit` bytes; return how much of the limit is left."""
     try:
-        limit, is_complete = expand(stored, limit)
+        limit, is_complete = tiff.expand(stored, limit)
     except zlib.error:
         raise ValueError("damaged: the checksum of the compressed pixels does not match") from None
     if stored and not is_complete and limit >= 0:
