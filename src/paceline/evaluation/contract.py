@@ -68,7 +68,7 @@ class Case:
 class Evaluator:
     """Computes metrics from predictions. Subclass it in a separate file.
 
-    The file name is the name of the evaluator; a recipe selects it with `Recipe.evaluator`. Implement `update`, `sums`
+    The file name is the name of the evaluator; a recipe selects it with `Recipe.evaluation`. Implement `update`, `sums`
     and `results`. The sums are added across ranks before they are passed to `results`, so a metric does not depend on
     the number of devices.
 
@@ -103,11 +103,11 @@ class Evaluator:
         # confident.py
         from my_recipe import MyRecipe
 
-        from paceline import Best
+        from paceline import Evaluation
 
 
         class Confident(MyRecipe):
-            evaluator, best = "./confidence.py", Best("validation/confidence")
+            evaluation = Evaluation("./confidence.py", best="validation/confidence")
         ```
 
         `my_recipe.py` is the example file of `Recipe`.
@@ -188,4 +188,5 @@ class Evaluator:
 
 def is_classifier(recipe_class: type[Recipe]) -> bool:
     """Return whether a recipe is a classifier, as declared by its evaluator."""
-    return bool(recipe_class.evaluator) and load_class("evaluator", recipe_class.evaluator, Evaluator).classifies
+    name = recipe_class.evaluation.evaluator
+    return bool(name) and load_class("evaluator", name, Evaluator).classifies

@@ -62,9 +62,9 @@ class RegionEvaluation:
         """Raise UserError if the recipe cannot be evaluated by region."""
         self.recipe, self.source, self.world, self.precision = image_model.recipe, source, world, precision
         self.scale, self.pixels = self.recipe.output_scale, source.spec.pixel_format
-        evaluator_class = load_class("evaluator", self.recipe.evaluator, Evaluator)
+        evaluator_class = load_class("evaluator", self.recipe.evaluation.evaluator, Evaluator)
         if not issubclass(evaluator_class, ImageEvaluator):
-            raise _unsupported(source, f"the evaluator {self.recipe.evaluator} needs whole images")
+            raise _unsupported(source, f"the evaluator {self.recipe.evaluation.evaluator} needs whole images")
         if self.recipe.window_px:
             raise _unsupported(source, "with batchnorm=instance, images are normalised in windows")
         case = Case(source, split, len(source), open_run, self.scale, by_region=True)
@@ -96,7 +96,7 @@ class RegionEvaluation:
                         evaluator.add_images(name, torch.tensor(values, dtype=torch.float64).unbind())
         metrics = evaluator.results(self.world.sum(evaluator.sums()))
         texts = type(evaluator).texts(metrics, self.source.spec)
-        protocol = {**evaluator.protocol(), **self.recipe.conditions}
+        protocol = {**evaluator.protocol(), **self.recipe.evaluation.conditions}
         return SplitMetrics(metrics, protocol, (*evaluator.notes, _describe(divided), *dict.fromkeys(notes)), texts)
 
     def _compared(

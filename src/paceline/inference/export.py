@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.contracts.data_spec import PixelFormat
-from paceline.contracts.recipe import Batch, Recipe
+from paceline.contracts.recipe import CLASS_DRAW, Batch, Recipe
 from paceline.core.errors import UserError, place_outside
 from paceline.data.stream import Drawer
 from paceline.inference.trained import (
@@ -171,13 +171,13 @@ def _generator(trained: TrainedModel) -> Exportable:
             f"{type(recipe).__name__} uses no random input (draw) to generate images, so there is no input to export"
         )
     tables = [drawer.rows("samples", 0, count) for count in (2, *CHECKED_COUNTS)]
-    by_class = recipe.class_draw in names
+    by_class = CLASS_DRAW in names
     if by_class:
         for table in tables:
-            table[recipe.class_draw] = (table[recipe.class_draw] * spec.num_classes).long()
+            table[CLASS_DRAW] = (table[CLASS_DRAW] * spec.num_classes).long()
     example, *checks = ({name: table[name] for name in names} for table in tables)
     described = {name: recipe.draws[name].kind for name in names}
-    described |= {recipe.class_draw: f"int64, 0…{spec.num_classes - 1}"} if by_class else {}
+    described |= {CLASS_DRAW: f"int64, 0…{spec.num_classes - 1}"} if by_class else {}
     metadata = {"classes": list(trained.classes)}
     if spec.empty_classes:
         metadata["empty_classes"] = [trained.classes[index] for index in spec.empty_classes]
@@ -238,8 +238,8 @@ class _Generate(nn.Module):
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         draws = dict(zip(self.names, inputs, strict=True))
-        if self.recipe.class_draw in draws:
-            draws[self.recipe.class_draw] = (draws[self.recipe.class_draw] + 0.5) / self.num_classes
+        if CLASS_DRAW in draws:
+            draws[CLASS_DRAW] = (draws[CLASS_DRAW] + 0.5) / self.num_classes
         return (self.recipe.predict(draws)["image"],)
 
 

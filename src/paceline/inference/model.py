@@ -13,7 +13,7 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor, nn
 
-from paceline.contracts.recipe import Batch, DataSpec, Recipe
+from paceline.contracts.recipe import CLASS_DRAW, Batch, DataSpec, Recipe
 from paceline.core.errors import UserError, unknown
 from paceline.core.ordered_map import num_cores, ordered_map
 from paceline.data.feed import EVALUATION_BATCH, EVALUATION_PIXELS
@@ -63,14 +63,14 @@ def choose_class(recipe: Recipe, draws: Batch, spec: DataSpec, label: str | int,
     If `columns` is 0, the images have no rows, and `all` is an unknown class.
     """
     _check_conditional(recipe, label, flag)
-    rows = draws[recipe.class_draw].clone()
+    rows = draws[CLASS_DRAW].clone()
     if columns and is_every_class(label, spec.classes):
         classes = trained_classes(spec)
         for start in range(0, len(rows), columns):
             rows[start : start + columns] = selecting(classes[start // columns % len(classes)], spec.num_classes)
     else:
         rows[:] = selecting(class_index(recipe, spec, label, flag), spec.num_classes)
-    return draws | {recipe.class_draw: rows}
+    return draws | {CLASS_DRAW: rows}
 
 
 def is_every_class(label: str | int, classes: tuple[str, ...]) -> bool:
@@ -113,7 +113,7 @@ def _find(label: str | int, classes: tuple[str, ...], flag: str) -> int:
 
 
 def _check_conditional(recipe: Recipe, label: str | int, flag: str) -> None:
-    if not recipe.class_draw:
+    if CLASS_DRAW not in recipe.draws:
         raise UserError(f"{flag}{label}: {type(recipe).__name__} is not class-conditional; leave it out")
 
 
@@ -241,7 +241,7 @@ class Model:
     @property
     def reader(self) -> ImageReader:
         """Reads image files as the model needs them."""
-        return make_reader(self.spec)
+        return make_reader(self.spec.channels, self.spec.pixel_format)
 
     @torch.no_grad()
     def predict(self, images: Images) -> Tensor:

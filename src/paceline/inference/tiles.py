@@ -13,7 +13,7 @@ from torch import Tensor
 
 from paceline.core.errors import CPU_ALLOCATOR, UserError
 from paceline.data.whole_source import free_bytes
-from paceline.images.rectangles import Box, Span, Tile, split_side
+from paceline.images.rectangles import Box, Span, Tile, fixed_halo, split_side
 from paceline.inference.receptive_field import ReceptiveField
 from paceline.inference.runner import (
     LEVELS,
@@ -26,7 +26,6 @@ from paceline.inference.runner import (
     to_unit_range,
     transform,
 )
-from paceline.models.windows import fixed_halo
 
 SHARE_OF_FREE = 0.5  # fraction of the free memory to use; other processes need some, too
 HOST_BYTES = 2.2e9  # memory budget for the result and one tile together, when computing on the host

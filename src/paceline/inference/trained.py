@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from paceline.config.resolve import Config
-from paceline.contracts.recipe import DataSpec, Recipe
+from paceline.contracts.recipe import DataSpec, Recipe, single_networks
 from paceline.core.errors import NOT_FOUND, UserError
 from paceline.core.files import user_path
 from paceline.evaluation.contract import is_classifier
@@ -173,7 +173,7 @@ def networks_in(stored: StoredModel, recipe: Recipe) -> dict[str, nn.Module]:
     available = evaluated_values(stored.weights).keys()
     return {
         name: network
-        for name, network in recipe.single_networks.items()
+        for name, network in single_networks(recipe).items()
         if all(f"{name}.{key}" in available for key in network.state_dict())
     }
 
