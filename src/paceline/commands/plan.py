@@ -88,8 +88,8 @@ def _plan_memory(config: Config, counts: Sequence[int], per_node: int, device_me
         batch = config.run.batch_size
         console.print(f"{too_many[0]} or more devices: not shown, because --batch-size {batch} is too small")
     if per_node < max(counts):
-        local = (row.name for row in rows if not row.strategy.needs_processes and row.strategy.device_limit() is None)
-        for name in dict.fromkeys(local):
+        local = (row for row in rows if not row.strategy.needs_processes and not uses_one_device(row.strategy))
+        for name in dict.fromkeys(row.name for row in local):
             what = f"{per_node} device{'s' * (per_node > 1)}"
             console.print(f"{name}: runs in one process, so it cannot use more than one node ({what})")
     if device_bytes:

@@ -243,7 +243,7 @@ def read_blended(path: str, checkpoint: str, blend: Blend) -> StoredModel:
         {"recipe": one.config.recipe_name}
         | {
             name: getattr(one.config.recipe, name, "")
-            for name in stored.recipe_class.settings_of_weights(stored.config.recipe)
+            for name in stored.recipe_class.weights.settings_to_match(stored.config.recipe)
         }
         for one in (stored, other)
     )
