@@ -47,11 +47,6 @@ class Tiling:
     multiple_px: int = 1  # tiles of one shape start at multiples of this
     uniform: bool = False  # whether tiles at the edges have a wider halo inside the image, so that shapes repeat
 
-    def halved(self, multiple: int) -> Tiling | None:
-        """Return the same tiling with tiles half as large; None if they cannot be smaller."""
-        side = self.side_px // 2 // multiple * multiple
-        return replace(self, side_px=side) if side >= max(multiple, SMALLEST_TILE_PX // 2) else None
-
     def spans(self, length: int, fixed: int = 0, start: int = 0, total: int = 0) -> list[Span]:
         """Return the tiles along a side, or a part of it; if `fixed` is given, each has that size, halo included."""
         found = split_side(
@@ -321,13 +316,13 @@ class Composer:
     def _smaller(self, tiling: Tiling, height: int, width: int) -> Tiling:
         """Return tiles half as large; raise UserError if they cannot be smaller."""
         self.field = self.image_model.tiled_field
-        side = min(tiling.side_px, max(height, width))
-        exact = Tiling(side, self.field.tiled_halo_px, tiling_warning(self.field) or tiling.note)
-        halved = exact.halved(self.field.multiple_px)
-        if halved is None:
+        multiple = self.field.multiple_px
+        side = min(tiling.side_px, max(height, width)) // 2 // multiple * multiple
+        if side < max(multiple, SMALLEST_TILE_PX // 2):
             hint = ": use --accelerator cpu" if self.device.type == "cuda" else ""
             raise UserError(f"{self.device}: not enough memory for the smallest tile{hint}")
-        return replace(halved, uniform=tiling.uniform, multiple_px=self.field.multiple_px)
+        note = tiling_warning(self.field) or tiling.note
+        return Tiling(side, self.field.tiled_halo_px, note, multiple_px=multiple, uniform=tiling.uniform)
 
 
 def _central(size: tuple[int, int], side: int, multiple: int) -> Box:
