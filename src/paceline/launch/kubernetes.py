@@ -46,14 +46,17 @@ class KubernetesOptions:
 
     def check(self) -> None:
         """Raise UserError for values that Kubernetes would reject, and for credentials in the environment."""
-        if self.name and not NAME.fullmatch(self.name):
-            raise UserError(f"--name {self.name!r}: expected up to 40 lowercase letters, digits and hyphens")
-        if self.namespace and not NAMESPACE.fullmatch(self.namespace):
-            raise UserError(f"--namespace {self.namespace!r}: expected up to 63 lowercase letters, digits and hyphens")
-        claims = {"--runs-claim": self.runs_claim, "--data-claim": self.data_claim}
-        for flag, name in [*claims.items(), *(("--secret", secret) for secret in self.secrets)]:
-            if name and not CLAIM.fullmatch(name):
-                raise UserError(f"{flag} {name!r}: expected lowercase letters, digits, hyphens and dots")
+        claims = [("--runs-claim", self.runs_claim), ("--data-claim", self.data_claim)]
+        claims += [("--secret", secret) for secret in self.secrets]
+        amounts = [("--memory", self.memory), ("--cpus", self.cpus), ("--shared-memory", self.shared_memory)]
+        for flag, value, form, expected in (
+            ("--name", self.name, NAME, "up to 40 lowercase letters, digits and hyphens"),
+            ("--namespace", self.namespace, NAMESPACE, "up to 63 lowercase letters, digits and hyphens"),
+            *((flag, claim, CLAIM, "lowercase letters, digits, hyphens and dots") for flag, claim in claims),
+            *((flag, amount, QUANTITY, "an amount like 4 or 8Gi") for flag, amount in amounts),
+        ):
+            if value and not form.fullmatch(value):
+                raise UserError(f"{flag} {value!r}: expected {expected}")
         if not self.image:
             raise UserError(
                 "--image: missing; pass the container image to run (the repository's Containerfile builds one)"
@@ -61,9 +64,6 @@ class KubernetesOptions:
         if not self.runs_claim:
             raise UserError("--runs-claim: missing; pass the name of a PersistentVolumeClaim for the run folder")
         check_words([self.image])
-        for flag, amount in (("--memory", self.memory), ("--cpus", self.cpus), ("--shared-memory", self.shared_memory)):
-            if amount and not QUANTITY.fullmatch(amount):
-                raise UserError(f"{flag} {amount!r}: expected an amount like 4 or 8Gi")
         for word in self.environment:
             name, equals, value = word.partition("=")
             if not equals or not VARIABLE.fullmatch(name):

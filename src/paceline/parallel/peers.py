@@ -21,7 +21,8 @@ import torch.distributed as dist
 
 from paceline.core.errors import UserError
 from paceline.core.text import printable
-from paceline.core.watch import Operation, Record, Witness, diagnose, recorder
+from paceline.core.watch import Operation, Record, Silence, Witness, diagnose, recorder
+from paceline.parallel.place import await_server
 
 BEAT_SECONDS = 0.5  # time between a rank's reports
 SILENT_SECONDS = 60.0  # a rank that sends no report for this long has ended; a busy machine can delay reports
@@ -35,15 +36,12 @@ NO_ANSWER = "does not answer: it may be stopped"
 LEFT = b"left"  # last report of a rank that has left the group
 
 
-def await_server(host: str, port: int, seconds: float) -> None:
+def await_rank_0(host: str, port: int, seconds: float) -> None:
     """Wait until rank 0 serves the store, without the warnings that torch would print; raise UserError on timeout."""
-    until = time.monotonic() + seconds
-    while True:
-        with suppress(OSError), socket.create_connection((host, port), timeout=max(1.0, until - time.monotonic())):
-            return
-        if time.monotonic() > until:
-            raise UserError(f"{_too_late([0], seconds)} at {host}:{port} (MASTER_ADDR, MASTER_PORT)")
-        time.sleep(0.1)
+    try:
+        await_server(host, port, seconds)
+    except OSError:
+        raise UserError(f"{_too_late([0], seconds)} at {host}:{port} (MASTER_ADDR, MASTER_PORT)") from None
 
 
 def call_roll(store: dist.Store, rank: int, size: int, seconds: float) -> None:
@@ -97,16 +95,14 @@ class Peers(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        watched, last, silent = (self._rank + 1) % self._size, b"", 0.0
+        watched, last, silence = (self._rank + 1) % self._size, b"", Silence(2 * BEAT_SECONDS)
         while not self._ended.wait(BEAT_SECONDS):
             if not self._find_failure():
                 self._beat()
                 self._answer_examination()
-                beat = self._beat_of(watched)
-                # Add up intervals, so that time during which all processes were suspended is not counted.
-                last, silent = beat, silent + BEAT_SECONDS if beat == last != LEFT else 0.0
-                if silent > SILENT_SECONDS:
-                    self._publish(_silent(watched, beat))
+                before, last = last, self._beat_of(watched)
+                if silence.add(before == last != LEFT) > SILENT_SECONDS:
+                    self._publish(_silent(watched, last))
             elif not self._ended.wait(GRACE_SECONDS):
                 self.before_exit(self._failure)
                 print(f"paceline: {printable(self._failure)}", file=sys.stderr, flush=True)
