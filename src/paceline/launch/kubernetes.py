@@ -20,6 +20,7 @@ from paceline.launch.command import TrainCommand, check_words, settings_in
 PORT, PORT_NAME = 29400, "rendezvous"
 DATA, RUNS = "/data", "/runs"
 USER = 1000  # user ID in the Containerfile
+FAILURES_PER_HOST = 6  # how many pod failures to tolerate: each host may be preempted several times
 TRAINER = "trainer.kubeflow.org/v1alpha1"
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
@@ -85,7 +86,10 @@ def train_job(command: TrainCommand, options: KubernetesOptions) -> list[JsonObj
         "name": "node",
         "template": {
             "metadata": {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}},
-            "spec": {"backoffLimit": _backoff_limit(command), "template": {"spec": _pod(options, _container(options))}},
+            "spec": {
+                "backoffLimit": FAILURES_PER_HOST * command.nodes,
+                "template": {"spec": _pod(options, _container(options))},
+            },
         },
     }
     runtime: JsonObject = {
@@ -133,7 +137,7 @@ def plain_job(command: TrainCommand, options: KubernetesOptions) -> list[JsonObj
             "completionMode": "Indexed",
             "completions": command.nodes,
             "parallelism": command.nodes,
-            "backoffLimit": _backoff_limit(command),
+            "backoffLimit": FAILURES_PER_HOST * command.nodes,
             "template": {"metadata": {"labels": {"job-name": options.name}}, "spec": pod},
         },
     }
@@ -149,11 +153,6 @@ def to_yaml(objects: list[JsonObject], note: str) -> str:
 def _metadata(options: KubernetesOptions) -> JsonObject:
     namespace: JsonObject = {"namespace": options.namespace} if options.namespace else {}
     return {"name": options.name, **namespace, "labels": {"app.kubernetes.io/managed-by": "paceline"}}
-
-
-def _backoff_limit(command: TrainCommand) -> int:
-    """Return how many pod failures to tolerate, so that each host may be preempted several times."""
-    return 6 * command.nodes
 
 
 def _work(command: TrainCommand, options: KubernetesOptions, first: str) -> JsonObject:
