@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.core.storage.files import cause_of, is_lasting
+from paceline.core.storage.files import cause_of, is_lasting, unreadable
 
 
 class HttpError(Exception):
@@ -30,7 +30,7 @@ def missing(cause: Exception) -> FileNotFoundError:
     return error
 
 
-@pytest.mark.parametrize("cause", [HttpError(503), ConnectionRefusedError(), TimeoutError()])
+@pytest.mark.parametrize("cause", [HttpError(503), HttpError(429), ConnectionRefusedError(), TimeoutError()])
 def test_a_server_that_does_not_answer_is_asked_again(cause: Exception) -> None:
     assert cause_of(missing(cause)) is cause
     assert not is_lasting(cause)
@@ -41,3 +41,11 @@ def test_a_file_that_the_server_does_not_have_is_missing(cause: Exception) -> No
     error = missing(cause)
     assert cause_of(error) is error
     assert is_lasting(error)
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"), [(401, "access denied"), (403, "access denied"), (400, "cannot be read")]
+)
+def test_a_request_that_the_server_rejects_is_not_reported_as_a_missing_file(status: int, expected: str) -> None:
+    cause = cause_of(missing(HttpError(status)))
+    assert is_lasting(cause) and expected in str(unreadable("URL", cause))

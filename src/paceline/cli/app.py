@@ -33,7 +33,7 @@ from paceline.cli.start import Interrupted, exit_code, message
 from paceline.cli.tools import board, doctor, new, pack, settings
 from paceline.commands.options import Checkpoint, Interpolate, InterpolateWith, PlanOptions
 from paceline.config import flags as command_settings
-from paceline.core.errors import describe_limit
+from paceline.core.errors import UserError, describe_limit
 from paceline.core.output import is_lost, outlive_stdout
 from paceline.core.registry import fault_of_plugin
 from paceline.core.startup import collecting_rarely, keep_bytecode
@@ -227,6 +227,7 @@ def run(arguments: list[str] | None = None) -> int:
     trusted = trusts_files()
     words = sys.argv[1:] if arguments is None else arguments
     try:
+        _check_working_folder()
         code = app(with_optional_values(words), prog_name="paceline", standalone_mode=False) or 0
         sys.stdout.flush()
         return code
@@ -247,6 +248,14 @@ def run(arguments: list[str] | None = None) -> int:
         return 2
     finally:
         set_trust(trusted)  # --trust applies to this command only
+
+
+def _check_working_folder() -> None:
+    """Raise UserError if the working directory was removed: MKL, which torch loads, would end the process."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise UserError("the working directory was removed; change to another one") from None
 
 
 def main() -> None:

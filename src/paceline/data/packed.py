@@ -30,6 +30,7 @@ from paceline.core.files import (
     read_bounded,
     remove_leftovers,
     replacing,
+    sync_open,
     why,
     write_json,
 )
@@ -438,7 +439,7 @@ def fill(source: Source, folder: Path, num_workers: int, done: Progress) -> None
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             done(number + 1)
         for file in files:
-            os.fsync(file.fileno())
+            sync_open(file.fileno())
 
 
 def finish(folder: Path, sources: Mapping[str, Source]) -> None:
