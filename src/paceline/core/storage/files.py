@@ -61,7 +61,12 @@ EXTRAS = {"s3": "s3", "s3a": "s3", "http": "http", "https": "http"}  # extra to 
 
 
 def _options(url: str) -> dict[str, Any]:
-    """Return options for HTTP: no compression, because ranges would refer to compressed bytes, and time limits."""
+    """Return options for HTTP: no compression, because ranges would refer to compressed bytes, and time limits.
+
+    For S3, s3fs alone repeats requests. If botocore did, too, a silent server would be reported minutes later.
+    """
+    if url.startswith(("s3://", "s3a://")):
+        return {"config_kwargs": {"retries": {"max_attempts": 0}}}
     if not url.startswith(("http://", "https://")):
         return {}
     from aiohttp import ClientTimeout
