@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from paceline.cli.app import run
 from paceline.core.errors import describe_limit
@@ -74,6 +76,15 @@ def test_a_command_in_a_folder_that_was_removed_ends_with_one_line(
     tmp_path.rmdir()
     assert run(["settings"]) == 2
     assert "the working directory was removed" in capsys.readouterr().err
+
+
+def test_a_message_that_quotes_a_damaged_file_is_shortened(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_file({"weight": torch.zeros(1)}, "w.safetensors", {"paceline.format": "9" * 50_000})
+    assert run(["predict", "w.safetensors", "image.png"]) == 2
+    assert 100 < len(capsys.readouterr().err) < 4000
 
 
 @pytest.mark.parametrize(

@@ -48,8 +48,10 @@ def test_a_finished_run_is_complete_in_its_offline_folder(tmp_path: Path, strate
     if strategy == "lightning":
         pytest.importorskip("lightning")
     command = ("train", TINY_GAN, "--images", "640", "--out", "gan", "--strategy", strategy, "--loggers", "wandb")
-    done = run_fork(tmp_path, *command, environment=OFFLINE)
+    (tmp_path / "temporary").mkdir()
+    done = run_fork(tmp_path, *command, environment=OFFLINE | {"TMPDIR": str(tmp_path / "temporary")})
     assert done.wait() == 0 and done.stderr == "", done.stderr
+    assert not list((tmp_path / "temporary").glob("*wandb-[am]*")), "artifacts and media are removed"
     assert "wandb:" not in done.stdout, "W&B prints nothing"
     folder = tmp_path / "gan"
     (file,) = files_of(folder)

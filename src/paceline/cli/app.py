@@ -41,6 +41,8 @@ from paceline.core.terminal import end_activity, show_activities
 from paceline.core.text import print_any_text, print_line
 from paceline.core.trust import set_trust, trusts_files
 
+LONGEST_LINE = 3000  # characters of an error message that are printed
+
 app = typer.Typer(
     cls=Commands,
     help="Train image models on one device or many, from one recipe.",
@@ -242,9 +244,12 @@ def run(arguments: list[str] | None = None) -> int:
                 traceback.print_exc()
             return 1
         outlive_stdout()
-        print_line(f"paceline: {' '.join(line.splitlines())}", sys.stderr)
+        line = f"paceline: {' '.join(line.splitlines())}"
+        if len(line) > LONGEST_LINE:  # it quotes a damaged file; its end is the remedy
+            line = f"{line[: LONGEST_LINE // 2]} … {line[-LONGEST_LINE // 4 :]}"
+        print_line(line, sys.stderr)
         if is_lost("stderr"):
-            print_line(f"paceline: {' '.join(line.splitlines())}")
+            print_line(line)
         return 2
     finally:
         set_trust(trusted)  # --trust applies to this command only
