@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from paceline.commands.verify import Difference, VerifyResult
     from paceline.config.settings import RunSettings, setting
     from paceline.contracts.data_spec import DataSpec
-    from paceline.contracts.phase import Batch, Best, Clock, Draw, Loss, Phase
+    from paceline.contracts.phase import Batch, Clock, Draw, Evaluation, Loss, Phase, Weights
     from paceline.contracts.recipe import Recipe
     from paceline.core.errors import UserError
     from paceline.core.types import SettingValue, SettingValues, StrPath
@@ -40,12 +40,12 @@ __version__ = "0.2.0"
 __all__ = [
     "ArraySource",
     "Batch",
-    "Best",
     "Case",
     "Clock",
     "DataSpec",
     "Difference",
     "Draw",
+    "Evaluation",
     "Evaluator",
     "Loader",
     "Logger",
@@ -59,6 +59,7 @@ __all__ = [
     "TrainResult",
     "UserError",
     "VerifyResult",
+    "Weights",
     "load",
     "setting",
     "train",
@@ -67,12 +68,12 @@ __all__ = [
 _MODULES = {  # the module that defines each public name, imported when the name is first used
     "ArraySource": "paceline.data.source",
     "Batch": "paceline.contracts.phase",
-    "Best": "paceline.contracts.phase",
     "Case": "paceline.evaluation.contract",
     "Clock": "paceline.contracts.phase",
     "DataSpec": "paceline.contracts.data_spec",
     "Difference": "paceline.commands.verify",
     "Draw": "paceline.contracts.phase",
+    "Evaluation": "paceline.contracts.phase",
     "Evaluator": "paceline.evaluation.contract",
     "Loader": "paceline.data.loader",
     "Logger": "paceline.runs.logger",
@@ -86,6 +87,7 @@ _MODULES = {  # the module that defines each public name, imported when the name
     "TrainResult": "paceline.commands.train",
     "UserError": "paceline.core.errors",
     "VerifyResult": "paceline.commands.verify",
+    "Weights": "paceline.contracts.phase",
     "setting": "paceline.config.settings",
 }
 

@@ -73,20 +73,20 @@ def test_files_in_the_current_folder_do_not_replace_modules_in_the_processes_of_
         ('return Loss({"', 'return Loss({"a": 0.5, "', "phase 'classifier': loss term 'a' is of type float: return"),
         ("cross_entropy(logits,", "cross_entropy(logits.detach(),", "phase 'classifier': no loss term depends on"),
         ("@dataclass(frozen=True)\n", "", "recipe './mine.py': its Settings must be a frozen @dataclass; decorate"),
-        ("(logits, batch", "(logits, bach", "mine.py:68: NameError: name 'bach' is not defined; correct it"),
+        ("(logits, batch", "(logits, bach", "mine.py:67: NameError: name 'bach' is not defined; correct it"),
         (
             "classifier_loss(self, batch",
             "classifier_loss(self, a, batch",
             "classifier_loss(self, batch): has different",
         ),
         (
-            'Best("validation/top1", mode="max")',
-            '"validation/top1"',
-            "best = validation/top1: expected a Best; correct",
+            'Evaluation("accuracy", best="validation/top1", mode="max")',
+            '"accuracy"',
+            "evaluation = accuracy: expected Evaluation(…); correct",
         ),
         ('(Phase("classifier", network="classifier"),)', '("classifier",)', "phases = ('classifier',): expected only"),
         ('ema = ("classifier",)', 'ema = "classifier"', "ema = classifier: expected a tuple; correct the declaration"),
-        ('batch["label"], l', 'batch["labels"], l', "mine.py:68: KeyError: 'labels'; correct it"),
+        ('batch["label"], l', 'batch["labels"], l', "mine.py:67: KeyError: 'labels'; correct it"),
         (
             "Loss({",
             "Loss(shared=batch['image'], terms={",
@@ -95,7 +95,7 @@ def test_files_in_the_current_folder_do_not_replace_modules_in_the_processes_of_
         ("Loss({", "Loss(signals={'a': 1.0}, terms={", "signal 'a' is of type float: return a tensor in a dict"),
         ("super().__init__(settings, spec)", "pass", "mine.py:"),
         ("super().__init__(settings, spec)", "super().__init__()", "mine.py:"),
-        ('mode="max"', 'mode="maximum"', "best has the mode 'maximum'; use 'min' or 'max'"),
+        ('mode="max"', 'mode="maximum"', "evaluation has the mode 'maximum'; use 'min' or 'max'"),
         (
             "    def predict(",
             "    def preview(self, batch):\n        return batch['image']\n\n    def predict(",
@@ -170,7 +170,7 @@ def test_every_command_reports_an_exception_in_a_recipe_in_one_line(
     own.write_text(own.read_text().replace("width = settings.width", "width = settings.widht"))
     assert run([command, "./mine.py", "--accelerator", "cpu"]) == 2
     line = capsys.readouterr().err
-    assert "mine.py:51: AttributeError" in line and line.endswith("; correct it\n") and line.count("\n") == 1
+    assert "mine.py:50: AttributeError" in line and line.endswith("; correct it\n") and line.count("\n") == 1
 
 
 def test_an_exception_in_code_of_paceline_keeps_its_traceback(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 
 from paceline.cli.app import run
@@ -83,6 +84,7 @@ def test_a_message_that_quotes_a_damaged_file_is_shortened(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     save_file({"weight": torch.zeros(1)}, "w.safetensors", {"paceline.format": "9" * 50_000})
+    Image.new("RGB", (8, 8)).save("image.png")
     assert run(["predict", "w.safetensors", "image.png"]) == 2
     assert 100 < len(capsys.readouterr().err) < 4000
 

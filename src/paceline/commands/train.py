@@ -50,7 +50,7 @@ def next_steps(config: Config, run: Path) -> list[str]:
     trust = ["--trust"] if is_path(config.recipe_name) or is_path(config.run.data) else []
     uses = list(uses_of(config.recipe_class))[:1]
     commands = [[use, str(run), *ARGUMENTS[use], *trust] for use in uses]
-    commands += [["evaluate", str(run), *trust]] if config.recipe_class.evaluator else []
+    commands += [["evaluate", str(run), *trust]] if config.recipe_class.evaluation.evaluator else []
     commands += [["board", str(run.parent)]] if is_installed("uvicorn") else []
     return [shlex.join(["paceline", *words]) for words in commands]
 
