@@ -30,6 +30,7 @@ from paceline.core.files import (
     read_bounded,
     remove_leftovers,
     replacing,
+    sync_open,
     why,
     write_json,
 )
@@ -452,7 +453,7 @@ def fill(source: Source, folder: Path, record: SplitRecord, num_workers: int, do
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             done(number + 1)
         for file in files:
-            os.fsync(file.fileno())
+            sync_open(file.fileno())
 
 
 def finish(folder: Path, sources: Mapping[str, Source]) -> None:

@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.errors import UserError
+from paceline.core.files import sync_open
 from paceline.core.ordered_map import num_cores, ordered_map
 from paceline.core.text import printable
 from paceline.core.types import JsonObject
@@ -95,7 +96,7 @@ class JournaledFile:
         """Write the header and what follows the last part to the disk."""
         _write_at(self._file, trailer, self._end)
         _write_at(self._file, header, 0)
-        os.fsync(self._file)
+        sync_open(self._file)
 
     def publish(self, target: Path) -> None:
         """Give a complete file its name, and remove the journal."""
