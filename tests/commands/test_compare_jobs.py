@@ -13,7 +13,6 @@ import torch
 from holds import Holds
 from running import processes_naming, run_fork, start_fork, wait_until
 
-from paceline.cli.app import run
 from paceline.commands.configure import configure
 from paceline.compare.training import Places
 from paceline.config.resolve import Config
@@ -100,12 +99,6 @@ def test_a_failing_run_does_not_stop_the_run_beside_it(tmp_path: Path) -> None:
     report = json.loads((tmp_path / "table/report.json").read_text())
     assert [one["state"] for one in report["cells"]] == ["failed", "done"]
     assert "metrics.jsonl" in report["cells"][0]["reason"]
-
-
-@pytest.mark.parametrize("jobs", ["0", "-1"])
-def test_a_number_of_jobs_below_one_is_rejected(capsys: pytest.CaptureFixture[str], jobs: str) -> None:
-    assert run(["compare", "classification", "--accelerator", "cpu", "--jobs", jobs]) == 2
-    assert capsys.readouterr().err == f"paceline: --jobs {jobs}: must be at least 1\n"
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from paceline.core.errors import UserError
 
@@ -33,8 +33,7 @@ class Link:
         return self.latency_seconds * doublings + 2 * (devices - 1) / devices * num_bytes / self.bytes_per_second
 
 
-@dataclass(frozen=True)
-class Checked:
+class Checked(NamedTuple):
     """Predicted and measured images per second in one round of measurements."""
 
     predicted: float
@@ -66,7 +65,7 @@ class Measurement:
             fields[name] = {int(batch): seconds for batch, seconds in values[name].items()}
         fields["networks"] = tuple(values["networks"])
         fields["link"] = Link(**values["link"]) if values["link"] else None
-        fields["checked"] = tuple(Checked(**one) for one in values["checked"])
+        fields["checked"] = tuple(Checked(*one) for one in values["checked"])
         return cls(**fields)
 
     def seconds_of_step(self, batch: float) -> float:

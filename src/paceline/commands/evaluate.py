@@ -220,15 +220,12 @@ def _check_range(stored: StoredModel, run: str, data: str, spec: DataSpec) -> No
 
 def _difference(run: str, trained: DataSpec, spec: DataSpec) -> str:
     """Return why the data does not fit a run's networks, or an empty string if the reason is unknown."""
-    if trained.channels != spec.channels:
-        own = f"{spec.channels} channel{'s' * (spec.channels > 1)}"
-        what = f"the images have {own}, but {run} expects {trained.channels}"
-        return f"{what}; use --set channels={trained.channels}"
-    if trained.num_classes != spec.num_classes:
-        own = f"{spec.num_classes} class{'es' * (spec.num_classes != 1)}"
-        what = f"the data has {own}, but {run} expects {trained.num_classes}"
-        return f"{what}; use data with the same classes"
-    if (trained.height, trained.width) != (spec.height, spec.width):
-        what = f"the images are {spec.width}×{spec.height} pixels, but {run} expects {trained.width}×{trained.height}"
-        return f"{what}; use --set size={trained.width}"
+    sizes = [f"{one.width}×{one.height} pixels" for one in (spec, trained)]
+    for what, here, expected, advice in (
+        ("channels", spec.channels, trained.channels, f"--set channels={trained.channels}"),
+        ("classes", spec.num_classes, trained.num_classes, "data with the same classes"),
+        ("size", *sizes, f"--set size={trained.width}"),
+    ):
+        if here != expected:
+            return f"{what} of the images: {here}, but {run} expects {expected}; use {advice}"
     return ""

@@ -45,21 +45,16 @@ ARGUMENTS: dict[Use, tuple[str, ...]] = {
 }
 
 
-def next_steps(config: Config, run: Path) -> list[str]:
-    """Return up to three commands: use the model, evaluate it, and watch the runs in a browser."""
+def print_next_steps(config: Config, run: Path) -> None:
+    """Print up to three commands, one per line: use the model, evaluate it, and watch the runs in a browser."""
     trust = ["--trust"] if is_path(config.recipe_name) or is_path(config.run.data) else []
     uses = list(uses_of(config.recipe_class))[:1]
     commands = [[use, str(run), *ARGUMENTS[use], *trust] for use in uses]
     commands += [["evaluate", str(run), *trust]] if config.recipe_class.evaluation.evaluator else []
     commands += [["board", str(run.parent)]] if is_installed("uvicorn") else []
-    return [shlex.join(["paceline", *words]) for words in commands]
-
-
-def print_next_steps(config: Config, run: Path) -> None:
-    """Print the commands, one per line; a long command is not wrapped, so that it can be pasted."""
-    commands = next_steps(config, run)
-    if commands:
-        print("\n".join(["next:", *(f"  {printable(command)}" for command in commands)]), flush=True)
+    if commands:  # printed without wrapping, so that they can be pasted
+        lines = (f"  {printable(shlex.join(['paceline', *words]))}" for words in commands)
+        print("\n".join(["next:", *lines]), flush=True)
 
 
 LAUNCHER_SECONDS = 10.0  # how much longer than its launcher a worker waits for progress

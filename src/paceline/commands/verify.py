@@ -149,7 +149,7 @@ def differences(
     for name, strategy in classes.items():
         if obstacle := why_unavailable(strategy, on_gpus=uses_cuda(config.run)):
             raise UserError(f"--strategies {','.join(strategies)}: {obstacle}; leave {name} out")
-    batch = global_batch(config)
+    batch = split_batch(config.run.batch_size, config.run.devices, config.run.accumulate)
     compiles = "on" if config.run.compile == "on" else "off"  # a test of a few steps never gains from compiling
     config = config.with_run(precision="fp64", batch_size=str(batch), images=steps * batch, compile=compiles)
     traces: dict[str, Trace] = {}
@@ -162,11 +162,6 @@ def differences(
                 chosen = chosen.with_run(sync_batchnorm="off")
             traces[name] = _trace(chosen, Path(folder) / f"{number}{SAFETENSORS}", broken, steps)
     return compare(traces, tolerance)
-
-
-def global_batch(config: Config) -> int:
-    """Return the number of images per step across all devices."""
-    return split_batch(config.run.batch_size, config.run.devices, config.run.accumulate)
 
 
 def _trace(config: Config, path: Path, control: str, steps: int) -> Trace:
@@ -252,7 +247,8 @@ def _distance(a: Tensor, b: Tensor) -> float:
 
 
 def _title(config: Config, steps: int, control: str) -> str:
-    batch, devices = global_batch(config), config.run.devices
+    devices = config.run.devices
+    batch = split_batch(config.run.batch_size, devices, config.run.accumulate)
     on = "1 device" if devices == 1 else f"up to {devices} devices"  # "up to", because a strategy may use fewer devices
     title = f"{config.recipe_name} on {config.run.data}: {steps} steps in float64, batch {batch}, {on}"
     return title + (f", with a deliberate error: {control}" if control else "")
@@ -288,13 +284,11 @@ def explain(config: Config, differences: list[Difference]) -> str:
 
 
 def _print_table(console: Console, differences: list[Difference], title: str) -> None:
-    has_failed = any(one.worst for one in differences)
-    headings = ["strategy", "network", "tensors", "difference", "tolerance"]
-    headings += ["first tensor above tolerance"] if has_failed else []
-    rows = []
-    for one in differences:
-        row = [one.strategy, one.network, one.kind, f"{one.value:.1e}", f"{one.tolerance:.0e}"]
-        rows.append([*row, *[one.worst or "–"] * has_failed])
+    headings = ["strategy", "network", "tensors", "difference", "tolerance", "first tensor above tolerance"]
+    rows = [
+        [one.strategy, one.network, one.kind, f"{one.value:.1e}", f"{one.tolerance:.0e}", one.worst or "–"]
+        for one in differences
+    ]
     print_table(console, title, headings, rows, num_texts=3)
     console.print(
         "difference = max |a − b| ÷ max |b| within a network, where a is this strategy's value and "

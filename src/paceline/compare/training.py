@@ -8,6 +8,7 @@ import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -25,7 +26,7 @@ from paceline.compare.grid import Options, PlannedRun
 from paceline.config.resolve import Config
 from paceline.core.errors import UserError
 from paceline.core.ordered_map import num_cores
-from paceline.core.terminal import Patience, end_activity, literal
+from paceline.core.terminal import Counter, end_activity
 from paceline.core.text import four_digits, wrapped
 from paceline.launch.child import POLL_SECONDS, Child, Start, Stopped, forwarded_signals, stop_late
 from paceline.parallel.world import uses_cuda
@@ -121,44 +122,41 @@ LAST_BYTES = 4096  # number of bytes to read from the end of the metrics file; e
 
 
 class Progress:
-    """Shows which runs of the grid are being trained, and prints one line for each run that has ended.
-
-    A terminal shows the runs in place. Elsewhere, a line is printed when a run starts and at least every 10 seconds.
-    """
+    """Prints one line for each run that starts or ends, and counts the images that the runs have seen in between."""
 
     def __init__(self, console: Console, planned: Sequence[PlannedRun]) -> None:
         self._console = console
         self._numbers = {one.cell.name: number for number, one in enumerate(planned, start=1)}
-        self._spinner = console.status("") if console.is_terminal and not console.is_dumb_terminal else None
-        self._patience = Patience()
+        self._counters = ExitStack()  # contains at most one counter
+        self._counter: Counter | None = None
 
     def __enter__(self) -> Self:
         end_activity()
-        if self._spinner:
-            self._spinner.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._spinner:
-            self._spinner.stop()
+        self._counters.close()
+        self._counter = None
 
     def begin(self, one: PlannedRun) -> None:
         """Report that training of a run has started."""
-        if not self._spinner:
-            self._console.print(f"{self._words(one.cell)}: training …", soft_wrap=True)
-            self._patience.note_output()
+        self.__exit__()
+        self._console.print(f"{self._words(one.cell)}: training …", soft_wrap=True)
 
     def show(self, running: Sequence[PlannedRun]) -> None:
-        """Show how many images each run has seen."""
-        if self._spinner:
-            self._spinner.update(literal("\n".join(f"{self._words(one.cell)}: {_seen(one)}" for one in running)))
-        elif self._patience.is_over():
-            for one in running:
-                self._console.print(f"{self._words(one.cell)}: {_seen(one)}", soft_wrap=True)
+        """Show how many images the runs have seen, as soon as all of them have started."""
+        counts = [count for one in running if (count := _count_images(one))]
+        if len(counts) < len(running):
+            return
+        if self._counter is None:
+            words = ", ".join(self._words(one.cell) for one in running)
+            counter = Counter(f"{words}: images", sum(total for _, total in counts))
+            self._counter = self._counters.enter_context(counter)
+        self._counter.update(sum(seen for seen, _ in counts))
 
     def finish(self, one: PlannedRun) -> None:
         """Print the outcome of a run."""
-        self._patience.note_output()
+        self.__exit__()
         cell, words = one.cell, self._words(one.cell)
         if cell.state in ("not measured", "failed"):
             self._console.print(f"{words}: {cell.state}: {cell.reason}", soft_wrap=True)
@@ -179,17 +177,17 @@ class Progress:
         return f"[{self._numbers[cell.name]}/{len(self._numbers)}] {cell.name}"
 
 
-def _seen(one: PlannedRun) -> str:
-    """Return how many images a run has seen; to be fast, read only the end of the metrics file."""
+def _count_images(one: PlannedRun) -> tuple[int, int] | None:
+    """Return how many images a run has seen, of how many; to be fast, read only the end of the metrics file."""
     assert one.config is not None
     folder = Path(stages_of(one.config)[0].run.out)  # folder of the current stage
     status, metrics = Status.of(folder), folder / METRICS
     if status is None or not metrics.is_file():
-        return "starting …"
+        return None
     with metrics.open("rb") as file:
         file.seek(max(0, metrics.stat().st_size - LAST_BYTES))
         seen = re.findall(rb'"images": (\d+)', file.read())
-    return f"{int(seen[-1]) if seen else 0:,} of {status.total_images:,} images"
+    return int(seen[-1]) if seen else 0, status.total_images
 
 
 def train_cells(
