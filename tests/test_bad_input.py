@@ -118,7 +118,7 @@ USER_ERRORS: dict[str, str] = {  # expected part of the error line for each comm
     "train classification --config nameless.toml": "--config nameless.toml: unknown setting ''",
     "train classification --config typo.toml": "--config typo.toml: unknown setting 'epocs'; did you mean 'epochs'?",
     "train classification --data folder --data-root nowhere": "--data-root nowhere: no such folder",
-    "train classification --data folder --data-root empty": "--data-root empty: has no images",
+    "train classification --data folder --data-root empty": "empty: has no images (supported: ",
     "train classification --data npz --data-root nowhere.npz": "nowhere.npz",
     "train restoration --data digits --crop 8": "--data digits: its samples have no field 'target'; use a",
     "train super_resolution --data degraded": "--data degraded: its samples have a field 'target', which "
@@ -274,7 +274,7 @@ def test_an_unreadable_image_is_reported_or_skipped_as_configured(tmp_path: Path
         assert_one_line(rejected, str(photos / "train" / "cat" / "3.png"), "unreadable image", "--bad-images skip")
     skipping = run_fork(tmp_path, *command, "--bad-images", "skip", "--out", "skipping")
     assert skipping.wait() == 0, skipping.stderr
-    assert "left out 1 of 16 images" in skipping.stdout and "cat/3.png" in skipping.stdout
+    assert "left out 1 of 16 samples" in skipping.stdout and "cat/3.png" in skipping.stdout
 
 
 def test_a_non_finite_loss_reports_its_step_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
