@@ -411,13 +411,8 @@ def _profile(folder: str, label: str, profile: ProfileSummary) -> list[Part]:
     shares.append(["communication that delays the step", at(".1%", *where, "exposed_communication")])
     shares.append(["no kernel or operator runs", at(".1%", *where, "gaps")])
     kernels = [[one.name, at(".1%", *where, "kernels", n, "share")] for n, one in enumerate(profile.kernels)]
-    remedies = [
-        [one.action, at(".1%", *where, "remedies", n, "gain"), one.reason] for n, one in enumerate(profile.remedies)
-    ]
     parts: list[Part] = [f"**Profile of {label}**: {steps}.", Table(["part of the loop", "share of the time"], shares)]
     parts += [Table(["kernel or operator", "share of the time"], kernels)] if kernels else []
-    note = "Each gain is an estimate from the shares above: the fraction of the time that the change would save."
-    parts += [Table(["remedy", "estimated gain", "reason"], remedies, note=note)] if remedies else []
     return parts
 
 

@@ -39,7 +39,7 @@ from paceline.runs.metrics import (
     parse_line,
     read_metrics_file,
 )
-from paceline.runs.profile_summary import KernelTime, ProfileSummary, Remedy, read_profile
+from paceline.runs.profile_summary import KernelTime, ProfileSummary, read_profile
 from paceline.runs.readings import LOAD_AVERAGE
 from paceline.runs.record import HARDWARE, RunRecord, changes
 
@@ -191,7 +191,6 @@ def profile_of(run: Path) -> ProfileSummary | None:
         sections=_words(found.sections),
         phases=_words(found.phases),
         kernels=tuple(KernelTime(as_words(one.name), one.share, one.calls_per_step) for one in found.kernels),
-        remedies=tuple(Remedy(as_words(one.action), as_words(one.reason), one.gain) for one in found.remedies),
         notes=tuple(map(as_words, found.notes)),
     )
 

@@ -1,4 +1,4 @@
-"""The summary of a profile: where the time of a few training steps went, and what could save time."""
+"""The summary of a profile: where the time of a few training steps went."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from paceline.core.types import JsonObject
 PROFILE = "profile"  # folder within a run folder
 SUMMARY_JSON, SUMMARY_TEXT = "summary.json", "summary.txt"
 MAX_KERNELS = 12
-MAX_REMEDIES = 3
 
 
 @dataclass(frozen=True)
@@ -24,15 +23,6 @@ class KernelTime:
     name: str
     share: float  # of the profiled time
     calls_per_step: float
-
-
-@dataclass(frozen=True)
-class Remedy:
-    """Something the user can change, and the estimated fraction of the time that it saves."""
-
-    action: str
-    reason: str
-    gain: float
 
 
 @dataclass(frozen=True)
@@ -49,7 +39,6 @@ class ProfileSummary:
     communication: float  # including waiting for slower ranks
     exposed_communication: float  # the part that is not hidden behind computation
     gaps: float  # a GPU without work, or a CPU between two operators
-    remedies: tuple[Remedy, ...]
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> JsonObject:
@@ -62,7 +51,6 @@ class ProfileSummary:
         kernels = [
             KernelTime(str(k["name"]), _number(k["share"]), _number(k["calls_per_step"])) for k in values["kernels"]
         ]
-        remedies = [Remedy(str(r["action"]), str(r["reason"]), _number(r["gain"])) for r in values["remedies"]]
         return cls(
             device=str(values["device"]),
             num_steps=int(values["num_steps"]),
@@ -74,7 +62,6 @@ class ProfileSummary:
             communication=_number(values["communication"]),
             exposed_communication=_number(values["exposed_communication"]),
             gaps=_number(values["gaps"]),
-            remedies=tuple(remedies[:MAX_REMEDIES]),
             notes=tuple(map(str, values["notes"])),
         )
 
@@ -100,11 +87,6 @@ class ProfileSummary:
         yield ""
         yield f"{'GPU without work (launch gaps)' if on_gpu else 'CPU between operators'}: {self.gaps:.1%}"
         yield f"communication: {self.communication:.1%}, of which {self.exposed_communication:.1%} delays the step"
-        yield ""
-        yield "remedies with the largest estimated gain"
-        yield from (f"  {r.gain:6.1%}  {r.action}  ({r.reason})" for r in self.remedies)
-        if not self.remedies:
-            yield "  none: no remedy would save 1 % of the time or more"
         yield from (f"note: {note}" for note in self.notes)
 
 
