@@ -14,7 +14,7 @@ from running import processes_naming, run_fork, start_fork, wait_until
 
 from paceline.cli.app import run
 from paceline.commands.configure import configure
-from paceline.compare.grid import Grid, obstacle_here
+from paceline.compare.grid import Grid, Options, PlannedRun, obstacle_here
 from paceline.config.resolve import Config
 
 TRAIN = [str(Path(__file__).parents[1] / "tiny.py"), "--accelerator", "cpu", "--set", "holds=holds"]
@@ -81,19 +81,8 @@ def test_ctrl_c_stops_the_current_run_cleanly(tmp_path: Path) -> None:
 
 
 def test_a_failing_run_is_shown_with_its_reason_and_the_other_runs_continue(tmp_path: Path) -> None:
-    words = [
-        *TINY,
-        "--set",
-        "norm=none",
-        "--images",
-        "64",
-        "--batch-size",
-        "1",
-        "--strategies",
-        "single,ddp,dp",
-        "--seeds",
-        "0",
-    ]
+    words = [*TINY, "--set", "norm=none", "--images", "64", "--batch-size", "1", "--seeds", "0"]
+    words += ["--strategies", "single,ddp,dp"]
     done = run_fork(tmp_path, *words)
     assert done.wait() == 1, done.stderr
     report = json.loads((tmp_path / "table/report.json").read_text())
@@ -144,22 +133,22 @@ def config() -> Config:
     return configure("classification", {"accelerator": "cpu"})
 
 
+def cells(config: Config, options: Options, **flags: str) -> list[PlannedRun]:
+    configs = {"classification": config}
+    return Grid.of(configs, {"batch_size": "64", **flags}, options).cells(configs)
+
+
 def test_strategy_single_uses_one_device_and_weak_scaling_sets_the_batch_size_per_device(config: Config) -> None:
-    grid = Grid.parse(["classification"], "single,ddp", "2,4", "64", "0", "weak")
-    cells = [one.cell for one in grid.cells({"classification": config})]
-    assert [(cell.strategy, cell.devices, cell.batch) for cell in cells] == [
-        ("single", 1, "64/device"),
-        ("ddp", 2, "64/device"),
-        ("ddp", 4, "64/device"),
-    ]
-    assert len({cell.name for cell in cells}) == 3
+    weak = [one.cell for one in cells(config, Options("single,ddp", "0", "weak"), devices="2,4")]
+    expected = [("single", 1, "64/device"), ("ddp", 2, "64/device"), ("ddp", 4, "64/device")]
+    assert [(cell.strategy, cell.devices, cell.batch) for cell in weak] == expected
+    assert len({cell.name for cell in weak}) == 3
 
 
 def test_all_runs_of_a_comparison_are_compiled_or_none_is(config: Config) -> None:
     def choices(compiles: str) -> set[str]:
-        configs = {"classification": config.with_run(compile=compiles)}
-        cells = Grid.parse(["classification"], "single,ddp", "2", "64", "0,1", "strong").cells(configs)
-        return {str(one.flags.get("compile", compiles)) for one in cells}
+        chosen = cells(config.with_run(compile=compiles), Options("single,ddp", "0,1"))
+        return {str(one.flags.get("compile", compiles)) for one in chosen}
 
     assert choices("auto") == {"off"} and choices("on") == {"on"}
 
@@ -173,10 +162,6 @@ def test_too_few_gpus_are_reported_as_the_reason_why_a_run_is_skipped(
     assert obstacle_here(on_gpu, "ddp", 2, []) == "needs 2 GPUs, but this machine has 1"
     assert obstacle_here(on_gpu, "ddp", 2, ["0", "0"]) == ""
     assert obstacle_here(on_gpu, "ddp", 4, ["0", "0"]) == "needs 4 GPUs, but --gpus lists only 2"
-    shared = Grid.parse(["classification"], "single,ddp", "2", "64", "0", "strong").cells(
-        {"classification": on_gpu.with_run(gpus="0,0")}
-    )
-    assert [(one.cell.name.endswith("on-one-gpu"), one.flags["gpus"]) for one in shared] == [
-        (False, "0"),
-        (True, "0,0"),
-    ]
+    shared = cells(on_gpu.with_run(gpus="0,0"), Options("single,ddp", "0"))
+    found = [(one.cell.name.endswith("on-one-gpu"), one.flags["gpus"]) for one in shared]
+    assert found == [(False, "0"), (True, "0,0")]

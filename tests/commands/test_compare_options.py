@@ -179,9 +179,9 @@ def test_a_recipe_with_stages_is_compared_by_its_last_stage(
 def test_parity_between_strategies_is_measured_under_the_settings_being_compared(tmp_path: Path) -> None:
     flags = {"accelerator": "cpu", "preset": "quick", "sync_batchnorm": "off"}
     configs = {"classification": configure("classification", flags, assignments=["width=8"])}
-    grid = Grid.parse(["classification"], "ddp", "2", "64", "0", "strong")
-    measured = Measured(tmp_path, Console())
-    measured.verify(configs, flags, grid, Options(assignments=("width=8",)))
+    options = Options("ddp", assignments=("width=8",))
+    measured = Measured(tmp_path, options, Console())
+    measured.verify(configs, flags, Grid.of(configs, {"batch_size": "64"}, options))
     differences = measured.parity["classification"].differences
     assert any(one.value > one.tolerance for one in differences)
 

@@ -15,17 +15,14 @@ from running import metrics_without_times, run_fork, start_fork, wait_until, wei
 pytest.importorskip("wandb")
 pytestmark = pytest.mark.extras
 
+from logged import lines_of, run_id  # noqa: E402
 from wandb_file import config, history, summary  # noqa: E402
 
 from paceline.core.registry import load_class  # noqa: E402
-from paceline.runs.logger import LOGGER_RUNS, Logger  # noqa: E402
+from paceline.runs.logger import Logger  # noqa: E402
 
 TINY_GAN = str(Path(__file__).parents[1] / "tiny_gan.py")
 OFFLINE = {"WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false"}
-
-
-def run_id(folder: Path) -> str:
-    return str(json.loads((folder / LOGGER_RUNS).read_text())["wandb"]["id"])
 
 
 def files_of(folder: Path) -> list[Path]:
@@ -37,17 +34,8 @@ def logged(file: Path) -> list[tuple[str, int, float]]:
     return sorted((name, step, value) for name, step, value in history(file) if not name.startswith("samples/"))
 
 
-def lines_of(folder: Path) -> list[tuple[str, int, float]]:
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    clocks = ("images", "seconds", "time")
-    return sorted((name, row["images"], value) for row in rows for name, value in row.items() if name not in clocks)
-
-
-@pytest.mark.parametrize("strategy", ["single", "lightning"])
-def test_a_finished_run_is_complete_in_its_offline_folder(tmp_path: Path, strategy: str) -> None:
-    if strategy == "lightning":
-        pytest.importorskip("lightning")
-    command = ("train", TINY_GAN, "--images", "640", "--out", "gan", "--strategy", strategy, "--loggers", "wandb")
+def test_a_finished_run_is_complete_in_its_offline_folder(tmp_path: Path) -> None:
+    command = ("train", TINY_GAN, "--images", "640", "--out", "gan", "--loggers", "wandb")
     done = run_fork(tmp_path, *command, environment=OFFLINE)
     assert done.wait() == 0 and done.stderr == "", done.stderr
     assert "wandb:" not in done.stdout, "W&B prints nothing"
@@ -77,10 +65,10 @@ def test_a_killed_run_keeps_its_id_and_its_newest_offline_folder_is_complete(tmp
     wait_until(lambda: files_of(folder), killed)
     killed.kill()
     killed.wait()
-    first = run_id(folder)
+    first = run_id(folder, "wandb")
     done = run_fork(tmp_path, *command, environment=OFFLINE)
     assert done.wait() == 0 and "resuming from" in done.stdout, done.stdout + done.stderr
-    assert run_id(folder) == first
+    assert run_id(folder, "wandb") == first
     old, new = files_of(folder)
     assert old.name == new.name == f"run-{first}.wandb"
     assert logged(new) == lines_of(folder), "metrics before the checkpoint are written again, each step once"
@@ -109,7 +97,7 @@ def test_a_run_that_starts_over_gets_a_new_id(tmp_path: Path) -> None:
     ids = []
     for start in (0, 0, 100):
         load_class("logger", "wandb", Logger)(tmp_path, start)
-        ids.append(run_id(tmp_path))
+        ids.append(run_id(tmp_path, "wandb"))
     assert ids[0] != ids[1] and ids[1] == ids[2]
 
 

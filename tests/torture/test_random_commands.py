@@ -66,7 +66,6 @@ PACKAGES = (
     "recipes",
     "data.sources",
     "data.shards",
-    "data.packing",
     "board",
     "inference",
     "images.regions",

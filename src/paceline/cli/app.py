@@ -179,7 +179,7 @@ def compare(
     from paceline.compare.cells import are_runs
     from paceline.compare.grid import Options
 
-    options = Options(strategies, seeds, scaling, verify, step_ladder, config, tuple(with_vgg(set_, vgg)), jobs)
+    options = Options(strategies, seeds, scaling, jobs, verify, step_ladder, config, tuple(with_vgg(set_, vgg)))
     if are_runs(what):
         raise typer.Exit(compare_runs(what, flags, options, across_recipes))
     raise typer.Exit(compare_recipes([name for word in what for name in word.split(",")], flags, options))

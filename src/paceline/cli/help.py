@@ -11,8 +11,8 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
-from paceline.cli.flags import GROUPS
 from paceline.cli.start import Interrupted
+from paceline.config.flags import GROUPS
 from paceline.core.registry import about, names, preset_names
 
 WIDEST, NARROWEST = 100, 30  # columns; limits on the width of the help, whatever the width of the terminal

@@ -24,7 +24,7 @@ from paceline.data.worker_pool import reporting_dead_workers
 from paceline.evaluation.contract import is_classifier
 from paceline.evaluation.protocol import Protocol
 from paceline.inference.evaluate_regions import RegionEvaluation, SplitMetrics
-from paceline.inference.trained import NO_BLEND, Blend, ImageModel, StoredModel, load_usable, read_blended, uses_of
+from paceline.inference.trained import NO_BLEND, Blend, StoredModel, TrainedModel, load_weights, read_blended, uses_of
 from paceline.launch.tasks import Task, run_in_processes
 from paceline.parallel.place import place_from
 from paceline.parallel.precision import choose_precision
@@ -144,7 +144,7 @@ def _evaluate(config: Config, world: World, run: str, split: str, checkpoint: st
         _check_class_names(stored.spec, run, split, config.run.data, sources[split].spec)
     spec = cropped(sources[split].spec, config.run.crop)
     try:
-        load_usable(recipe, dataclasses.replace(stored, spec=spec), run)
+        load_weights(recipe, dataclasses.replace(stored, spec=spec), run)
     except UserError:
         difference = _difference(run, stored.spec, spec)
         if difference:
@@ -153,7 +153,7 @@ def _evaluate(config: Config, world: World, run: str, split: str, checkpoint: st
     source = sources[split]
     if isinstance(source, ImageFiles) and source.has_huge_images:
         # Traced on the CPU, before the weights move to the device.
-        image_model = ImageModel(recipe.eval(), config, stored.spec, stored.origin)
+        image_model = TrainedModel(recipe, config, stored.spec, stored.origin)
         evaluation = RegionEvaluation(image_model, source, split, world, precision, config.run)
         recipe.to(device=world.device, dtype=precision.weights)
         with Counter(f"evaluating on the {split} split by region (pixels)", evaluation.num_pixels) as counter:

@@ -19,8 +19,8 @@ from paceline.core.errors import UserError
 from paceline.core.files import user_path, write_file
 from paceline.core.text import printable
 from paceline.images.decode import BadImage, unlimited
-from paceline.images.integrity import TIFF_SUFFIXES
 from paceline.images.readers import image_size
+from paceline.images.tiff import TIFF_SUFFIXES
 
 SUFFIXES = {
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".jp2", ".j2k", ".png", ".webp", ".avif", ".bmp", ".gif", *TIFF_SUFFIXES),

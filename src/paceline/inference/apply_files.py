@@ -121,19 +121,12 @@ def _name_results(
 ) -> tuple[list[ImageTask], list[SkippedImage]]:
     """Return the images with the shortest unique names for their output files, and those without a unique name."""
     named: dict[FoundImage, ImageTask] = {}
-    taken: set[str] = set()
     left = list(images)
     for with_suffix, in_folder in NAMINGS:
         proposed = {image: naming.task(image, out, with_suffix, in_folder) for image in left}
-        counts = Counter(file for task in proposed.values() for file in task.files)
-        fitting = {
-            image: task
-            for image, task in proposed.items()
-            if all(counts[file] == 1 and file not in taken for file in task.files)
-        }
-        named |= fitting
-        taken.update(file for task in fitting.values() for file in task.files)
-        left = [image for image in left if image not in fitting]
+        counts = Counter(file for tasks in (proposed, named) for task in tasks.values() for file in task.files)
+        named |= {image: task for image, task in proposed.items() if all(counts[file] == 1 for file in task.files)}
+        left = [image for image in left if image not in named]
     reason = "another image has the same output file; process the two images with different --out folders"
     return [named[image] for image in images if image in named], [
         SkippedImage(str(image.path), reason) for image in left
@@ -220,7 +213,7 @@ def _apply_whole(applier: Applier, num_pixels: Mapping[ImageTask, int], advance:
         try:
             return applier.write(made)
         finally:
-            budget.give_back(made.result_bytes)
+            budget.give_back(applier.result_bytes(made.opened.pixels))
 
     opened = ordered_map(
         applier.open,

@@ -19,11 +19,11 @@ from paceline.config.settings import setting
 from paceline.contracts.data_spec import SEGMENTATION
 from paceline.contracts.recipe import Batch, DataSpec, Evaluation, Loss, Phase, Recipe, Weights
 from paceline.core.errors import UserError
+from paceline.images.rectangles import in_windows
 from paceline.models.features import Features
 from paceline.models.layers import normalise_by_image
 from paceline.models.losses import BCE, SQUARES, Objective
 from paceline.models.pix2pix import PatchDiscriminator
-from paceline.models.windows import in_windows
 from paceline.recipes.parts.other_names import TRANSLATION
 from paceline.recipes.parts.restoration import check_colours
 from paceline.recipes.parts.translation import (

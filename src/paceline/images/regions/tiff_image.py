@@ -8,13 +8,14 @@ import re
 import threading
 import zlib
 from collections import OrderedDict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import tifffile
 
-from paceline.images.decode import ORIENTATION, PILLOW_COMPRESSIONS, PIXEL_LIMIT, PREMULTIPLIED, BadImage, reason_of
+from paceline.images.decode import PILLOW_COMPRESSIONS, PIXEL_LIMIT, BadImage, reason_of
 from paceline.images.deep import (
     EXTRA_CHANNELS_IGNORED,
     GREY_AND_RGB,
@@ -23,16 +24,31 @@ from paceline.images.deep import (
     check_colours,
     first_series,
 )
-from paceline.images.integrity import DEFLATE, END_OF_JPEG, JPEG, TIFF_HEADER_BYTES, check_directories, is_tiff
 from paceline.images.rectangles import Box
 from paceline.images.regions.region_image import Level, Pixels, RegionFormat, RegionImage
+from paceline.images.tiff import (
+    ALPHA,
+    DEFLATE,
+    END_OF_JPEG,
+    FLOAT_PREDICTOR,
+    GREY,
+    HORIZONTAL,
+    JPEG,
+    NO_PREDICTOR,
+    NONE,
+    OLD_JPEG,
+    ORIENTATION,
+    PREMULTIPLIED,
+    RGB,
+    TIFF_HEADER_BYTES,
+    YCBCR,
+    check_directories,
+    is_tiff,
+)
 
 LARGEST_SEGMENT_BYTES = 256 << 20  # of a decoded tile or strip
 LARGEST_WHOLE_STRIP_BYTES = 16 << 20  # of an uncompressed strip; from larger ones, only the requested rows are read
 LARGEST_CHANNELS = 64
-NONE = 1  # value of the TIFF tag Compression
-OLD_JPEG = 6
-JPEGS = (OLD_JPEG, JPEG)
 # The largest plausible ratio of decoded bytes to stored bytes, by compression. If the size in a header implies a larger
 # ratio, the header is damaged. Except for NONE, these are the largest possible ratios, rounded up (5: LZW; 32773:
 # PackBits; 34925: LZMA; 34926 and 50000: Zstandard). Compressions that are not listed have no limit. The ratio for NONE
@@ -41,9 +57,6 @@ MOST_EXPANSION = {
     **{NONE: 16, 5: 2048, JPEG: 2048, 32773: 64, 34925: 1 << 16, 34926: 1 << 16, 50000: 1 << 16},
     **dict.fromkeys(DEFLATE, 2048),
 }
-NO_PREDICTOR, HORIZONTAL = 1, 2
-GREY, RGB, YCBCR = 1, 2, 6  # values of the TIFF tag PhotometricInterpretation
-ALPHA = (1, 2)  # values of the TIFF tag ExtraSamples
 MICRONS_PER_UNIT = {2: 25_400.0, 3: 10_000.0}  # values of the TIFF tag ResolutionUnit: inch, centimetre
 
 
@@ -84,6 +97,7 @@ def samples_of(page: Any, channels: int) -> Samples:
 def check_page(page: Any, found: RegionFormat) -> None:
     """Raise BadImage for pixels that are not supported."""
     is_plain = page.compression == NONE or page.compression in DEFLATE
+    predictors = (NO_PREDICTOR, HORIZONTAL) if is_plain else (NO_PREDICTOR, HORIZONTAL, FLOAT_PREDICTOR)
     problems = {
         f"{found.dtype} pixels": found.dtype not in (np.uint8, np.uint16),
         f"{page.bitspersample}-bit pixels": page.bitspersample not in (8, 16),
@@ -91,13 +105,14 @@ def check_page(page: Any, found: RegionFormat) -> None:
             page.photometric not in (GREY, RGB, YCBCR)
         ),
         # Other decoders do not convert to RGB.
-        "YCbCr colours that are not stored as JPEG": page.photometric == YCBCR and page.compression not in JPEGS,
+        "YCbCr colours that are not stored as JPEG": page.photometric == YCBCR
+        and page.compression not in (OLD_JPEG, JPEG),
         # Without it, the colours are too dark.
         "premultiplied transparency": found.has_alpha and page.extrasamples[0] == PREMULTIPLIED,
         "pixels whose bits are in reverse order": page.fillorder != 1 and is_plain,
         "rotated pixels": page.tags.valueof(ORIENTATION, 1) not in (0, 1),
         f"{found.channels} channels": not 1 <= found.channels <= LARGEST_CHANNELS,
-        f"predictor {page.predictor}": page.predictor not in (NO_PREDICTOR, HORIZONTAL, *(() if is_plain else (3,))),
+        f"predictor {page.predictor}": page.predictor not in predictors,
     }
     for what, is_wrong in problems.items():
         if is_wrong:
@@ -167,6 +182,14 @@ def grid_of(page: Any) -> tuple[int, int, int, int]:
     if not height or not width:
         raise BadImage("damaged: the size of the tiles is 0")
     return height, width, -(-page.imagewidth // width), -(-page.imagelength // height)
+
+
+def segments_in(page: Any, box: Box) -> Iterator[tuple[int, Box]]:
+    """Yield the index and the rectangle of each tile or strip that has a part of a box, in the first plane."""
+    height, width, across, _ = grid_of(page)
+    for row in range(box.top // height, (box.bottom - 1) // height + 1):
+        for column in range(box.left // width, (box.right - 1) // width + 1):
+            yield row * across + column, Box(row * height, column * width, height, width)
 
 
 def microns_per_px(file: Any, page: Any) -> float:
@@ -260,10 +283,8 @@ class TiffImage(RegionImage):
     def check_ends(self, level: int, box: Box) -> None:
         """Raise BadImage if a JPEG tile of a region has no end, without decoding it; other decoders may accept it."""
         for page in self._pages[level]:
-            height, width, across, _ = grid_of(page)
-            for row in range(box.top // height, (box.bottom - 1) // height + 1):
-                for column in range(box.left // width, (box.right - 1) // width + 1):
-                    self._check_end(page, row * across + column)
+            for index, _ in segments_in(page, box):
+                self._check_end(page, index)
 
     def close(self) -> None:
         """Close the file."""
@@ -271,21 +292,19 @@ class TiffImage(RegionImage):
         os.close(self._descriptor)
 
     def _read_page(self, level: int, number: int, page: Any, box: Box, region: Pixels) -> None:
-        height, width, across, down = grid_of(page)
         separate = page.planarconfig == 2 and page.samplesperpixel > 1
-        for row in range(box.top // height, (box.bottom - 1) // height + 1):
-            for column in range(box.left // width, (box.right - 1) // width + 1):
-                segment = Box(row * height, column * width, height, width)
-                shared = box.intersection(segment)
-                inside, target = shared.moved_from(segment).slices, shared.moved_from(box).slices
-                for plane in range(self._kept if separate else 1):
-                    index = plane * across * down + row * across + column
-                    if is_read_by_row(page):
-                        part = self._read_rows(page, index, *inside)
-                    else:
-                        part = self._segment(level, number, page, index)[inside]
-                    samples = slice(plane, plane + 1) if separate else slice(0, self._kept)
-                    region[*target, samples] = part if separate else part[..., : self._kept]
+        _, _, across, down = grid_of(page)
+        for first, segment in segments_in(page, box):
+            shared = box.intersection(segment)
+            inside, target = shared.moved_from(segment).slices, shared.moved_from(box).slices
+            for plane in range(self._kept if separate else 1):
+                index = plane * across * down + first
+                if is_read_by_row(page):
+                    part = self._read_rows(page, index, *inside)
+                else:
+                    part = self._segment(level, number, page, index)[inside]
+                samples = slice(plane, plane + 1) if separate else slice(0, self._kept)
+                region[*target, samples] = part if separate else part[..., : self._kept]
 
     def _read_rows(self, page: Any, index: int, rows: slice, columns: slice) -> Pixels:
         """Return a part of an uncompressed strip, [h, w, samples]; only these pixels are read."""

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from paceline.config.settings import setting
 from paceline.contracts.recipe import Batch, DataSpec, Phase
 from paceline.core.errors import UserError
+from paceline.images.rectangles import in_windows
 from paceline.images.resample import bicubic, bicubic_as_saved, cut_to_multiple
 from paceline.models.features import check_lpips
-from paceline.models.windows import in_windows
 from paceline.recipes.parts.other_names import SUPER_RESOLUTION
 from paceline.recipes.parts.restoration import RestorationLossSettings, RestorationRecipe
 
