@@ -171,10 +171,8 @@ def samples_in_order(folder: Path, size: int) -> list[int]:
     "settings",
     [
         "optimizer=adam dropout=0.3 ema_half_life=100_images",
-        "optimizer=adamw accumulate=2 clip=0.5 norm=none",
-        "optimizer=sgd precision=bf16 ema_half_life=64_images accumulate=3",
-        "optimizer=sgd precision=fp16 clip=1 dropout=0.1",
-        "optimizer=adam precision=fp16 momentum=0 loader=workers workers=1",
+        "optimizer=adamw precision=bf16 accumulate=3 clip=0.5 norm=none ema_half_life=64_images",
+        "optimizer=sgd precision=fp16 clip=1 dropout=0.1 loader=workers workers=1",
     ],
 )
 def test_a_run_resumes_exactly_with_any_optimizer_precision_ema_and_dropout(
@@ -256,18 +254,8 @@ def test_ranks_without_a_launcher_resume_after_a_kill(tmp_path: Path, tiny: str,
 @pytest.mark.parametrize("strategy", ["ddp", pytest.param("lightning", marks=pytest.mark.slow)])
 def test_three_processes_resume_and_end_with_bit_identical_weights(tmp_path: Path, tiny: str, strategy: str) -> None:
     # With three ranks, the order of summation depends on a gradient's position in its bucket.
-    command = (
-        "train",
-        tiny,
-        "--strategy",
-        strategy,
-        "--set",
-        "width=32",
-        "--set",
-        "validation=0",
-        "--set",
-        "schedule=constant",
-    )
+    fixed = ("--set", "width=32", "--set", "validation=0", "--set", "schedule=constant")
+    command = ("train", tiny, "--strategy", strategy, *fixed)
     for out, lengths in (("whole", ["96"]), ("parts", ["48", "96"])):
         for images in lengths:
             assert run_ranks(tmp_path, 3, *command, "--images", images, "--out", out) == [0, 0, 0]

@@ -1,4 +1,4 @@
-"""A trace is split into sections, phases, kernels, gaps and communication, and the remedies follow from the shares."""
+"""A trace is split into sections, phases, kernels, gaps and communication."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from paceline.training.profiler import Situation, remedies
-from paceline.training.trace import TraceTimes, intersect, merge, read_trace, subtract
+from paceline.training.trace import intersect, merge, read_trace, subtract
 
 
 def event(kind: str, name: str, start: float, end: float, **more: Any) -> dict[str, Any]:
@@ -84,25 +83,3 @@ def test_unions_differences_and_intersections_of_ranges_are_correct() -> None:
     assert merge([(3, 4), (0, 2), (1, 3)]) == [(0, 4)]
     assert subtract([(0, 10)], [(2, 3), (5, 20)]) == [(0, 2), (3, 5)]
     assert intersect([(0, 4), (6, 8)], [(3, 7)]) == [(3, 4), (6, 7)]
-
-
-def times_with(**changes: Any) -> TraceTimes:
-    values: dict[str, Any] = {"on_gpu": True, "total": 1.0, "sections": {}, "phases": {}, "kernels": {"gemm": (0.9, 9)}}
-    values |= {"communication": 0.0, "exposed_communication": 0.0, "gaps": 0.0}
-    return TraceTimes(**{**values, **changes})
-
-
-def test_waiting_for_data_is_the_first_remedy_if_it_takes_most_of_the_time() -> None:
-    situation = Situation(captured=False, can_gain_by_compiling=False, loads_in_workers=True, workers=2)
-    found = remedies(times_with(sections={"data": 0.6}, gaps=0.1), situation)
-    assert "--workers (now 2)" in found[0].action and found[0].gain == pytest.approx(0.6)
-    assert "--graph" in found[1].action and found[1].gain == pytest.approx(0.1)
-
-
-def test_remedies_that_are_already_in_use_or_save_less_than_one_percent_are_not_suggested() -> None:
-    busy = {"vectorized_elementwise_kernel": (0.4, 10), "gemm": (0.5, 10)}
-    plain = Situation(captured=False, can_gain_by_compiling=True, loads_in_workers=False, workers=0)
-    (compiling,) = remedies(times_with(kernels=busy, gaps=0.009), plain)
-    assert compiling.action == "--compile on" and compiling.gain == pytest.approx(0.2)
-    in_use = Situation(captured=True, can_gain_by_compiling=False, loads_in_workers=False, workers=0)
-    assert remedies(times_with(kernels=busy, gaps=0.1), in_use) == ()

@@ -13,7 +13,15 @@ from typing import ClassVar
 from torch import Tensor
 
 from paceline.contracts.data_spec import DataSpec
+from paceline.core.errors import UserError
 from paceline.core.types import SettingValue
+
+
+def only_path(paths: Sequence[Path], content: str) -> Path:
+    """Return the single path; raise UserError if there are several."""
+    if len(paths) != 1:
+        raise UserError(f"import: expected one file with {content}, got {len(paths)}; import them one at a time")
+    return paths[0]
 
 
 class Importer:

@@ -12,7 +12,6 @@ from torch import Tensor
 from paceline.config.resolve import Config
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Batch, DataSpec, Recipe
-from paceline.core.files import Lock
 from paceline.core.registry import load_class
 from paceline.core.text import four_digits
 from paceline.data.source import Source
@@ -138,16 +137,6 @@ class Evaluator:
         measurements are comparable.
         """
         return {}
-
-    def lock_samples(self) -> Lock | None:
-        """Return a lock to hold while all samples are processed; None if not needed.
-
-        Use a lock if other runs can use the result, so that only one of them processes the samples.
-
-        Raises:
-            InUse: If another run is processing the same samples. The caller waits, and then creates a new evaluator.
-        """
-        return None
 
     def update_samples(self, batch: Batch) -> None:
         """Add a batch of the samples that predictions are compared with."""

@@ -19,9 +19,7 @@ from torch import Tensor
 
 from paceline.core.errors import UserError
 from paceline.core.files import (
-    LOCK,
     SAFETENSORS,
-    Lock,
     checksum_of_content,
     read_json,
     user_cache,
@@ -303,20 +301,6 @@ def _read(path: Path, protocol: str, device: torch.device, changed_at: int) -> S
     if manifest.get("sha256") != sha256(content).hexdigest() or manifest.get("protocol") != json.loads(protocol):
         return None
     return Statistics(**{name: value.double().to(device) for name, value in safetensors.torch.load(content).items()})
-
-
-def lock_statistics(protocol: Protocol) -> Lock | None:
-    """Return a lock to hold while statistics are computed and stored; None if the folder is not writable.
-
-    Raises:
-        InUse: If another process is computing the same statistics.
-    """
-    path = _path(protocol)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return Lock(path.parent, f".{path.stem}{LOCK}", wait_seconds=0)
-    except OSError:
-        return None
 
 
 def store_statistics(protocol: Protocol, statistics: Statistics) -> None:

@@ -14,16 +14,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from paceline.config.settings import setting
-from paceline.contracts.recipe import Batch, DataSpec, Draw, Loss, Phase
-from paceline.models.losses import OBJECTIVES, r1_penalty, score_range
-from paceline.recipes.parts.generation import (
-    R1_EVERY,
-    Augmentation,
-    DcganRecipe,
-    GenerativeSettings,
-    make_discriminator,
-    make_generator,
-)
+from paceline.contracts.recipe import Batch, DataSpec, Loss, Phase
+from paceline.models.losses import OBJECTIVES, score_range
+from paceline.recipes.parts.generation import R1_EVERY, DcganRecipe, GenerativeSettings, make_discriminator
 
 
 @dataclass(frozen=True)
@@ -41,12 +34,8 @@ class Dcgan(DcganRecipe):
 
     def __init__(self, settings: DcganSettings, spec: DataSpec) -> None:
         super().__init__(settings, spec)
-        self.generator = make_generator(settings, spec)
         self.discriminator = make_discriminator(settings, spec)
         self.objective = OBJECTIVES[settings.objective]
-        self.augment = Augmentation(settings)
-        self.draws = {"noise": Draw((settings.nz,), "normal"), **self.augment.draws}
-        self.signals = self.augment.signals
         self.phases = (Phase("generator", "generator"), Phase("discriminator", "discriminator"))
         if settings.r1:
             self.phases += (Phase("penalty", "discriminator", every=R1_EVERY),)
@@ -70,9 +59,5 @@ class Dcgan(DcganRecipe):
         return Loss(terms, signals=self.objective.scores(real, fake) | score_range(real, fake) | certainty)
 
     def penalty_loss(self, batch: Batch) -> Loss:
-        """R1 = r1 · ½‖∇D(x)‖² at real images x. R1 runs every R1_EVERY steps, so its weight is scaled by R1_EVERY."""
-        penalties, logits = r1_penalty(
-            lambda images: self.discriminator(self.augment(images, batch, "real")), batch["image"]
-        )
-        # R1 does not depend on the last bias, but every parameter needs a gradient: hence 0 * logits.
-        return Loss({"r1": self.settings.r1 * R1_EVERY * penalties.mean() + 0 * logits.sum()})
+        """The R1 penalty on the discriminator's gradient at real images."""
+        return self.penalty(self.discriminator, batch)

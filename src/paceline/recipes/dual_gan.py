@@ -21,15 +21,8 @@ from paceline.contracts.recipe import Batch, DataSpec, Draw, Loss, Phase
 from paceline.core.errors import UserError
 from paceline.core.gpu import run_concurrently
 from paceline.models.dcgan import Discriminator
-from paceline.models.losses import OBJECTIVES, Objective, d2gan, r1_penalty, score_range
-from paceline.recipes.parts.generation import (
-    R1_EVERY,
-    Augmentation,
-    DcganRecipe,
-    GenerativeSettings,
-    make_discriminator,
-    make_generator,
-)
+from paceline.models.losses import OBJECTIVES, Objective, d2gan, score_range
+from paceline.recipes.parts.generation import R1_EVERY, DcganRecipe, GenerativeSettings, make_discriminator
 
 # A discriminator's priority for training the generator, from its losses on real and fake images; the highest wins.
 PRIORITIES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -78,12 +71,9 @@ class DualGan(DcganRecipe):
     def __init__(self, settings: DualGanSettings, spec: DataSpec) -> None:
         super().__init__(settings, spec)
         self.against = _checked_choice(settings)
-        self.generator = make_generator(settings, spec)
         self.discriminator_1 = make_discriminator(settings, spec)
         self.discriminator_2 = make_discriminator(settings, spec)
         self.objectives = _objectives(settings)
-        self.augment = Augmentation(settings)
-        self.draws = {"noise": Draw((settings.nz,), "normal"), **self.augment.draws}
         if self.against == "random":
             self.draws["coin"] = Draw((), "uniform", common=True)
         priorities = {"priority_1": 0.0, "priority_2": 0.0} if self.against in PRIORITIES else {}
@@ -125,11 +115,11 @@ class DualGan(DcganRecipe):
 
     def penalty_1_loss(self, batch: Batch) -> Loss:
         """The first discriminator's R1 penalty."""
-        return self._penalty_loss(self.discriminator_1, batch)
+        return self.penalty(self.discriminator_1, batch)
 
     def penalty_2_loss(self, batch: Batch) -> Loss:
         """The second discriminator's R1 penalty."""
-        return self._penalty_loss(self.discriminator_2, batch)
+        return self.penalty(self.discriminator_2, batch)
 
     def _choose(self, first: Tensor, second: Tensor, batch: Batch) -> Tensor:
         """Return the generator's loss per sample. The discriminator is chosen on the device, once per step."""
@@ -152,14 +142,6 @@ class DualGan(DcganRecipe):
         if self.against in PRIORITIES:
             signals[f"priority_{number}"] = PRIORITIES[self.against](terms["real"], terms["fake"]).detach()
         return Loss(terms, signals=signals)
-
-    def _penalty_loss(self, discriminator: Discriminator, batch: Batch) -> Loss:
-        """R1 = r1 · ½‖∇D(x)‖² at real images x. R1 runs every R1_EVERY steps, so its weight is scaled by R1_EVERY."""
-        penalties, logits = r1_penalty(
-            lambda images: discriminator(self.augment(images, batch, "real")), batch["image"]
-        )
-        # R1 does not depend on the last bias, but every parameter needs a gradient: hence 0 * logits.
-        return Loss({"r1": self.settings.r1 * R1_EVERY * penalties.mean() + 0 * logits.sum()})
 
 
 def _checked_choice(settings: DualGanSettings) -> str:

@@ -30,6 +30,7 @@ from paceline.images.degradation.second_order import (
 )
 from paceline.models.esrgan import SIDES_MULTIPLE_OF, RRDBNet, UNetDiscriminator
 from paceline.models.srresnet import Discriminator
+from paceline.recipes.parts.restoration import QUICK
 from paceline.recipes.parts.upscaling import UpscalingRecipe, UpscalingSettings, check_sides
 
 DEGRADATION_SETTINGS = ("degradation", "degradation_order", "max_blur", "max_noise", "max_poisson", "min_jpeg")
@@ -89,20 +90,15 @@ class Esrgan(UpscalingRecipe):
     weights = Weights("esrgan", must_match=("scale", "output"))
     defaults = {**UpscalingRecipe.defaults, "data": "photos", "lr": 1e-4, "content": "l1", "tv": 0.0, "crop": 128}
     presets = {
-        # For a first run on a CPU, with the bundled photographs. A run this short cannot learn to copy the image.
+        # A run this short cannot learn to copy the image: hence `residual`.
         "quick": {
+            **QUICK,
             "scale": "2",
             "num_blocks": 1,
             "width": 16,
             "growth": 8,
             "output": "residual",
-            "crop": 48,
-            "lr": 2e-3,
             "schedule": "cosine",
-            "images": 8000,
-            "evaluate_every": "25%",
-            "sample_every": "25%",
-            "save_every": "25%",
         },
         # The adversarial stage of ESRGAN. The paper's weight of the pixel loss is 0.01 for images in 0…1.
         "esrgan": {
@@ -162,16 +158,13 @@ class Esrgan(UpscalingRecipe):
     def generator_loss(self, batch: Batch) -> Loss:
         """Upscaled images should match the originals and score as real, or as more real than the originals."""
         upscaled = self.generator(self.low_resolution(batch))
+        if self.discriminator is None or not self.relativistic:
+            return self.loss_of_restored(upscaled, batch["image"])
         terms = self.content_loss(upscaled, batch["image"])
-        if self.discriminator is None:
-            return Loss(terms)
         fake = self.discriminator(upscaled)
-        rating = fake
-        if self.relativistic:
-            with torch.no_grad():
-                real = self.discriminator(batch["image"])
-            rating = fake - real
-        terms["adversarial"] = self.adversarial * self.objective.generator(rating).mean()
+        with torch.no_grad():
+            real = self.discriminator(batch["image"])
+        terms["adversarial"] = self.adversarial * self.objective.generator(fake - real).mean()
         return Loss(terms, shared={"fake": upscaled}, signals={"fake_score": self.objective.score(fake)})
 
     def discriminator_loss(self, batch: Batch) -> Loss:
@@ -181,12 +174,11 @@ class Esrgan(UpscalingRecipe):
         instead, which would depend on how the batch is split across devices.
         """
         assert self.discriminator is not None
+        if not self.relativistic:
+            return self.loss_of_discriminator(batch["image"], batch["fake"])
         # Use two passes, so that real and upscaled images have separate BatchNorm statistics.
         real, fake = self.discriminator(batch["image"]), self.discriminator(batch["fake"])
-        if self.relativistic:
-            terms = {"relativistic": self.objective.real(real - fake).mean()}
-        else:
-            terms = {"real": self.objective.real(real).mean(), "fake": self.objective.fake(fake).mean()}
+        terms = {"relativistic": self.objective.real(real - fake).mean()}
         return Loss(terms, signals=self.objective.scores(real, fake))
 
     def degrade(self, high: Tensor, batch: Batch) -> Tensor:

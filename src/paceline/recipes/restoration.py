@@ -15,17 +15,10 @@ from paceline.config.resolve import Arguments
 from paceline.config.settings import setting
 from paceline.contracts.recipe import Batch, DataSpec, Draw, Loss, Phase, Weights
 from paceline.images.degradation.operations import add_gaussian_noise
-from paceline.models.losses import OBJECTIVES
 from paceline.models.networks import NetworkTask
 from paceline.models.srresnet import Discriminator, SRResNet
 from paceline.models.unet import UNet
-from paceline.recipes.parts.restoration import (
-    ContentLoss,
-    RestorationLossSettings,
-    RestorationRecipe,
-    check_weights,
-    make_image_network,
-)
+from paceline.recipes.parts.restoration import QUICK, RestorationLossSettings, RestorationRecipe, make_image_network
 
 
 @dataclass(frozen=True)
@@ -62,6 +55,7 @@ class Restoration(RestorationRecipe):
     Settings = RestorationSettings
     required_fields = ("target",)
     weights = Weights("recognised", network_settings=("network", "network_args"))
+    phases = (Phase("restorer", "restorer"),)
     ema = ("restorer",)
     defaults = {
         **RestorationRecipe.defaults,
@@ -71,17 +65,7 @@ class Restoration(RestorationRecipe):
         "protocol": "rgb",
     }
     presets = {
-        # For a first run on a CPU: removes noise from the bundled photographs.
-        "quick": {
-            "width": 12,
-            "depth": 2,
-            "crop": 48,
-            "lr": 2e-3,
-            "images": 8000,
-            "evaluate_every": "25%",
-            "sample_every": "25%",
-            "save_every": "25%",
-        },
+        "quick": {**QUICK, "width": 12, "depth": 2},
         # Removes noise with NAFNet, trained for about a quarter of an hour on a large GPU.
         "nafnet": {
             "network": "spandrel:NAFNet",
@@ -124,32 +108,16 @@ class Restoration(RestorationRecipe):
         self.fresh_noise, self.pixels = settings.fresh_noise, spec.pixel_format
         if self.fresh_noise:
             self.draws = {"noise_seeds": Draw((2,), "uniform")}
-        self.content_loss = ContentLoss(settings)
-        self.objective, self.adversarial = OBJECTIVES[settings.objective], settings.adversarial
-        check_weights(self.content_loss, self.adversarial, spec.channels)
-        self.discriminator = None
-        self.phases = (Phase("restorer", "restorer"),)
         if self.adversarial:
-            self.discriminator = Discriminator(spec.channels, settings.d_width, settings.d_norm)
-            self.phases += (Phase("discriminator", "discriminator"),)
+            self.add_discriminator(Discriminator(spec.channels, settings.d_width, settings.d_norm))
 
     def restorer_loss(self, batch: Batch) -> Loss:
         """Restored images should match their targets and, with a discriminator, score as real."""
-        restored = self.restorer(self._input(batch))
-        terms = self.content_loss(restored, batch["target"])
-        if self.discriminator is None:
-            return Loss(terms)
-        logits = self.discriminator(restored)
-        terms["adversarial"] = self.adversarial * self.objective.generator(logits).mean()
-        return Loss(terms, shared={"fake": restored}, signals={"fake_score": self.objective.score(logits)})
+        return self.loss_of_restored(self.restorer(self._input(batch)), batch["target"])
 
     def discriminator_loss(self, batch: Batch) -> Loss:
         """Targets should score as real, restored images as fake."""
-        assert self.discriminator is not None
-        # Use two passes, so that real and restored images have separate BatchNorm statistics.
-        real, fake = self.discriminator(batch["target"]), self.discriminator(batch["fake"])
-        terms = {"real": self.objective.real(real).mean(), "fake": self.objective.fake(fake).mean()}
-        return Loss(terms, signals=self.objective.scores(real, fake))
+        return self.loss_of_discriminator(batch["target"], batch["fake"])
 
     def _input(self, batch: Batch) -> Tensor:
         """Return the images to restore during training."""
@@ -163,8 +131,8 @@ class Restoration(RestorationRecipe):
 
     def preview(self, batch: Batch) -> dict[str, Tensor]:
         """Return the input, the restored image and the target."""
-        made = self.predict(batch)
-        return {"input": made["input"], "restored": made["image"], "target": made["target"]}
+        prediction = self.predict(batch)
+        return {"input": prediction["input"], "restored": prediction["image"], "target": prediction["target"]}
 
     def image_to_image(self, images: Tensor) -> dict[str, Tensor]:
         """Return restored images of the same size."""

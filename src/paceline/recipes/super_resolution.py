@@ -19,7 +19,7 @@ from paceline.core.types import SettingValues
 from paceline.models.layers import normalise_by_image
 from paceline.models.networks import NetworkTask
 from paceline.models.srresnet import SCALES, Discriminator, SRResNet
-from paceline.recipes.parts.restoration import make_image_network
+from paceline.recipes.parts.restoration import QUICK, make_image_network
 from paceline.recipes.parts.upscaling import UpscalingRecipe, UpscalingSettings
 
 FEW_HUNDRED_PHOTOGRAPHS: SettingValues = {  # what the presets for training on 291 photographs have in common
@@ -74,21 +74,15 @@ class SuperResolution(UpscalingRecipe):
     )
     defaults = {**UpscalingRecipe.defaults, "data": "photos", "lr": 1e-4}
     presets = {
-        # For a first run on a CPU, with the bundled photographs.
         "quick": {
+            **QUICK,
             "scale": "2",
             "num_blocks": 3,
             "width": 16,
             "norm": "none",
             "content": "l1",
             "tv": 0.0,
-            "crop": 48,
-            "lr": 2e-3,
             "schedule": "cosine",
-            "images": 8000,
-            "evaluate_every": "25%",
-            "sample_every": "25%",
-            "save_every": "25%",
         },
         # The networks, losses and settings from the distributed SRGAN project, which trains on DIV2K.
         "reference": {
@@ -147,21 +141,11 @@ class SuperResolution(UpscalingRecipe):
 
     def generator_loss(self, batch: Batch) -> Loss:
         """Upscaled images should match the originals and, with a discriminator, score as real."""
-        upscaled = self.generator(self.low_resolution(batch))
-        terms = self.content_loss(upscaled, batch["image"])
-        if self.discriminator is None:
-            return Loss(terms)
-        logits = self.discriminator(upscaled)
-        terms["adversarial"] = self.adversarial * self.objective.generator(logits).mean()
-        return Loss(terms, shared={"fake": upscaled}, signals={"fake_score": self.objective.score(logits)})
+        return self.loss_of_restored(self.generator(self.low_resolution(batch)), batch["image"])
 
     def discriminator_loss(self, batch: Batch) -> Loss:
         """Real images should score as real, upscaled images as fake."""
-        assert self.discriminator is not None
-        # Use two passes, so that real and upscaled images have separate BatchNorm statistics.
-        real, fake = self.discriminator(batch["image"]), self.discriminator(batch["fake"])
-        terms = {"real": self.objective.real(real).mean(), "fake": self.objective.fake(fake).mean()}
-        return Loss(terms, signals=self.objective.scores(real, fake))
+        return self.loss_of_discriminator(batch["image"], batch["fake"])
 
 
 def _make_srresnet(settings: SuperResolutionSettings, channels: int) -> SRResNet:

@@ -1,4 +1,4 @@
-"""The summary of a profile: where the time of a few training steps went, and what could save time."""
+"""The summary of a profile: where the time of a few training steps went."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from paceline.core.files import write_file, write_json
 PROFILE = "profile"  # folder within a run folder
 SUMMARY_JSON, SUMMARY_TEXT = "summary.json", "summary.txt"
 MAX_KERNELS = 12
-MAX_REMEDIES = 3
 
 
 @dataclass(frozen=True)
@@ -21,15 +20,6 @@ class KernelTime:
     name: str
     share: float  # of the profiled time
     calls_per_step: float
-
-
-@dataclass(frozen=True)
-class Remedy:
-    """Something the user can change, and the estimated fraction of the time that it saves."""
-
-    action: str
-    reason: str
-    gain: float
 
 
 @dataclass(frozen=True)
@@ -46,7 +36,6 @@ class ProfileSummary:
     communication: float  # including waiting for slower ranks
     exposed_communication: float  # the part that is not hidden behind computation
     gaps: float  # a GPU without work, or a CPU between two operators
-    remedies: tuple[Remedy, ...]
     notes: tuple[str, ...] = ()
 
     def write(self, run: Path) -> None:
@@ -71,11 +60,6 @@ class ProfileSummary:
         yield ""
         yield f"{'GPU without work (launch gaps)' if on_gpu else 'CPU between operators'}: {self.gaps:.1%}"
         yield f"communication: {self.communication:.1%}, of which {self.exposed_communication:.1%} delays the step"
-        yield ""
-        yield "remedies with the largest estimated gain"
-        yield from (f"  {r.gain:6.1%}  {r.action}  ({r.reason})" for r in self.remedies)
-        if not self.remedies:
-            yield "  none: no remedy would save 1 % of the time or more"
         yield from (f"note: {note}" for note in self.notes)
 
 

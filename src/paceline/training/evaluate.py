@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -15,7 +14,6 @@ from torch import Tensor, nn
 from paceline.config.settings import RunSettings
 from paceline.config.spans import is_never
 from paceline.contracts.recipe import CLASS_DRAW, Batch, DataSpec, Recipe
-from paceline.core.files import InUse, Lock
 from paceline.core.registry import load_class
 from paceline.core.text import print_line
 from paceline.core.watch import beat
@@ -82,10 +80,6 @@ class Predictor:
     def _run(self, batch: Batch) -> Batch:
         with eager(), self._precision.autocast():
             return self._recipe.predict(batch)
-
-
-POLL_SECONDS = 0.5  # how often a run that waits for another one asks whether that one has finished
-REMINDER_SECONDS = 30.0  # time between two lines about what a run waits for
 
 
 class EvaluationStopped(Exception):
@@ -157,71 +151,30 @@ class SplitEvaluator:
         """Return the recipe's metrics on the split, identical on every rank.
 
         `on_samples` is called after each batch with the number of samples that all ranks have evaluated so far. If
-        `is_stopping` returns true, the evaluation no longer waits for other runs, and raises EvaluationStopped.
+        `is_stopping` returns true, the evaluation raises EvaluationStopped.
         """
-        evaluator, world, seen = self._new_evaluator(), self.world, 0
-        if self._is_true_anywhere(evaluator.needs_samples):  # if any rank needs the samples, all ranks process them
-            evaluator = self._with_samples(evaluator, on_samples, is_stopping)
-        with self._predict.evaluating():
-            for batch in self._batches():
+        evaluator = self._new_evaluator()
+
+        def process(batches: Iterator[Batch], update: Callable[[Batch], None]) -> None:
+            seen = 0
+            for batch in batches:
                 beat()
-                evaluator.update(self._predict(batch), batch)
+                update(batch)
                 seen += len(batch["index"])
-                on_samples(min(seen * world.size, self.count))
+                on_samples(min(seen * self.world.size, self.count))
                 if is_stopping():
                     break
+
+        if self._is_true_anywhere(evaluator.needs_samples):  # if any rank needs the samples, all ranks process them
+            process(self._sample_batches(), evaluator.update_samples)
+            self._check_stop(is_stopping)
+            evaluator.end_samples(self.world.sum(evaluator.sample_sums()))
+        with self._predict.evaluating():
+            process(self._batches(), lambda batch: evaluator.update(self._predict(batch), batch))
         self._check_stop(is_stopping)
-        metrics = evaluator.results(world.sum(evaluator.sums()))
+        metrics = evaluator.results(self.world.sum(evaluator.sums()))
         self.notes += tuple(note for note in evaluator.notes if note not in self.notes)
         return metrics
-
-    def _with_samples(
-        self, evaluator: Evaluator, on_samples: Callable[[int], None], is_stopping: Callable[[], bool]
-    ) -> Evaluator:
-        """Return an evaluator that has processed all samples, or that uses the result of a run that has done so."""
-        world, seen = self.world, 0
-        with self._samples_locked(evaluator, is_stopping) as has_waited:
-            if has_waited:
-                evaluator = self._new_evaluator()
-                if not self._is_true_anywhere(evaluator.needs_samples):
-                    return evaluator
-            for batch in self._sample_batches():
-                beat()
-                evaluator.update_samples(batch)
-                seen += len(batch["index"])
-                on_samples(min(seen * world.size, self.count))
-                if is_stopping():
-                    break
-            self._check_stop(is_stopping)
-            evaluator.end_samples(world.sum(evaluator.sample_sums()))
-        return evaluator
-
-    @contextmanager
-    def _samples_locked(self, evaluator: Evaluator, is_stopping: Callable[[], bool]) -> Iterator[bool]:
-        """Keep other runs from processing the same samples; yield whether this run has waited for another one.
-
-        Only the first rank holds the lock. The other ranks wait with it, step by step, so that no exchange times out.
-        After `timeout` seconds, the samples are processed without the lock: the other run may be suspended.
-        """
-        lock, owner, began, printed_at = None, "", time.monotonic(), -math.inf
-        has_waited = False
-        try:
-            while True:
-                if self.world.is_first:
-                    lock, owner = _try_to_lock(evaluator)
-                waited = time.monotonic() - began
-                if not self._is_true_anywhere(bool(owner) and not is_stopping() and waited < self.settings.timeout):
-                    break
-                has_waited = True
-                if owner and waited - printed_at >= REMINDER_SECONDS:
-                    print_line(_waiting_for(owner, waited, self.settings.timeout))
-                    printed_at = waited
-                beat()
-                time.sleep(POLL_SECONDS)
-            yield has_waited
-        finally:
-            if lock:
-                lock.release(remove=True)
 
     def _check_stop(self, is_stopping: Callable[[], bool]) -> None:
         if self._is_true_anywhere(is_stopping()):
@@ -240,8 +193,7 @@ class SplitEvaluator:
         """Return a batch of draws in which the classes occur in the same proportions as in the real images."""
         if self.class_counts is None:
             return batch
-        name = CLASS_DRAW if CLASS_DRAW in self.recipe.draws else ""
-        return batch | {name: in_proportion(batch[name], self.class_counts)}
+        return batch | {CLASS_DRAW: in_proportion(batch[CLASS_DRAW], self.class_counts)}
 
     def _class_protocol(self) -> Protocol:
         if self.class_counts is None or (self.class_counts == self.class_counts[0]).all():
@@ -250,22 +202,6 @@ class SplitEvaluator:
 
     def _sample_batches(self) -> Iterator[Batch]:
         return evaluation_batches(self.pipeline, self.world.rank, self.world.size, self.drawer)
-
-
-def _waiting_for(owner: str, waited: float, timeout: float) -> str:
-    """Return the line to print while a run waits for another one."""
-    line = f"waiting for another run (process {owner}), which is processing the same images for its evaluation"
-    if waited < REMINDER_SECONDS:
-        return line
-    return f"still {line}: {waited:.0f} s so far; after {timeout:g} s (--timeout), this run processes them itself"
-
-
-def _try_to_lock(evaluator: Evaluator) -> tuple[Lock | None, str]:
-    """Return the lock of the evaluator's samples, if there is one; otherwise, the process that holds it."""
-    try:
-        return evaluator.lock_samples(), ""
-    except InUse as used:
-        return None, str(used)
 
 
 def training_evaluator(parts: Parts) -> SplitEvaluator | None:
@@ -363,11 +299,11 @@ def averaged_norms(step: Step) -> dict[str, AnyBatchNorm]:
 
 def _first_batches(step: Step, feed: TrainingFeed) -> list[Batch]:
     """Return training samples in batches. Images that are generated by class get the classes of the samples."""
-    batches, name = feed.first_batches(), CLASS_DRAW if CLASS_DRAW in step.recipe.draws else ""
-    if name:
+    batches = feed.first_batches()
+    if CLASS_DRAW in step.recipe.draws:
         num_classes = feed.pipeline.loader.source.spec.num_classes
         for batch in batches:
-            batch[name] = selecting(step.finish(batch)[LABEL].to(batch[name]), num_classes)
+            batch[CLASS_DRAW] = selecting(step.finish(batch)[LABEL].to(batch[CLASS_DRAW]), num_classes)
     return batches
 
 

@@ -264,8 +264,7 @@ class Loop:
         if self.profiler:
             self.profiler.after_step()
         self.recorder.where = BETWEEN_STEPS
-        if not (self.profiler and self.profiler.delays_log):
-            self._finish_log()
+        self._finish_log()
         before, self.images = data.images, data.images + self.parts.feed.images_per_step
         due = partial(self.cadence.is_due, before=before, after=self.images)
         if due("log_every"):
@@ -299,9 +298,6 @@ class Loop:
 
     def _request_log(self) -> None:
         """Collect the losses and log them; on a GPU, while the next step runs, so that the GPU does not wait."""
-        if self.profiler and self._requested:  # the profiler has delayed the last log
-            self.profiler.write_trace()
-            self._finish_log()
         with self.stopwatch("log"):
             self._requested = self.images, self.loss_log.request(self.pace.own_work())
         self._logged_at = self.images

@@ -9,7 +9,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache, partial
-from inspect import signature
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -184,41 +183,18 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(part)
 
 
-# Autocast on a GPU runs these operations in float32, and on a CPU in the precision of their inputs.
-IN_FLOAT32 = {
-    F.layer_norm,
-    F.group_norm,
-    F.softmax,
-    F.log_softmax,
-    F.cross_entropy,
-    F.l1_loss,
-    F.mse_loss,
-    F.smooth_l1_loss,
-    F.softplus,
-    F.normalize,
-    torch.layer_norm,
-    torch.softmax,
-    Tensor.softmax,
-    torch.pow,
-    Tensor.pow,
-    torch.norm,
-    Tensor.norm,
-}
-_DROPOUT = signature(F.dropout)
+# Autocast on a GPU runs these operations in float32, and on a CPU in the precision of their inputs. Without them, the
+# forecast for a vision transformer is 9 % lower. Autocast's other operations, such as losses, do not matter.
+IN_FLOAT32 = {F.layer_norm, F.group_norm, F.softmax, torch.layer_norm, torch.softmax, Tensor.softmax}
 
 
 class LikeCuda(TorchFunctionMode):
-    """Runs operations as on a GPU: with its autocast list, and with dropout masks of one byte per value."""
+    """Runs operations with the autocast list of a GPU."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in IN_FLOAT32 and torch.is_autocast_enabled("cpu"):
             return func(*map(_in_float32, args), **{name: _in_float32(value) for name, value in kwargs.items()})
-        if func is F.dropout:
-            bound = _DROPOUT.bind(*args, **kwargs)
-            bound.apply_defaults()
-            if bound.arguments["training"] and not bound.arguments["inplace"]:
-                return torch.native_dropout(bound.arguments["input"], bound.arguments["p"], True)[0]
         return func(*args, **kwargs)
 
 

@@ -114,8 +114,9 @@ def fixed_draws(recipe: Recipe, drawer: Drawer, spec: DataSpec, count: int, firs
     if not recipe.generates:
         raise UserError(f"{type(recipe).__name__} has no generator: it cannot generate images from noise")
     draws = drawer.rows("samples", first, first + count)
-    name = CLASS_DRAW if CLASS_DRAW in recipe.draws else ""
-    return draws | {name: without_empty_classes(draws[name], spec)} if name else draws
+    if CLASS_DRAW in recipe.draws:
+        draws[CLASS_DRAW] = without_empty_classes(draws[CLASS_DRAW], spec)
+    return draws
 
 
 def real_crops(source: Source, height: int, width: int, channels: int) -> np.ndarray | None:

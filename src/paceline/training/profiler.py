@@ -1,4 +1,4 @@
-"""`--profile N`: trace N training steps, and say where their time went and what would make the run faster."""
+"""`--profile N`: trace N training steps, and report where their time went."""
 
 from __future__ import annotations
 
@@ -8,15 +8,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch.autograd.profiler import profile, record_function
 
-from paceline.contracts.recipe import single_networks
 from paceline.core.errors import DISK_FAILED
 from paceline.core.text import print_line
 from paceline.core.watch import beat
@@ -27,11 +24,9 @@ from paceline.runs.profile_summary import (
     SUMMARY_TEXT,
     KernelTime,
     ProfileSummary,
-    Remedy,
 )
 from paceline.training import trace
 from paceline.training.build import Parts
-from paceline.training.compile import is_compiled
 from paceline.training.graph import GraphedStep
 from paceline.training.pace import Annotate, Stopwatch, with_other, with_whole_steps
 from paceline.training.step import no_range
@@ -105,61 +100,8 @@ def remove_traces_of_other_ranks(folder: Path, num_ranks: int) -> None:
                 file.unlink()
 
 
-SMALLEST_GAIN = 0.01
-# Parts of the names of kernels that only move memory; torch.compile fuses them into fewer kernels.
-ELEMENTWISE = (
-    "elementwise",
-    "vectorized",
-    "batch_norm",
-    "bn_",
-    "batchnorm",
-    "reduce",
-    "copy",
-    "foreach",
-    "multi_tensor",
-)
-
-
-@dataclass(frozen=True)
-class Situation:
-    """The choices of a run that decide which remedies apply."""
-
-    captured: bool  # whether the step is a CUDA graph
-    can_gain_by_compiling: bool
-    loads_in_workers: bool  # whether worker processes load the data
-    workers: int
-
-
-def remedies(times: TraceTimes, situation: Situation) -> tuple[Remedy, ...]:
-    """Return the remedies that save at least 1 % of the time by estimate, the largest gain first."""
-    found = [one for one in _remedies(times, situation) if one.gain >= SMALLEST_GAIN]
-    return tuple(sorted(found, key=lambda one: -one.gain))
-
-
-def _remedies(times: TraceTimes, situation: Situation) -> Iterator[Remedy]:
-    total = max(times.total, 1e-9)
-    waiting, gaps = times.sections.get("data", 0.0) / total, times.gaps / total
-    reason = f"waiting for data {waiting:.1%}"
-    if situation.loads_in_workers:
-        action = f"more --workers (now {situation.workers}), --loader resident if the data fits, or `paceline pack`"
-        yield Remedy(action, reason, waiting)
-    else:
-        yield Remedy("--loader workers, which prepares batches in other processes", reason, waiting / 2)
-    if times.on_gpu and not situation.captured:
-        action = "--graph auto, with a strategy and a machine that support CUDA graphs"
-        yield Remedy(action, f"launch gaps {gaps:.1%}", gaps)
-    if times.on_gpu and situation.can_gain_by_compiling:
-        seconds = [
-            taken for name, (taken, _) in times.kernels.items() if any(one in name.lower() for one in ELEMENTWISE)
-        ]
-        share = sum(seconds) / total
-        kernels = f"elementwise, normalisation and reduction kernels {share:.1%}"
-        yield Remedy("--compile on", f"{kernels}; fusion is assumed to save half of it", share / 2)
-
-
 WARMUP_STEPS = 5  # steps before the trace; a CUDA graph must also have been captured
 STEPS_OF_OTHER_RANKS = 10  # enough to compare their traces with that of rank 0
-MAX_STEPS_UNTIL_WRITTEN = 200  # a trace is written after so many steps, even if the loop has not logged its losses
 BEAT_SECONDS = 0.5  # time between progress reports while the end of the run waits for the summary
 
 
@@ -171,16 +113,11 @@ class StepProfiler:
         self._parts, self._stopwatch, self._run = parts, stopwatch, run
         wanted = parts.config.run.profile
         left = (parts.total_images - images) // parts.feed.images_per_step
-        self._on_gpu = parts.world.device.type == "cuda"
-        # With several ranks, all must log at the same step, but their traces end at different steps.
-        self._may_delay_log = self._on_gpu and parts.world.size == 1
         self._num_steps = min(wanted if parts.world.is_first else min(wanted, STEPS_OF_OTHER_RANKS), left)
         self._latest_start = max(0, left - wanted)
-        self._steps = self._traced = self._stopped_at = 0
+        self._steps = self._traced = 0
         self._profile: profile | None = None
-        self._unwritten: profile | None = None  # the trace, between its end and the start of the reader
         self._reader: threading.Thread | None = None  # writes and summarises the trace
-        self._seconds = 0.0  # of training time, for ending the trace
 
     @classmethod
     def of(cls, parts: Parts, stopwatch: Stopwatch, run: Path, images: int) -> StepProfiler | None:
@@ -204,11 +141,6 @@ class StepProfiler:
         if (self._steps >= WARMUP_STEPS and self._is_warm()) or self._steps >= self._latest_start:
             self._start()
 
-    @property
-    def delays_log(self) -> bool:
-        """Whether the loop should postpone its log, so that more steps are queued for the GPU."""
-        return self._may_delay_log and self._unwritten is not None
-
     def after_step(self) -> None:
         """Count the step, and end the trace after the last step to trace."""
         self._steps += 1
@@ -216,12 +148,9 @@ class StepProfiler:
             self._traced += 1
             if self._traced == self._num_steps:
                 self._stop(self._profile)
-        if not self.delays_log or self._steps - self._stopped_at >= MAX_STEPS_UNTIL_WRITTEN:
-            self.write_trace()
 
     def finish(self) -> None:
         """Wait until all ranks have compressed their traces."""
-        self.write_trace()
         while self._is_any_rank_reading():
             if self._reader:
                 self._reader.join(BEAT_SECONDS)
@@ -248,44 +177,36 @@ class StepProfiler:
         began = time.perf_counter()
         beat()
         tracing.__exit__(None, None, None)
-        self._seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - began
         self._stopwatch.annotate = None
         self._parts.step.annotate = no_range
-        self._profile, self._unwritten, self._stopped_at = None, tracing, self._steps
+        self._profile = None
+        self._reader = threading.Thread(target=self._read, args=[tracing, seconds], daemon=True)
+        self._reader.start()
 
-    def write_trace(self) -> None:
-        """Write and summarise the trace in a thread, if there is one that is not yet written."""
-        if self._unwritten:
-            beat()
-            tracing, self._unwritten = self._unwritten, None
-            self._reader = threading.Thread(target=self._read, args=[tracing], daemon=True)
-            self._reader.start()
-
-    def _read(self, tracing: profile) -> None:
-        """Write, summarise and compress a trace; rank 0 writes the summary."""
+    def _read(self, tracing: profile, seconds: float) -> None:
+        """Write, summarise and compress a trace, which took `seconds` to end; rank 0 writes the summary."""
         world = self._parts.world
         path = self._run / PROFILE / f"rank-{world.rank}.json"
         try:
             began = time.perf_counter()
             write_trace(tracing, path)
-            seconds = self._seconds + time.perf_counter() - began
+            seconds += time.perf_counter() - began
             times = summarise_trace(path)
             if not world.is_first:
                 return
             remove_traces_of_other_ranks(path.parent, world.size)
-            summary = self._summary(times, seconds)
-            summary.write(self._run)
+            self._summary(times, seconds).write(self._run)
         except (TraceError, OSError) as error:
             full = clean_up(path)
             problem = f"could not be written: {full}" if full else f"could not be summarised: {error}"
             print_line(f"profile: the trace {path} {problem}")
             return
-        best = f": {summary.remedies[0].action}" if summary.remedies else ""
         files = f"{path.with_name(SUMMARY_TEXT)} and {compressed_path(path)}"
-        print_line(f"profile of {self._traced} step{'s' * (self._traced > 1)}: {files}{best}")
+        print_line(f"profile of {self._traced} step{'s' * (self._traced > 1)}: {files}")
 
     def _synchronize(self) -> None:
-        if self._on_gpu:
+        if self._parts.world.device.type == "cuda":
             torch.cuda.synchronize(self._parts.world.device)
 
     def _summary(self, times: TraceTimes, seconds: float) -> ProfileSummary:
@@ -310,7 +231,6 @@ class StepProfiler:
             communication=times.communication / total,
             exposed_communication=times.exposed_communication / total,
             gaps=times.gaps / total,
-            remedies=remedies(times, situation_of(parts)),
             notes=tuple(notes),
         )
 
@@ -321,16 +241,3 @@ def _annotate(prefix: str) -> Annotate:
         return opened
 
     return open_range
-
-
-def situation_of(parts: Parts) -> Situation:
-    """Return the choices of a run that decide which remedies apply."""
-    networks, strategy = single_networks(parts.recipe).values(), parts.strategy
-    return Situation(
-        captured=isinstance(parts.run_step, GraphedStep) and not parts.run_step.failed,
-        can_gain_by_compiling=not (
-            any(map(is_compiled, networks)) or strategy.why_not("compile") or strategy.recomputes
-        ),
-        loads_in_workers=parts.loaders["train"].uses_workers,
-        workers=parts.config.run.workers,
-    )

@@ -21,7 +21,6 @@ from torch import Tensor
 from paceline.config.settings import RunSettings
 from paceline.contracts.recipe import Batch, DataSpec
 from paceline.core.errors import UserError, too_few_classes
-from paceline.core.files import Lock
 from paceline.data.file_lists import first_few
 from paceline.data.fingerprint import fingerprint, fingerprint_of_files
 from paceline.data.transforms import to_eight_bits
@@ -45,7 +44,6 @@ from paceline.evaluation.statistics import (
     frechet_distance,
     inception_score,
     kernel_distance,
-    lock_statistics,
     precision_and_recall,
     random_positions,
     statistics_from,
@@ -111,10 +109,6 @@ class Generation(Evaluator):
         if spec.num_classes <= MOST_PRINTED_CLASSES:
             return texts
         return {name: text for name, text in texts.items() if not name.startswith(CLASS_FID)}
-
-    def lock_samples(self) -> Lock | None:
-        # With `per_class`, every run needs its own sums, so waiting for another run would save nothing.
-        return None if self.by_class else lock_statistics(self.cache_key)
 
     def update_samples(self, batch: Batch) -> None:
         position = batch["index"] if self.positions is None else self.positions[batch["index"]]

@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 from paceline.contracts.data_spec import DataSpec
-from paceline.contracts.importer import Importer
+from paceline.contracts.importer import Importer, only_path
 from paceline.core.errors import UserError
 from paceline.core.types import SettingValue
 from paceline.models.networks import check_architecture, first_keys
@@ -38,11 +38,7 @@ class EsrganFile(Importer):
     tries_any_file = True
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        if len(paths) != 1:
-            raise UserError(
-                f"import: expected one file with an ESRGAN generator, got {len(paths)}; import them one at a time"
-            )
-        (path,) = paths
+        path = only_path(paths, "an ESRGAN generator")
         state = read_state_dict(path)
         found = {_current_name(key): tensor for key, tensor in state.items()}
         blocks = {int(match[1]) for match in map(BLOCK.fullmatch, found) if match}

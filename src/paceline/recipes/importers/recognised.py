@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import Tensor
 
 from paceline.contracts.data_spec import DataSpec
-from paceline.contracts.importer import Importer
+from paceline.contracts.importer import Importer, only_path
 from paceline.core.errors import UserError
 from paceline.core.types import SettingValue
 from paceline.models.networks import check_architecture, first_keys, missing_recognisers, recognise
@@ -25,9 +25,7 @@ class RecognisedFile(Importer):
     """A restoration or super-resolution network. Its architecture and its settings are inferred from its tensors."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        if len(paths) != 1:
-            raise UserError(f"import: expected one file with one network, got {len(paths)}; import them one at a time")
-        (path,) = paths
+        path = only_path(paths, "one network")
         state = read_state_dict(path)
         found = recognise(state, str(path))
         if found is None:

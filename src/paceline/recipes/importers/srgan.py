@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from paceline.contracts.data_spec import DataSpec
-from paceline.contracts.importer import Importer
+from paceline.contracts.importer import Importer, only_path
 from paceline.core.errors import UserError
 from paceline.core.types import SettingValue
 from paceline.models.networks import check_architecture, first_keys
@@ -34,11 +34,7 @@ class SrganFile(Importer):
     tries_any_file = True
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        if len(paths) != 1:
-            raise UserError(
-                f"import: expected one file with an SRGAN generator, got {len(paths)}; import them one at a time"
-            )
-        (path,) = paths
+        path = only_path(paths, "an SRGAN generator")
         state = read_state_dict(path)
         check_architecture(state, path, SUPPORTED)
         kinds = _by_kind(state, path)

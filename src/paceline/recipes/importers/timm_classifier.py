@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import Tensor
 
 from paceline.contracts.data_spec import DataSpec
-from paceline.contracts.importer import Importer
+from paceline.contracts.importer import Importer, only_path
 from paceline.core.errors import UserError
 from paceline.core.types import SettingValue
 from paceline.models.networks import NetworkChoice, load_classifiers
@@ -21,9 +21,7 @@ class TimmClassifier(Importer):
     """The weights of a classifier. Their shapes determine the number of classes and the input channels."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        if len(paths) != 1:
-            raise UserError(f"import: expected one file with a classifier, got {len(paths)}; import them one at a time")
-        (self.path,) = paths
+        self.path = only_path(paths, "a classifier")
         self.state = read_state_dict(self.path)
         self.imported: dict[str, Tensor] = {}
 

@@ -9,12 +9,13 @@ from typing import ClassVar, Literal
 from torch import Tensor, nn
 
 from paceline.config.settings import setting
-from paceline.contracts.recipe import Batch, Clock, DataSpec, Draw, Evaluation, Recipe, Weights
+from paceline.contracts.recipe import Batch, Clock, DataSpec, Draw, Evaluation, Loss, Recipe, Weights
 from paceline.core.errors import UserError, unknown
 from paceline.core.types import SettingValues
 from paceline.models import adaptive_augment, diffaugment
 from paceline.models.adaptive_augment import MAX_STRENGTH
 from paceline.models.dcgan import SIZES_PX, Discriminator, Generator
+from paceline.models.losses import r1_penalty
 from paceline.recipes.parts.other_names import GENERATIVE
 
 
@@ -217,21 +218,31 @@ class DcganRecipe(GenerativeRecipe):
     }
     small: ClassVar[SettingValues] = {"nz": 16, "ngf": 4, "ndf": 4, "size": 32, "batch_size": "16"}
 
+    def __init__(self, settings: GenerativeSettings, spec: DataSpec) -> None:
+        """Create the generator and the augmentation; the subclass creates the discriminators."""
+        super().__init__(settings, spec)
+        check_size(spec, SIZES_PX)
+        smallest = int(settings.smallest)
+        self.generator = Generator(spec.height, spec.channels, settings.nz, settings.ngf, smallest, settings.activation)
+        self.augment = Augmentation(settings)
+        self.draws = {"noise": Draw((settings.nz,), "normal"), **self.augment.draws}
+        self.signals = self.augment.signals
+
+    def penalty(self, discriminator: nn.Module, batch: Batch) -> Loss:
+        """R1 = r1 · ½‖∇D(x)‖² at real images x. R1 runs every R1_EVERY steps, so its weight is scaled by R1_EVERY."""
+        penalties, logits = r1_penalty(
+            lambda images: discriminator(self.augment(images, batch, "real")), batch["image"]
+        )
+        # R1 does not depend on the last bias, but every parameter needs a gradient: hence 0 * logits.
+        return Loss({"r1": self.settings.r1 * R1_EVERY * penalties.mean() + 0 * logits.sum()})
+
     def predict(self, batch: Batch) -> dict[str, Tensor]:
         """Return one image for each row of noise, with values in [-1, 1]."""
         return {"image": self.generator(batch["noise"])}
 
 
-def make_generator(settings: GenerativeSettings, spec: DataSpec) -> Generator:
-    """Return a generator for images with the data's size and channels."""
-    check_size(spec, SIZES_PX)
-    smallest = int(settings.smallest)
-    return Generator(spec.height, spec.channels, settings.nz, settings.ngf, smallest, settings.activation)
-
-
 def make_discriminator(settings: GenerativeSettings, spec: DataSpec) -> Discriminator:
     """Return a discriminator for images with the data's size and channels."""
-    check_size(spec, SIZES_PX)
     smallest = int(settings.smallest)
     return Discriminator(
         spec.height, spec.channels, settings.ndf, smallest, settings.d_norm, spectral=settings.spectral_norm

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from paceline.config.resolve import Arguments
 from paceline.config.settings import setting
-from paceline.contracts.recipe import Evaluation, Recipe
+from paceline.contracts.recipe import DataSpec, Evaluation, Loss, Phase, Recipe
 from paceline.core.errors import UserError, unknown
 from paceline.core.types import SettingValues
 from paceline.models.features import Features, check_lpips, lpips_loss
 from paceline.models.layers import in_full_precision
-from paceline.models.losses import fft_loss, ssim_loss
+from paceline.models.losses import OBJECTIVES, fft_loss, ssim_loss
 from paceline.models.networks import NetworkChoice, NetworkTask, make_network
 
 
@@ -30,6 +30,15 @@ def check_colours(setting_text: str, network: str, channels: int) -> None:
         )
 
 
+# What the presets for a first run on a CPU, with the bundled photographs, have in common.
+QUICK: SettingValues = {
+    "crop": 48,
+    "lr": 2e-3,
+    "images": 8000,
+    "evaluate_every": "25%",
+    "sample_every": "25%",
+    "save_every": "25%",
+}
 CHARBONNIER_EPSILON = 1e-3  # for differences well below this, the loss is quadratic
 
 
@@ -70,7 +79,7 @@ class RestorationLossSettings:
 class RestorationRecipe(Recipe):
     """A network that restores images, evaluated by PSNR, and an optional discriminator."""
 
-    discriminator: nn.Module | None  # created by the subclass if the weight of the adversarial loss is not 0
+    discriminator: nn.Module | None
 
     evaluation = Evaluation("restoration", best="validation/psnr")
     defaults: ClassVar[SettingValues] = {
@@ -90,6 +99,39 @@ class RestorationRecipe(Recipe):
         "batch_size": "8",
     }
 
+    def __init__(self, settings: RestorationLossSettings, spec: DataSpec, *, is_adversarial: bool = True) -> None:
+        """Create the losses; without `is_adversarial`, only those that compare pixels.
+
+        The subclass creates the restoring network, and calls `add_discriminator` if the weight `adversarial` is not 0.
+        """
+        super().__init__(settings, spec)
+        self.content_loss = ContentLoss(settings, perceptual=is_adversarial)
+        self.objective, self.adversarial = OBJECTIVES[settings.objective], settings.adversarial * is_adversarial
+        check_weights(self.content_loss, self.adversarial, spec.channels)
+        self.discriminator = None
+
+    def add_discriminator(self, discriminator: nn.Module) -> None:
+        """Add the network that distinguishes real images from restored ones, and its phase."""
+        self.discriminator = discriminator
+        self.phases += (Phase("discriminator", "discriminator"),)
+
+    def loss_of_restored(self, restored: Tensor, target: Tensor) -> Loss:
+        """Restored images should match their targets and, with a discriminator, score as real."""
+        terms = self.content_loss(restored, target)
+        if self.discriminator is None:
+            return Loss(terms)
+        logits = self.discriminator(restored)
+        terms["adversarial"] = self.adversarial * self.objective.generator(logits).mean()
+        return Loss(terms, shared={"fake": restored}, signals={"fake_score": self.objective.score(logits)})
+
+    def loss_of_discriminator(self, target: Tensor, restored: Tensor) -> Loss:
+        """Targets should score as real, restored images as fake."""
+        assert self.discriminator is not None
+        # Use two passes, so that real and restored images have separate BatchNorm statistics.
+        real, fake = self.discriminator(target), self.discriminator(restored)
+        terms = {"real": self.objective.real(real).mean(), "fake": self.objective.fake(fake).mean()}
+        return Loss(terms, signals=self.objective.scores(real, fake))
+
     @classmethod
     def check(cls, settings: RestorationLossSettings) -> None:
         """Raise UserError if the weights of VGG19 or LPIPS are needed but cannot be loaded."""
@@ -99,9 +141,9 @@ class RestorationRecipe(Recipe):
             check_lpips()
 
 
-def charbonnier(made: Tensor, target: Tensor) -> Tensor:
+def charbonnier(restored: Tensor, target: Tensor) -> Tensor:
     """Return the mean of √(d² + ε²): an L1 loss that is smooth at zero."""
-    return ((made - target).square() + CHARBONNIER_EPSILON**2).sqrt().mean()
+    return ((restored - target).square() + CHARBONNIER_EPSILON**2).sqrt().mean()
 
 
 PIXEL_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -153,26 +195,26 @@ class ContentLoss:
         """Return whether a term other than the total variation has a weight."""
         return bool(self.pixel or self.perceptual or self.others)
 
-    def __call__(self, made: Tensor, target: Tensor) -> dict[str, Tensor]:
+    def __call__(self, restored: Tensor, target: Tensor) -> dict[str, Tensor]:
         """Return the weighted terms; those with weight 0 are not computed."""
         terms = {}
         if self.pixel:
-            terms["pixel"] = self.pixel * self.pixel_loss(made, target)
+            terms["pixel"] = self.pixel * self.pixel_loss(restored, target)
         if self.perceptual:
-            terms["perceptual"] = self.perceptual * self._compare_features(made, target)
+            terms["perceptual"] = self.perceptual * self._compare_features(restored, target)
         for name, (weight, loss) in self.others.items():
-            terms[name] = weight * loss(made, target)
+            terms[name] = weight * loss(restored, target)
         if self.tv:
-            terms["tv"] = self.tv * total_variation(made)
+            terms["tv"] = self.tv * total_variation(restored)
         return terms
 
-    def _compare_features(self, made: Tensor, target: Tensor) -> Tensor:
+    def _compare_features(self, restored: Tensor, target: Tensor) -> Tensor:
         with torch.no_grad():
-            wanted = [in_full_precision(features) for features in self.features.all(target)]
-        found = [in_full_precision(features) for features in self.features.all(made)]
+            of_target = [in_full_precision(features) for features in self.features.all(target)]
+        of_restored = [in_full_precision(features) for features in self.features.all(restored)]
         first, *others = (
-            weight * self.feature_loss(one, other)
-            for weight, one, other in zip(self.layer_weights.values(), found, wanted, strict=True)
+            weight * self.feature_loss(*pair)
+            for weight, *pair in zip(self.layer_weights.values(), of_restored, of_target, strict=True)
         )
         return sum(others, first)
 
@@ -188,14 +230,14 @@ def check_weights(content: ContentLoss, adversarial: float, channels: int) -> No
 
 
 def make_image_network(
-    name: str, arguments: Arguments, task: NetworkTask, own: Mapping[str, Callable[[], nn.Module]]
+    name: str, arguments: Arguments, task: NetworkTask, built_in: Mapping[str, Callable[[], nn.Module]]
 ) -> nn.Module:
-    """Return the recipe's own network of this name, or else the network `PROVIDER:NAME` with these arguments."""
+    """Return the recipe's network of this name, or else the network `PROVIDER:NAME` with these arguments."""
     if ":" in name:
         return make_network(NetworkChoice(name, arguments), task)
-    if name not in own:
-        raise UserError(f"network={name}: {unknown('network', name, own)} Networks from spandrel: spandrel:NAME")
+    if name not in built_in:
+        raise UserError(f"network={name}: {unknown('network', name, built_in)} Networks from spandrel: spandrel:NAME")
     if arguments:
-        given = next(iter(arguments))
-        raise UserError(f"network_args.{given}: only for networks from spandrel, not for network={name}; leave it out")
-    return own[name]()
+        first = next(iter(arguments))
+        raise UserError(f"network_args.{first}: only for networks from spandrel, not for network={name}; leave it out")
+    return built_in[name]()

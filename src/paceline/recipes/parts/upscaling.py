@@ -14,9 +14,8 @@ from paceline.core.errors import UserError
 from paceline.images.rectangles import in_windows
 from paceline.images.resample import bicubic, bicubic_as_saved, cut_to_multiple
 from paceline.models.features import check_lpips
-from paceline.models.losses import OBJECTIVES
 from paceline.recipes.parts.other_names import SUPER_RESOLUTION
-from paceline.recipes.parts.restoration import ContentLoss, RestorationLossSettings, RestorationRecipe, check_weights
+from paceline.recipes.parts.restoration import RestorationLossSettings, RestorationRecipe
 
 
 @dataclass(frozen=True)
@@ -31,16 +30,13 @@ class UpscalingSettings(RestorationLossSettings):
 
 
 class UpscalingRecipe(RestorationRecipe):
-    """A generator that upscales images by `output_scale` and, in the adversarial stage, a discriminator.
-
-    The constructor creates everything except the networks. A subclass creates `generator`, and it calls
-    `add_discriminator` if the weight `adversarial` is not 0.
-    """
+    """A generator that upscales images by `output_scale` and, in the adversarial stage, a discriminator."""
 
     generator: nn.Module
 
     stages = {"both": ("pretrain", "adversarial")}
     rejected_fields = {"target": "restoration"}
+    phases = (Phase("generator", "generator"),)
     ema = ("generator",)
     other_names = SUPER_RESOLUTION
 
@@ -54,37 +50,23 @@ class UpscalingRecipe(RestorationRecipe):
             check_lpips()
 
     def __init__(self, settings: UpscalingSettings, spec: DataSpec) -> None:
-        super().__init__(settings, spec)
-        self.output_scale, self.pixels = int(settings.scale), spec.pixel_format
-        self._check_stage_and_scale(settings, spec)
-        is_adversarial = settings.stage == "adversarial"
-        self.content_loss = ContentLoss(settings, perceptual=is_adversarial)
-        self.objective, self.adversarial = OBJECTIVES[settings.objective], settings.adversarial * is_adversarial
-        check_weights(self.content_loss, self.adversarial, spec.channels)
-        self.discriminator = None
-        self.phases = (Phase("generator", "generator"),)
-        if is_adversarial:
-            self.evaluation = replace(
-                self.evaluation, best=""
-            )  # sharper images have a lower PSNR: the last one is best
-
-    def _check_stage_and_scale(self, settings: UpscalingSettings, spec: DataSpec) -> None:
-        """Raise UserError if the stage is `both`, which needs two runs, or if the data does not fit the scale."""
         if settings.stage in self.stages:
             raise UserError(
                 f"stage={settings.stage}: consists of several runs; choose {' or '.join(self.stages[settings.stage])}"
             )
-        if spec.scale not in (0, self.output_scale):
+        if spec.scale not in (0, int(settings.scale)):
             raise UserError(
                 f"scale={settings.scale}: the low-resolution files are smaller by a factor of {spec.scale}; "
                 "set scale to this factor, or use different files"
             )
-        check_sides(spec, self.output_scale, f"scale={settings.scale}")
-
-    def add_discriminator(self, discriminator: nn.Module) -> None:
-        """Add the network that distinguishes real images from upscaled ones, and its phase."""
-        self.discriminator = discriminator
-        self.phases += (Phase("discriminator", "discriminator"),)
+        check_sides(spec, int(settings.scale), f"scale={settings.scale}")
+        is_adversarial = settings.stage == "adversarial"
+        super().__init__(settings, spec, is_adversarial=is_adversarial)
+        self.output_scale, self.pixels = int(settings.scale), spec.pixel_format
+        if is_adversarial:
+            self.evaluation = replace(
+                self.evaluation, best=""
+            )  # sharper images have a lower PSNR: the last one is best
 
     def degrade(self, high: Tensor, batch: Batch) -> Tensor:
         """Return low-resolution images, rounded as in a file; by default, downsampled (bicubic)."""
@@ -105,9 +87,14 @@ class UpscalingRecipe(RestorationRecipe):
 
     def preview(self, batch: Batch) -> dict[str, Tensor]:
         """Return the low-resolution image (enlarged), the bicubic upscaling, the restored image and the target."""
-        made = self.predict(batch)
+        prediction = self.predict(batch)
         low = F.interpolate(self.low_resolution(batch), scale_factor=self.output_scale, mode="nearest")
-        return {"low": low, "bicubic": made["bicubic"], "restored": made["image"], "target": made["target"]}
+        return {
+            "low": low,
+            "bicubic": prediction["bicubic"],
+            "restored": prediction["image"],
+            "target": prediction["target"],
+        }
 
     def image_to_image(self, images: Tensor) -> dict[str, Tensor]:
         """Return images `output_scale` times as high and wide."""
