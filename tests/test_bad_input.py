@@ -267,18 +267,8 @@ def photos(tmp_path: Path) -> Path:
 
 
 def test_an_unreadable_image_is_reported_or_skipped_as_configured(tmp_path: Path, photos: Path) -> None:
-    command = (
-        "train",
-        TINY,
-        "--data",
-        "folder",
-        "--data-root",
-        str(photos),
-        "--images",
-        "32",
-        "--set",
-        "validation=0.2",
-    )
+    images = ("--data", "folder", "--data-root", str(photos), "--images", "32", "--set", "validation=0.2")
+    command = ("train", TINY, *images)
     for loader in ("workers", "resident"):
         rejected = run_fork(tmp_path, *command, "--loader", loader, "--out", loader)
         assert_one_line(rejected, str(photos / "train" / "cat" / "3.png"), "unreadable image", "--bad-images skip")
@@ -335,42 +325,25 @@ def test_a_huge_loss_stops_the_run_and_reports_its_step_and_the_last_good_checkp
         pytest.importorskip("lightning")
     command = ("train", TINY, "--out", "run", "--set", "huge_at=8", "--set", "save_every=2 steps")
     rejected = run_fork(tmp_path, *command, "--strategy", strategy, "--accelerator", "cpu")
-    assert_one_line(
-        rejected,
-        "the run has diverged (the magnitude of classifier/cross_entropy is 1e+12) at step 9 (144 images seen)",
-    )
+    diverged = "the run has diverged (the magnitude of classifier/cross_entropy is 1e+12) at step 9 (144 images seen)"
+    assert_one_line(rejected, diverged)
     assert "the last checkpoint is at 128 images" in rejected.stderr
     assert "A lower learning rate" in rejected.stderr
-
-
-def test_a_recipe_can_declare_that_its_losses_are_large(tmp_path: Path) -> None:
-    tests = Path(__file__).parent
-    code = f"import sys\nsys.path.insert(0, {str(tests)!r})\nfrom tiny import Tiny\n"
-    (tmp_path / "large.py").write_text(f"{code}\nclass Large(Tiny):\n    diverged_above = 1e13\n")
-    done = run_fork(tmp_path, "train", "./large.py", "--out", "run", "--set", "huge_at=8")
-    assert done.wait() == 0, done.stderr
 
 
 def test_non_finite_weights_are_not_saved_even_if_the_loss_was_finite(tmp_path: Path) -> None:
     command = ("train", TINY, "--out", "run", "--set", "bad_gradient_at=3", "--set", "save_every=1 steps")
     rejected = run_fork(tmp_path, *command)
-    assert_one_line(
-        rejected, "network 'classifier' has weights that are not finite", "the last checkpoint is at 48 images"
-    )
-    assert all(
-        torch.isfinite(tensor).all() for tensor in tensors_in(weights_of(tmp_path / "run")["weights.safetensors"])
-    )
+    expected = "network 'classifier' has weights that are not finite"
+    assert_one_line(rejected, expected, "the last checkpoint is at 48 images")
+    weights = tensors_in(weights_of(tmp_path / "run")["weights.safetensors"])
+    assert all(torch.isfinite(tensor).all() for tensor in weights)
 
 
 def tensors_in(content: bytes) -> list[torch.Tensor]:
     import safetensors.torch
 
     return [tensor for tensor in safetensors.torch.load(content).values() if tensor.is_floating_point()]
-
-
-def test_a_run_with_a_diverging_loss_ends_with_an_error(tmp_path: Path) -> None:
-    rejected = run_fork(tmp_path, "train", TINY, "--lr", "1e30", "--out", "run")
-    assert_one_line(rejected, "not finite", "phase 'classifier'")
 
 
 def test_a_parameter_without_a_gradient_is_reported(tmp_path: Path) -> None:

@@ -106,18 +106,12 @@ def one_line(error: pytest.ExceptionInfo[UserError]) -> str:
 
 
 @pytest.mark.usefixtures("from_example")
-def test_installed_plugins_are_listed_and_described_without_being_imported() -> None:
+def test_installed_plugins_are_described_without_being_imported_and_may_refer_to_a_module_or_a_class() -> None:
     assert {"rotation", "classification"} <= set(registry.names("recipe"))
     assert {"shapes", "digits"} <= set(registry.names("source"))
-    assert registry.about("recipe", "rotation").startswith(
-        "Rotation: a network learns to predict by which multiple of 90°"
-    )
+    assert registry.about("recipe", "rotation").startswith("Rotation: a network learns to predict by which multiple of")
     assert registry.about("source", "shapes").startswith("Labelled images of upright arrows, houses and Ts")
     assert "paceline_example" not in sys.modules
-
-
-@pytest.mark.usefixtures("from_example")
-def test_an_entry_point_may_refer_to_a_module_or_a_class() -> None:
     assert registry.load_class("recipe", "rotation", Recipe).__name__ == "Rotation"
     assert registry.load_class("source", "shapes", Source).__name__ == "Shapes"
     assert "'shapes'" in RegisteredSources().owners()["noise"]
@@ -140,10 +134,6 @@ def test_a_package_can_add_plugins_of_every_kind(
     assert registry.load_class(kind.name, "extra", object).__name__ == "Extra"
     others = set(registry.KINDS) - {kind.name}
     assert not [other for other in others if "extra" in registry.names(other)]
-
-
-def test_a_plugin_kind_without_a_folder_has_no_plugins() -> None:
-    assert registry.Kind("logger", "paceline.runs.not_made_yet", "paceline.not_made_yet").built_in() == set()
 
 
 def test_settings_train_and_verify_work_with_an_installed_recipe_and_source(example: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typer.core import TyperGroup, TyperOption
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
 from paceline.cli.app import app
-from paceline.config.flags import SourceFlags
+from paceline.config.flags import FLAGS
 from paceline.config.resolve import own_fields
 from paceline.config.settings import LearnerSettings, RunSettings
 from paceline.contracts.recipe import Recipe
@@ -46,7 +46,7 @@ def _group(title: str, group: Any, only: set[str] | None = None) -> Iterator[str
     hints = get_type_hints(group)
     for f in fields(group):
         if only is None or f.name in only:
-            flag = f"<br>`--{f.name.replace('_', '-')}`" if f.metadata["flag"] else ""
+            flag = f"<br>`--{f.name.replace('_', '-')}`" if f.name in FLAGS else ""
             hint = hints[f.name]
             values = f" ({', '.join(f'`{one}`' for one in get_args(hint))})" if get_origin(hint) is Literal else ""
             default = f"`{f.default}`" if f.default != "" else ""
@@ -60,7 +60,6 @@ def _commands() -> Iterator[str]:
 
 
 def _walk(prefix: str, group: TyperGroup) -> Iterator[str]:
-    settings = {f.name for one in (SourceFlags, LearnerSettings) for f in fields(one) if f.metadata["flag"]}
     for name, command in group.commands.items():
         if isinstance(command, TyperGroup):
             yield from _walk(f"{prefix} {name}", command)
@@ -71,7 +70,7 @@ def _walk(prefix: str, group: TyperGroup) -> Iterator[str]:
         yield (command.help or "").strip()
         yield from ("", "| option | meaning |", "|---|---|")
         has_settings = any(p.name == "lr" for p in command.params)  # the command accepts every setting that has a flag
-        own = [p for p in command.params if not (has_settings and p.name in settings)]
+        own = [p for p in command.params if not (has_settings and p.name in FLAGS)]
         for parameter in own:
             shown = ", ".join(f"`{one}`" for one in (*parameter.opts, *parameter.secondary_opts))
             if not isinstance(parameter, TyperOption):

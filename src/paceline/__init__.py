@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from paceline.commands.verify import Difference, VerifyResult
     from paceline.config.settings import RunSettings, setting
     from paceline.contracts.data_spec import DataSpec
-    from paceline.contracts.phase import Batch, Best, Clock, Draw, Loss, Phase
+    from paceline.contracts.phase import Batch, Clock, Draw, Evaluation, Loss, Phase, Weights
     from paceline.contracts.recipe import Recipe
     from paceline.core.errors import UserError
     from paceline.core.types import SettingValue, SettingValues, StrPath
@@ -40,12 +40,12 @@ __version__ = "0.2.0"
 __all__ = [
     "ArraySource",
     "Batch",
-    "Best",
     "Case",
     "Clock",
     "DataSpec",
     "Difference",
     "Draw",
+    "Evaluation",
     "Evaluator",
     "Loader",
     "Logger",
@@ -59,34 +59,26 @@ __all__ = [
     "TrainResult",
     "UserError",
     "VerifyResult",
+    "Weights",
     "load",
     "setting",
     "train",
     "verify",
 ]
-_MODULES = {  # the module that defines each public name, imported when the name is first used
-    "ArraySource": "paceline.data.source",
-    "Batch": "paceline.contracts.phase",
-    "Best": "paceline.contracts.phase",
-    "Case": "paceline.evaluation.contract",
-    "Clock": "paceline.contracts.phase",
-    "DataSpec": "paceline.contracts.data_spec",
-    "Difference": "paceline.commands.verify",
-    "Draw": "paceline.contracts.phase",
-    "Evaluator": "paceline.evaluation.contract",
-    "Loader": "paceline.data.loader",
-    "Logger": "paceline.runs.logger",
-    "Loss": "paceline.contracts.phase",
-    "Model": "paceline.inference.model",
-    "Phase": "paceline.contracts.phase",
-    "Recipe": "paceline.contracts.recipe",
-    "RunSettings": "paceline.config.settings",
-    "Source": "paceline.data.source",
-    "Strategy": "paceline.parallel.strategy",
-    "TrainResult": "paceline.commands.train",
-    "UserError": "paceline.core.errors",
-    "VerifyResult": "paceline.commands.verify",
-    "setting": "paceline.config.settings",
+_MODULES = {  # the modules that define the public names, imported when a name is first used
+    "paceline.commands.train": ("TrainResult",),
+    "paceline.commands.verify": ("Difference", "VerifyResult"),
+    "paceline.config.settings": ("RunSettings", "setting"),
+    "paceline.contracts.data_spec": ("DataSpec",),
+    "paceline.contracts.phase": ("Batch", "Clock", "Draw", "Evaluation", "Loss", "Phase", "Weights"),
+    "paceline.contracts.recipe": ("Recipe",),
+    "paceline.core.errors": ("UserError",),
+    "paceline.data.loader": ("Loader",),
+    "paceline.data.source": ("ArraySource", "Source"),
+    "paceline.evaluation.contract": ("Case", "Evaluator"),
+    "paceline.inference.model": ("Model",),
+    "paceline.parallel.strategy": ("Strategy",),
+    "paceline.runs.logger": ("Logger",),
 }
 
 
@@ -261,6 +253,7 @@ def __dir__() -> list[str]:
 if not TYPE_CHECKING:  # hidden from type checkers, which would otherwise accept any attribute name
 
     def __getattr__(name: str) -> Any:
-        if name not in _MODULES:
+        module = next((module for module, names in _MODULES.items() if name in names), None)
+        if module is None:
             raise AttributeError(f"module 'paceline' has no attribute {name!r}; choose from: {', '.join(__all__)}")
-        return getattr(importlib.import_module(_MODULES[name]), name)
+        return getattr(importlib.import_module(module), name)

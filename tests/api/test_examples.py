@@ -21,6 +21,7 @@ import paceline
 ROOT = Path(__file__).resolve().parents[2]
 METHODS = [name for name, value in vars(paceline.Model).items() if inspect.isfunction(value) and name[0] != "_"]
 NAMES = [*paceline.__all__, *(f"Model.{name}" for name in METHODS)]
+MODULES = {name: module for module, names in paceline._MODULES.items() for name in names}
 FILE = re.compile(r"^( *)```python\n\1(# (\w+\.py)\n.*?)^\1```$", re.DOTALL | re.MULTILINE)
 
 
@@ -35,7 +36,7 @@ def docstring(name: str) -> str:
 
 def _docstring_below(name: str) -> str:
     """Return the string below an assignment, which editors and the API reference show as its docstring."""
-    source = importlib.import_module(paceline._MODULES[name]).__file__
+    source = importlib.import_module(MODULES[name]).__file__
     body = ast.parse(Path(source).read_text(encoding="utf-8")).body
     for statement, below in pairwise(body):
         if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == name:

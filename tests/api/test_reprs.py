@@ -19,18 +19,15 @@ OTHER = paceline.Difference("fsdp", "gradients of penalty", "discriminator", 0.2
 
 
 def test_the_repr_of_a_training_result_shows_the_metrics_from_the_last_evaluation() -> None:
-    metrics = {"classifier/cross_entropy": 0.1, "validation/top1": 97.2, "test/top1": 98.3333, "test/count": 359.0}
-    metrics["test/checkpoint_images"] = 14_370.0
-    assert repr(paceline.TrainResult(Path("runs/first"), 14_370, 0, metrics)) == (
-        "TrainResult(folder='runs/first', images=14370, test/top1=98.33)"
-    )
-    metrics = {"train/FID[pixels-8x8]": 8.5348, "time/images_per_second": 72.7}
-    assert repr(paceline.TrainResult(Path("runs/gan"), 32, 130, metrics)) == (
-        "TrainResult(folder='runs/gan', images=32, exit_code=130, train/FID[pixels-8x8]=8.535)"
-    )
-    assert repr(paceline.TrainResult(Path("runs/lost"), 0, 1, {})) == (
-        "TrainResult(folder='runs/lost', images=0, exit_code=1)"
-    )
+    tested = {"classifier/cross_entropy": 0.1, "validation/top1": 97.2, "test/top1": 98.3333, "test/count": 359.0}
+    tested["test/checkpoint_images"] = 14_370.0
+    generated = {"train/FID[pixels-8x8]": 8.5348, "time/images_per_second": 72.7}
+    for result, shown in (
+        (("first", 14_370, 0, tested), "'runs/first', images=14370, test/top1=98.33"),
+        (("gan", 32, 130, generated), "'runs/gan', images=32, exit_code=130, train/FID[pixels-8x8]=8.535"),
+        (("lost", 0, 1, {}), "'runs/lost', images=0, exit_code=1"),
+    ):
+        assert repr(paceline.TrainResult(Path("runs") / result[0], *result[1:])) == f"TrainResult(folder={shown})"
 
 
 def test_a_training_result_is_ok_if_the_run_finished() -> None:

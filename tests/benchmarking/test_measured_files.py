@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 from paceline.benchmarking.self_test import AllReduce, DeviceTest, ReplayCheck, measure_devices
@@ -28,7 +29,7 @@ def test_a_device_test_can_be_saved_as_json_and_read_back(tmp_path: Path) -> Non
     all_reduce = AllReduce(1.5, 1.0, 2.0, 10, "nccl", 2)
     for graph in (None, ReplayCheck(True, "a captured step", 0.0, 2, "nccl")):
         tested = DeviceTest(all_reduce, graph)
-        write_json(tmp_path / "tested.json", tested.to_json())
+        write_json(tmp_path / "tested.json", asdict(tested))
         assert DeviceTest.from_json(read_json(tmp_path / "tested.json")) == tested
 
 

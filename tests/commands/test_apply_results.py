@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import sys
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import torch
 from photographs import photograph
 from PIL import Image
 from running import start_function_in_ranks, wait_until
+from test_apply import TRANSLATING
 
 from paceline.cli.app import run
 from paceline.commands.configure import configure
@@ -26,7 +27,6 @@ from paceline.inference.trained import build
 from paceline.runs.weights import write_weights
 
 PHOTO = photograph("astronaut")[100:140, 180:230]  # 40 rows, 50 columns
-TRANSLATING = ["generator=resnet_6", "segmentation_generator=unet_32", "ngf=1", "ndf=1", "d_layers=1"]
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +34,8 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Weights files for small networks."""
     folder = tmp_path_factory.mktemp("weights")
     write_tiny_weights(folder / "twice.safetensors", "super_resolution", ["scale=2", "num_blocks=1", "width=2"])
-    write_tiny_weights(
-        folder / "broken.safetensors", "restoration", ["width=2", "depth=1"], 1e30
-    )  # its results overflow
+    # The results of these weights overflow.
+    write_tiny_weights(folder / "broken.safetensors", "restoration", ["width=2", "depth=1"], 1e30)
     write_tiny_weights(folder / "stains.safetensors", "translation", TRANSLATING)
     return folder
 
@@ -160,10 +159,8 @@ def test_writing_results_among_the_input_images_prints_a_warning(weights, capsys
     assert apply(weights / "twice.safetensors", "in", "--out", "in/made") == 0
     assert "the next call" not in capsys.readouterr().out  # no warning, as this folder has no input images
     assert apply(weights / "twice.safetensors", "album", "--out", "album") == 0
-    assert (
-        "--out album: is also an input folder, so running this command again would also process these results"
-        in capsys.readouterr().out
-    )
+    note = "--out album: is also an input folder, so running this command again would also process these results"
+    assert note in capsys.readouterr().out
 
 
 def test_a_missing_image_does_not_keep_other_images_from_being_processed(weights, capsys):
@@ -177,10 +174,10 @@ def test_a_missing_image_does_not_keep_other_images_from_being_processed(weights
     assert names_in("out") == ["good.png"]
 
 
-def test_a_folder_that_cannot_be_created_is_reported_before_work_starts(weights, capsys):
+def test_a_folder_that_cannot_be_created_is_reported_before_work_starts(weights, rejected):
     save("good.png")
-    assert apply(weights / "twice.safetensors", "good.png", "--out", "good.png/out") == 2
-    assert "--out good.png/out: cannot write to this folder: Not a directory" in capsys.readouterr().err
+    line = rejected("apply", weights / "twice.safetensors", "good.png", "--out", "good.png/out")
+    assert "--out good.png/out: cannot write to this folder: Not a directory" in line
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
@@ -201,63 +198,47 @@ def test_images_too_small_to_compare_are_reported_with_their_size(weights, capsy
     assert "enough.png: lr_psnr" in printed.out
 
 
-def test_the_error_for_float_images_differs_from_that_for_other_unsupported_files(weights, capsys):
-    tifffile.imwrite("colours.tif", PHOTO.astype(np.float32), photometric="rgb")
-    tifffile.imwrite("grey.tif", PHOTO[..., 0].astype(np.float32))
+def test_the_error_for_an_unsupported_tiff_states_what_is_not_supported(weights, capsys):
+    grey = PHOTO[..., 0]
+    no_white = "have no defined white level; save the image"
+    written: dict[str, tuple[Any, dict[str, Any], str]] = {
+        "colours": (PHOTO.astype(np.float32), {"photometric": "rgb"}, "3 channels of float32 and NONE"),
+        "grey": (grey.astype(np.float32), {}, f"signed or 32-bit pixels (mode F) {no_white}"),
+        "half": (grey.astype(np.float16), {}, "a TIFF with 1 channel of float16 and NONE compression is not supported"),
+        "signed": (grey.astype(np.int16), {}, f"signed or 32-bit pixels (mode I) {no_white}"),
+        "order": (PHOTO, {"photometric": "rgb", "bigtiff": True, "byteorder": ">"}, "a big-endian BigTIFF with 3"),
+        "alpha": (
+            np.stack([grey, grey], -1).astype(np.uint16),
+            {"extrasamples": ["unassalpha"]},
+            "2 channels of uint16",
+        ),
+        "five": (
+            np.stack([grey] * 5, -1).astype(np.uint16),
+            {"photometric": "minisblack", "planarconfig": "contig"},
+            "a TIFF with 5 channels of uint16",
+        ),
+        "negative": (grey.astype(np.int8), {}, f"signed pixels {no_white} as uint8 or uint16"),
+        "planes": (
+            np.stack([grey] * 4),
+            {"photometric": "rgb", "extrasamples": ["assocalpha"], "planarconfig": "separate"},
+            "premultiplied transparency in separate planes is not supported; save the image with interleaved",
+        ),
+        "unknown": (grey, {}, "a TIFF with 1 channel of uint8 and LERC compression is not supported"),
+        "twelve": (PHOTO.astype(np.uint16), {"photometric": "rgb"}, "a TIFF with 3 channels of "),  # not three planes
+    }
+    for name, (pixels, options, _) in written.items():
+        tifffile.imwrite(f"{name}.tif", pixels, **options)
+    for name, tag, value in (("unknown", "Compression", 34887), ("twelve", "BitsPerSample", (12, 12, 12))):
+        with tifffile.TiffFile(f"{name}.tif", mode="r+b") as file:
+            file.pages.first.tags[tag].overwrite(value)
     Path("text.tif").write_text("no image")
     assert apply(weights / "twice.safetensors", "*.tif", "--out", "out") == 1
     *lines, _ = capsys.readouterr().err.splitlines()
-    colours, grey, text = (
-        next(line for line in lines if f"{name}.tif" in line) for name in ("colours", "grey", "text")
-    )
-    assert "colours.tif: a TIFF with 3 channels of float32 and NONE compression is not supported; save" in colours
-    assert "grey.tif: signed or 32-bit pixels (mode F) have no defined white level; save the image" in grey
-    assert "text.tif: not an image in a supported format" in text
-
-
-def test_the_error_for_a_16_bit_tiff_states_what_is_not_supported(weights, capsys):
-    tifffile.imwrite("half.tif", PHOTO[..., 0].astype(np.float16))
-    tifffile.imwrite("signed.tif", PHOTO[..., 0].astype(np.int16))
-    tifffile.imwrite("order.tif", PHOTO, photometric="rgb", bigtiff=True, byteorder=">")
-    assert apply(weights / "twice.safetensors", "*.tif", "--out", "out") == 1
-    errors = capsys.readouterr().err
-    assert "half.tif: a TIFF with 1 channel of float16 and NONE compression is not supported; save" in errors
-    assert "signed.tif: signed or 32-bit pixels (mode I) have no defined white level" in errors
-    assert "order.tif: a big-endian BigTIFF with 3 channels of" in errors
-
-
-def test_the_error_for_other_unsupported_tiffs_states_what_is_not_supported(weights, capsys):
-    grey = PHOTO[..., 0]
-    tifffile.imwrite("alpha.tif", np.stack([grey, grey], -1).astype(np.uint16), extrasamples=["unassalpha"])
-    tifffile.imwrite(
-        "five.tif", np.stack([grey] * 5, -1).astype(np.uint16), photometric="minisblack", planarconfig="contig"
-    )
-    tifffile.imwrite("negative.tif", grey.astype(np.int8))
-    premultiplied: dict[str, Any] = {"photometric": "rgb", "extrasamples": ["assocalpha"], "planarconfig": "separate"}
-    tifffile.imwrite("planes.tif", np.stack([grey] * 4), **premultiplied)
-    tifffile.imwrite("unknown.tif", grey)
-    with tifffile.TiffFile("unknown.tif", mode="r+b") as file:
-        file.pages.first.tags["Compression"].overwrite(34887)  # LERC
-    assert apply(weights / "twice.safetensors", "*.tif", "--out", "out") == 1
-    errors = capsys.readouterr().err
-    for name, reason in {
-        "alpha": "a TIFF with 2 channels of uint16 and NONE compression is not supported; save the image as",
-        "five": "a TIFF with 5 channels of uint16",
-        "negative": "signed pixels have no defined white level; save the image as uint8 or uint16",
-        "planes": "premultiplied transparency in separate planes is not supported; save the image with interleaved",
-        "unknown": "a TIFF with 1 channel of uint8 and LERC compression is not supported",
-    }.items():
-        assert f"{name}.tif: {reason}" in errors
+    errors = {Path(line.removeprefix("not used: ").split(": ")[0]).stem: line for line in lines}
+    for name, (_, _, reason) in written.items():
+        assert reason in errors[name]
+    assert "not an image in a supported format" in errors["text"] and "--set" not in errors["twelve"]
     assert not Path("out").exists() or names_in("out") == []
-
-
-def test_colours_of_12_bits_are_not_taken_for_planes(weights, capsys):
-    tifffile.imwrite("twelve.tif", PHOTO.astype(np.uint16), photometric="rgb")
-    with tifffile.TiffFile("twelve.tif", mode="r+b") as file:
-        file.pages.first.tags["BitsPerSample"].overwrite((12, 12, 12))
-    assert apply(weights / "twice.safetensors", "twelve.tif", "--out", "out") == 1
-    error = capsys.readouterr().err
-    assert "twelve.tif: a TIFF with 3 channels of " in error and "--set" not in error
 
 
 def test_16_bit_grey_in_the_portable_greymap_format_keeps_its_bits(weights):
@@ -283,23 +264,18 @@ def test_the_output_folder_may_be_the_current_folder_or_contain_the_images(weigh
     assert Path(out, "a.png").is_file()
 
 
-def test_an_empty_argument_does_not_mean_the_current_folder(weights, capsys):
+def test_an_empty_argument_does_not_mean_the_current_folder(weights, rejected):
     save("a.png")
-    assert apply(weights / "twice.safetensors", "", "--out", "out") == 2
-    assert "an empty argument is not the name of an image or folder" in capsys.readouterr().err
-    assert apply(weights / "twice.safetensors", "a.png", "--out", "") == 2
-    assert "--out: the name of the folder is empty" in capsys.readouterr().err
+    assert "an empty argument is not" in rejected("apply", weights / "twice.safetensors", "", "--out", "out")
+    assert "--out: the name of the folder" in rejected("apply", weights / "twice.safetensors", "a.png", "--out", "")
 
 
-def test_progress_for_few_images_counts_pixels_and_ends_at_the_total(weights, capsys, monkeypatch):
+def test_progress_counts_the_pixels_of_all_images(weights, capsys, monkeypatch):
     save("good.png")
-    Path("cut.png").write_bytes(Path("good.png").read_bytes()[:-500])
+    monkeypatch.setenv("PACELINE_ACTIVITY", "1")
     monkeypatch.setattr("paceline.core.terminal.FIRST_SECONDS", -1.0)
     assert apply(weights / "twice.safetensors", "good.png", "--out", "out", "--tile", "25") == 0
-    assert "62% of 2,000 pixels, " in capsys.readouterr().out
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    assert apply(weights / "twice.safetensors", "good.png", "cut.png", "--out", "bar") == 1
-    assert "100%" in capsys.readouterr().out
+    assert re.search(r"applying: \d+% of 0\.002 megapixels, \S+ megapixels/s", capsys.readouterr().err)
 
 
 def apply_with_a_hold(words: list[str]) -> int:

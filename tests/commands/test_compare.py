@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,8 @@ import torch
 from holds import Holds
 from running import processes_naming, run_fork, start_fork, wait_until
 
-from paceline.cli.app import run
 from paceline.commands.configure import configure
-from paceline.compare.grid import Grid, obstacle_here
+from paceline.compare.grid import Grid, Options, PlannedRun, obstacle_here
 from paceline.config.resolve import Config
 
 TRAIN = [str(Path(__file__).parents[1] / "tiny.py"), "--accelerator", "cpu", "--set", "holds=holds"]
@@ -55,9 +55,8 @@ def test_a_comparison_that_was_killed_resumes_without_repeating_finished_runs(tm
     assert "seed0: " in again.stdout and again.stdout.count("(already finished)") == 1
     (table,) = quality(killed).values()
     for number in (0, 1):
-        assert (
-            run_fork(tmp_path, "train", *TRAIN, "--seed", str(number), "--out", f"never-stopped-{number}").wait() == 0
-        )
+        never_stopped = run_fork(tmp_path, "train", *TRAIN, "--seed", str(number), "--out", f"never-stopped-{number}")
+        assert never_stopped.wait() == 0
         lines = (tmp_path / f"never-stopped-{number}/metrics.jsonl").read_text().splitlines()
         tested = next(line for line in map(json.loads, lines) if "test/top1" in line)
         assert {name: summary["values"][number] for name, summary in table.items()} == {
@@ -81,19 +80,8 @@ def test_ctrl_c_stops_the_current_run_cleanly(tmp_path: Path) -> None:
 
 
 def test_a_failing_run_is_shown_with_its_reason_and_the_other_runs_continue(tmp_path: Path) -> None:
-    words = [
-        *TINY,
-        "--set",
-        "norm=none",
-        "--images",
-        "64",
-        "--batch-size",
-        "1",
-        "--strategies",
-        "single,ddp,dp",
-        "--seeds",
-        "0",
-    ]
+    words = [*TINY, "--set", "norm=none", "--images", "64", "--batch-size", "1", "--seeds", "0"]
+    words += ["--strategies", "single,ddp,dp"]
     done = run_fork(tmp_path, *words)
     assert done.wait() == 1, done.stderr
     report = json.loads((tmp_path / "table/report.json").read_text())
@@ -112,6 +100,7 @@ def test_a_failing_run_is_shown_with_its_reason_and_the_other_runs_continue(tmp_
         (["--strategies", "dpp"], "did you mean 'dp'?"),
         (["--devices", "two"], "'two' is not a whole number"),
         (["--devices", "0"], "'0' is not a whole number >= 1"),
+        (["--jobs", "0"], "--jobs 0: must be at least 1"),
         (["--seeds", "1,x"], "'x' is not a whole number"),
         (["--scaling", "medium"], "unknown --scaling 'medium'"),
         (["--batch-size", "64,some"], "--batch-size 'some': expected a number"),
@@ -119,24 +108,16 @@ def test_a_failing_run_is_shown_with_its_reason_and_the_other_runs_continue(tmp_
     ],
 )
 def test_a_user_error_prints_one_line_before_anything_runs(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    words: list[str],
-    message: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rejected: Callable[..., str], words: list[str], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run(["compare", "classification", "--accelerator", "cpu", *words]) == 2
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1
+    assert message in rejected("compare", "classification", "--accelerator", "cpu", *words)
     assert not (tmp_path / "runs").exists()
 
 
-def test_recipes_with_different_metrics_cannot_be_compared(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["compare", "classification,dcgan", "--accelerator", "cpu"]) == 2
-    assert "classification and dcgan are evaluated with different metrics (validation/top1 and train/FID)" in (
-        capsys.readouterr().err
-    )
+def test_recipes_with_different_metrics_cannot_be_compared(rejected: Callable[..., str]) -> None:
+    line = "classification and dcgan are evaluated with different metrics (validation/top1 and train/FID)"
+    assert line in rejected("compare", "classification,dcgan", "--accelerator", "cpu")
 
 
 @pytest.fixture
@@ -144,22 +125,22 @@ def config() -> Config:
     return configure("classification", {"accelerator": "cpu"})
 
 
+def cells(config: Config, options: Options, **flags: str) -> list[PlannedRun]:
+    configs = {"classification": config}
+    return Grid.of(configs, {"batch_size": "64", **flags}, options).cells(configs)
+
+
 def test_strategy_single_uses_one_device_and_weak_scaling_sets_the_batch_size_per_device(config: Config) -> None:
-    grid = Grid.parse(["classification"], "single,ddp", "2,4", "64", "0", "weak")
-    cells = [one.cell for one in grid.cells({"classification": config})]
-    assert [(cell.strategy, cell.devices, cell.batch) for cell in cells] == [
-        ("single", 1, "64/device"),
-        ("ddp", 2, "64/device"),
-        ("ddp", 4, "64/device"),
-    ]
-    assert len({cell.name for cell in cells}) == 3
+    weak = [one.cell for one in cells(config, Options("single,ddp", "0", "weak"), devices="2,4")]
+    expected = [("single", 1, "64/device"), ("ddp", 2, "64/device"), ("ddp", 4, "64/device")]
+    assert [(cell.strategy, cell.devices, cell.batch) for cell in weak] == expected
+    assert len({cell.name for cell in weak}) == 3
 
 
 def test_all_runs_of_a_comparison_are_compiled_or_none_is(config: Config) -> None:
     def choices(compiles: str) -> set[str]:
-        configs = {"classification": config.with_run(compile=compiles)}
-        cells = Grid.parse(["classification"], "single,ddp", "2", "64", "0,1", "strong").cells(configs)
-        return {str(one.flags.get("compile", compiles)) for one in cells}
+        chosen = cells(config.with_run(compile=compiles), Options("single,ddp", "0,1"))
+        return {str(one.flags.get("compile", compiles)) for one in chosen}
 
     assert choices("auto") == {"off"} and choices("on") == {"on"}
 
@@ -173,10 +154,6 @@ def test_too_few_gpus_are_reported_as_the_reason_why_a_run_is_skipped(
     assert obstacle_here(on_gpu, "ddp", 2, []) == "needs 2 GPUs, but this machine has 1"
     assert obstacle_here(on_gpu, "ddp", 2, ["0", "0"]) == ""
     assert obstacle_here(on_gpu, "ddp", 4, ["0", "0"]) == "needs 4 GPUs, but --gpus lists only 2"
-    shared = Grid.parse(["classification"], "single,ddp", "2", "64", "0", "strong").cells(
-        {"classification": on_gpu.with_run(gpus="0,0")}
-    )
-    assert [(one.cell.name.endswith("on-one-gpu"), one.flags["gpus"]) for one in shared] == [
-        (False, "0"),
-        (True, "0,0"),
-    ]
+    shared = cells(on_gpu.with_run(gpus="0,0"), Options("single,ddp", "0"))
+    found = [(one.cell.name.endswith("on-one-gpu"), one.flags["gpus"]) for one in shared]
+    assert found == [(False, "0"), (True, "0,0")]

@@ -6,18 +6,14 @@ import os
 import shlex
 import subprocess
 import sys
-from collections import Counter
-from dataclasses import fields
 
 import pytest
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from paceline.cli.app import app, run
-from paceline.cli.flags import GROUPS
 from paceline.cli.help import EXAMPLES
-from paceline.config.flags import SourceFlags
-from paceline.config.settings import LearnerSettings
+from paceline.config.flags import GROUPS
 from paceline.contracts.recipe import Recipe
 from paceline.core.registry import load_class, names, preset_names
 
@@ -61,12 +57,6 @@ def test_help_fits_the_terminal_and_breaks_no_word(
         assert not [line for line in text.splitlines() if len(line) > columns]
         assert words_of(text) == words_of(wide)
     assert "\x1b" not in wide
-
-
-def test_every_flag_for_a_setting_is_in_exactly_one_group() -> None:
-    grouped = Counter(name for members in GROUPS.values() for name in members)
-    flags = [f.name for group in (SourceFlags, LearnerSettings) for f in fields(group) if f.metadata["flag"]]
-    assert grouped == Counter(flags)
 
 
 def test_help_for_train_lists_groups_defaults_choices_recipes_and_presets(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import os
 import re
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -19,16 +19,12 @@ from paceline.benchmarking.scaling_forecast import (
     Measurement,
     max_useful_devices,
     parse_bandwidth,
-    parse_seconds,
     predict,
 )
 from paceline.benchmarking.scaling_probe import one_device, one_of_several
-from paceline.cli.app import run
 from paceline.commands.configure import configure
-from paceline.commands.plan import _print_speeds
 from paceline.core.errors import UserError
 from paceline.core.files import read_json, write_json
-from paceline.core.terminal import open_screen
 from paceline.parallel.batchnorm import SynchronizedBatchNorm
 from paceline.parallel.place import Place
 from paceline.parallel.torch_internals import AnyBatchNorm
@@ -87,7 +83,7 @@ def test_a_step_time_between_two_measured_batch_sizes_is_interpolated() -> None:
 def test_a_measurement_can_be_saved_as_json_and_read_back(tmp_path: Path) -> None:
     whole = replace(SEEN, link=Link(1e-4, 1e9, 2), checked=(Checked(predicted=90.0, measured=100.0),))
     for one in (SEEN, whole):
-        write_json(tmp_path / "measured.json", one.to_json())
+        write_json(tmp_path / "measured.json", asdict(one))
         assert Measurement.from_json(read_json(tmp_path / "measured.json")) == one
 
 
@@ -113,32 +109,25 @@ def test_a_single_device_is_measured_with_plain_batchnorm() -> None:
     [
         *(("25GB/s", 25e9), ("100GBps", 100e9), ("900 MB/s", 9e8), ("5KB/s", 5e3), ("5kB", 5e3), ("1TB/s", 1e12)),
         *(("100Gbps", 12.5e9), ("100Gb/s", 12.5e9), ("100Gb", 12.5e9), ("8Kb/s", 1e3), ("8Mbps", 1e6), ("8Tb/s", 1e12)),
-        *(("200Gbit/s", 25e9), ("10gbit/s", 1.25e9), ("80 GBITS/S", 1e10), ("2 Gbyte/s", 2e9), ("1e9B/s", 1e9)),
+        *(("200Gbit/s", 25e9), ("80 Gbits/s", 1e10), ("2 Gbyte/s", 2e9), ("1e9B/s", 1e9)),
     ],
 )
 def test_bandwidth_may_be_given_in_bytes_or_bits(text: str, value: float) -> None:
     assert parse_bandwidth(text) == pytest.approx(value)
 
 
-@pytest.mark.parametrize("text", ["100gb", "100gbps", "100GBPS", "25GB/S", "25G", "25", "25e9"])
-def test_an_ambiguous_or_missing_bandwidth_unit_is_rejected(text: str) -> None:
-    with pytest.raises(
-        UserError, match=rf"--bandwidth {text}: bytes or bits\? expected something like 25GB/s \(bytes\)"
-    ):
-        parse_bandwidth(text)
-
-
-@pytest.mark.parametrize("text", ["0GB/s", "1e999B/s"])
-def test_a_bandwidth_that_is_not_positive_and_finite_is_rejected(text: str) -> None:
-    with pytest.raises(UserError, match=f"--bandwidth {text}: must be above 0 and finite"):
+@pytest.mark.parametrize("text", ["100gb", "100GBPS", "25G", "25", "25e9", "0GB/s", "1e999B/s"])
+def test_a_bandwidth_that_is_ambiguous_zero_or_infinite_is_rejected(text: str) -> None:
+    with pytest.raises(UserError, match=rf"--bandwidth {text}: expected something like 25GB/s \(bytes\)"):
         parse_bandwidth(text)
 
 
 def test_latency_is_parsed_with_its_unit() -> None:
-    assert parse_seconds("20us") == pytest.approx(2e-5) and parse_seconds("0.1 ms") == pytest.approx(1e-4)
+    for text, seconds in (("20us", 2e-5), ("0.1 ms", 1e-4)):
+        assert LinkOverride.parse("", text).latency_seconds == pytest.approx(seconds)
     for text in ("soon", "1e999s", "20"):
         with pytest.raises(UserError, match=f"--latency {text}: expected something like 20us"):
-            parse_seconds(text)
+            LinkOverride.parse("", text)
 
 
 def test_given_bandwidth_and_latency_are_used_and_missing_values_are_measured_or_assumed() -> None:
@@ -167,16 +156,12 @@ def test_given_bandwidth_and_latency_are_used_and_missing_values_are_measured_or
         (["--devices", "8", "--nodes", "4"], "--nodes 4: the link between devices cannot be measured on this machine"),
         (["--devices", "none"], "--devices none: must be a whole number"),
         (["--devices", "64", "--check"], "--check: only "),
-        (
-            ["--devices", "1", "--check", "--latency", "5ms"],
-            "--latency 5ms: cannot be combined with --check",
-        ),
+        (["--devices", "1", "--check", "--latency", "5ms"], "--latency 5ms: cannot be combined with --check"),
+        (["--memory", "--check"], "--check: predicts the speed, so it cannot be combined with --memory"),
     ],
 )
-def test_a_user_error_prints_one_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["plan", "classification", "--preset", "quick", "--accelerator", "cpu", *words]) == 2
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1
+def test_a_user_error_prints_one_line(words: list[str], message: str, rejected: Callable[..., str]) -> None:
+    assert message in rejected("plan", "classification", "--preset", "quick", "--accelerator", "cpu", *words)
 
 
 def test_a_step_that_does_not_fit_in_the_memory_is_rejected_before_it_is_measured(tmp_path: Path, tiny: str) -> None:
@@ -188,12 +173,11 @@ def test_a_step_that_does_not_fit_in_the_memory_is_rejected_before_it_is_measure
 
 
 def test_a_thread_count_that_is_not_a_number_is_reported_in_one_line(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    rejected: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "many")
-    assert run(["plan", "classification", "--preset", "quick", "--accelerator", "cpu", "--devices", "2"]) == 2
-    error = capsys.readouterr().err
-    assert "OMP_NUM_THREADS=many: not a valid number of threads" in error and error.count("\n") == 1
+    line = rejected("plan", "classification", "--preset", "quick", "--accelerator", "cpu", "--devices", "2")
+    assert "OMP_NUM_THREADS=many: not a valid number of threads" in line
 
 
 @pytest.fixture(scope="module")
@@ -227,19 +211,6 @@ def test_numbers_are_not_truncated_in_a_narrow_terminal(plans: list[str]) -> Non
     for text in plans:
         assert "…" not in text
         assert "devices batch images/s efficiency images/day lr, linear lr, sqrt" in _rows(text)
-
-
-def test_rows_that_do_not_fit_on_a_terminal_are_broken_between_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "40")
-    monkeypatch.setenv("TERM", "xterm")
-    terminal = io.StringIO()
-    monkeypatch.setattr(terminal, "isatty", lambda: True)
-    config = configure("dcgan", {"preset": "quick", "batch_size": "64"})
-    _print_speeds(open_screen(file=terminal), config, SEEN, PERFECT, [1, 2], 64, weak=True)
-    lines = terminal.getvalue().splitlines()
-    assert max(map(len, lines)) <= 40
-    text = " ".join(" ".join(lines).split())
-    assert "batch 64 per device (weak scaling): devices: 1; batch: 64; images/s: 1,600; efficiency: 100%" in text
 
 
 def test_a_plan_measures_one_device_alone_and_uses_the_given_latency(plans: list[str]) -> None:

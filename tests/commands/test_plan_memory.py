@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from running import run_fork
 
-from paceline.commands.plan import parse_bytes
+from paceline.benchmarking.scaling_forecast import parse_amount
+from paceline.commands.plan import UNITS
 from paceline.core.errors import UserError
 
 SYNCING = str(Path(__file__).parents[1] / "syncing.py")
@@ -91,11 +92,10 @@ def test_a_run_that_is_out_of_memory_ends_with_the_phase_and_settings_that_fit(t
 
 @pytest.mark.parametrize("text", ["24", "GiB", "-1GiB", "0GiB", "24 apples", "nanGB"])
 def test_an_unknown_size_is_rejected(text: str) -> None:
-    with pytest.raises(UserError, match="expected a size like 24GiB or 80GB"):
-        parse_bytes(text)
+    with pytest.raises(UserError, match=f"--device-memory {text}: expected something like 24GiB or 80GB"):
+        parse_amount("--device-memory", text, UNITS, "24GiB or 80GB")
 
 
 def test_sizes_are_read_in_decimal_and_binary_units() -> None:
-    assert parse_bytes("24GiB") == 24 * 2**30
-    assert parse_bytes("80 GB") == 80 * 10**9
-    assert parse_bytes("1.5mib") == 1.5 * 2**20
+    for text, size in (("24GiB", 24 * 2**30), ("80 GB", 80 * 10**9), ("1.5MiB", 1.5 * 2**20)):
+        assert parse_amount("--device-memory", text, UNITS, "") == size

@@ -112,8 +112,7 @@ def test_an_imported_network_is_exported_to_onnx(name, arguments, capsys):
 
 
 @pytest.mark.parametrize(
-    ("recipe", "network", "arguments"),
-    [("restoration", "NAFNet", NAFNET), ("super_resolution", "SwinIR", SWINIR)],
+    ("recipe", "network", "arguments"), [("restoration", "NAFNet", NAFNET), ("super_resolution", "SwinIR", SWINIR)]
 )
 def test_two_processes_train_the_same_weights_as_one(recipe, network, arguments):
     settings = {"network": f"spandrel:{network}", "network_args": arguments, "devices": 2, "accelerator": "cpu"}

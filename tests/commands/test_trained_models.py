@@ -66,19 +66,14 @@ def predict(*words: str) -> int:
     return run(["predict", *words, "--accelerator", "cpu"])
 
 
-def test_classes_with_different_names_are_rejected_instead_of_matched_by_index(tmp_path, capsys):
+def test_classes_with_different_names_are_rejected_instead_of_matched_by_index(tmp_path, rejected):
     shutil.copytree("digits", tmp_path / "digits")
     words = ["evaluate", "classifier", "--accelerator", "cpu", "--data-root", str(tmp_path / "digits")]
     assert run(words) == 0
     for split in ("train", "test"):
         (tmp_path / "digits" / split / "nought").rename(tmp_path / "digits" / split / "zero")
-    capsys.readouterr()
-    assert run(words) == 2
-    expected = (
-        "--data folder: class 0 in the test split is 'one', but classifier was trained with 'nought'; use data with"
-    )
-    error = capsys.readouterr().err
-    assert expected in error and error.count("\n") == 1
+    line = rejected(*words)
+    assert "--data folder: class 0 in the test split is 'one', but classifier was trained with 'nought'; use" in line
 
 
 def test_predictions_for_files_have_the_accuracy_that_evaluate_measures(capsys):
@@ -172,17 +167,14 @@ def test_predict_reports_an_unusable_file_and_processes_the_others(tmp_path, cap
     assert sorted(path.name for path in table.parent.iterdir()) == ["table.csv"]
 
 
-def test_existing_results_are_replaced_only_with_overwrite(capsys):
-    Path("there.csv").write_text("mine")
-    assert predict("classifier", "digits/test/one", "--out", "there.csv") == 2
-    assert "--out there.csv: the file exists; use --overwrite to replace it" in capsys.readouterr().err
-    assert Path("there.csv").read_text() == "mine"
+def test_existing_results_are_replaced_only_with_overwrite(rejected):
+    for file, command in {"there.csv": ("predict", "digits/test/one"), "there.onnx": ("export",)}.items():
+        Path(file).write_text("mine")
+        line = rejected(command[0], "classifier", *command[1:], "--out", file)
+        assert f"--out {file}: the file exists; use --overwrite to replace it" in line
+        assert Path(file).read_text() == "mine"
     assert predict("classifier", "digits/test/one", "--out", "there.csv", "--overwrite") == 0
     assert Path("there.csv").read_text().startswith("file,class_1,probability_1")
-    Path("there.onnx").write_text("mine")
-    assert run(["export", "classifier", "--out", "there.onnx"]) == 2
-    assert "--out there.onnx: the file exists; use --overwrite to replace it" in capsys.readouterr().err
-    assert Path("there.onnx").read_text() == "mine"
 
 
 @pytest.mark.parametrize(
@@ -193,10 +185,8 @@ def test_existing_results_are_replaced_only_with_overwrite(capsys):
         (["--checkpoint", "7"], "--checkpoint 7: no checkpoint was kept at this number of images"),
     ],
 )
-def test_invalid_predict_options_are_reported(words, line, capsys):
-    assert predict("classifier", "digits/test", *words) == 2
-    printed = capsys.readouterr().err
-    assert line in printed and len(printed.splitlines()) == 1
+def test_invalid_predict_options_are_reported(words, line, rejected):
+    assert line in rejected("predict", "classifier", "digits/test", "--accelerator", "cpu", *words)
 
 
 @pytest.mark.parametrize(
@@ -208,10 +198,9 @@ def test_invalid_predict_options_are_reported(words, line, capsys):
         ("apply", "classifier", "predict"),
     ],
 )
-def test_a_command_that_does_not_support_a_recipe_names_the_command_that_does(command, of, other, tmp_path, capsys):
-    assert run([command, of, "digits/test", "--trust", "--out", str(tmp_path / "x.csv")]) == 2
-    printed = capsys.readouterr().err
-    assert f"which `{command}` does not do: use `{other}`" in printed and len(printed.splitlines()) == 1
+def test_a_command_that_does_not_support_a_recipe_names_the_command_that_does(command, of, other, tmp_path, rejected):
+    line = rejected(command, of, "digits/test", "--trust", "--out", tmp_path / "x.csv")
+    assert f"which `{command}` does not do: use `{other}`" in line
     with pytest.raises(UserError, match=f"`{command}` does not do: use `{other}`"):
         getattr(paceline.load(of, device="cpu"), command)(None)
 
@@ -255,7 +244,7 @@ def test_an_unavailable_device_is_reported():
     with pytest.raises(UserError, match="device='gpu': expected 'cpu', 'cuda' or a GPU index"):
         paceline.load("classifier", device="gpu")
     wrong = "cuda:99" if torch.cuda.is_available() else "cuda"
-    with pytest.raises(UserError, match=f"device='{wrong}': (no CUDA device is visible|there is no such GPU)"):
+    with pytest.raises(UserError, match=f"device='{wrong}': expected 'cpu', 'cuda' or a GPU index"):
         paceline.load("classifier", device=wrong)
 
 

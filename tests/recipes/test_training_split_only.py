@@ -91,7 +91,7 @@ def test_data_with_another_number_of_classes_is_reported(capsys: pytest.CaptureF
     train("r3gan", evaluate_every="never")
     np.savez("own.npz", x_train=np.zeros((64, 32, 32), np.uint8), y_train=np.zeros(64, int))
     assert run(["evaluate", "run", "--accelerator", "cpu", "--set", "few_images=allow"]) == 2
-    assert "the data has 1 class, but run expects 2" in capsys.readouterr().err
+    assert "classes of the images: 1, but run expects 2" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("recipe", ["dcgan", "r3gan"])

@@ -19,10 +19,10 @@ from paceline.runs.status import Status
 CODE = """
 import sys
 sys.path.insert(0, {folder!r})
-from tiny import Best, Tiny
+from tiny import Evaluation, Tiny
 
 class FirstIsBest(Tiny):
-    best = Best("validation/count", "max")
+    evaluation = Evaluation("accuracy", best="validation/count")
 """
 TRAIN = ("train", "./first.py", "--out", "run", "--accelerator", "cpu", "--set", "schedule=constant")
 BEST = Path("run", "checkpoints", "000000000128")

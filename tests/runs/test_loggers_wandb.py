@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from running import metrics_without_times, run_fork, start_fork, wait_until, weights_of
+from running import metrics_without_times, run_fork, start_command, start_fork, wait_until, weights_of
 
 pytest.importorskip("wandb")
 pytestmark = pytest.mark.extras
@@ -34,10 +34,13 @@ def logged(file: Path) -> list[tuple[str, int, float]]:
     return sorted((name, step, value) for name, step, value in history(file) if not name.startswith("samples/"))
 
 
-def test_a_finished_run_is_complete_in_its_offline_folder(tmp_path: Path) -> None:
-    command = ("train", TINY_GAN, "--images", "640", "--out", "gan", "--loggers", "wandb")
-    done = run_fork(tmp_path, *command, environment=OFFLINE)
+def test_a_finished_run_is_complete_in_its_offline_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {**OFFLINE, "TMPDIR": str(tmp_path / "temporary")}.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "temporary").mkdir()
+    done = start_command(tmp_path, "train", TINY_GAN, "--images", "640", "--out", "gan", "--loggers", "wandb")
     assert done.wait() == 0 and done.stderr == "", done.stderr
+    assert not list((tmp_path / "temporary").glob("*wandb-[am]*")), "artifacts and media are removed"
     assert "wandb:" not in done.stdout, "W&B prints nothing"
     folder = tmp_path / "gan"
     (file,) = files_of(folder)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from paceline.core.errors import UserError
-from paceline.core.types import JsonObject
 
 BACKWARD_SHARE = 2 / 3  # fraction of a step spent in the backward pass, which can overlap with communication
 MIN_USEFUL_SPEEDUP = 1.10  # minimum speedup that makes doubling the number of devices worthwhile
@@ -34,8 +33,7 @@ class Link:
         return self.latency_seconds * doublings + 2 * (devices - 1) / devices * num_bytes / self.bytes_per_second
 
 
-@dataclass(frozen=True)
-class Checked:
+class Checked(NamedTuple):
     """Predicted and measured images per second in one round of measurements."""
 
     predicted: float
@@ -59,19 +57,15 @@ class Measurement:
     link: Link | None = None
     checked: tuple[Checked, ...] = ()  # one entry per round of measurements
 
-    def to_json(self) -> JsonObject:
-        """Return the measurement as JSON; batch sizes become strings, since JSON keys are strings."""
-        return asdict(self)
-
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Measurement:
-        """Return the measurement that `to_json` wrote."""
+        """Return the measurement whose fields were written as JSON, whose keys are strings."""
         fields = dict(values)
         for name in ("alone_seconds", "step_seconds"):
             fields[name] = {int(batch): seconds for batch, seconds in values[name].items()}
         fields["networks"] = tuple(values["networks"])
         fields["link"] = Link(**values["link"]) if values["link"] else None
-        fields["checked"] = tuple(Checked(**one) for one in values["checked"])
+        fields["checked"] = tuple(Checked(*one) for one in values["checked"])
         return cls(**fields)
 
     def seconds_of_step(self, batch: float) -> float:
@@ -123,12 +117,29 @@ def max_useful_devices(measured: Measurement, link: Link | None, batch: int) -> 
 
 
 DEFAULT_LATENCY_SECONDS = 20e-6  # latency of one exchange between GPUs if only the bandwidth is set
-NUMBER = r"\s*(\d+\.?\d*|\.\d+)((?:[eE][+-]?\d+)?)\s*"
-SHORT = re.compile(NUMBER + r"([kKMGT]?)([bB])\s*(?:/\s*s|ps)?\s*")  # B means bytes, b means bits
-AMBIGUOUS = re.compile(NUMBER + r"[kmgt]?b?\s*(?:/\s*s|ps)?\s*", re.IGNORECASE)
-SPELLED = re.compile(NUMBER + r"([kmgt]?)(bits?|bytes?)\s*(?:/\s*s|ps)?\s*", re.IGNORECASE)
-SECONDS = re.compile(NUMBER + r"(us|µs|ms|s)\s*")
-PREFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+PREFIXES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+WORDS = {"B": 1.0, "byte": 1.0, "bytes": 1.0, "b": 1 / 8, "bit": 1 / 8, "bits": 1 / 8}
+BANDWIDTHS = {  # in bytes per second; B means bytes, and b means bits
+    f"{prefix}{word}{per_second}": scale * size
+    for prefix, scale in PREFIXES.items()
+    for word, size in WORDS.items()
+    for per_second in ("", "/s", "ps")
+}
+LATENCIES = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+def parse_amount(flag: str, text: str, units: Mapping[str, float], example: str) -> float:
+    """Return a number with a unit, such as `24GiB`, in the base unit; raise UserError unless it is above 0."""
+    match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)((?:[eE][+-]?\d+)?)\s*(.+?)\s*", text)
+    value = float(match[1] + match[2]) * units.get(match[3], math.nan) if match else math.nan
+    if not 0 < value < math.inf:
+        raise UserError(f"{flag} {text}: expected something like {example}")
+    return value
+
+
+def parse_bandwidth(text: str) -> float:
+    """Convert `25GB/s`, `200Gbit/s` or `200Gbps` to bytes per second."""
+    return parse_amount("--bandwidth", text, BANDWIDTHS, "25GB/s (bytes) or 200Gbit/s (bits)")
 
 
 @dataclass(frozen=True)
@@ -141,52 +152,23 @@ class LinkOverride:
     @classmethod
     def parse(cls, bandwidth: str, latency: str) -> LinkOverride:
         """Parse `--bandwidth` and `--latency`; an empty string means that the flag was not set."""
-        return cls(parse_bandwidth(bandwidth) if bandwidth else None, parse_seconds(latency) if latency else None)
+        seconds = parse_amount("--latency", latency, LATENCIES, "20us or 0.1ms") if latency else None
+        return cls(parse_bandwidth(bandwidth) if bandwidth else None, seconds)
 
     def apply(self, measured: Link | None) -> Link | None:
         """Return the link for predictions: the user's values if set, otherwise measured or default values."""
-        if self.bytes_per_second is None and (self.latency_seconds is None or measured is None):
+        if self.bytes_per_second is not None:
+            return Link(self.latency_seconds or DEFAULT_LATENCY_SECONDS, self.bytes_per_second, devices=2)
+        if measured is None or self.latency_seconds is None:
             return measured
-        bandwidth = self.bytes_per_second
-        if bandwidth is None:
-            assert measured is not None
-            bandwidth = measured.bytes_per_second
-        latency = DEFAULT_LATENCY_SECONDS if self.latency_seconds is None else self.latency_seconds
-        return Link(latency, bandwidth, devices=2)
+        return Link(self.latency_seconds, measured.bytes_per_second, devices=2)
 
     def describe(self, link: Link) -> str:
         """Describe the link, with the origin of each value."""
         measured = f"measured between {link.devices} processes"
-        bandwidth = "as given" if self.bytes_per_second is not None else measured
-        latency = "assumed" if self.bytes_per_second is not None else measured
-        if self.latency_seconds is not None:
-            latency = "as given"
+        bandwidth, otherwise = (measured, measured) if self.bytes_per_second is None else ("as given", "assumed")
+        latency = otherwise if self.latency_seconds is None else "as given"
         microseconds = link.latency_seconds * 1e6
         shown = f"{microseconds:,.0f}" if microseconds >= 10 else f"{microseconds:.2g}"
         speed = f"bandwidth {link.bytes_per_second / 1e9:.3g} GB/s ({bandwidth})"
         return f"{speed}; latency {shown} µs per exchange ({latency})"
-
-
-def parse_bandwidth(text: str) -> float:
-    """Convert `25GB/s`, `200Gbit/s` or `200Gbps` to bytes per second."""
-    match = SHORT.fullmatch(text) or SPELLED.fullmatch(text)
-    if not match:
-        doubt = "bytes or bits? " if AMBIGUOUS.fullmatch(text) else ""
-        raise UserError(f"--bandwidth {text}: {doubt}expected something like 25GB/s (bytes) or 200Gbit/s (bits)")
-    number, exponent, prefix, unit = match.groups()
-    in_bits = unit == "b" or unit.lower().startswith("bit")
-    value = float(number + exponent) * PREFIXES[prefix.lower()] / (8 if in_bits else 1)
-    if not 0 < value < math.inf:
-        raise UserError(f"--bandwidth {text}: must be above 0 and finite; expected something like 25GB/s or 200Gbit/s")
-    return value
-
-
-def parse_seconds(text: str) -> float:
-    """Convert `20us`, `0.1ms` or `1e-5s` to seconds."""
-    match = SECONDS.fullmatch(text.lower())
-    value = math.inf
-    if match:
-        value = float(match[1] + match[2]) * {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}[match[3]]
-    if value == math.inf:
-        raise UserError(f"--latency {text}: expected something like 20us or 0.1ms")
-    return value

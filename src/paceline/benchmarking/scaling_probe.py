@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -85,7 +85,7 @@ def measure_scaling(config: Config, path: str, batches: list[int], check: bool) 
     alone_seconds += [time_block(alone, alone_steps, world) / alone_steps for _ in range(ROUNDS - len(alone_seconds))]
     if world.is_first:
         base = replace(base, alone_seconds={batches[0]: float(np.median(alone_seconds))})
-        write_json(Path(path), _median(base, turns, config).to_json())
+        write_json(Path(path), asdict(_median(base, turns, config)))
     world.wait_for_all()
     world.leave()
 

@@ -16,11 +16,10 @@ import torch.distributed as dist
 
 from paceline.config.resolve import Config
 from paceline.core.files import write_json
-from paceline.core.types import JsonObject
 from paceline.parallel.strategy import AUTO
 from paceline.parallel.world import World, join
 from paceline.training.build import Parts, assemble
-from paceline.training.graph import GraphedStep, RunStep
+from paceline.training.graph import GraphedStep, RunStep, eager_steps
 from paceline.training.step import Step
 
 
@@ -113,7 +112,7 @@ def _train(config: Config, world: World, prepare: Callable[[Step], RunStep]) -> 
     parts = assemble(config, world)
     parts.run_step = prepare(parts.step)
     parts.recipe.train()
-    num_steps = parts.strategy.eager_steps + REPLAYS
+    num_steps = eager_steps(parts.strategy) + REPLAYS
     for data in parts.feed.steps(0, num_steps * parts.feed.images_per_step):
         parts.run_step(data)
     for loader in parts.loaders.values():
@@ -143,13 +142,9 @@ class DeviceTest:
     all_reduce: AllReduce
     graph: ReplayCheck | None  # None unless there are several GPUs
 
-    def to_json(self) -> JsonObject:
-        """Return the result as JSON."""
-        return asdict(self)
-
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> DeviceTest:
-        """Return the result that `to_json` wrote."""
+        """Return the result whose fields were written as JSON."""
         graph = values["graph"]
         return cls(AllReduce(**values["all_reduce"]), ReplayCheck(**graph) if graph else None)
 
@@ -163,6 +158,6 @@ def measure_devices(config: Config, path: str) -> None:
     graph = check_replay(config, world) if world.backend == "nccl" else None
     if world.is_first:
         all_reduce = AllReduce(*milliseconds, timing.n, world.backend, world.size)
-        write_json(Path(path), DeviceTest(all_reduce, graph).to_json())
+        write_json(Path(path), asdict(DeviceTest(all_reduce, graph)))
     world.wait_for_all()
     world.leave()

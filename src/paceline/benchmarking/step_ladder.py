@@ -6,10 +6,12 @@ machine affects all variants.
 
 from __future__ import annotations
 
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,15 +19,18 @@ import torch
 from paceline.config.resolve import Config
 from paceline.config.spans import split_batch
 from paceline.contracts.step_ladder import MeasuredRung, StepLadder
-from paceline.core.files import write_json
+from paceline.core.errors import UserError
+from paceline.core.files import read_json, write_json
 from paceline.core.terminal import activity, counted, end_activity
 from paceline.data.feed import StepData
+from paceline.launch.tasks import Task, run_in_processes
 from paceline.parallel.batchnorm import has_batchnorm, sum_over_processes
 from paceline.parallel.place import Place
-from paceline.parallel.strategy import AUTO, strategy_class
+from paceline.parallel.strategy import AUTO, num_devices, strategy_class
 from paceline.parallel.world import World
 from paceline.training.build import Parts, assemble
 from paceline.training.graph import GraphedStep
+from paceline.training.stop import repeat_signal
 
 ROUNDS = 5
 NUM_SUMS = 15
@@ -43,6 +48,17 @@ class Variant:
     alone: bool  # whether only rank 0 works while the other ranks wait
 
 
+def measure_in_processes(task: Callable[[str], Task], config: Config) -> Mapping[str, Any]:
+    """Run a measurement in one process per device; return the JSON object that it writes to the path it is given."""
+    with tempfile.TemporaryDirectory(prefix="paceline-measured-") as folder:
+        path = Path(folder) / "measured.json"
+        code = run_in_processes(task(str(path)), config)
+        repeat_signal(code)
+        if code or not path.is_file():
+            raise UserError(f"the measurement failed with exit code {code}; see its output above")
+        return read_json(path)
+
+
 def measure_ladder(config: Config, path: str) -> None:
     """Run the measurement in this process; rank 0 writes the ladder to a JSON file."""
     activity("preparing the measurement")
@@ -57,7 +73,7 @@ def measure_ladder(config: Config, path: str) -> None:
     if target.world.is_first:
         rungs = tuple(_rung(variant, times) for variant, times in zip(variants, seconds, strict=True))
         batch = int(target.config.run.batch_size)
-        ladder = StepLadder(target.strategy.num_devices, batch, rungs, gradient_bytes(target))
+        ladder = StepLadder(num_devices(target.strategy), batch, rungs, gradient_bytes(target))
         write_json(Path(path), ladder.to_json())
     target.world.wait_for_all()
     target.world.leave()
@@ -65,7 +81,7 @@ def measure_ladder(config: Config, path: str) -> None:
 
 def _variants(config: Config, target: Parts) -> Iterator[Variant]:
     """Yield the variants, from one device alone up to the complete training step."""
-    devices, world = target.strategy.num_devices, target.world
+    devices, world = num_devices(target.strategy), target.world
     whole = split_batch(config.run.batch_size, devices, config.run.accumulate)
     if devices == 1:
         yield synthetic("one", target, alone=False)
@@ -133,7 +149,7 @@ def time_block(variant: Variant, steps: int, world: World) -> float:
     if world.is_first or not variant.alone:
         for _ in range(steps):
             variant.advance()
-        _synchronize(world)
+        synchronize(world.device)
     spent = torch.tensor([time.perf_counter() - start], dtype=torch.float64, device=world.device)
     world.wait_for_all()
     return world.gather(spent).max().item()
@@ -159,11 +175,12 @@ def time_sum(num_bytes: int, world: World) -> float:
         world.wait_for_all()
         start = time.perf_counter()
         sum_over_processes(tensor)
-        _synchronize(world)
+        synchronize(world.device)
         seconds.append(time.perf_counter() - start)
     return float(np.median(seconds))
 
 
-def _synchronize(world: World) -> None:
-    if world.device.type == "cuda":
-        torch.cuda.synchronize(world.device)
+def synchronize(device: torch.device) -> None:
+    """Wait until a GPU has finished its work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field, fields
 from difflib import get_close_matches
 from functools import cache
@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin, get
 
 import typer
 
-from paceline.config.flags import COMMON, COMMON_ALIASES, SourceFlags
+from paceline.config.flags import COMMON, COMMON_ALIASES, FLAGS, SourceFlags
 from paceline.config.settings import LearnerSettings
 from paceline.core.errors import UserError
 from paceline.core.files import SAFETENSORS
@@ -58,16 +58,6 @@ Command = Callable[..., None]
 Flags: TypeAlias = dict[str, str | bool]
 
 COMPILE_VALUES = ("auto", "on", "off")
-# The groups of flags in `--help`. A setting that has a flag is in exactly one group; a test checks this.
-GROUPS = {
-    "Common": ("data", "preset", "epochs", "images", "batch_size", "lr", "seed", "out", "init_from"),
-    "Data": ("data_root", "test_root", "low_root", "test_low_root", "crop", "bad_images", "loader", "workers"),
-    "Devices": ("devices", "gpus", "accelerator", "strategy", "backend", "sync_batchnorm", "compress"),
-    "Speed": ("precision", "compile", "graph", "deterministic", "accumulate", "scale_lr", "profile"),
-    "Cluster": ("nnodes", "rdzv", "max_restarts", "timeout", "mirror", "resume_from", "check_replicas"),
-    "Evaluation and logging": ("loggers", "inception", "inception_sha256"),
-}
-
 
 RecipeName = Annotated[
     str,
@@ -137,7 +127,6 @@ def with_settings(
 
         chosen = [(f, hint) for f, hint in _fields_with_flags() if f.name not in but and (f.name in only or not only)]
         options = {f.name: _option(f, hint, defaults) for f, hint in chosen}
-        options = dict(sorted(options.items(), key=lambda item: _order_in_help(item[0])))
         declared = inspect.signature(command, eval_str=True).parameters
         own = [_parameter(name, p.annotation, p.default) for name, p in declared.items() if name != "flags"]
         own += [_parameter("trust", Trust, False)] if "config" in declared else []
@@ -152,8 +141,7 @@ def with_options(command: Command) -> Command:
     """Return a command with one option for each field of its parameter `options`, which is a dataclass."""
     own = inspect.signature(command, eval_str=True).parameters
     group = own["options"].annotation
-    hints = get_type_hints(group, include_extras=True)
-    options = {f.name: _parameter(f.name, hints[f.name], f.default) for f in fields(group)}
+    options = {f.name: _parameter(f.name, hint, f.default) for f, hint in _with_types(group)}
 
     def wrapped(**arguments: Any) -> None:
         chosen = {name: arguments.pop(name) for name in options}
@@ -186,14 +174,15 @@ def check_names(recipe: str | None, data: str | None) -> None:
 
 @cache
 def _fields_with_flags() -> list[tuple[Field[Any], Any]]:
-    """Return the run, source and learner settings that have a flag, with their types."""
-    hints = {group: get_type_hints(group) for group in (SourceFlags, LearnerSettings)}
-    return [(f, hints[group][f.name]) for group in hints for f in fields(group) if f.metadata["flag"]]
+    """Return the run, source and learner settings that have a flag, with their types, in the order of `--help`."""
+    groups = (SourceFlags, LearnerSettings)
+    by_name = {f.name: (f, hint) for group in groups for f, hint in _with_types(group) if f.name in FLAGS}
+    return [by_name[name] for name in FLAGS]
 
 
-def _order_in_help(name: str) -> int:
-    order = [member for members in GROUPS.values() for member in members]
-    return order.index(name) if name in order else len(order)
+def _with_types(group: Any) -> Iterator[tuple[Field[Any], Any]]:
+    hints = get_type_hints(group, include_extras=True)
+    return ((f, hints[f.name]) for f in fields(group))
 
 
 def _option(f: Field[Any], hint: Any, defaults: Mapping[str, Any]) -> inspect.Parameter:
@@ -206,7 +195,7 @@ def _option(f: Field[Any], hint: Any, defaults: Mapping[str, Any]) -> inspect.Pa
         show_default=False,
         metavar=None if kind is bool else "VALUE",
         autocompletion=completion_of(f.name, hint),
-        rich_help_panel=next((group for group, members in GROUPS.items() if f.name in members), None),
+        rich_help_panel=FLAGS[f.name],
     )
     return _parameter(f.name, Annotated[kind | None, flag], None)
 
@@ -268,7 +257,7 @@ def _instead_of(option: str, command: Any) -> str:
     has = [one for parameter in command.params for one in parameter.opts if one.startswith("--")]
     if name in COMMON and set(re.findall("--[a-z0-9-]+", COMMON[name])) <= set(has):
         return COMMON[name]
-    is_known = name in {f.name for f, _ in _fields_with_flags()}  # a correct flag of another command
+    is_known = name in FLAGS  # a correct flag of another command
     alike = get_close_matches(f"--{name.replace('_', '-')}", has, n=1, cutoff=0.9 if is_known else 0.8)
     if alike:
         return f"use {alike[0]}"

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 import shutil
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
-from paceline.cli.flags import GROUPS
 from paceline.cli.start import Interrupted
+from paceline.config.flags import GROUPS
 from paceline.core.registry import about, names, preset_names
 
 WIDEST, NARROWEST = 100, 30  # columns; limits on the width of the help, whatever the width of the terminal
@@ -25,15 +25,23 @@ CONTEXT = {"help_option_names": ["-h", "--help"]}
 Row = tuple[str, str]
 
 
-class Command(TyperCommand):
-    """A command with grouped options; its epilog is a list of example commands, one per line."""
+class _WithGroups:
+    """Wraps the help to the width of the terminal, and lists the options in groups."""
 
     def get_help(self, ctx: Any) -> str:
-        return _help_text(ctx, super().get_help)
+        ctx.terminal_width = max(NARROWEST, min(shutil.get_terminal_size().columns, WIDEST))
+        return str(super().get_help(ctx))  # type: ignore[misc]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        for title, rows in _grouped(self.get_params(ctx), ctx).items():
+        for title, rows in _grouped(ctx.command.get_params(ctx), ctx).items():
             _write_rows(formatter, title, rows)
+
+
+class Command(_WithGroups, TyperCommand):
+    """A command with grouped options; its epilog is a list of example commands, one per line."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        super().format_options(ctx, formatter)
         if any(parameter.name == "recipe" and not parameter.opts[0].startswith("-") for parameter in self.params):
             _write_rows(formatter, "Recipes", _recipes())
 
@@ -44,15 +52,11 @@ class Command(TyperCommand):
                     formatter.write(textwrap.indent(_fitted(line, formatter.width - 2 * INDENT), " " * INDENT) + "\n")
 
 
-class Commands(TyperGroup):
+class Commands(_WithGroups, TyperGroup):
     """A command group that raises Interrupted on Ctrl-C and describes each command in a full sentence."""
 
-    def get_help(self, ctx: Any) -> str:
-        return _help_text(ctx, super().get_help)
-
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        for title, rows in _grouped(self.get_params(ctx), ctx).items():
-            _write_rows(formatter, title, rows)
+        super().format_options(ctx, formatter)
         self.format_commands(ctx, formatter)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -65,12 +69,6 @@ class Commands(TyperGroup):
             return super().invoke(ctx)
         except KeyboardInterrupt as stop:
             raise Interrupted(str(stop)) from None
-
-
-def _help_text(ctx: Any, get_help: Callable[[Any], str]) -> str:
-    """Return a command's help, wrapped to the width of the terminal."""
-    ctx.terminal_width = max(NARROWEST, min(shutil.get_terminal_size().columns, WIDEST))
-    return get_help(ctx)
 
 
 def _grouped(parameters: Iterable[Any], ctx: Any) -> dict[str, list[Row]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import socket
 from contextlib import suppress
@@ -64,19 +65,11 @@ def _listen(host: str, port: int | None) -> socket.socket:
     """
     for candidate in (DEFAULT_PORT, 0) if port is None else (port,):
         try:
-            family, kind, _, _, address = socket.getaddrinfo(host, candidate, type=socket.SOCK_STREAM)[0]
-            listener = socket.socket(family, kind)
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                listener.bind(address)
-                listener.listen(128)
-            except OSError:
-                listener.close()
-                raise
-            return listener
+            family, _, _, _, address = socket.getaddrinfo(host, candidate, type=socket.SOCK_STREAM)[0]
+            return socket.create_server(address, family=family, backlog=128)
         except (socket.gaierror, UnicodeError) as error:
             raise UserError(f"--host {host}: {getattr(error, 'strerror', 'not a host name')}") from None
         except OSError as error:
-            problem = error
+            problem = os.strerror(error.errno or 0)
     flag = f"--port {port}" if port is not None else f"--host {host}"
-    raise UserError(f"{flag}: {problem.strerror}; use --port 0 to pick a free port")
+    raise UserError(f"{flag}: {problem}; use --port 0 to pick a free port")

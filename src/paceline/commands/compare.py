@@ -8,22 +8,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from rich.markdown import Markdown
+
 from paceline.commands.configure import configure
-from paceline.compare.cells import PlannedRun, check_kept, finished_cells
-from paceline.compare.grid import LISTS, Flags, Grid, GridCell, Options, check_new, check_options, check_recipes
-from paceline.compare.jobs import Places, threads_prefix, train_cells
-from paceline.compare.measured import Measured, measure_speeds
-from paceline.compare.progress import finish, has_report, only_writer, title_of
+from paceline.compare.cells import check_kept, finished_cells
+from paceline.compare.grid import LISTS, Flags, Grid, Options, PlannedRun, check_new, check_options, check_recipes
+from paceline.compare.measured import Measured
+from paceline.compare.training import Places, threads_prefix, train_cells
 from paceline.config.resolve import Config
 from paceline.core.errors import UserError
-from paceline.core.files import user_path
+from paceline.core.files import read_json, user_path
 from paceline.core.terminal import open_screen
 from paceline.core.text import print_line
 from paceline.launch.child import Start, Stopped, start_process
 from paceline.launch.fork_server import ForkServers
 from paceline.parallel.world import uses_cuda
-from paceline.report.build import make_report
+from paceline.report.build import make_report, write_report
 from paceline.report.groups import check_comparable
+from paceline.report.model import Cell, Report
+from paceline.runs.folder import RunFolder
+
+REPORT = "report.json"
 
 
 def compare_runs(folders: Sequence[str], flags: Flags, options: Options, across_recipes: bool) -> int:
@@ -36,8 +41,8 @@ def compare_runs(folders: Sequence[str], flags: Flags, options: Options, across_
     missing = ["step-time breakdown and parity (only `paceline compare RECIPE` measures them)"]
     apart = [cell.label for cell in cells if cell.run is not None and cell.run.side_by_side]
     missing += [f"speed of {label} (the run was trained at the same time as other runs)" for label in apart]
-    with only_writer(folder):
-        finish(make_report(title_of(stems, data), cells, not_measured=missing), folder)
+    with _only_writer(folder):
+        _finish(make_report(_title(stems, data), cells, not_measured=missing), folder)
     return 0
 
 
@@ -51,8 +56,39 @@ def compare_recipes(recipes: Sequence[str], flags: Flags, options: Options) -> i
     stems = [Path(name).stem for name in configs]
     data = next(iter(configs.values())).run.data
     folder = user_path(str(flags.get("out") or f"runs/compare-{'-'.join(stems)}-{Path(data).stem}"))
-    with only_writer(folder), _command_starter(configs) as start:
-        return _compare(configs, shared, options, grid, folder, title_of(stems, data), start)
+    planned = [_plan(one, shared, options, folder) for one in grid.cells(configs)]
+    with _only_writer(folder), _command_starter(configs) as start:
+        check_kept(folder, planned)
+        console = open_screen()
+        measured = Measured(folder, options, console, start)
+        try:
+            places = Places(options.jobs or 1, str(shared.get("gpus", "")))
+            train_cells(planned, options, folder, places, console, start)
+            runs = [one.cell.run for one in planned if one.cell.run is not None]
+            if runs:
+                check_comparable(runs, across_recipes=len(configs) > 1)
+            measured.measure_speeds(planned)
+            if options.verify is not False:
+                measured.verify(configs, shared, grid)
+            if options.step_ladder is not False:
+                measured.measure_ladders(planned)
+        except Stopped as stop:
+            print_line("stopped; run the same command again to resume (finished runs are not repeated)", sys.stderr)
+            return 128 + stop.number
+        cells = [one.cell for one in planned]
+        if not runs and _has_report(folder):
+            print_line(f"no run finished; {folder}/report.html is unchanged", sys.stderr)
+            return 1
+        report = make_report(
+            _title(stems, data),
+            cells,
+            command=f"{threads_prefix()}paceline {shlex.join(sys.argv[1:])}" if "compare" in sys.argv[1:2] else "",
+            step_ladders=measured.ladders_by_run(cells),
+            parity=measured.parity,
+            not_measured=measured.missing,
+        )
+        _finish(report, folder)
+        return int(any(cell.state == "failed" for cell in cells))
 
 
 @contextmanager
@@ -65,49 +101,6 @@ def _command_starter(configs: Mapping[str, Config]) -> Iterator[Start]:
             yield servers.start
 
 
-def _compare(
-    configs: dict[str, Config],
-    shared: Flags,
-    options: Options,
-    grid: Grid,
-    folder: Path,
-    title: str,
-    start: Start,
-) -> int:
-    console = open_screen()
-    planned = [_plan(one, shared, options, folder) for one in grid.cells(configs)]
-    cells = [one.cell for one in planned]
-    check_kept(folder, planned)
-    measured = Measured(folder, console, start)
-    try:
-        places = Places(options.jobs or 1, str(shared.get("gpus", "")))
-        train_cells(planned, options, folder, places, console, start)
-        runs = [cell.run for cell in cells if cell.run is not None]
-        if runs:
-            check_comparable(runs, across_recipes=len(configs) > 1)
-        measured.missing += measure_speeds(planned, options, folder, console, start)
-        if options.verify is not False:
-            measured.verify(configs, shared, grid, options)
-        if options.step_ladder is not False:
-            measured.measure_ladders(planned)
-    except Stopped as stop:
-        print_line("stopped; run the same command again to resume (finished runs are not repeated)", sys.stderr)
-        return 128 + stop.number
-    if not runs and has_report(folder):
-        print_line(f"no run finished; {folder}/report.html is unchanged", sys.stderr)
-        return 1
-    report = make_report(
-        title,
-        cells,
-        command=f"{threads_prefix()}paceline {shlex.join(sys.argv[1:])}" if "compare" in sys.argv[1:2] else "",
-        step_ladders=measured.ladders_by_run(cells),
-        parity=measured.parity,
-        not_measured=measured.missing,
-    )
-    finish(report, folder)
-    return int(any(cell.state == "failed" for cell in cells))
-
-
 def _configure_recipe(recipe: str, shared: Flags, options: Options) -> Config:
     """Return the checked settings that all runs of a recipe share; each run's GPUs are chosen later."""
     flags = {name: value for name, value in shared.items() if name != "gpus"}
@@ -115,8 +108,8 @@ def _configure_recipe(recipe: str, shared: Flags, options: Options) -> Config:
     return config.with_run(gpus=str(shared.get("gpus", "")))
 
 
-def _plan(one: GridCell, shared: Flags, options: Options, folder: Path) -> PlannedRun:
-    """Return a cell of the grid with its run's settings; mark the cell as failed if the settings are invalid."""
+def _plan(one: PlannedRun, shared: Flags, options: Options, folder: Path) -> PlannedRun:
+    """Add the settings of its run to a cell of the grid; mark the cell as failed if the settings are invalid."""
     cell, flags = one.cell, {**shared, **one.flags}
     config = None
     if cell.state != "not measured":
@@ -125,4 +118,46 @@ def _plan(one: GridCell, shared: Flags, options: Options, folder: Path) -> Plann
             config = config.with_run(out=str(folder / "cells" / cell.name))
         except UserError as error:
             cell.state, cell.reason = "failed", str(error)
-    return PlannedRun(cell, one.recipe, flags, config)
+    return one._replace(flags=flags, config=config)
+
+
+@contextmanager
+def _only_writer(folder: Path) -> Iterator[None]:
+    """Lock a comparison's folder, so that two comparisons cannot write to it at the same time."""
+    claimed = RunFolder(folder)
+    claimed.claim()
+    try:
+        yield
+    finally:
+        claimed.release()
+
+
+def _title(recipes: Sequence[str], data: str) -> str:
+    """Return the title of a report that compares these recipes."""
+    return f"{' against '.join(recipes)} on {Path(data).stem}"
+
+
+def _has_report(folder: Path) -> bool:
+    """Return whether a folder contains a report with finished runs."""
+    counts = read_json(folder / REPORT).get("counts")
+    return isinstance(counts, dict) and bool(counts.get("done"))
+
+
+def _finish(report: Report, folder: Path) -> None:
+    """Write the report, then print its summary and its path."""
+    replaced = _replaced_runs(folder, report.cells)
+    summary = write_report(report, folder)
+    console = open_screen()
+    console.print()
+    for sentence in summary:
+        console.print(Markdown(sentence))
+    if replaced:
+        print_line(f"this report replaces one that included other runs: {', '.join(replaced)}")
+    print(f"report: {folder / 'report.html'}")
+
+
+def _replaced_runs(folder: Path, cells: Sequence[Cell]) -> list[str]:
+    """Return the runs in the folder's previous report that are not among the runs in `cells`."""
+    before = read_json(folder / REPORT).get("runs")
+    own = {Path(cell.run.folder).resolve() for cell in cells if cell.run is not None}
+    return [name for name in before if Path(name).resolve() not in own] if isinstance(before, dict) else []

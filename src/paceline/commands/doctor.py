@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -16,55 +13,25 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.benchmarking.loader_throughput import measure_loaders
-from paceline.benchmarking.self_test import ALL_REDUCE_MEGABYTES, AllReduce, DeviceTest, ReplayCheck, measure_devices
+from paceline.benchmarking.self_test import ALL_REDUCE_MEGABYTES, DeviceTest, measure_devices
+from paceline.benchmarking.step_ladder import measure_in_processes
 from paceline.commands.configure import configure
 from paceline.commands.verify import verify
 from paceline.config.files import parse_assignments
-from paceline.config.resolve import Config
-from paceline.core.errors import UserError, missing
-from paceline.core.files import read_json
-from paceline.core.registry import is_installed, load_class, load_classes
+from paceline.core.errors import missing
+from paceline.core.registry import is_installed, load_classes
 from paceline.core.terminal import activity, open_screen
 from paceline.core.types import SettingValue
 from paceline.data.loader import Loader
-from paceline.launch.tasks import Task, run_in_processes
-from paceline.parallel.strategy import AUTO, Strategy
+from paceline.launch.tasks import Task
+from paceline.parallel.strategy import AUTO, Strategy, uses_one_device, why_unavailable
 from paceline.parallel.world import check_devices
 from paceline.runs.provenance import SELF_TEST, cache_file, identity, read_cached, store_cached, versions_and_hardware
 from paceline.runs.recipe import resolve_settings
 from paceline.training.compile import describe_kernel_cache
-from paceline.training.stop import repeat_signal
 
 SELF_TEST_RECIPE = "classification"
 VERIFY_STEPS, VERIFY_TOLERANCE = 5, 1e-9
-
-
-class Finding(NamedTuple):
-    """Whether a strategy, loader, backend or precision works on this machine, with a reason or details."""
-
-    kind: str
-    name: str
-    runs: bool
-    reason: str  # why the feature does not work, or details such as the device
-
-
-@dataclass(frozen=True)
-class SelfTest:
-    """The result of a self-test, as saved for this machine."""
-
-    summary: str
-    verified: bool
-    devices: int
-    all_reduce: AllReduce
-    graph: ReplayCheck | None
-    measured_at: str
-    machine: Mapping[str, str]
-    provenance: Mapping[str, str]
-
-    @property
-    def passed(self) -> bool:
-        """Whether all tests that can run on this machine passed."""
-        return self.verified and (self.graph is None or self.graph.passed)
 
 
 def measure_loaders_here(flags: Mapping[str, SettingValue], assignments: Iterable[str]) -> int:
@@ -83,8 +50,8 @@ def doctor(self_test: bool) -> int:
         machine.add_row(name, value)
     console.print(machine)
     parts = Table("kind", "name", "here", "reason", title="what can run on this machine", title_justify="left")
-    for finding in _findings():
-        parts.add_row(finding.kind, finding.name, "yes" if finding.runs else "no", finding.reason)
+    for kind, name, runs, reason in _findings():
+        parts.add_row(kind, name, "yes" if runs else "no", reason)
     console.print(parts)
     console.print(describe_kernel_cache(), soft_wrap=True)
     if self_test:
@@ -100,33 +67,24 @@ def doctor(self_test: bool) -> int:
     return 0
 
 
-def _findings() -> Iterator[Finding]:
+def _findings() -> Iterator[tuple[str, str, bool, str]]:
+    """Yield kind, name and whether each feature works here, with the reason why not, or details such as the device."""
     gpus = _num_gpus()
-    yield from (_strategy(name, gpus) for name in load_classes("strategy", Strategy))
-    yield from (_loader(name) for name in load_classes("loader", Loader))
+    for name, strategy in load_classes("strategy", Strategy).items():
+        obstacle = why_unavailable(strategy, on_gpus=bool(gpus))
+        if strategy.needs_processes:
+            devices = f"{_count(gpus)}, nccl" if gpus else f"{os.cpu_count()} CPU cores, gloo"
+        else:
+            devices = _count(1 if uses_one_device(strategy) else gpus) if gpus else "CPU"
+        yield "strategy", name, not obstacle, obstacle or devices
+    for name, loader in load_classes("loader", Loader).items():
+        runs = is_installed(loader.package)
+        yield "loader", name, runs, loader.description if runs else missing(loader.package, loader.extra)
     nccl = dist.is_nccl_available() and gpus > 0
-    yield Finding("backend", "gloo", dist.is_gloo_available(), "any device")
-    yield Finding("backend", "nccl", nccl, _count(gpus) if nccl else "needs GPUs")
+    yield "backend", "gloo", dist.is_gloo_available(), "any device"
+    yield "backend", "nccl", nccl, _count(gpus) if nccl else "needs GPUs"
     bf16 = gpus > 0 and torch.cuda.is_bf16_supported()
-    yield Finding("precision", "bf16", True, "fast here" if bf16 else "works, but without hardware support")
-
-
-def _strategy(name: str, gpus: int) -> Finding:
-    strategy = load_class("strategy", name, Strategy)
-    if not is_installed(strategy.package):
-        return Finding("strategy", name, False, missing(strategy.package, strategy.extra))
-    if strategy.cpu_obstacle and not gpus:
-        return Finding("strategy", name, False, strategy.cpu_obstacle)
-    if strategy.needs_processes:
-        return Finding("strategy", name, True, f"{_count(gpus)}, nccl" if gpus else f"{os.cpu_count()} CPU cores, gloo")
-    return Finding("strategy", name, True, _count(min(gpus, strategy.max_devices or gpus)) if gpus else "CPU")
-
-
-def _loader(name: str) -> Finding:
-    loader = load_class("loader", name, Loader)
-    if not is_installed(loader.package):
-        return Finding("loader", name, False, missing(loader.package, loader.extra))
-    return Finding("loader", name, True, loader.description)
+    yield "precision", "bf16", True, "fast here" if bf16 else "works, but without hardware support"
 
 
 def _num_gpus() -> int:
@@ -147,21 +105,13 @@ def _run_self_test(console: Console) -> int:
     config = configure(SELF_TEST_RECIPE, flags, small=True)
     verified = verify(config, _strategies_to_verify(shares_a_gpu), VERIFY_STEPS, VERIFY_TOLERANCE, "") == 0
     activity("timing an all-reduce")
-    tested = _test_devices(config)
+    tested = DeviceTest.from_json(measure_in_processes(lambda path: Task.of(measure_devices, path), config))
     summary = _summary(verified, devices, gpus, tested)
-    result = SelfTest(
-        summary,
-        verified,
-        devices,
-        tested.all_reduce,
-        tested.graph,
-        measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        machine=identity(),
-        provenance=versions_and_hardware(),
-    )
-    kept = store_cached(SELF_TEST, asdict(result))
-    console.print(f"self-test: {summary}; {kept}", soft_wrap=True)
-    return int(not result.passed)
+    result = {"summary": summary, "verified": verified, "devices": devices, **asdict(tested)}
+    result |= {"measured_at": datetime.now(UTC).isoformat(timespec="seconds")}
+    result |= {"machine": identity(), "provenance": versions_and_hardware()}
+    console.print(f"self-test: {summary}; {store_cached(SELF_TEST, result)}", soft_wrap=True)
+    return int(not (verified and (tested.graph is None or tested.graph.passed)))
 
 
 def _strategies_to_verify(shares_a_gpu: bool) -> list[str]:
@@ -171,25 +121,9 @@ def _strategies_to_verify(shares_a_gpu: bool) -> list[str]:
     """
     if shares_a_gpu:
         return [AUTO["one device"], AUTO["several"]]
-    classes = load_classes("strategy", Strategy)
-    comparable = [
-        name
-        for name, one in classes.items()
-        if one.needs_processes and not one.parity_obstacle and is_installed(one.package)
-    ]
-    return [AUTO["one device"], *comparable]
-
-
-def _test_devices(config: Config) -> DeviceTest:
-    with tempfile.TemporaryDirectory(prefix="paceline-doctor-") as folder:
-        path = Path(folder) / "tested.json"
-        code = run_in_processes(Task.of(measure_devices, str(path)), config)
-        repeat_signal(code)
-        if code or not path.is_file():
-            raise UserError(
-                f"doctor --self-test: a process failed with exit code {code}; see its output above (nothing was saved)"
-            )
-        return DeviceTest.from_json(read_json(path))
+    classes = load_classes("strategy", Strategy).items()
+    comparable = {name: one for name, one in classes if one.needs_processes and not one.why_not("parity")}
+    return [AUTO["one device"], *(name for name, one in comparable.items() if is_installed(one.package))]
 
 
 def _summary(verified: bool, devices: int, gpus: int, tested: DeviceTest) -> str:

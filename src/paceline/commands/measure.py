@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -50,7 +52,6 @@ from paceline.evaluation.statistics import (
     Statistics,
     frechet_distance,
     statistics_from,
-    unflatten,
 )
 from paceline.images.decode import PIXEL_LIMIT, BadImage, decode
 from paceline.images.deep import UnusablePlanes, read_planes_header
@@ -65,40 +66,43 @@ FEWEST = 2  # a covariance needs two images
 MEGAPIXELS = PIXEL_LIMIT // 10**6
 
 
-class Fid:
+class Fid(NamedTuple):
     """The FID between all results and all targets, computed as in `evaluate`."""
 
-    def __init__(self, results: Sequence[Path], targets: Sequence[Path], inception: str, sha256: str) -> None:
-        """Load the network; raise UserError if there are too few images."""
-        activity("loading the Inception network")
-        self.network = load_inception(inception, sha256, CPU)
-        self.results, self.targets = _usable("result", results), _usable("target", targets)
-        self.problems: list[str] = []  # files that cannot be decoded
-        self.notes: list[str] = []
-        self.protocol: Protocol = self.network.protocol()
-        total = len(results) + len(targets)
-        if num_huge := total - len(self.results) - len(self.targets):
-            self.notes = [f"FID: left out {num_huge} of {total} images, which have more than {MEGAPIXELS} megapixels"]
-
-    def measure(self) -> float:
-        """Return the FID, and complete its protocol, the notes and the problems."""
-        made = _statistics("result", self.results, self.network, self.problems)
-        real = _statistics("target", self.targets, self.network, self.problems)
-        counts = [int(one.count.item()) for one in (made, real)]
-        shown = f"{counts[0]:,} results, {counts[1]:,} targets"
-        self.protocol = {**self.protocol, "FID images": shown}
-        if note := self.network.few_images_note(min(counts), f"{min(counts):,} images ({shown})"):
-            self.notes.insert(0, note)
-        activity("computing FID from the features")
-        return frechet_distance(real.mean, real.covariance, made.mean, made.covariance)
+    value: float
+    protocol: Protocol
+    notes: list[str]
+    problems: list[str]  # files that cannot be decoded
 
 
-def _usable(kind: str, files: Sequence[Path]) -> tuple[Path, ...]:
+def _measure_fid(results: Sequence[Path], targets: Sequence[Path], options: MeasureOptions) -> Fid:
+    activity("loading the Inception network")
+    network = load_inception(options.inception, options.inception_sha256, CPU)
+    usable = {"result": _usable("result", results), "target": _usable("target", targets)}
+    problems: list[str] = []
+    made, real = (_statistics(kind, files, network, problems) for kind, files in usable.items())
+    counts = [int(one.count.item()) for one in (made, real)]
+    shown = f"{counts[0]:,} results, {counts[1]:,} targets"
+    notes = list(filter(None, [network.few_images_note(min(counts), f"{min(counts):,} images ({shown})")]))
+    total = len(results) + len(targets)
+    if num_huge := total - sum(map(len, usable.values())):
+        notes += [f"FID: left out {num_huge} of {total} images, which have more than {MEGAPIXELS} megapixels"]
+    activity("computing FID from the features")
+    value = frechet_distance(real.mean, real.covariance, made.mean, made.covariance)
+    return Fid(value, {**network.protocol(), "FID images": shown}, notes, problems)
+
+
+def _usable(kind: str, files: Sequence[Path]) -> list[Path]:
     """Return the files that are not too large; raise UserError if they are too few or have other channels."""
-    small = tuple(file for file in files if not is_huge(file))
+    small = [file for file in files if not is_huge(file)]
     _check_number(kind, len(small))
     for file in small:
-        _check_channels(file)
+        with suppress(BadImage, UnusablePlanes):  # reported when the file is decoded, or its first page is grey or RGB
+            header = read_planes_header(file)
+            if header and (header.is_stack or header.dtype.kind == "f"):
+                raise UserError(
+                    f"--inception: FID needs 8-bit images with 1 or 3 channels, unlike {file}; omit --inception"
+                )
     return small
 
 
@@ -115,7 +119,7 @@ def _statistics(kind: str, files: Sequence[Path], network: FeatureNetwork, probl
         sums.add(network(levels, "fp32"), torch.tensor([num_used]))
         num_used += 1
     _check_number(kind, num_used)
-    return statistics_from(unflatten(sums.flat(), sums.layout))
+    return statistics_from(sums.split(sums.flat()))
 
 
 def _check_number(kind: str, number: int) -> None:
@@ -124,18 +128,6 @@ def _check_number(kind: str, number: int) -> None:
         raise UserError(
             f"--inception: FID needs at least {FEWEST} {kind}s {limit}, got {number}; add images, or omit --inception"
         )
-
-
-def _check_channels(file: Path) -> None:
-    """Raise UserError for a file that is not read as a grey or RGB image of 8 bits."""
-    try:
-        header = read_planes_header(file)
-    except UnusablePlanes:
-        return  # the first page may be a grey or RGB image
-    except BadImage:
-        return  # reported when the file is decoded
-    if header and (header.is_stack or header.dtype.kind == "f"):
-        raise UserError(f"--inception: FID needs 8-bit images with 1 or 3 channels, unlike {file}; omit --inception")
 
 
 Row = dict[str, float]  # the metrics of one image, by name
@@ -171,14 +163,59 @@ def measure(results: str, targets: str, options: MeasureOptions) -> int:
         check_new_file(out, (suffix,), overwrite=options.overwrite, flag=flag) if out else None
         for flag, out, suffix in ((TABLE, options.per_image, ".csv"), (REPORT, options.json_file, ".json"))
     )
-    if not targets:
-        return _measure_alone(results, options, table, report)
-    made, real = _images(results), _images(targets)
-    # Loaded first, so that a wrong file is reported before anything is measured.
-    chosen = with_suffix(made, options.suffix) if options.inception else []
-    fid = Fid(chosen, real, options.inception, options.inception_sha256) if options.inception else None
-    pairs, problems = _match(made, real, options)
-    distance, notes = perceptual_distance(CPU) if pairs else (None, ())
+    made, real = _images(results), _images(targets) if targets else []
+    fid = None
+    if targets:
+        # Measured first, so that a wrong file is reported before anything else is measured.
+        fid = _measure_fid(with_suffix(made, options.suffix), real, options) if options.inception else None
+        rows, metrics, protocol, notes, problems = _compare_all(made, real, options, fid is not None)
+    else:
+        rows, metrics, protocol, notes, problems = _measure_alone(results, made, options)
+    if not rows and (fid is None or options.masks or table):
+        what = f"compared with {targets}" if targets else "measured"
+        raise UserError(f"{results}: no images could be {what}: {_listed(problems)}")
+    if fid:
+        metrics, protocol, notes = {**metrics, "FID": fid.value}, {**protocol, **fid.protocol}, [*notes, *fid.notes]
+        if not rows:
+            notes += [f"only FID was measured, because no result could be compared with a target: {problems[0]}"]
+            problems = []
+    metrics |= {"count": float(len(rows))} if rows else {}
+    count = f": {len(rows):,} image{'s' * (len(rows) != 1)}" if rows else ""
+    print_line(f"{results} compared with {targets}{count}" if targets else f"{results}{count}")
+    print_metrics(metrics, protocol, notes)
+    left_out = list(dict.fromkeys([*problems, *(fid.problems if fid else ())]))
+    if report:
+        about = {"results": results, **({"targets": targets} if targets else {})}
+        content = {**about, "metrics": metrics, "protocol": dict(protocol), "left_out": left_out}
+        with new_file(report, REPORT) as temporary:
+            temporary.write_text(json_text(content, indent=1))
+    if table:
+        _write_table(table, rows)
+    if left_out:
+        what = "files left out of some metrics" if fid else "files left out"
+        print_line(f"{what} ({len(left_out)}): {_listed(left_out)}")
+    return int(bool(left_out))
+
+
+class Outcome(NamedTuple):
+    """What was measured, by file, and overall; `problems` lists the files that were left out."""
+
+    rows: dict[str, Row]
+    metrics: Row
+    protocol: Protocol
+    notes: list[str]
+    problems: list[str]
+
+
+def _compare_all(made: list[Path], real: list[Path], options: MeasureOptions, has_fid: bool) -> Outcome:
+    """Compare each result with its target. If FID is measured, which needs no matching names, there may be no pairs."""
+    try:
+        pairs, problems = match_files(made, real, options.suffix)
+    except UserError as error:
+        if not has_fid:
+            raise
+        pairs, problems = [], [str(error)]
+    distance, remarks = perceptual_distance(CPU) if pairs else (None, ())
     rows: dict[str, Row] = {}
     counts = torch.zeros(len(CLASSES), 3, dtype=torch.float64)
     formats: set[PixelFormat] = set()
@@ -194,29 +231,19 @@ def measure(results: str, targets: str, options: MeasureOptions) -> int:
         if options.masks:
             counts += own
             row |= overlaps(own)
-    if not rows and (fid is None or options.masks or table):
-        raise UserError(f"{results}: no images could be compared with {targets}: {_listed(problems)}")
+    if not rows:
+        return Outcome(rows, {}, {}, [*remarks], problems)
     metrics, labels = means_of(list(rows.values()))
     metrics |= overlaps(counts) if options.masks else {}
-    metrics |= {"FID": fid.measure()} if fid else {}
-    metrics |= {"count": float(len(rows))} if rows else {}
-    protocol = {"protocol": " and ".join(labels), **_protocol(options, metrics, formats)} if rows else {}
-    protocol |= fid.protocol if fid else {}
-    notes = (*notes, *(fid.notes if fid else ()), *_notes_on_missing_means(rows, options, distance))
-    if not rows:
-        notes = (*notes, f"only FID was measured, because no result could be compared with a target: {problems[0]}")
-        problems = []
-    count = f": {len(rows):,} image{'s' * (len(rows) != 1)}" if rows else ""
-    print_line(f"{results} compared with {targets}{count}")
-    print_metrics(metrics, protocol, notes)
+    protocol = {"protocol": " and ".join(labels), **_protocol(options, metrics, formats)}
     identical = [name for name, row in rows.items() if np.isclose(row[f"psnr[{protocol_of(row)}]"], PSNR_OF_IDENTICAL)]
+    notes = [*remarks, *_notes_on_missing_means(rows, options, distance)]
     if identical:
-        print_line(f"images identical to their targets ({len(identical)} of {len(rows)}): {_listed(identical)}")
-    content = {"results": results, "targets": targets, "metrics": metrics, "protocol": dict(protocol)}
-    return _write(content, rows, problems, table, report, fid.problems if fid else None)
+        notes += [f"images identical to their targets ({len(identical)} of {len(rows)}): {_listed(identical)}"]
+    return Outcome(rows, metrics, protocol, notes, problems)
 
 
-def _measure_alone(results: str, options: MeasureOptions, table: Path | None, report: Path | None) -> int:
+def _measure_alone(results: str, files: list[Path], options: MeasureOptions) -> Outcome:
     """Measure images that have no targets."""
     if not options.niqe:
         raise UserError(f"{results}: no TARGETS to compare with; add them, or use --niqe, which needs no reference")
@@ -225,7 +252,6 @@ def _measure_alone(results: str, options: MeasureOptions, table: Path | None, re
         raise UserError(f"{flag}: needs TARGETS to compare with; add them, or omit {flag}")
     rows: dict[str, Row] = {}
     problems: list[str] = []
-    files = _images(results)
     for file in counted(files, "measuring images", len(files)):
         try:
             levels = torch.from_numpy(np.array(decode(file).convert("RGB"), dtype=np.float64)).permute(2, 0, 1)
@@ -233,51 +259,8 @@ def _measure_alone(results: str, options: MeasureOptions, table: Path | None, re
             rows[str(file)] = {"niqe": niqe(levels[None]).item()}
         except (BadImage, UserError) as error:
             problems.append(f"{file}: {error}")
-    if not rows:
-        raise UserError(f"{results}: no images could be measured: {_listed(problems)}")
-    metrics = {"niqe": sum(row["niqe"] for row in rows.values()) / len(rows), "count": float(len(rows))}
-    protocol: Protocol = {"niqe": NIQE_PROTOCOL}
-    print_line(f"{results}: {len(rows):,} image{'s' * (len(rows) != 1)}")
-    print_metrics(metrics, protocol, ())
-    return _write({"results": results, "metrics": metrics, "protocol": dict(protocol)}, rows, problems, table, report)
-
-
-def _write(
-    content: Mapping[str, object],
-    rows: Mapping[str, Row],
-    problems: list[str],
-    table: Path | None,
-    report: Path | None,
-    fid_problems: Sequence[str] | None = None,
-) -> int:
-    """Write the requested files and print which images were left out; return 1 if there are any.
-
-    `fid_problems` is None if FID was not measured. FID needs no matching names, so it has its own list.
-    """
-    everything = list(dict.fromkeys([*problems, *(fid_problems or ())]))
-    if report:
-        with new_file(report, REPORT) as temporary:
-            temporary.write_text(json_text({**content, "left_out": everything}, indent=1))
-    if table:
-        _write_table(table, rows)
-    if problems:
-        what = "files left out" if fid_problems is None else "files left out of all metrics except FID"
-        print_line(f"{what} ({len(problems)}): {_listed(problems)}")
-    if fid_problems:
-        print_line(f"files left out of FID ({len(fid_problems)}): {_listed(fid_problems)}")
-    return 1 if everything else 0
-
-
-def _match(
-    results: list[Path], targets: list[Path], options: MeasureOptions
-) -> tuple[list[tuple[Path, Path]], list[str]]:
-    """Match files by name; if that fails, return no pairs if FID is measured, which needs none."""
-    try:
-        return match_files(results, targets, options.suffix)
-    except UserError as error:
-        if not options.inception:
-            raise
-        return [], [str(error)]
+    mean = {"niqe": sum(row["niqe"] for row in rows.values()) / len(rows)} if rows else {}
+    return Outcome(rows, mean, {"niqe": NIQE_PROTOCOL}, [], problems)
 
 
 def _images(path: str) -> list[Path]:
@@ -330,14 +313,13 @@ def _measured(pair: Pair, options: MeasureOptions, distance: Distance | None) ->
 
 def _notes_on_missing_means(rows: Mapping[str, Row], options: MeasureOptions, distance: Distance | None) -> list[str]:
     """Return why there is no mean of a metric that was not measured for all images."""
-    found = []
+    notes = []
     for name, is_wanted in (("lpips", distance is not None), ("niqe", options.niqe)):
-        missing = [image for image, row in rows.items() if not any(key.startswith(f"{name}[") for key in row)]
-        if is_wanted and missing:
-            reason = "compared by region, or neither grey nor RGB"
-            count = f"{len(missing)} of {len(rows)} images ({reason})"
-            found.append(f"{name.upper()}: no mean, because it was not measured for {count}")
-    return found
+        num_missing = sum(not any(key.startswith(f"{name}[") for key in row) for row in rows.values())
+        if is_wanted and num_missing:
+            count = f"{num_missing} of {len(rows)} images (compared by region, or neither grey nor RGB)"
+            notes.append(f"{name.upper()}: no mean, because it was not measured for {count}")
+    return notes
 
 
 def _protocol(options: MeasureOptions, metrics: Mapping[str, float], formats: set[PixelFormat]) -> Protocol:

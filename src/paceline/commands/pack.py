@@ -53,13 +53,9 @@ def pack(
     with writing(folder, splits, made_from):
         for split, source in sources.items():
             with Counter(f"packing: {split}", len(source)) as counter:
-                fill(source, folder / split, settings.workers, counter.update)
+                fill(source, folder / split, splits[split], settings.workers, counter.update)
         finish(folder, sources)
-    counts = ", ".join(f"{len(source):,} {split}" for split, source in sources.items())
-    print_line(
-        f"packed {counts} samples into {folder} ({describe_size(folder)}); "
-        f"use it with --data packed --data-root {folder}"
-    )
+    print_line(f"packed {_describe(sources, folder)}; use it with --data packed --data-root {folder}")
     return 0
 
 
@@ -86,9 +82,10 @@ def open_origin(
     return settings, sources
 
 
-def describe_size(folder: Path) -> str:
-    """Return the total size of the files in a folder, in MB."""
-    return f"{sum(file.stat().st_size for file in folder.rglob('*') if file.is_file()) / 1e6:,.0f} MB"
+def _describe(sources: Mapping[str, Source], folder: Path, shards: str = "") -> str:
+    counts = ", ".join(f"{len(source):,} {split}" for split, source in sources.items())
+    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    return f"{counts} samples into {shards}{folder} ({size / 1e6:,.0f} MB)"
 
 
 def _settings(origin: str, flags: SettingValues, assignments: SettingValues) -> RunSettings:
@@ -198,12 +195,9 @@ def pack_to_shards(
         remove_leftovers(folder)
     if any(source.groups for source in sources.values()):
         print_line("group_by: shards do not store groups, so validation samples are held out at random")
-    counts = ", ".join(f"{len(source):,} {split}" for split, source in sources.items())
     num_shards = sum(map(len, names.values()))
-    print_line(
-        f"wrote {counts} samples into {num_shards:,} {'shard' if num_shards == 1 else 'shards'} in {folder} "
-        f"({describe_size(folder)}); use them with --data shards --data-root {folder}"
-    )
+    shards = f"{num_shards:,} shard{'s' * (num_shards != 1)} in "
+    print_line(f"wrote {_describe(sources, folder, shards)}; use them with --data shards --data-root {folder}")
     return 0
 
 

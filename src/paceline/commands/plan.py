@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import re
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -15,25 +11,32 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from paceline.benchmarking.scaling_forecast import Link, LinkOverride, Measurement, max_useful_devices, predict
+from paceline.benchmarking.scaling_forecast import (
+    Link,
+    LinkOverride,
+    Measurement,
+    max_useful_devices,
+    parse_amount,
+    predict,
+)
 from paceline.benchmarking.scaling_probe import measure_scaling
+from paceline.benchmarking.step_ladder import measure_in_processes
 from paceline.commands.configure import configure
 from paceline.commands.options import PlanOptions
+from paceline.compare.training import given_threads
 from paceline.config.flags import PLAN_DEVICES
 from paceline.config.resolve import Config
 from paceline.config.spans import split_batch
 from paceline.core.errors import UserError
-from paceline.core.files import read_json
 from paceline.core.ordered_map import num_cores
 from paceline.core.registry import load_classes
 from paceline.core.terminal import end_activity, open_screen
 from paceline.core.types import SettingValue
-from paceline.launch.tasks import Task, run_in_processes
-from paceline.parallel.strategy import AUTO, Strategy
+from paceline.launch.tasks import Task
+from paceline.parallel.strategy import AUTO, Strategy, uses_one_device
 from paceline.parallel.world import uses_cuda
-from paceline.training.memory_forecast import GIB, USABLE, DeviceMemory, Forecast, check_step_fits, forecast, gib
+from paceline.training.memory_forecast import GIB, USABLE, Forecast, check_step_fits, forecast, gib
 from paceline.training.memory_trace import Kind
-from paceline.training.stop import repeat_signal
 
 WIDEST = 1000  # width in characters, more than any table that a command prints
 
@@ -41,7 +44,7 @@ WIDEST = 1000  # width in characters, more than any table that a command prints
 def print_table(
     console: Console, title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], *, num_texts: int = 0
 ) -> None:
-    """Print a table with its full width; on a terminal that is too narrow for it, print each row as text.
+    """Print a table in its full width, even on a narrower terminal, so that no number is cut off.
 
     The first `num_texts` columns contain text instead of numbers, and are aligned to the left.
     """
@@ -50,18 +53,11 @@ def print_table(
         table.add_column(heading, justify="left" if number < num_texts else "right")
     for row in rows:
         table.add_row(*row)
-    # The width at which no cell of the table is cut off or wrapped.
     table.width = console.measure(table, options=console.options.update_width(WIDEST)).maximum
-    if not console.is_terminal or table.width <= console.width:
-        console.print(table, soft_wrap=not console.is_terminal)
-        return
-    console.print(f"{title}:")
-    for row in rows:
-        cells = (cell.replace("\n", " and ") for cell in row)
-        console.print("  " + "; ".join(f"{heading}: {cell}" for heading, cell in zip(headings, cells, strict=True)))
+    console.print(table, soft_wrap=True)
 
 
-UNITS = {"B": 1, "MB": 10**6, "GB": 10**9, "TB": 10**12, "MIB": 2**20, "GIB": GIB, "TIB": 2**40}
+UNITS = {"B": 1, "MB": 10**6, "GB": 10**9, "TB": 10**12, "MiB": 2**20, "GiB": GIB, "TiB": 2**40}
 SHOWN = (Kind.WEIGHTS, Kind.GRADIENTS, Kind.OPTIMIZER, Kind.EMA, Kind.ACTIVATIONS)
 
 
@@ -73,23 +69,15 @@ class Row(NamedTuple):
     devices: int
 
 
-def plan_memory(
-    recipe: str,
-    flags: Mapping[str, SettingValue],
-    counts: Sequence[int],
-    per_node: int,
-    device_memory: str,
-    *,
-    config_file: str = "",
-    assignments: Sequence[str] = (),
-) -> int:
+def _plan_memory(config: Config, counts: Sequence[int], per_node: int, device_memory: str) -> int:
     """Print the memory of each strategy on each number of devices, computed without training or a GPU.
 
     `per_node` is the number of devices per host, which limits strategies that run in one process.
     """
-    device_bytes = parse_bytes(device_memory) if device_memory else _bytes_of_this_gpu()
-    settings = {name: value for name, value in flags.items() if name != "devices"}
-    config = configure(recipe, settings, config_file=config_file, assignments=assignments, elsewhere=True)
+    if device_memory:
+        device_bytes = int(parse_amount("--device-memory", device_memory, UNITS, "24GiB or 80GB"))
+    else:
+        device_bytes = torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else 0
     found = forecast(config, device_bytes)
     end_activity()
     console = open_screen(soft_wrap=True)
@@ -100,33 +88,22 @@ def plan_memory(
         batch = config.run.batch_size
         console.print(f"{too_many[0]} or more devices: not shown, because --batch-size {batch} is too small")
     if per_node < max(counts):
-        _print_note_on_nodes(console, rows, per_node)
+        local = (row for row in rows if not row.strategy.needs_processes and not uses_one_device(row.strategy))
+        for name in dict.fromkeys(row.name for row in local):
+            what = f"{per_node} device{'s' * (per_node > 1)}"
+            console.print(f"{name}: runs in one process, so it cannot use more than one node ({what})")
     if device_bytes:
         _check_fits(found, rows, device_bytes, device_memory)
     return 0
-
-
-def parse_bytes(text: str) -> int:
-    """Return the number of bytes in a text like 24GiB or 80GB."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", text)
-    if not match or match[2].upper() not in UNITS or float(match[1]) == 0:
-        raise UserError(f"--device-memory {text}: expected a size like 24GiB or 80GB")
-    return int(float(match[1]) * UNITS[match[2].upper()])
-
-
-def _bytes_of_this_gpu() -> int:
-    """Return the memory of the first GPU; 0 if there is none."""
-    return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else 0
 
 
 def _rows(found: Forecast, counts: Sequence[int], per_node: int) -> Iterator[Row]:
     """Yield each strategy with each number of devices that it can use and that the batch can be divided among."""
     strategies = sorted(load_classes("strategy", Strategy).items(), key=lambda item: item[1].complexity)
     for name, strategy in strategies:
-        limit = strategy.device_limit()
+        limit = 1 if uses_one_device(strategy) else max(counts) if strategy.needs_processes else per_node
         for devices in counts:
-            can_use = (limit is None or devices <= limit) and (strategy.needs_processes or devices <= per_node)
-            if can_use and found.can_divide(devices):
+            if devices <= limit and found.can_divide(devices):
                 yield Row(name, strategy, devices)
 
 
@@ -139,15 +116,12 @@ def _print_memory(console: Console, found: Forecast, rows: Sequence[Row], device
     lines = []
     for row, memory in zip(rows, memories, strict=True):
         samples = found.samples_per_device(row.devices)
-        lines.append([row.name, str(row.devices), str(samples), *_cells(memory, UNITS[unit.upper()])])
+        sizes = [memory.bytes.get(kind, 0) for kind in SHOWN]
+        cells = [f"{size / UNITS[unit]:,.2f}" for size in (*sizes, memory.total - sum(sizes), memory.total)]
+        lines.append([row.name, str(row.devices), str(samples), *cells])
         if device_bytes:
             lines[-1] += [_largest(found, row, device_bytes, recompute) for recompute in (False, True)]
     print_table(console, title, headings, lines, num_texts=1)
-
-
-def _cells(memory: DeviceMemory, unit_bytes: int) -> list[str]:
-    sizes = [memory.bytes.get(kind, 0) for kind in SHOWN]
-    return [f"{size / unit_bytes:,.2f}" for size in (*sizes, memory.total - sum(sizes), memory.total)]
 
 
 def _largest(found: Forecast, row: Row, device_bytes: int, recompute: bool) -> str:
@@ -172,14 +146,6 @@ def _print_notes(console: Console, found: Forecast, rows: Sequence[Row], device_
         )
     else:
         console.print("add --device-memory, e.g. --device-memory 24GiB, to find the largest batch that fits")
-
-
-def _print_note_on_nodes(console: Console, rows: Sequence[Row], per_node: int) -> None:
-    """Print which strategies cannot use devices on several hosts, because they run in one process."""
-    local = (row for row in rows if not row.strategy.needs_processes and row.strategy.device_limit() is None)
-    for name in dict.fromkeys(row.name for row in local):
-        what = f"{per_node} device{'s' * (per_node > 1)}"
-        console.print(f"{name}: runs in one process, so it cannot use more than one node ({what})")
 
 
 def _check_fits(found: Forecast, rows: Sequence[Row], device_bytes: int, given: str) -> None:
@@ -210,30 +176,43 @@ def plan(
     assignments: Sequence[str] = (),
 ) -> int:
     """Measure steps on this machine and print the predicted speed; with `check`, also measure the actual speed."""
-    devices = _parse_devices(str(flags.get("devices", PLAN_DEVICES)))
-    if options.memory or options.device_memory:
-        _check_memory_options(options)
-        return plan_memory(
-            recipe,
-            flags,
-            _counts(devices),
-            _devices_per_node(devices, options.nodes),
-            options.device_memory,
-            config_file=config_file,
-            assignments=assignments,
-        )
+    text = str(flags.get("devices", PLAN_DEVICES))
+    if not text.isdecimal() or int(text) < 1:
+        raise UserError(f"--devices {text}: must be a whole number >= 1")
+    devices = int(text)
+    if devices % options.nodes:
+        raise UserError(f"--devices {devices}: must be a multiple of --nodes {options.nodes}")
+    per_node = devices // options.nodes
+    counts = [*(2**power for power in range(devices.bit_length()) if 2**power < devices), devices]
+    of_memory = options.memory or bool(options.device_memory)
+    given = {"--bandwidth": options.bandwidth, "--latency": options.latency}
+    for flag in (flag for flag, value in {**given, "--check": options.check}.items() if value and of_memory):
+        raise UserError(f"{flag}: predicts the speed, so it cannot be combined with --memory; leave one out")
     here = {name: value for name, value in flags.items() if name != "devices"}
-    config = configure(recipe, here, config_file=config_file, assignments=assignments)
+    config = configure(recipe, here, config_file=config_file, assignments=assignments, elsewhere=of_memory)
+    if of_memory:
+        return _plan_memory(config, counts, per_node, options.device_memory)
     batch = split_batch(config.run.batch_size, devices, config.run.accumulate)
     override = LinkOverride.parse(options.bandwidth, options.latency)
-    processes = _processes_here(config, devices, options.nodes)
-    _check_link(options, devices, processes)
-    counts = _counts(devices)
+    processes = _processes_here(config, per_node)
+    if not options.bandwidth and (processes == 1 or options.nodes > 1) and devices > 1:
+        what = f"--nodes {options.nodes}" if options.nodes > 1 else f"--devices {devices}"
+        raise UserError(
+            f"{what}: the link between devices cannot be measured on this machine; specify it, e.g. --bandwidth 25GB/s"
+        )
+    if options.check and processes != devices:
+        raise UserError(
+            f"--check: only {processes} of {devices} devices can be measured on this machine; reduce --devices"
+        )
+    for flag, value in given.items():
+        if options.check and value:
+            raise UserError(f"{flag} {value}: cannot be combined with --check, which measures the link; leave one out")
     sizes = sorted({max(1, batch // n) for n in counts}, reverse=True)
     if not uses_cuda(config.run):
         check_step_fits(config.with_run(devices=1, strategy=AUTO["one device"], batch_size=str(sizes[0])), processes)
     config = config.with_run(devices=processes, strategy=AUTO["several"], batch_size=str(batch))
-    measured = _measure(config, sizes, options.check)
+    content = measure_in_processes(lambda path: Task.of(measure_scaling, path, sizes, options.check), config)
+    measured = Measurement.from_json(content)
     link = override.apply(measured.link) if devices > 1 else None
     assert link is not None or devices == 1
     console = open_screen(soft_wrap=True)
@@ -253,75 +232,11 @@ def plan(
     return 0
 
 
-def _check_memory_options(options: PlanOptions) -> None:
-    """Raise UserError for options of the speed prediction, which the memory forecast does not use."""
-    for flag, value in (("--bandwidth", options.bandwidth), ("--latency", options.latency), ("--check", options.check)):
-        if value:
-            raise UserError(f"{flag}: predicts the speed, so it cannot be combined with --memory; leave one out")
-
-
-def _parse_devices(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise UserError(f"--devices {text}: must be a whole number >= 1")
-    return int(text)
-
-
-def _devices_per_node(devices: int, nodes: int) -> int:
-    if devices % nodes:
-        raise UserError(f"--devices {devices}: must be a multiple of --nodes {nodes}")
-    return devices // nodes
-
-
-def _processes_here(config: Config, devices: int, nodes: int) -> int:
+def _processes_here(config: Config, per_node: int) -> int:
     """Return how many devices to measure on this machine: the number per host, or fewer if the machine has fewer."""
-    per_node = _devices_per_node(devices, nodes)
     if uses_cuda(config.run):
         return min(per_node, torch.cuda.device_count())
-    cores = num_cores()
-    return max(1, min(per_node, cores // _threads_per_process()))
-
-
-def _threads_per_process() -> int:
-    """Return the value of OMP_NUM_THREADS, or its first number if it is a list with one number per nesting level."""
-    text = os.environ.get("OMP_NUM_THREADS", "1")
-    first = text.split(",")[0].strip()
-    if not first.isdecimal() or int(first) < 1:
-        raise UserError(
-            f"OMP_NUM_THREADS={text}: not a valid number of threads; set it to a number like 1, or unset it"
-        )
-    return int(first)
-
-
-def _check_link(options: PlanOptions, devices: int, processes: int) -> None:
-    """Raise UserError if the link between devices must be specified, or if `--check` is not possible."""
-    if not options.bandwidth and (processes == 1 or options.nodes > 1) and devices > 1:
-        what = f"--nodes {options.nodes}" if options.nodes > 1 else f"--devices {devices}"
-        raise UserError(
-            f"{what}: the link between devices cannot be measured on this machine; specify it, e.g. --bandwidth 25GB/s"
-        )
-    if options.check and processes != devices:
-        raise UserError(
-            f"--check: only {processes} of {devices} devices can be measured on this machine; reduce --devices"
-        )
-    for flag, value in (("--bandwidth", options.bandwidth), ("--latency", options.latency)):
-        if options.check and value:
-            raise UserError(f"{flag} {value}: cannot be combined with --check, which measures the link; leave one out")
-
-
-def _counts(devices: int) -> list[int]:
-    """Return the powers of two below `devices`, then `devices` itself."""
-    counts = [2**power for power in range(devices.bit_length()) if 2**power < devices]
-    return [*counts, devices]
-
-
-def _measure(config: Config, sizes: Sequence[int], check: bool) -> Measurement:
-    with tempfile.TemporaryDirectory(prefix="paceline-plan-") as folder:
-        path = Path(folder) / "measured.json"
-        code = run_in_processes(Task.of(measure_scaling, str(path), list(sizes), check), config)
-        repeat_signal(code)
-        if code or not path.is_file():
-            raise UserError(f"plan: the measurement failed with exit code {code}; see the output above")
-        return Measurement.from_json(read_json(path))
+    return max(1, min(per_node, num_cores() // given_threads()))
 
 
 def _print_measurement(console: Console, measured: Measurement, processes: int, devices: int) -> None:
@@ -377,8 +292,6 @@ def _print_limit(console: Console, measured: Measurement, link: Link | None, bat
             f"batch {batch} across all devices: each doubling of the device count adds at least 10 % to images/s, "
             "even with one image per device"
         )
-    elif end == 1:
-        console.print(f"batch {batch} across all devices: a second device adds less than 10 % to images/s")
     else:
         console.print(
             f"batch {batch} across all devices: doubling the device count beyond {end} adds less than 10 % to images/s"

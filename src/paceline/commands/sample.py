@@ -40,30 +40,34 @@ def sample(runs: list[str], out: str, options: SampleOptions) -> int:
 
 
 def _check_options(options: SampleOptions) -> None:
+    """Raise UserError for options that exclude each other or would have no effect."""
     if bool(options.count) != bool(options.to):
         raise UserError("--count --to: use both: a number of images (at least 1) and a folder")
-    if options.count and (options.grid or options.interpolate or options.animate or options.nearest):
-        raise UserError("--count: writes one file per image; leave out --grid, --interpolate, --nearest and --animate")
-    if options.label == "":
-        raise UserError("--class '': expected the name of a class; to generate random classes, leave --class out")
-    if options.count and options.label == EVERY_CLASS:
-        raise UserError(f"--class {EVERY_CLASS}: shows one class per row of a grid; with --count, choose one class")
     check_truncation(options.truncation, "--truncation ")
-    if options.data_root and (options.count or options.animate):
-        raise UserError(f"--data-root {options.data_root}: --count and --animate need no data; leave --data-root out")
-    if options.inception and not options.nearest:
-        raise UserError(f"--inception {options.inception}: only --nearest uses features; leave it out")
-    if options.animate and options.checkpoint != "best":
-        raise UserError(f"--checkpoint {options.checkpoint}: --animate shows the whole training; leave it out")
-    if options.animate and options.interpolate:
-        raise UserError("--animate --interpolate: cannot be combined; choose one")
-    if options.interpolate and options.nearest:
-        raise UserError("--interpolate --nearest: cannot be combined; choose one")
-    if options.animate and options.flag:
-        raise UserError(
-            f"{options.flag}: --animate shows the sample grids saved during training; "
-            f"leave {options.flag.split()[0]} out"
-        )
+    whole_grid = options.count and options.label == EVERY_CLASS
+    conflicts = {
+        "--class '': expected the name of a class; to generate random classes, leave --class out": options.label == "",
+        f"--class {EVERY_CLASS}: shows one class per row of a grid; with --count, choose one class": whole_grid,
+        "--count: writes one file per image; leave out --grid, --interpolate, --nearest and --animate": (
+            options.count and (options.grid or options.interpolate or options.animate or options.nearest)
+        ),
+        f"--data-root {options.data_root}: --count and --animate need no data; leave --data-root out": (
+            options.data_root and (options.count or options.animate)
+        ),
+        f"--inception {options.inception}: only --nearest uses features; leave it out": (
+            options.inception and not options.nearest
+        ),
+        f"--checkpoint {options.checkpoint}: --animate shows the whole training; leave it out": (
+            options.animate and options.checkpoint != "best"
+        ),
+        "--interpolate --nearest: cannot be combined; choose one": options.interpolate and options.nearest,
+        f"{options.flag}: cannot be combined with --animate, which shows the grids saved during training": (
+            options.animate and options.flag
+        ),
+    }
+    for line, is_wrong in conflicts.items():
+        if is_wrong:
+            raise UserError(line)
 
 
 def _write_images(run: str, folder: Path, options: SampleOptions) -> int:

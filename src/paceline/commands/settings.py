@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
+from paceline.config.flags import FLAGS
 from paceline.config.resolve import own_fields
 from paceline.core.registry import PluginKind, about, names, plugin_problems
 from paceline.core.types import SettingValue
@@ -62,7 +63,7 @@ def _rows(group: DataclassInstance) -> dict[str, Row]:
     hints, rows = get_type_hints(type(group)), {}
     for f in fields(group):
         choices = "|".join(get_args(hints[f.name])) if get_origin(hints[f.name]) is Literal else ""
-        name = f"--{f.name.replace('_', '-')}" if f.metadata.get("flag") else f.name
+        name = f"--{f.name.replace('_', '-')}" if f.name in FLAGS else f.name
         meaning = ": ".join(filter(None, (choices, f.metadata.get("meaning", ""))))
         rows[f.name] = Row(name, _shown(getattr(group, f.name)), meaning)
     return rows

@@ -9,9 +9,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import NamedTuple
 
-from paceline.compare.grid import Flags, Options
+from paceline.compare.grid import Options, PlannedRun
 from paceline.config.files import PROVENANCE
 from paceline.config.resolve import Config
 from paceline.core.errors import UserError
@@ -142,8 +141,9 @@ def _leave_out_replaced(cells: Sequence[Cell]) -> None:
     as_requested = {cell.strategy for cell in cells if requested[cell.name] in ("auto", cell.strategy)}
     for cell in cells:
         strategy = known_strategy(requested[cell.name])
-        if cell.state == "done" and strategy and strategy.cpu_obstacle and cell.strategy in as_requested:
-            cell.state, cell.reason = "not measured", strategy.cpu_obstacle
+        obstacle = strategy.why_not("cpu") if strategy else ""
+        if cell.state == "done" and obstacle and cell.strategy in as_requested:
+            cell.state, cell.reason = "not measured", obstacle
 
 
 def _check_copies(cells: Sequence[Cell]) -> None:
@@ -161,15 +161,6 @@ IGNORED_SETTINGS = {"out", "preset", "gpus", "keep", "timeout", "join_timeout", 
 IGNORED_SETTINGS |= {"loggers", "logger_wait"}
 
 
-class PlannedRun(NamedTuple):
-    """A cell of the grid and its run's settings; `config` is None if the run cannot be trained."""
-
-    cell: Cell
-    recipe: str
-    flags: Flags
-    config: Config | None
-
-
 def made_from(config: Config) -> dict[str, str]:
     """Return the inputs that determine a run: its settings, and hashes of the user's .py files named in them."""
     settings = {name: str(value) for name, value in config.values().items() if name not in IGNORED_SETTINGS}
@@ -181,10 +172,11 @@ def made_from(config: Config) -> dict[str, str]:
 def check_kept(folder: Path, planned: Sequence[PlannedRun]) -> None:
     """Raise UserError if the folder contains runs whose settings or data differ from those of the planned runs."""
     known: dict[str, str] = {}
-    for cell, _, _, config in planned:
-        if config is None or not _has_trained(Path(config.run.out)):
+    for one in planned:
+        cell, config = one.cell, one.config
+        if config is None or not _has_trained(one.folder):
             continue
-        record, now = CellRecord.read(Path(config.run.out)), made_from(config)
+        record, now = CellRecord.read(one.folder), made_from(config)
         before = record.made_from if record else now
         names = [name for name in dict.fromkeys([*before, *now]) if before.get(name) != now.get(name)]
         if names:
@@ -213,43 +205,38 @@ def _check_data(folder: Path, cell: Cell, config: Config, known: dict[str, str])
 
 def needs_training(planned: PlannedRun) -> bool:
     """Return whether a run still has to be trained; if not, its cell contains the reason."""
-    cell, _, _, config = planned
-    if config is None:
+    if planned.config is None:
         return False
-    record = CellRecord.read(Path(config.run.out))
-    if record and record.finished and record.made_from == made_from(config):
-        cell.reason = "already finished"
+    record = CellRecord.read(planned.folder)
+    if record and record.finished and record.made_from == made_from(planned.config):
+        planned.cell.reason = "already finished"
         return False
     return True
 
 
-def training_arguments(planned: PlannedRun, options: Options) -> list[str]:
+def training_arguments(planned: PlannedRun, options: Options, out: str) -> list[str]:
     """Return the arguments of the `paceline` command that trains a run."""
-    assert planned.config is not None
-    arguments = ["train", planned.recipe, "--out", planned.config.run.out]
+    arguments = ["train", planned.recipe, "--out", out]
     return arguments + to_arguments(planned.flags, options.config_file, options.assignments)
 
 
 def start_record(planned: PlannedRun) -> None:
     """Record the inputs of a run that is about to be trained."""
     assert planned.config is not None
-    folder = Path(planned.config.run.out)
-    if not _has_trained(folder):  # do not add a record to a run that has already been trained
-        CellRecord(made_from(planned.config), finished=False).write(folder)
+    if not _has_trained(planned.folder):  # do not add a record to a run that has already been trained
+        CellRecord(made_from(planned.config), finished=False).write(planned.folder)
 
 
 def record_side_by_side(planned: PlannedRun) -> None:
     """Record that a run is being trained at the same time as others."""
-    assert planned.config is not None
-    folder = Path(planned.config.run.out)
-    record = CellRecord.read(folder)
+    record = CellRecord.read(planned.folder)
     if record and not record.side_by_side:
-        replace(record, side_by_side=True).write(folder)
+        replace(record, side_by_side=True).write(planned.folder)
 
 
 def read_results(planned: PlannedRun, log: Path, exit_code: int = 0) -> None:
     """Read the results of a run whose command has ended, or the reason for its failure."""
-    cell, _, _, config = planned
+    cell, config = planned.cell, planned.config
     if config is None:
         return
     if exit_code:
@@ -262,10 +249,10 @@ def read_results(planned: PlannedRun, log: Path, exit_code: int = 0) -> None:
         cell.state = "failed"
         cell.reason = str(error) if known else f"the run cannot be read: {type(error).__name__}: {error}"
         return
-    record = CellRecord.read(Path(config.run.out))
+    record = CellRecord.read(planned.folder)
     side_by_side = record is not None and record.side_by_side
     cell.run = replace(run, side_by_side=side_by_side)
-    CellRecord(made_from(config), finished=True, side_by_side=side_by_side).write(Path(config.run.out))
+    CellRecord(made_from(config), finished=True, side_by_side=side_by_side).write(planned.folder)
     cell.state = "done"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -14,10 +14,10 @@ from paceline.config.files import parse_assignments
 from paceline.config.flags import COMPARE_DEVICES, STRATEGIES
 from paceline.config.resolve import Config
 from paceline.config.spans import split_batch
-from paceline.core.errors import UserError, missing, unknown
-from paceline.core.registry import is_installed, load_class
+from paceline.core.errors import UserError, unknown
+from paceline.core.registry import load_class
 from paceline.core.types import SettingValue
-from paceline.parallel.strategy import Strategy
+from paceline.parallel.strategy import Strategy, uses_one_device, why_unavailable
 from paceline.parallel.world import uses_cuda
 from paceline.report.model import Cell
 
@@ -34,25 +34,16 @@ class Options:
     strategies: str | None = None
     seeds: str | None = None
     scaling: str | None = None
+    jobs: int | None = None  # maximum number of runs to train at the same time
     verify: bool | None = None
     step_ladder: bool | None = None
     config_file: str = ""
     assignments: tuple[str, ...] = ()
-    jobs: int | None = None  # maximum number of runs to train at the same time
 
     def given(self) -> list[str]:
         """Return the flags given by the user that apply only to new runs or measurements."""
-        flags: dict[str, object] = {
-            "--strategies": self.strategies,
-            "--seeds": self.seeds,
-            "--scaling": self.scaling,
-            "--jobs": self.jobs,
-            "--verify": self.verify or None,
-            "--step-ladder": self.step_ladder or None,
-            "--config": self.config_file or None,
-            "--set": self.assignments or None,
-        }
-        return [name for name, value in flags.items() if value is not None]
+        others = {"config_file": "--config", "assignments": "--set"}
+        return [others.get(f.name, _flag(f.name)) for f in fields(self) if getattr(self, f.name)]
 
 
 def check_new(folder: str, flags: Flags, options: Options) -> None:
@@ -97,8 +88,8 @@ def check_recipes(configs: Mapping[str, Config]) -> None:
             both = f"{first.run.data} and {config.run.data}"
             raise UserError(f"{name} and {other} would be trained on different data ({both}); choose one with --data")
         recipes = [one.recipe_class for one in (first, config)]
-        if recipes[0].best != recipes[1].best or recipes[0].evaluator != recipes[1].evaluator:
-            both = " and ".join(recipe.best[0] for recipe in recipes)
+        if recipes[0].evaluation != recipes[1].evaluation:
+            both = " and ".join(recipe.evaluation.best for recipe in recipes)
             raise UserError(
                 f"{name} and {other} are evaluated with different metrics ({both}); compare them separately"
             )
@@ -111,12 +102,19 @@ def _flag(setting: str) -> str:
 SCALINGS = ("strong", "weak")
 
 
-class GridCell(NamedTuple):
-    """A cell of the grid, with its run's recipe and flags."""
+class PlannedRun(NamedTuple):
+    """A cell of the grid and its run's settings; `config` is None if the run cannot be trained."""
 
     cell: Cell
     recipe: str
     flags: Flags
+    config: Config | None = None
+
+    @property
+    def folder(self) -> Path:
+        """The folder of a run that can be trained."""
+        assert self.config is not None
+        return Path(self.config.run.out)
 
 
 @dataclass(frozen=True)
@@ -135,58 +133,35 @@ class Grid:
         """Return the grid for the recipes in `configs`; values not given by the user come from the first recipe."""
         first = next(iter(configs.values())).run
         seeds, strategies = flags.get("seed", options.seeds), flags.get("strategy", options.strategies)
-        return cls.parse(
-            list(configs),
-            STRATEGIES if strategies is None else str(strategies),
-            str(flags.get("devices", COMPARE_DEVICES)),
-            str(flags.get("batch_size", first.batch_size)),
-            str(first.seed if seeds is None else seeds),
-            SCALINGS[0] if options.scaling is None else options.scaling,
-        )
-
-    @classmethod
-    def parse(
-        cls, recipes: Sequence[str], strategies: str, devices: str, batches: str, seeds: str, scaling: str
-    ) -> Grid:
-        """Parse comma-separated lists into a grid; raise UserError for an empty list."""
+        scaling = SCALINGS[0] if options.scaling is None else options.scaling
         if scaling not in SCALINGS:
             raise unknown("--scaling", scaling, SCALINGS)
-        chosen = _words("--strategies", strategies)
+        chosen = _words("--strategies", STRATEGIES if strategies is None else strategies)
         for name in chosen:
             load_class("strategy", name, Strategy)  # raises UserError for an unknown strategy
-        for batch in _words("--batch-size", batches):
+        batches = _words("--batch-size", flags.get("batch_size", first.batch_size))
+        for batch in batches:
             split_batch(batch, 1, 1)  # raises UserError for an invalid batch size
-        return cls(
-            tuple(dict.fromkeys(recipes)),
-            chosen,
-            tuple(_numbers("--devices", devices, at_least=1)),
-            _words("--batch-size", batches),
-            tuple(_numbers("--seeds", seeds, at_least=0)),
-            scaling == "weak",
-        )
+        devices = _numbers("--devices", flags.get("devices", COMPARE_DEVICES), at_least=1)
+        numbers = _numbers("--seeds", first.seed if seeds is None else seeds, at_least=0)
+        return cls(tuple(configs), chosen, devices, batches, numbers, scaling == "weak")
 
-    def cells(self, configs: Mapping[str, Config]) -> list[GridCell]:
+    def cells(self, configs: Mapping[str, Config]) -> list[PlannedRun]:
         """Return all cells; if a run is not possible on this machine, its cell contains the reason."""
-        made = []
-        for recipe, batch, strategy in itertools.product(self.recipes, self.batches, self.strategies):
-            for devices, seed in itertools.product(self._device_counts(strategy), self.seeds):
-                made.append(self._cell(configs[recipe], recipe, strategy, devices, batch, seed))
-        return made
+        return [
+            self._cell(configs[recipe], recipe, strategy, devices, batch, seed)
+            for recipe, batch, strategy in itertools.product(self.recipes, self.batches, self.strategies)
+            for devices, seed in itertools.product(self._device_counts(strategy), self.seeds)
+        ]
 
     def _device_counts(self, strategy: str) -> list[int]:
         """Return the device counts to train with, limited to the strategy's maximum."""
-        most = load_class("strategy", strategy, Strategy).max_devices
-        return list(dict.fromkeys(count if most is None else min(count, most) for count in self.devices))
+        return [1] if uses_one_device(load_class("strategy", strategy, Strategy)) else list(dict.fromkeys(self.devices))
 
-    def _cell(self, config: Config, recipe: str, strategy: str, devices: int, batch: str, seed: int) -> GridCell:
+    def _cell(self, config: Config, recipe: str, strategy: str, devices: int, batch: str, seed: int) -> PlannedRun:
         batch = f"{batch}/device" if self.weak and not batch.endswith("/device") else batch
         gpus = config.run.gpus.split(",")[:devices] if config.run.gpus else []
-        flags: dict[str, SettingValue] = {
-            "strategy": strategy,
-            "devices": devices,
-            "batch_size": batch,
-            "seed": seed,
-        }
+        flags: dict[str, SettingValue] = {"strategy": strategy, "devices": devices, "batch_size": batch, "seed": seed}
         if config.run.compile == "auto":
             flags["compile"] = "off"  # each run would choose for itself, by measurements that change from run to run
         if config.run.gpus:
@@ -197,16 +172,14 @@ class Grid:
             name += "-on-one-gpu"
         reason = obstacle_here(config, strategy, devices, gpus)
         state = "not measured" if reason else "planned"
-        return GridCell(Cell(name, stem, strategy, devices, batch, seed, state, reason), recipe, flags)
+        return PlannedRun(Cell(name, stem, strategy, devices, batch, seed, state, reason), recipe, flags)
 
 
 def obstacle_here(config: Config, strategy: str, devices: int, gpus: Sequence[str]) -> str:
     """Return why this machine cannot train a run, or an empty string if it can."""
-    strategy_class = load_class("strategy", strategy, Strategy)
-    if not is_installed(strategy_class.package):
-        return missing(strategy_class.package, strategy_class.extra)
-    if not uses_cuda(config.run):
-        return strategy_class.cpu_obstacle
+    unavailable = why_unavailable(load_class("strategy", strategy, Strategy), on_gpus=uses_cuda(config.run))
+    if unavailable or not uses_cuda(config.run):
+        return unavailable
     here = torch.cuda.device_count()
     if gpus and len(gpus) < devices:
         return f"needs {devices} GPUs, but --gpus lists only {len(gpus)}"
@@ -215,17 +188,16 @@ def obstacle_here(config: Config, strategy: str, devices: int, gpus: Sequence[st
     return ""
 
 
-def _words(flag: str, text: str) -> tuple[str, ...]:
-    words = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+def _words(flag: str, text: SettingValue) -> tuple[str, ...]:
+    words = tuple(dict.fromkeys(word.strip() for word in str(text).split(",") if word.strip()))
     if not words:
         raise UserError(f"{flag} {text!r}: the list is empty; specify at least one value")
     return words
 
 
-def _numbers(flag: str, text: str, at_least: int) -> list[int]:
-    numbers = []
-    for word in _words(flag, text):
+def _numbers(flag: str, text: SettingValue, at_least: int) -> tuple[int, ...]:
+    words = _words(flag, text)
+    for word in words:
         if not word.isdecimal() or int(word) < at_least:
             raise UserError(f"{flag} {text}: {word!r} is not a whole number >= {at_least}")
-        numbers.append(int(word))
-    return numbers
+    return tuple(dict.fromkeys(map(int, words)))

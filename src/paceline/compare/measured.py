@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 from rich.console import Console
 
 from paceline.benchmarking.step_ladder import measure_ladder
-from paceline.compare.cells import CellRecord, PlannedRun, made_from, without_speed
-from paceline.compare.grid import Flags, Grid, Options
+from paceline.compare.cells import made_from, without_speed
+from paceline.compare.grid import Flags, Grid, Options, PlannedRun
 from paceline.config.flags import SETTINGS_NOT_IN_VERIFY
 from paceline.config.resolve import Config
 from paceline.contracts.step_ladder import StepLadder
@@ -24,129 +24,86 @@ from paceline.core.terminal import activity
 from paceline.core.types import JsonObject
 from paceline.launch.child import Start, Stopped, failure_reason, run_paceline, start_process, to_arguments
 from paceline.launch.tasks import Task, run_in_processes
-from paceline.parallel.strategy import Strategy, strategy_name
+from paceline.parallel.strategy import Strategy, strategy_name, uses_one_device
 from paceline.report.model import Cell, Parity, Run
 from paceline.report.reader import read_run
 from paceline.runs.finished_run import stages_of
 from paceline.training.stop import SIGNALS
 
-SECONDS = 5.0  # approximate duration of the measured training
+SPEED_SECONDS = 5.0  # approximate duration of the training that measures a speed
 MIN_STEPS = 32
 LOG_INTERVALS = 8
 KEPT_TIMES = ("data", "step", "between_steps")  # not the others: evaluation and saving take up too much of a short run
-
-
-def measure_speeds(
-    planned: Sequence[PlannedRun], options: Options, folder: Path, console: Console, start: Start
-) -> list[str]:
-    """Replace the speeds of runs that were trained side by side; return descriptions of what could not be measured."""
-    kinds: dict[str, list[PlannedRun]] = {}
-    for one in planned:
-        if one.cell.run is not None and one.cell.run.side_by_side:
-            kinds.setdefault(one.cell.kind, []).append(one)
-    missing = []
-    for kind, members in kinds.items():
-        words = f"speed of {kind}"
-        try:
-            alone = _measure(words, members[0], options, folder / "speeds" / kind, console, start)
-        except (OSError, ValueError, LookupError, TypeError) as error:
-            reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-            missing.append(f"{words}: {reason}")
-            console.print(f"{words}: not measured: {reason}", soft_wrap=True)
-            alone = None
-        for one in members:
-            assert one.cell.run is not None
-            one.cell.run = _with_speed(one.cell.run, alone)
-    return missing
-
-
-def _measure(words: str, one: PlannedRun, options: Options, out: Path, console: Console, start: Start) -> Run:
-    """Return a short run with the same settings, trained while nothing else runs; raise UserError if it fails."""
-    assert one.config is not None and one.cell.run is not None
-    last = stages_of(one.config)[-1]
-    images, per_log = _length(one.cell.run)
-    flags = {**one.flags, "images": images, "out": str(out)}
-    flags |= {"init_from": last.run.init_from} if last.run.init_from else {}
-    stage = [f"stage={last.recipe.stage}"] if last.recipe != one.config.recipe else []
-    intervals = ["evaluate_every=never", "sample_every=never", "save_every=100%", f"log_every={per_log} images"]
-    assignments = [*options.assignments, *stage, *intervals]
-    made = _made_from(last, images)
-    record = CellRecord.read(out)
-    if record is None or record.made_from != made:
-        shutil.rmtree(out, ignore_errors=True)
-        CellRecord(made, finished=False).write(out)
-    elif record.finished:
-        return read_run(str(out))
-    log = out.parent.parent / "logs" / f"speed-{out.name}.txt"
-    activity(f"measuring: {words}")
-    arguments = ["train", one.recipe, *to_arguments(flags, options.config_file, assignments)]
-    code = run_paceline(arguments, log, start)
-    if code:
-        raise UserError(failure_reason(log))
-    run = read_run(str(out))
-    if run.speed is None:
-        raise UserError("the run has no log interval to measure")
-    CellRecord(made, finished=True).write(out)
-    console.print(f"{words}: {run.speed.images_per_second:,.0f} images/s", soft_wrap=True)
-    return run
-
-
-def _length(run: Run) -> tuple[int, int]:
-    """Return the number of images for a measurement of about SECONDS, and the number of images per log line."""
-    wanted = min(SECONDS * run.speed.images_per_second, run.images) if run.speed else 0.0
-    steps = max(MIN_STEPS, round(wanted / run.batch))
-    return steps * run.batch, max(1, steps // LOG_INTERVALS) * run.batch
-
-
-def _made_from(config: Config, images: int) -> dict[str, str]:
-    return made_from(config.with_run(images=images))
-
-
-def _with_speed(run: Run, alone: Run | None) -> Run:
-    """Return a run with the speed of a run that was trained alone, or without a speed."""
-    if alone is None:
-        return without_speed(run)
-    times = {name: value for name, value in alone.seconds_per_epoch.items() if name in KEPT_TIMES}
-    return replace(
-        run,
-        speed=alone.speed,
-        speed_run=alone.folder,
-        seconds_per_epoch=times,
-        gpu=alone.gpu,
-        load_average=alone.load_average,
-    )
-
-
 VERIFY_STEPS = 5
 Result = TypeVar("Result")
 
 
 class Measured:
-    """The result of the parity check, and step-time breakdowns (step ladders) of runs on several devices."""
+    """Speeds of runs that were trained side by side, the parity check, and step-time breakdowns (step ladders)."""
 
-    def __init__(self, folder: Path, console: Console, start: Start = start_process) -> None:
-        self.folder, self.console, self._start = folder / "measured", console, start
+    def __init__(self, folder: Path, options: Options, console: Console, start: Start = start_process) -> None:
+        self._folder, self._options, self._console, self._start = folder, options, console, start
         self.parity: dict[str, Parity] = {}
         self.missing: list[str] = []
         self._ladders: dict[str, StepLadder] = {}  # keys are run names without the seed
 
-    def verify(self, configs: Mapping[str, Config], flags: Flags, grid: Grid, options: Options) -> None:
+    def measure_speeds(self, planned: Sequence[PlannedRun]) -> None:
+        """Replace the speeds of runs that were trained side by side by those of short runs that train alone."""
+        alone: dict[str, Run | None] = {}
+        for one in planned:
+            cell = one.cell
+            if cell.run is None or not cell.run.side_by_side:
+                continue
+            if cell.kind not in alone:
+                alone[cell.kind] = self._train_alone(one, cell.run)
+            cell.run = _with_speed(cell.run, alone[cell.kind])
+
+    def _train_alone(self, one: PlannedRun, run: Run) -> Run | None:
+        """Return a short run with the same settings, trained while nothing else runs; None if it fails."""
+        assert one.config is not None
+        last, out = stages_of(one.config)[-1], self._folder / "speeds" / one.cell.kind
+        wanted = min(SPEED_SECONDS * run.speed.images_per_second, run.images) if run.speed else 0.0
+        steps = max(MIN_STEPS, round(wanted / run.batch))
+        images, per_log = steps * run.batch, max(1, steps // LOG_INTERVALS) * run.batch
+        flags = {**one.flags, "images": images, "out": str(out)}
+        flags |= {"init_from": last.run.init_from} if last.run.init_from else {}
+        intervals = ["evaluate_every=never", "sample_every=never", "save_every=100%", f"log_every={per_log} images"]
+        arguments = ["train", one.recipe, *self._arguments(flags, one.config, *intervals)]
+
+        def measure(result: Path) -> str:
+            shutil.rmtree(out, ignore_errors=True)
+            log = self._folder / "logs" / f"speed-{out.name}.txt"
+            if run_paceline(arguments, log, self._start) == 0:
+                write_json(result, {"folder": str(out)})
+            return failure_reason(log)
+
+        def parse(content: Mapping[str, Any]) -> Run:
+            run = read_run(content["folder"])
+            if run.speed is None:
+                raise UserError("the run has no log interval to measure")
+            return run
+
+        inputs: JsonObject = {"made_from": {**made_from(last.with_run(images=images))}}
+        return self._once(f"speed of {one.cell.kind}", f"speed-{one.cell.kind}", inputs, measure, parse)
+
+    def verify(self, configs: Mapping[str, Config], flags: Flags, grid: Grid) -> None:
         """Check in a separate process that all strategies produce the same weights, using the runs' settings."""
         classes = {name: load_class("strategy", name, Strategy) for name in grid.strategies}
         self.missing += [
-            f"parity of {name}: {one.parity_obstacle}" for name, one in classes.items() if one.parity_obstacle
+            f"parity of {name}: {why}" for name, strategy in classes.items() if (why := strategy.why_not("parity"))
         ]
-        several = [name for name, one in classes.items() if one.max_devices != 1 and not one.parity_obstacle]
+        several = [
+            name
+            for name, strategy in classes.items()
+            if not uses_one_device(strategy) and not strategy.why_not("parity")
+        ]
         if not several:
             return
         reference, _ = strategy_name("auto", 1)
         shared = {name: value for name, value in flags.items() if name not in ("gpus", *SETTINGS_NOT_IN_VERIFY)}
         for recipe, config in configs.items():
             arguments = ["verify", recipe, "--strategies", ",".join([reference, *several])]
-            arguments += ["--steps", str(VERIFY_STEPS)]
-            last = stages_of(config)[-1]
-            stage = [f"stage={last.recipe.stage}"] if last.recipe != config.recipe else []
-            arguments += to_arguments(shared, options.config_file, [*options.assignments, *stage])
+            arguments += ["--steps", str(VERIFY_STEPS), *self._arguments(shared, config)]
             ids = config.run.gpus.split(",") if config.run.gpus else []
             arguments += ["--gpus", ",".join(ids[:2])] if len(ids) > 1 else []
             parity = self._parity(Path(recipe).stem, arguments, made_from(config))
@@ -154,14 +111,19 @@ class Measured:
                 self.parity[Path(recipe).stem] = parity
 
     def _parity(self, recipe: str, arguments: list[str], made: dict[str, str]) -> Parity | None:
-        log = self.folder.parent / "logs" / f"parity-{recipe}.txt"
-
         def measure(result: Path) -> str:
+            log = self._folder / "logs" / f"parity-{recipe}.txt"
             run_paceline([*arguments, "--json", str(result)], log, self._start)
             return failure_reason(log)
 
         inputs: JsonObject = {"arguments": [*arguments], "made_from": {**made}}
         return self._once(f"verify {recipe}", f"parity-{recipe}", inputs, measure, Parity.from_json)
+
+    def _arguments(self, flags: Flags, config: Config, *assignments: str) -> list[str]:
+        """Return the settings of a command that runs the last stage of a recipe."""
+        last = stages_of(config)[-1]
+        stage = [f"stage={last.recipe.stage}"] if last.recipe != config.recipe else []
+        return to_arguments(flags, self._options.config_file, [*self._options.assignments, *stage, *assignments])
 
     def measure_ladders(self, planned: Sequence[PlannedRun]) -> None:
         """Measure the step-time breakdown of each multi-device run, once for all seeds."""
@@ -204,28 +166,31 @@ class Measured:
 
         If `measure` writes no file, it returns the reason, which is printed and added to the report.
         """
-        file, fresh = self.folder / f"{name}.json", self.folder / f"{name}.fresh.json"
+        file, fresh = (self._folder / "measured" / f"{name}{suffix}.json" for suffix in ("", ".fresh"))
         before = read_json(file)
         if before.get("inputs") == inputs:
             try:
                 return parse(before["result"])
-            except (KeyError, TypeError, ValueError):
+            except (OSError, LookupError, TypeError, ValueError):
                 pass  # the file is damaged, so the measurement is repeated
-        self.folder.mkdir(parents=True, exist_ok=True)
+        file.parent.mkdir(parents=True, exist_ok=True)
         fresh.unlink(missing_ok=True)
         activity(f"measuring: {words}")
         reason = measure(fresh)
-        if not fresh.is_file():
-            self.missing.append(f"{words}: {reason}")
-            self.console.print(f"{words}: not measured: {reason}", soft_wrap=True)
-            return None
-        result = json.loads(fresh.read_text())
-        write_json(file, {"inputs": inputs, "result": result})
-        fresh.unlink()
-        parsed = parse(result)
-        outcome = str(parsed) if isinstance(parsed, Parity) else "done"
-        self.console.print(f"{words}: {outcome}", soft_wrap=True)
-        return parsed
+        if fresh.is_file():
+            try:
+                result = json.loads(fresh.read_text())
+                parsed = parse(result)
+            except (OSError, LookupError, TypeError, ValueError) as error:
+                reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+            else:
+                write_json(file, {"inputs": inputs, "result": result})
+                fresh.unlink()
+                self._console.print(f"{words}: {_outcome(parsed)}", soft_wrap=True)
+                return parsed
+        self.missing.append(f"{words}: {reason}")
+        self._console.print(f"{words}: not measured: {reason}", soft_wrap=True)
+        return None
 
     def ladders_by_run(self, cells: Sequence[Cell]) -> dict[str, StepLadder]:
         """Return the step-time breakdowns, keyed by the run's folder."""
@@ -236,9 +201,30 @@ class Measured:
         }
 
 
+def _outcome(result: object) -> str:
+    if isinstance(result, Run) and result.speed:
+        return f"{result.speed.images_per_second:,.0f} images/s"
+    return str(result) if isinstance(result, Parity) else "done"
+
+
+def _with_speed(run: Run, alone: Run | None) -> Run:
+    """Return a run with the speed of a run that was trained alone, or without a speed."""
+    if alone is None:
+        return without_speed(run)
+    times = {name: value for name, value in alone.seconds_per_epoch.items() if name in KEPT_TIMES}
+    return replace(
+        run,
+        speed=alone.speed,
+        speed_run=alone.folder,
+        seconds_per_epoch=times,
+        gpu=alone.gpu,
+        load_average=alone.load_average,
+    )
+
+
 def _ladder_obstacle(cell: Cell) -> str:
     """Return why a step-time breakdown cannot be measured, or an empty string if it can."""
     if cell.run is not None and cell.run.shares_a_gpu:
         return "step-time breakdown for several processes on one GPU (runs like this test correctness, not speed)"
-    obstacle = load_class("strategy", cell.strategy, Strategy).ladder_obstacle
+    obstacle = load_class("strategy", cell.strategy, Strategy).why_not("breakdown")
     return f"step-time breakdown for {cell.strategy} × {cell.devices} ({obstacle})" if obstacle else ""

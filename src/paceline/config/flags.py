@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from paceline.config.settings import RunSettings, setting
+from paceline.config.settings import RunSettings, mutable_setting, setting
 from paceline.core.types import SettingValue
 
 
@@ -14,8 +14,7 @@ class PixelSettings(RunSettings):
     """Settings for sources whose images may have more than 8 bits per channel."""
 
     pixels: Literal["auto", "uint8", "uint16", "float32"] = setting(
-        "auto",
-        "data type of the pixels; auto: that of the first file, but uint8 for 16-bit grey and colour images",
+        "auto", "data type of the pixels; auto: that of the first file, but uint8 for 16-bit grey and colour images"
     )
     value_range: str = setting(
         "",
@@ -28,12 +27,10 @@ class PixelSettings(RunSettings):
 class SeparateTestFolder(PixelSettings):
     """Settings for sources whose test split may be in a separate folder."""
 
-    test_root: str = setting(
+    test_root: str = mutable_setting(
         "",
         "folder with test images (for --data photos, pairs, panels, folder or shards); "
         "--data-root is then used only for training",
-        flag=True,
-        mutable_on_resume=True,
     )
     group_by: str = setting(
         "",
@@ -46,25 +43,29 @@ class SeparateTestFolder(PixelSettings):
 class PhotoSettings(SeparateTestFolder):
     """Settings for sources that may have a second, low-resolution file for every image."""
 
-    low_root: str = setting(
-        "",
-        "comma-separated folders with low-resolution versions of the images, for --data photos",
-        flag=True,
-        mutable_on_resume=True,
+    low_root: str = mutable_setting(
+        "", "comma-separated folders with low-resolution versions of the images, for --data photos"
     )
     low_suffix: str = setting(
         "", "suffix of low-resolution file names, such as _LR, if the images are in the same folder"
     )
     high_suffix: str = setting("", "suffix of high-resolution file names, such as _HR; requires low_suffix")
-    test_low_root: str = setting(
-        "",
-        "comma-separated folders with low-resolution versions of the images in --test-root, for --data photos",
-        flag=True,
-        mutable_on_resume=True,
+    test_low_root: str = mutable_setting(
+        "", "comma-separated folders with low-resolution versions of the images in --test-root, for --data photos"
     )
 
 
 SourceFlags = PhotoSettings  # this class has every source setting that is also a flag
+# The settings that have a flag, by their group in `--help`. All others are set with `--set NAME=VALUE`.
+GROUPS = {
+    "Common": ("data", "preset", "epochs", "images", "batch_size", "lr", "seed", "out", "init_from"),
+    "Data": ("data_root", "test_root", "low_root", "test_low_root", "crop", "bad_images", "loader", "workers"),
+    "Devices": ("devices", "gpus", "accelerator", "strategy", "backend", "sync_batchnorm", "compress"),
+    "Speed": ("precision", "compile", "graph", "deterministic", "accumulate", "scale_lr", "profile"),
+    "Cluster": ("nnodes", "rdzv", "max_restarts", "timeout", "mirror", "resume_from", "check_replicas"),
+    "Evaluation and logging": ("loggers", "inception", "inception_sha256"),
+}
+FLAGS = {name: group for group, names in GROUPS.items() for name in names}  # in the order of `--help`
 FOLDERS = ("low_root", "test_root", "test_low_root")  # settings that belong to a particular --data-root
 
 

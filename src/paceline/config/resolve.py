@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
-from paceline.config.flags import COMMON, COMMON_ALIASES
+from paceline.config.flags import COMMON, COMMON_ALIASES, FLAGS
 from paceline.config.settings import BOUNDS, SHARED_SETTINGS, LearnerSettings, RunSettings
 from paceline.config.spans import INTERVALS, Span, parse_interval
 from paceline.core.errors import UnknownSetting, UserError, unknown
@@ -139,7 +139,7 @@ def resolve(
         RunSettings if is_left_out else sources.of(source),
         recipe_class.Settings,
         sources,
-        {**COMMON, **recipe_class.other_names},
+        {**COMMON, **{name: advice for name, advice in recipe_class.other_names.items() if " " in advice}},
         # The settings that a .py file declares are unknown until the file is imported.
         has_unknown_source=any(is_path(one) and (one != source or is_left_out) for one in named),
     )
@@ -199,7 +199,6 @@ class _Namespace:
         self._has_unknown_source, self._other_names = has_unknown_source, other_names
         groups: tuple[type[Any], ...] = (run, LearnerSettings, recipe)
         self.owner: dict[str, type[Any]] = {f.name: group for group in groups for f in fields(group)}
-        self._flags = {f.name for group in groups for f in fields(group) if f.metadata.get("flag")}
         hints = {group: get_type_hints(group) for group in groups}
         self.hints = {name: hints[group][name] for name, group in self.owner.items()}
         hidden = next((f.name for f in own_fields(run) if self.owner[f.name] is not run), "")
@@ -234,7 +233,7 @@ class _Namespace:
 
     def shown(self, full_name: str) -> str:
         """Return a setting as messages show it: as a flag, unless only `--set` and Python can set it."""
-        is_flag = plain_name(full_name) in self._flags or full_name not in self.owner
+        is_flag = plain_name(full_name) in FLAGS or full_name not in self.owner
         return f"--{full_name.replace('_', '-')}" if is_flag else full_name
 
     def is_table(self, name: str) -> bool:
@@ -338,6 +337,6 @@ def _check_bounds(group: Any, network: str = "") -> None:
         if all(BOUNDS[words](value, limit) for words, limit in bounds.items()):
             continue
         shown = f"{value:g}" if isinstance(value, float) else value
-        as_flag = f.metadata.get("flag") and not network
+        as_flag = f.name in FLAGS and not network
         name = f"--{f.name.replace('_', '-')} " if as_flag else f"{network}.{f.name}=".lstrip(".")
         raise UserError(f"{name}{shown}: must be {' and '.join(f'{words} {limit}' for words, limit in bounds.items())}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 from paceline.contracts.data_spec import MAX_CHANNELS
@@ -17,7 +18,6 @@ def setting(
     default: Any,
     meaning: str,
     *,
-    flag: bool = False,
     mutable_on_resume: bool = False,
     at_least: Number | None = None,
     above: Number | None = None,
@@ -29,7 +29,6 @@ def setting(
     Args:
         default: The default value.
         meaning: A one-line description, shown by `paceline settings` and in the documentation.
-        flag: Whether the setting has a command-line flag `--name`. `--set name=value` works for all settings.
         mutable_on_resume: Whether a run may resume with a different value.
         at_least: The smallest allowed value.
         above: The value must be greater than this.
@@ -49,8 +48,11 @@ def setting(
     """
     limits = zip(BOUNDS, (at_least, above, below, at_most), strict=True)
     bounds = {words: limit for words, limit in limits if limit is not None}
-    metadata = {"meaning": meaning, "flag": flag, "mutable_on_resume": mutable_on_resume, "bounds": bounds}
+    metadata = {"meaning": meaning, "mutable_on_resume": mutable_on_resume, "bounds": bounds}
     return field(default=default, metadata=metadata)
+
+
+mutable_setting = partial(setting, mutable_on_resume=True)
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class LearnerSettings:
     """The settings of optimizers, schedules and EMA. Each can be set for a single network: `--set NETWORK.lr=0.1`."""
 
     optimizer: Literal["sgd", "adam", "adamw"] = setting("adam", "optimizer")
-    lr: float = setting(1e-3, "peak learning rate", flag=True, at_least=0)
+    lr: float = setting(1e-3, "peak learning rate", at_least=0)
     momentum: float = setting(0.9, "momentum for sgd", at_least=0, below=1)
     nesterov: bool = setting(True, "use Nesterov momentum for sgd")
     beta1: float = setting(0.9, "decay rate of the first moment, for adam and adamw", at_least=0, below=1)
@@ -110,138 +112,85 @@ class RunSettings:
         10.0
     """
 
-    data: str = setting("digits", "data source: a name, or the path to your own .py file", flag=True)
-    data_root: str = setting(
-        "data",
-        "folder that contains the source's files, or that they are downloaded to; for --data shards also a URL",
-        flag=True,
-        mutable_on_resume=True,
+    data: str = setting("digits", "data source: a name, or the path to your own .py file")
+    data_root: str = mutable_setting(
+        "data", "folder that contains the source's files, or that they are downloaded to; for --data shards also a URL"
     )
-    preset: str = setting("", "named set of settings defined by the recipe", flag=True, mutable_on_resume=True)
-    strategy: str = setting(
+    preset: str = mutable_setting("", "named set of settings defined by the recipe")
+    strategy: str = mutable_setting(
         "auto",
         "strategy: single, dp, ddp, fsdp, lightning or the path to your own .py file; "
         "auto: ddp on several devices, else single",
-        flag=True,
-        mutable_on_resume=True,
     )
-    accelerator: Literal["auto", "cpu", "cuda"] = setting(
-        "auto", "type of device to run on; auto: cuda if there is a GPU, else cpu", flag=True, mutable_on_resume=True
+    accelerator: Literal["auto", "cpu", "cuda"] = mutable_setting(
+        "auto", "type of device to run on; auto: cuda if there is a GPU, else cpu"
     )
-    devices: int = setting(1, "number of devices to train on", flag=True, mutable_on_resume=True, at_least=1)
-    gpus: str = setting(
-        "",
-        "comma-separated IDs of the GPUs to use, in local-rank order, e.g. 2,3",
-        flag=True,
-        mutable_on_resume=True,
+    devices: int = mutable_setting(1, "number of devices to train on", at_least=1)
+    gpus: str = mutable_setting("", "comma-separated IDs of the GPUs to use, in local-rank order, e.g. 2,3")
+    backend: Literal["auto", "nccl", "gloo"] = mutable_setting(
+        "auto", "communication backend; auto: nccl on GPUs, gloo on CPUs"
     )
-    backend: Literal["auto", "nccl", "gloo"] = setting(
-        "auto", "communication backend; auto: nccl on GPUs, gloo on CPUs", flag=True, mutable_on_resume=True
+    nnodes: str = mutable_setting("1", "number of hosts, or MIN:MAX, e.g. 1:4; on several hosts, --devices is per host")
+    rdzv: str = mutable_setting(
+        "", "HOST:PORT at which the hosts find each other (rendezvous); HOST must be one of these hosts"
     )
-    nnodes: str = setting(
-        "1",
-        "number of hosts, or MIN:MAX, e.g. 1:4; on several hosts, --devices is per host",
-        flag=True,
-        mutable_on_resume=True,
+    max_restarts: int = mutable_setting(
+        0, "maximum number of restarts from the last checkpoint after a worker dies", at_least=0
     )
-    rdzv: str = setting(
-        "",
-        "HOST:PORT at which the hosts find each other (rendezvous); HOST must be one of these hosts",
-        flag=True,
-        mutable_on_resume=True,
+    timeout: float = mutable_setting(
+        600.0, "seconds without progress after which a process is considered hung", above=0
     )
-    max_restarts: int = setting(
-        0,
-        "maximum number of restarts from the last checkpoint after a worker dies",
-        flag=True,
-        mutable_on_resume=True,
-        at_least=0,
-    )
-    timeout: float = setting(
-        600.0,
-        "seconds without progress after which a process is considered hung",
-        flag=True,
-        mutable_on_resume=True,
-        above=0,
-    )
-    join_timeout: float = setting(
-        600.0, "seconds to wait for other hosts to join the run", mutable_on_resume=True, above=0
-    )
-    start_timeout: float = setting(
-        120.0,
-        "seconds that ranks started by torchrun, srun or a script wait for each other",
-        mutable_on_resume=True,
-        above=0,
+    join_timeout: float = mutable_setting(600.0, "seconds to wait for other hosts to join the run", above=0)
+    start_timeout: float = mutable_setting(
+        120.0, "seconds that ranks started by torchrun, srun or a script wait for each other", above=0
     )
     compress: Literal["none", "bf16"] = setting(
-        "none", "gradient compression for ddp and fsdp; bf16 halves the traffic but rounds gradients", flag=True
+        "none", "gradient compression for ddp and fsdp; bf16 halves the traffic but rounds gradients"
     )
     sync_batchnorm: Literal["auto", "on", "off"] = setting(
-        "auto", "synchronise BatchNorm across processes; auto: on for networks that have BatchNorm", flag=True
+        "auto", "synchronise BatchNorm across processes; auto: on for networks that have BatchNorm"
     )
 
-    batch_size: str = setting("128", "images per step across all devices; 32/device means 32 per device", flag=True)
-    accumulate: int = setting(1, "number of micro-batches per step for gradient accumulation", flag=True, at_least=1)
-    epochs: float = setting(10.0, "length of training in epochs", flag=True, mutable_on_resume=True, above=0)
-    images: int = setting(
-        0, "length of training in images; overrides --epochs", flag=True, mutable_on_resume=True, at_least=0
-    )
+    batch_size: str = setting("128", "images per step across all devices; 32/device means 32 per device")
+    accumulate: int = setting(1, "number of micro-batches per step for gradient accumulation", at_least=1)
+    epochs: float = mutable_setting(10.0, "length of training in epochs", above=0)
+    images: int = mutable_setting(0, "length of training in images; overrides --epochs", at_least=0)
     burn_in: str = setting(
         "0 images",
         "length of the burn-in at the start of training, during which scheduled values reach their final value",
     )
-    seed: int = setting(
-        0, "seed for initial weights, sample order, augmentation and noise", flag=True, at_least=0, below=SEEDS
-    )
+    seed: int = setting(0, "seed for initial weights, sample order, augmentation and noise", at_least=0, below=SEEDS)
     init_from: str = setting(
-        "", "run folder or file (.safetensors, .pth) with initial weights for some or all networks", flag=True
+        "", "run folder or file (.safetensors, .pth) with initial weights for some or all networks"
     )
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp64"] = setting(
-        "auto", "numerical precision; auto: bf16 on GPUs that support it, else fp32", flag=True
+        "auto", "numerical precision; auto: bf16 on GPUs that support it, else fp32"
     )
-    graph: Literal["auto", "on", "off"] = setting(
-        "auto",
-        "run each training step as one CUDA graph; auto: only if this is known to work",
-        flag=True,
-        mutable_on_resume=True,
+    graph: Literal["auto", "on", "off"] = mutable_setting(
+        "auto", "run each training step as one CUDA graph; auto: only if this is known to work"
     )
-    checkpoint_activations: Literal["auto", "on", "off"] = setting(
-        "auto",
-        "save memory by recomputing the networks' blocks in the backward pass; auto: on for fsdp, else off",
-        mutable_on_resume=True,
+    checkpoint_activations: Literal["auto", "on", "off"] = mutable_setting(
+        "auto", "save memory by recomputing the networks' blocks in the backward pass; auto: on for fsdp, else off"
     )
     compile: Literal["auto", "on", "off"] = setting(
-        "auto",
-        "compile each network with torch.compile before training; auto: on GPUs, if the run is long",
-        flag=True,
+        "auto", "compile each network with torch.compile before training; auto: on GPUs, if the run is long"
     )
-    deterministic: bool = setting(
-        False, "make repeated runs on GPUs bit-identical, at the cost of some speed", flag=True, mutable_on_resume=True
-    )
-    profile: int = setting(
+    deterministic: bool = mutable_setting(False, "make repeated runs on GPUs bit-identical, at the cost of some speed")
+    profile: int = mutable_setting(
         0,
         "trace N training steps; write the trace and a summary of the time spent to profile/ in the run folder; 0: off",
-        flag=True,
-        mutable_on_resume=True,
         at_least=0,
     )
     scale_lr: Literal["none", "linear", "sqrt"] = setting(
-        "none", "scale learning rates with the batch size, relative to reference_batch", flag=True
+        "none", "scale learning rates with the batch size, relative to reference_batch"
     )
     reference_batch: int = setting(128, "batch size that the recipe's learning rates were chosen for", at_least=1)
 
-    loader: str = setting(
-        "auto",
-        "data loader: workers, resident or dali; auto: resident if the data fits in memory, else workers",
-        flag=True,
-        mutable_on_resume=True,
+    loader: str = mutable_setting(
+        "auto", "data loader: workers, resident or dali; auto: resident if the data fits in memory, else workers"
     )
-    workers: int = setting(
-        2, "worker processes per device, for --loader workers", flag=True, mutable_on_resume=True, at_least=0, below=513
-    )
-    bad_images: Literal["fail", "skip"] = setting(
-        "fail", "what to do with unreadable images: fail or skip them", flag=True
-    )
+    workers: int = mutable_setting(2, "worker processes per device, for --loader workers", at_least=0, below=513)
+    bad_images: Literal["fail", "skip"] = setting("fail", "what to do with unreadable images: fail or skip them")
     size: int = setting(
         0, "height and width of the images in pixels; 0 keeps the source's size", at_least=0, at_most=65_536
     )
@@ -251,19 +200,16 @@ class RunSettings:
         at_least=0,
         at_most=MAX_CHANNELS,
     )
-    preview_channels: str = setting(
+    preview_channels: str = mutable_setting(
         "",
         "channels to show in sample images, counted from 0: one, or three as red, green and blue, e.g. 4,2,0; "
         "default: the first three, or the first if there are two",
-        mutable_on_resume=True,
     )
     validation: float = setting(
         0.1, "fraction of the training samples held out to select the best checkpoint", at_least=0, below=1
     )
     split_seed: int = setting(0, "seed for the validation split", at_least=0, below=SEEDS)
-    crop: int = setting(
-        0, "size in pixels of the random crops to train on; 0 trains on whole images", flag=True, at_least=0
-    )
+    crop: int = setting(0, "size in pixels of the random crops to train on; 0 trains on whole images", at_least=0)
     pad_crop: int = setting(
         0, "pad by this many pixels, then crop to the original size at a random position", at_least=0, at_most=65_536
     )
@@ -276,101 +222,60 @@ class RunSettings:
     )
     cutout: int = setting(0, "size in pixels of a random square to blank out in each image; 0 disables it", at_least=0)
 
-    inception: str = setting(
-        "",
-        "file with the 2015 Inception network for FID, or torch-fidelity to use that package's network",
-        flag=True,
-        mutable_on_resume=True,
+    inception: str = mutable_setting(
+        "", "file with the 2015 Inception network for FID, or torch-fidelity to use that package's network"
     )
-    inception_sha256: str = setting(
-        "",
-        "SHA-256 of an --inception file that you trust; TorchScript files can run code",
-        flag=True,
-        mutable_on_resume=True,
+    inception_sha256: str = mutable_setting(
+        "", "SHA-256 of an --inception file that you trust; TorchScript files can run code"
     )
-    features: str = setting(
+    features: str = mutable_setting(
         "",
         "finished classification run whose network computes the features for evaluation or, with --inception, the "
         "Inception Score",
-        mutable_on_resume=True,
     )
-    generated_images: int = setting(
-        0,
-        "number of images to generate per evaluation; 0: as many as the evaluated split contains",
-        mutable_on_resume=True,
-        at_least=0,
+    generated_images: int = mutable_setting(
+        0, "number of images to generate per evaluation; 0: as many as the evaluated split contains", at_least=0
     )
-    per_class: bool = setting(
-        False,
-        "also measure the FID of each class, for class-conditional generators",
-        mutable_on_resume=True,
+    per_class: bool = mutable_setting(False, "also measure the FID of each class, for class-conditional generators")
+    feature_precision: Literal["fp32", "tf32", "fp16"] = mutable_setting(
+        "fp32", "precision of the feature network on GPUs; fp16 needs --inception FILE"
     )
-    feature_precision: Literal["fp32", "tf32", "fp16"] = setting(
-        "fp32",
-        "precision of the feature network on GPUs; fp16 needs --inception FILE",
-        mutable_on_resume=True,
+    protocol: Literal["y", "rgb"] = mutable_setting(
+        "y", "channels used to compare restored images: y (luma only, as in MATLAB) or rgb (all)"
     )
-    protocol: Literal["y", "rgb"] = setting(
-        "y",
-        "channels used to compare restored images: y (luma only, as in MATLAB) or rgb (all)",
-        mutable_on_resume=True,
+    niqe: bool = mutable_setting(
+        False, "also measure NIQE, a quality metric that needs no reference image, for restored images"
     )
-    niqe: bool = setting(
-        False,
-        "also measure NIQE, a quality metric that needs no reference image, for restored images",
-        mutable_on_resume=True,
-    )
-    few_images: Literal["fail", "allow"] = setting(
+    few_images: Literal["fail", "allow"] = mutable_setting(
         "fail",
         "what to do if there are too few images for reliable metrics (fewer images than features): fail or allow",
-        mutable_on_resume=True,
     )
 
-    out: str = setting("", "run folder (default: runs/RECIPE-DATA-SEED)", flag=True, mutable_on_resume=True)
-    mirror: str = setting(
-        "", "URL to mirror the run to while it trains, e.g. s3://bucket/name", flag=True, mutable_on_resume=True
+    out: str = mutable_setting("", "run folder (default: runs/RECIPE-DATA-SEED)")
+    mirror: str = mutable_setting("", "URL to mirror the run to while it trains, e.g. s3://bucket/name")
+    resume_from: str = mutable_setting(
+        "", "URL of a mirror to resume from if its last checkpoint is newer than the one in --out"
     )
-    resume_from: str = setting(
-        "",
-        "URL of a mirror to resume from if its last checkpoint is newer than the one in --out",
-        flag=True,
-        mutable_on_resume=True,
+    mirror_every: float = mutable_setting(10.0, "seconds between mirror updates", above=0)
+    mirror_wait: float = mutable_setting(
+        120.0, "maximum number of seconds to wait for the mirror at the end of a run", at_least=0
     )
-    mirror_every: float = setting(10.0, "seconds between mirror updates", mutable_on_resume=True, above=0)
-    mirror_wait: float = setting(
-        120.0,
-        "maximum number of seconds to wait for the mirror at the end of a run",
-        mutable_on_resume=True,
-        at_least=0,
+    loggers: str = mutable_setting(
+        "tensorboard", "comma-separated loggers (names or .py files) that also receive metrics and samples"
     )
-    loggers: str = setting(
-        "tensorboard",
-        "comma-separated loggers (names or .py files) that also receive metrics and samples",
-        flag=True,
-        mutable_on_resume=True,
+    logger_wait: float = mutable_setting(
+        30.0, "maximum number of seconds to wait for loggers at the end of a run", at_least=0
     )
-    logger_wait: float = setting(
-        30.0, "maximum number of seconds to wait for loggers at the end of a run", mutable_on_resume=True, at_least=0
-    )
-    log_every: str = setting("50 steps", "interval between log lines", mutable_on_resume=True)
-    evaluate_every: str = setting(
+    log_every: str = mutable_setting("50 steps", "interval between log lines")
+    evaluate_every: str = mutable_setting(
         "auto",
         "interval between evaluations, or never; auto: at least 1 epoch, and longer if evaluation would take too long",
-        mutable_on_resume=True,
     )
-    sample_every: str = setting(
-        "auto", "interval between sample images, or never; auto: at least 1 epoch", mutable_on_resume=True
-    )
-    save_every: str = setting("auto", "interval between checkpoints; auto: at least 1 epoch", mutable_on_resume=True)
-    keep: int = setting(
-        2, "number of recent checkpoints to keep in addition to the best one", mutable_on_resume=True, at_least=1
-    )
-    check_replicas: int = setting(
-        0,
-        "check every N steps that all replicas have the same weights; 0 disables the check",
-        flag=True,
-        mutable_on_resume=True,
-        at_least=0,
+    sample_every: str = mutable_setting("auto", "interval between sample images, or never; auto: at least 1 epoch")
+    save_every: str = mutable_setting("auto", "interval between checkpoints; auto: at least 1 epoch")
+    keep: int = mutable_setting(2, "number of recent checkpoints to keep in addition to the best one", at_least=1)
+    check_replicas: int = mutable_setting(
+        0, "check every N steps that all replicas have the same weights; 0 disables the check", at_least=0
     )
 
     def __repr__(self) -> str:

@@ -13,7 +13,7 @@ from paceline.core.errors import UserError
 from paceline.core.registry import load_class, names
 from paceline.data.fingerprint import is_same_data
 from paceline.evaluation.protocol import require_same
-from paceline.parallel.strategy import Strategy
+from paceline.parallel.strategy import Strategy, uses_one_device
 from paceline.report.model import Cell, Group, Run, Scaling, SpeedSpread, Summary
 
 LOAD_MARGIN = 1.0  # a load average above the number of cores by more than this means that tasks had to wait
@@ -54,7 +54,7 @@ class GroupKey(NamedTuple):
     def is_baseline(self) -> bool:
         """Whether this group is a baseline for others, because its strategy supports only one device."""
         strategy = known_strategy(self.strategy)
-        return self.devices == 1 and strategy is not None and strategy.max_devices == 1
+        return self.devices == 1 and strategy is not None and uses_one_device(strategy)
 
 
 RECIPE, STRATEGY, BATCH = "recipe", "strategy", "batch"

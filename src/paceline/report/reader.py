@@ -234,7 +234,7 @@ def read_run(path: str) -> Run:
         images=max((line.images for line in lines), default=0),
         seconds=max((line.seconds for line in lines), default=0.0),
         finished=_has_finished(folder, lines, run.images, run.epochs),
-        best=recipe.best,
+        best=(recipe.evaluation.best, recipe.evaluation.mode),
         quality=quality,
         selection_metric=selection_metric,
         checkpoint=_checkpoint(lines, selected),
@@ -242,7 +242,7 @@ def read_run(path: str) -> Run:
         seconds_per_epoch=seconds_per_epoch(intervals, lines, since),
         gpu=_gpu(recent, len(set(gpus)) or segment.devices),
         losses=_losses(lines),
-        selection_curve=_selection_curve(lines, recipe.best[0]),
+        selection_curve=_selection_curve(lines, recipe.evaluation.best),
         protocols={name: protocol for name in quality if (protocol := _protocol(folder, name))},
         samples=_sample_files(folder.path / SAMPLES),
         real_images=str(real_images) if real_images.is_file() else "",
@@ -327,7 +327,7 @@ def _select(
     lines: Sequence[Line], recipe: type[Recipe], folder: RunFolder
 ) -> tuple[SelectionMetric | None, Line | None]:
     """Return the metric that selected the checkpoint, and its log line; None for both if nothing was evaluated."""
-    metric, mode = recipe.best
+    metric, mode = recipe.evaluation.best, recipe.evaluation.mode
     evaluated = _values_of(lines, metric)
     if not evaluated:
         return None, None
@@ -359,7 +359,7 @@ def _quality(lines: Sequence[Line], recipe: type[Recipe], selected: Line | None)
     """Return the metrics of the selected checkpoint, on the test split if there is one."""
     tested = [line for line in lines if TESTED_CHECKPOINT in line.values]
     source = tested[-1] if tested else selected
-    split = "test" if tested else recipe.evaluated_on
+    split = "test" if tested else recipe.evaluation.split
     found = {name: value for name, value in source.values.items() if name.startswith(f"{split}/")} if source else {}
     return {name: value for name, value in found.items() if name.split("/")[1] not in NOT_QUALITY}
 

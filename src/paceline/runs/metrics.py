@@ -17,7 +17,7 @@ import numpy as np
 from PIL import Image
 
 from paceline.core.errors import UserError
-from paceline.core.files import open_append, read_bounded, remove_leftovers, replacing, why, write_file
+from paceline.core.files import open_append, read_bounded, remove_leftovers, replacing, sync_open, why, write_file
 from paceline.core.types import Json, JsonObject
 from paceline.runs.background import Background
 from paceline.runs.logger import LoggerGroup, LogLine, Pixels, SampleImage
@@ -112,7 +112,7 @@ class MetricsWriter:
     def flush(self) -> None:
         """Flush everything to disk, so that no checkpoint is newer than its metrics and sample images."""
         self.wait_for_images()
-        os.fsync(self._file.fileno())
+        sync_open(self._file.fileno())
         self._loggers.flush()
 
     def close(self, state: str = "finished", weights: Path | None = None, logger_wait: float = math.inf) -> None:

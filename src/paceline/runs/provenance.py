@@ -83,7 +83,7 @@ def _git(*arguments: str) -> str:
     return answer.stdout.strip() if answer.returncode == 0 else ""
 
 
-SELF_TEST, LOADERS = "self-test.json", "loaders.json"
+SELF_TEST = "self-test.json"
 HOW_TO_TEST = "run `paceline doctor --self-test`"
 
 
