@@ -72,7 +72,7 @@ class LocalFiles:
             return None
         if not (stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode)):
             return None
-        if target and stat.S_ISDIR(status.st_mode) and not _is_hidden(target[len(self._prefix) :]):
+        if target and stat.S_ISDIR(status.st_mode) and "/." not in f"/{target[len(self._prefix) :]}":
             return None  # the folder itself is found, too
         name = f"{folder}/{one.name}" if folder else one.name
         return Entry(name, stat.S_ISDIR(status.st_mode), status.st_size, status.st_mtime)
@@ -117,10 +117,6 @@ class LocalFiles:
 
     def _inside(self, path: str) -> bool:
         return os.path.join(path, "").startswith(self._prefix)
-
-
-def _is_hidden(path: str) -> bool:
-    return any(part.startswith(".") for part in path.split(os.sep))
 
 
 class RemoteFiles:

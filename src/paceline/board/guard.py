@@ -36,7 +36,7 @@ class Guard:
     def __init__(self, app: ASGIApp, token: str, host: str, port: int) -> None:
         self._app, self._token, self._cookie = app, token, f"paceline_board_{port}"
         self._names = LOOPBACK_NAMES | {host.lower()}
-        self._any_address = _is_wildcard(host)
+        self._any_address = _is_address(host) and ipaddress.ip_address(host).is_unspecified
         if self._any_address:
             self._names |= {socket.gethostname().lower(), socket.getfqdn().lower()}
 
@@ -62,7 +62,8 @@ class Guard:
 
     def _rejection(self, scope: Scope) -> PlainTextResponse | None:
         headers = Headers(scope=scope)
-        if not any(map(self._is_token, self._tokens_of(scope, headers))):
+        bearer = headers.get("authorization", "").removeprefix("Bearer ")
+        if not any(map(self._is_token, [_token_in_url(scope), bearer, *self._cookies_of(headers)])):
             return PlainTextResponse("Access denied: open the URL that `paceline board` printed.\n", 401)
         host = headers.get("host", "")
         if not self._is_own_name(host):
@@ -88,11 +89,6 @@ class Guard:
 
     def _is_token(self, text: str) -> bool:
         return secrets.compare_digest(text.encode(), self._token.encode())
-
-    def _tokens_of(self, scope: Scope, headers: Headers) -> list[str]:
-        """Return every token in a request."""
-        tokens = [_token_in_url(scope), headers.get("authorization", "").removeprefix("Bearer ")]
-        return [one for one in [*tokens, *self._cookies_of(headers)] if one]
 
     def _cookies_of(self, headers: Headers) -> list[str]:
         """Return the tokens in a request's cookies."""
@@ -129,7 +125,3 @@ def _is_address(name: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _is_wildcard(host: str) -> bool:
-    return _is_address(host) and ipaddress.ip_address(host).is_unspecified

@@ -130,16 +130,14 @@ class Run:
         """Return the run's settings and its provenance (versions and hardware), with credentials hidden."""
         settings = self._settings
         if settings is None:
-            settings = self._settings = self._read_settings()
+            try:
+                kept = parse_toml(self._small_file(CONFIG))
+            except ValueError:
+                kept = {}
+            provenance = kept.pop(PROVENANCE, {})
+            shown = _shown(provenance if isinstance(provenance, dict) else {})
+            settings = self._settings = {"settings": _shown(kept), PROVENANCE: shown}
         return settings
-
-    def _read_settings(self) -> dict[str, JsonObject]:
-        try:
-            kept = parse_toml(self._small_file(CONFIG))
-        except ValueError:
-            return {"settings": {}, PROVENANCE: {}}
-        provenance = kept.pop(PROVENANCE, {})
-        return {"settings": _shown(kept), PROVENANCE: _shown(provenance if isinstance(provenance, dict) else {})}
 
     def read_notes(self) -> Notes:
         """Return the run's tags and note, read from its folder; empty if there are none."""

@@ -127,19 +127,13 @@ def to_html(report: Report, sections: Sequence[Section]) -> str:
         sections=sections,
         draw=partial(draw, report=report),
         legend_of=partial(legend_of, report=report),
-        next_id=_ids(),
+        ids=count(1),
         long_cell=LONG_CELL,
     )
 
 
 def _test_for(kind: type[Part]) -> Callable[[Part], bool]:
     return lambda part: isinstance(part, kind)
-
-
-def _ids() -> Callable[[str], str]:
-    """Return a function that returns a new HTML id at every call."""
-    numbers = count(1)
-    return lambda start: f"{start}-{next(numbers)}"
 
 
 def _anchor(title: str) -> str:

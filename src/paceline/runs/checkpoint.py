@@ -324,7 +324,9 @@ class Checkpoints:
             return final
         try:
             self.folder.mkdir(exist_ok=True)  # no `parents=True`: a deleted run folder must not be recreated
-            self._remove_leftovers()
+            for prefix in (WRITING, REMOVING, REPLACED):
+                for leftover in self.folder.glob(f"{prefix}*"):
+                    shutil.rmtree(leftover)
             temporary.mkdir()
             written = write(temporary, snapshot, self.describe())
             for name, content in ((NUMBERS, numbers), (MANIFEST, _manifest(written, numbers))):
@@ -427,11 +429,6 @@ class Checkpoints:
             aside = path.with_name(f"damaged-{path.name}")
             shutil.rmtree(aside, ignore_errors=True)
             path.rename(aside)
-
-    def _remove_leftovers(self) -> None:
-        for prefix in (WRITING, REMOVING, REPLACED):
-            for leftover in self.folder.glob(f"{prefix}*"):
-                shutil.rmtree(leftover)
 
 
 def choose_checkpoint(checkpoints: Checkpoints, which: str) -> Snapshot:

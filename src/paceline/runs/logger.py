@@ -120,14 +120,10 @@ class Logger:
         """Close the log; no other method is called afterwards."""
 
 
-def logger_names(setting: str) -> list[str]:
-    """Return the names and paths listed in `--loggers`."""
-    return list(dict.fromkeys(name.strip() for name in setting.split(",") if name.strip()))
-
-
 def load_loggers(setting: str) -> dict[str, type[Logger]]:
-    """Return the classes of the loggers in `--loggers`; raise UserError if one is unknown or broken."""
-    return {name: load_class("logger", name, Logger) for name in logger_names(setting)}
+    """Return the classes of the loggers in `--loggers` by name; raise UserError if one is unknown or broken."""
+    names = filter(None, map(str.strip, setting.split(",")))
+    return {name: load_class("logger", name, Logger) for name in dict.fromkeys(names)}
 
 
 def check_loggers(setting: str) -> None:

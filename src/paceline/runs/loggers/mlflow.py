@@ -57,12 +57,12 @@ class MLflow(Logger):
         self._sent: dict[str, set[int]] = defaultdict(set)  # the steps of each metric that the server already has
 
     def connect(self) -> None:
+        from mlflow.entities import Param
+
         with _server_errors():
             self._run = self._run or self._resume() or self._create()
             for part in _parts(list(self._params.items()), MAX_PARAMS):
-                self._client.log_batch(
-                    self._run, params=[_param(name, value) for name, value in part], synchronous=True
-                )
+                self._client.log_batch(self._run, params=[Param(*item) for item in part], synchronous=True)
             self._params = {}
             if not self._is_local:
                 experiment = self._client.get_run(self._run).info.experiment_id
@@ -110,8 +110,11 @@ class MLflow(Logger):
         return str(self._client.create_experiment(name, artifact_location=artifacts))
 
     def write_lines(self, lines: Sequence[LogLine]) -> None:
+        from mlflow.entities import Metric
+
         points = [
-            _metric(_key(name), value, line)
+            # The time is that of the line, so a server ignores a point that is sent twice.
+            Metric(_key(name), value, round(line.time * 1000), line.images)
             for line in lines
             for name, value in line.values.items()
             if line.images not in self._sent[_key(name)]
@@ -152,19 +155,6 @@ def _server_errors() -> Iterator[None]:
 def _is_temporary(error: Any) -> bool:
     status: int = error.get_http_status_code()
     return status >= SERVER_ERROR or status == TOO_MANY_REQUESTS
-
-
-def _metric(key: str, value: float, line: LogLine) -> Any:
-    from mlflow.entities import Metric
-
-    # The time is that of the line, so a server ignores a point that is sent twice.
-    return Metric(key, value, round(line.time * 1000), line.images)
-
-
-def _param(name: str, value: str) -> Any:
-    from mlflow.entities import Param
-
-    return Param(name, value)
 
 
 def _key(name: str) -> str:

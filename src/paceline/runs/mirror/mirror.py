@@ -88,10 +88,6 @@ class Staging:
         """Return the number of images seen at each checkpoint in the run folder."""
         return _checkpoints(self.folder)
 
-    def staged_checkpoints(self) -> list[int]:
-        """Return the number of images seen at each checkpoint in the hidden folder."""
-        return _checkpoints(self.path)
-
     def live_files(self) -> Iterator[Path]:
         """Yield the files that users look at during training."""
         yield from (self.folder / name for name in (*CHANGING, STATUS) if (self.folder / name).exists())
@@ -327,7 +323,7 @@ class Mirror:
     def _publish(self, newest: Manifest | None) -> None:
         """Publish the folder as a snapshot: send its files, then the manifest, then remove old snapshots."""
         files = self._staging.take()
-        images = max(self._staging.staged_checkpoints(), default=0)
+        images = max(_checkpoints(self._staging.path), default=0)
         if not images:
             return
         pieces = self._staging.describe(files)
