@@ -7,12 +7,9 @@ import os
 from pathlib import Path
 
 import pytest
-import torch
-from PIL import Image
-from safetensors.torch import save_file
 
 from paceline.cli.app import run
-from paceline.core.errors import describe_limit
+from paceline.core.errors import UserError, describe_limit
 from paceline.core.files import write_file, write_json
 
 
@@ -80,13 +77,15 @@ def test_a_command_in_a_folder_that_was_removed_ends_with_one_line(
 
 
 def test_a_message_that_quotes_a_damaged_file_is_shortened(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    save_file({"weight": torch.zeros(1)}, "w.safetensors", {"paceline.format": "9" * 50_000})
-    Image.new("RGB", (8, 8)).save("image.png")
-    assert run(["predict", "w.safetensors", "image.png"]) == 2
-    assert 100 < len(capsys.readouterr().err) < 4000
+    def fail(*arguments: object, **options: object) -> None:
+        raise UserError(f"{'9' * 50_000}: repair the file")
+
+    monkeypatch.setattr("paceline.commands.configure.resolve_config", fail)
+    assert run(["train", "classification"]) == 2
+    line = capsys.readouterr().err
+    assert len(line) < 4000 and line.endswith(": repair the file\n")
 
 
 @pytest.mark.parametrize(
